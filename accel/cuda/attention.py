@@ -6,6 +6,7 @@ from __future__ import annotations
 from accel.cuda.device import Device
 from accel.cuda.runs import nobody_reads, operand_of, operand_place, result, size_places
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.cuda.units import UNIT_COLUMNS
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
@@ -89,6 +90,14 @@ MOST_WARPS = 16
 
 def attention_tokens_rule(ops: Remaining, device: Device) -> Replacement | None:
     """``flash_attn_batched`` of few tokens, without sinks or a soft cap."""
+    launch = attention_tokens(ops, device)
+    return None if launch is None else Replacement(1, (launch,))
+
+
+def attention_tokens(
+    ops: Remaining, device: Device, quantize: int | None = None
+) -> KernelLaunch | None:
+    """Its launch, which leaves what ``quantize_activation`` at place ``quantize`` would."""
     if not _plain_batch(ops):
         return None
     sizes = ops[0].most_sizes()
@@ -100,15 +109,29 @@ def attention_tokens_rule(ops: Remaining, device: Device) -> Replacement | None:
     if nbytes > device.shared_bytes:
         return None
     beside = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
-    launch = KernelLaunch(
+    return KernelLaunch(
         "attention_tokens.cu",
         "attention_tokens",
         (min(units, device.multiprocessors * beside), 1, 1),
         (warps * 32, 1, 1),
         nbytes,
-        {"WARPS": warps, "BLOCKS": beside, **_batch_macros(ops)},
+        {
+            "WARPS": warps,
+            "BLOCKS": beside,
+            "M_AT": operand_place(ops, quantize, "m"),
+            "SCALE_AT": operand_place(ops, quantize, "scale"),
+            "SUMS_AT": operand_place(ops, quantize, "sums"),
+            **_batch_macros(ops),
+        },
     )
-    return Replacement(1, (launch,))
+
+
+def groups_are_units(op: Op) -> bool:
+    """Whether the heads that a block takes are whole units of the product behind."""
+    sizes = op.most_sizes()
+    sharing = sizes["heads"] // sizes["kv_heads"]
+    group = min(sharing, HEADS)
+    return sharing % group == 0 and group * sizes["head_dim"] % UNIT_COLUMNS == 0
 
 
 def token_warps(head_dim: int, units: int, device: Device) -> int:

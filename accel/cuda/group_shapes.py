@@ -99,7 +99,6 @@ def group_shape(
     """The one that takes least time, when as many blocks run at once as there are
     multiprocessors; with ``parted`` blocks may share rows, as long as no group is without a
     span."""
-    spans = span_count(columns)
 
     def time(shape: GroupShape) -> int:
         blocks = shape.row_blocks(rows) * shape.work(tokens) * shape.parts
@@ -108,31 +107,44 @@ def group_shape(
 
     shapes = _fitting(dtype, tokens, device)
     if parted and tokens <= MOST_SPLIT_TOKENS:
-        shapes += [
-            replace(shape, parts=parts)
-            for shape in shapes
-            for parts in range(2, spans // (shape.groups if shape.split else 1) + 1)
-        ]
+        shapes += _parted(shapes, span_count(columns))
     return min(shapes, key=time)
 
 
 @cache
 def shapes_beside(
-    columns: int, tokens: int, rows: tuple[tuple[DType, tuple[int, ...]], ...], device: Device
+    columns: int,
+    tokens: int,
+    rows: tuple[tuple[DType, tuple[int, ...]], ...],
+    device: Device,
+    parted: bool = False,
 ) -> tuple[GroupShape, ...]:
     """Those of launches with so many ``rows`` that run beside each other, which take least time
-    together: a block begins where a multiprocessor is free first."""
+    together: a block begins where a multiprocessor is free first. With ``parted`` blocks of all of
+    them may share rows."""
 
     def time(shapes: tuple[GroupShape, ...]) -> int:
         free = [0] * device.multiprocessors
         for shape, (dtype, of_launch) in zip(shapes, rows, strict=True):
             each = _block_time(shape, dtype, columns)
-            for _ in range(shape.row_blocks(of_launch) * shape.work(tokens)):
+            for _ in range(shape.row_blocks(of_launch) * shape.work(tokens) * shape.parts):
                 heapreplace(free, free[0] + each)
-        return max(free)
+        return max(free) + (FOLD_TIME if shapes[0].parts > 1 else 0)
 
-    fitting = (_fitting(dtype, tokens, device) for dtype, _ in rows)
-    return min(product(*fitting), key=time)
+    fitting = [_fitting(dtype, tokens, device) for dtype, _ in rows]
+    every = list(product(*fitting))
+    if parted and tokens <= MOST_SPLIT_TOKENS:
+        every += product(*(_parted(shapes, span_count(columns)) for shapes in fitting))
+    return min(every, key=time)
+
+
+def _parted(shapes: Sequence[GroupShape], spans: int) -> list[GroupShape]:
+    """Those where several blocks share rows of so many ``spans``, no group without one."""
+    return [
+        replace(shape, parts=parts)
+        for shape in shapes
+        for parts in range(2, spans // (shape.groups if shape.split else 1) + 1)
+    ]
 
 
 def _block_time(shape: GroupShape, dtype: DType, columns: int) -> int:

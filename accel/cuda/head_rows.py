@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from accel.cuda.device import Device
 from accel.cuda.runs import (
     nobody_reads,
+    operand_of,
     operand_place,
     packet_number,
     result,
@@ -18,12 +19,12 @@ from accel.cuda.runs import (
     source,
 )
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
-from accel.packets.step import Op
+from accel.packets.step import Op, Tensor
 from contract.dtypes import I12, DType
 
 WARPS = 4
-ROW_FLOATS = 512
-"""Of a head, in shared memory."""
+MOST_CHANNELS = 512
+"""Of a head: a lane has its share of them in registers."""
 BLOCKS_PER_MULTIPROCESSOR = 32
 STORAGES: tuple[DType, ...] = (I12,)
 """Pages it is used for. Of the others it has the definition's bits on emulated blocks and op by op
@@ -40,32 +41,79 @@ class HeadRun:
     q_norm: int | None = None
     k_norm: int | None = None
 
+    @property
+    def length(self) -> int:
+        """Of all ops from the first on."""
+        return self.write + 1
+
+    def behind(self, ops: int) -> HeadRun:
+        """The same, counted from so many ops earlier."""
+        norms = (None if norm is None else norm + ops for norm in (self.q_norm, self.k_norm))
+        return HeadRun(self.q_rope + ops, self.k_rope + ops, self.write + ops, *norms)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftSpans:
+    """What products of q, k and v leave of every row: so many spans; places of their biases."""
+
+    count: int
+    biases: tuple[int | None, ...]
+
 
 def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     """One launch for the whole run."""
+    run = stored_head_run(ops)
+    if run is None or not nobody_reads(ops, run.length, head_results(ops, run)):
+        return None
+    return Replacement(run.length, (head_launch(ops, run, device),))
+
+
+def stored_head_run(ops: Sequence[Op]) -> HeadRun | None:
+    """The run that the ops begin with, if its pages are of those the kernel is used for."""
     run = head_run(ops)
-    if run is None:
-        return None
-    kept = result(ops[run.q_rope]), result(ops[run.write])
-    if not nobody_reads(ops, run.write + 1, kept):
-        return None
-    write, q_sizes = ops[run.write], ops[run.q_rope].most_sizes()
-    if write.dtype not in STORAGES:
-        return None
-    k_sizes = ops[run.k_rope].most_sizes()
-    heads = q_sizes["heads"] + 2 * k_sizes["heads"]
-    warps = q_sizes["tokens"] * heads
+    return run if run is not None and ops[run.write].dtype in STORAGES else None
+
+
+def head_results(ops: Sequence[Op], run: HeadRun) -> tuple[Tensor | None, ...]:
+    """What the launch writes."""
+    return result(ops[run.q_rope]), result(ops[run.write])
+
+
+def head_sources(ops: Sequence[Op], run: HeadRun) -> tuple[Tensor | None, ...]:
+    """Of q, k and v what the launch reads."""
+    ropes = zip((run.q_norm, run.k_norm), (run.q_rope, run.k_rope), strict=True)
+    read = [source(ops[rope if norm is None else norm]) for norm, rope in ropes]
+    return (*read, operand_of(ops[run.write], "v"))
+
+
+def head_launch(
+    ops: Sequence[Op], run: HeadRun, device: Device, left: LeftSpans | None = None
+) -> KernelLaunch:
+    """The launch of a run behind products, which ``left`` spans or whole rows."""
+    write, sizes = ops[run.write], ops[run.q_rope].most_sizes()
+    heads = sizes["heads"] + 2 * ops[run.k_rope].most_sizes()["heads"]
+    warps = sizes["tokens"] * heads
     blocks = min(-(-warps // WARPS), device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR)
+    biases = (None, None, None) if left is None else left.biases
     assert write.dtype is not None
-    launch = KernelLaunch(
+    return KernelLaunch(
         "head_rows.cu",
         "head_rows",
         (max(1, blocks), 1, 1),
         (WARPS * 32, 1, 1),
-        WARPS * ROW_FLOATS * 4,
-        {"DTYPE": write.dtype.ggml_id, "WARPS": WARPS} | head_places(ops, run),
+        WARPS * sizes["head_dim"] * 4,
+        {
+            "DTYPE": write.dtype.ggml_id,
+            "WARPS": WARPS,
+            "WIDTH": sizes["head_dim"],
+            "SPANS": 0 if left is None else left.count,
+            **{
+                f"{name}_BIAS_AT": operand_place(ops, bias, "bias")
+                for name, bias in zip("QKV", biases, strict=True)
+            },
+            **head_places(ops, run),
+        },
     )
-    return Replacement(run.write + 1, (launch,))
 
 
 def head_run(ops: Sequence[Op]) -> HeadRun | None:
@@ -102,7 +150,7 @@ def _agrees(ops: Sequence[Op], run: HeadRun) -> bool:
     return (
         result(k) == source(write)
         and all(sizes[name] == k_sizes[name] for name in same)
-        and sizes["head_dim"] == written["head_dim"] <= ROW_FLOATS
+        and sizes["head_dim"] == written["head_dim"] <= MOST_CHANNELS
         and k_sizes["heads"] * sizes["head_dim"] == written["width"]
         and len(queries) == len(tables) == 1
         and all(norm.most_sizes()["groups"] == ropes["heads"] for norm, ropes in norms)

@@ -9,12 +9,12 @@ a gate is left to the plain kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from accel.cuda.clusters import LEAST_CAPABILITY as CLUSTER_CAPABILITY
+from accel.cuda.attention import attention_tokens, groups_are_units
 from accel.cuda.device import Device
 from accel.cuda.group_shapes import (
     GROUP_WARPS,
-    MOST_SPLIT_TOKENS,
     SUM_BYTES,
     TOKEN_BYTES,
     GroupShape,
@@ -23,6 +23,15 @@ from accel.cuda.group_shapes import (
     shapes_beside,
     span_count,
 )
+from accel.cuda.head_rows import (
+    HeadRun,
+    LeftSpans,
+    head_launch,
+    head_results,
+    head_sources,
+    stored_head_run,
+)
+from accel.cuda.packing import fold_launch, pack_launch
 from accel.cuda.products import (
     ALIGNED_FLOATS,
     FEW,
@@ -33,10 +42,17 @@ from accel.cuda.products import (
     runs,
     writer,
 )
-from accel.cuda.runs import operand_place, packet_number, result, size_places, source
+from accel.cuda.runs import (
+    nobody_reads,
+    operand_place,
+    packet_number,
+    result,
+    size_places,
+    source,
+)
 from accel.cuda.span_products import span_launch
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
-from accel.cuda.units import UNIT_COLUMNS, UNIT_ROWS, unit_bytes, unit_count
+from accel.cuda.units import UNIT_ROWS, unit_bytes
 from accel.packets.step import Op, Tensor
 from contract.dtypes import Q4_K, Q5_K, Q6_K, DType
 
@@ -45,16 +61,6 @@ WARPS = 8
 BLOCK_ROWS = WARPS * UNIT_ROWS
 BLOCK_TOKENS = 64
 STAGES = 2
-MOST_PACKING_BLOCKS = 1 << 12
-ROW_WARPS = 16
-"""Where a norm or the sum of spans comes first; else warps take units, whichever row's."""
-MOST_PIECES = 4
-"""Blocks of a row then, a cluster where there is a norm."""
-FOUR = 4
-"""Tokens of a warp where there are many."""
-MOST_FOUR_WARPS = 32
-"""Of a block, which has a whole row of units where a norm comes first."""
-
 GROUP_CAPABILITY = (9, 0)
 """The one with products of four warps."""
 
@@ -63,35 +69,102 @@ def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     """The longest run of many tokens the ops begin with; where that leaves spans, with the next run
     if that packs their sum, else with a launch that makes it."""
     run = _run_of_many(ops, device)
-    if run is None:
+    return None if run is None else _replaced(ops, run, device)
+
+
+def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """Attention of few tokens that packs its rows for the product behind it."""
+    if ops[0].name != "flash_attn_batched" or not groups_are_units(ops[0]):
         return None
+    following = Remaining(ops.step, ops.start + 1, ops.last_read)
+    found = _run_of_many(following, device) if len(following) else None
+    if found is None or found.norm is not None:
+        return None
+    run = _behind(found, 1)
+    assert run.quantize is not None
+    if source(ops[run.quantize]) != result(ops[0]) or ops[run.quantize].count != ops[0].count:
+        return None
+    if not is_private(ops, run):
+        return None
+    attention = attention_tokens(ops, device, run.quantize)
+    if attention is None:
+        return None
+    replaced = _replaced(ops, run, device)
+    return replace(replaced, launches=(attention, *replaced.launches[1:]))
+
+
+def _replaced(ops: Remaining, run: Run, device: Device) -> Replacement:
+    """By packing, the products and whatever of what stands behind takes their spans."""
     if not _leaves_spans(ops, run, device):
-        return Replacement(run.length, tuple(_launches(ops, run, device)))
+        return _with_heads(ops, run, device)
+    launches = _launches(ops, run, device, parted=True)
     found = _reader(ops, run, device)
-    folding = [_fold(ops, run)] if found is None else _launches(ops, found, device, run)
-    launches = _launches(ops, run, device, parted=True) + folding
+    if found is None:
+        behind = Replacement(run.length, (fold_launch(ops, run),))
+    else:
+        behind = _with_heads(ops, found, device, run)
+    passing = max(behind.passing_bytes, _span_bytes(ops, run))
+    return replace(behind, launches=(*launches, *behind.launches), passing_bytes=passing)
+
+
+def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = None) -> Replacement:
+    """Of q, k and v with the heads behind them, if it is better that those add up spans."""
+    whole = Replacement(run.length, tuple(_launches(ops, run, device, folded)))
+    heads = _heads_behind(ops, run, folded)
+    if heads is None or not _has_groups(device):
+        return whole
+    launches = _launches(ops, run, device, folded, parted=True)
+    if launches[-1].macros["PARTS"] == 1:
+        return whole
+    columns = ops[run.products[0]].most_sizes()["columns"]
+    left = LeftSpans(span_count(columns), run.biases)
+    launches.append(head_launch(ops, heads, device, left))
+    return Replacement(heads.length, tuple(launches), passing_bytes=_span_bytes(ops, run))
+
+
+def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | None:
+    """Heads that read the three products of the run and nothing else, which nobody else reads."""
+    following = Remaining(ops.step, ops.start + run.length, ops.last_read)
+    found = stored_head_run(following) if len(following) else None
+    if found is None or run.gate is not None or run.residual is not None:
+        return None
+    heads = found.behind(run.length)
+    products = tuple(result(ops[writer(run, i)]) for i in range(len(run.products)))
+    if products != head_sources(ops, heads):
+        return None
+    same = ops[heads.q_rope].count == ops[run.products[0]].count
+    kept = head_results(ops, heads)
+    if folded is not None and folded.residual is not None:
+        kept += (result(ops[folded.residual]),)
+    return heads if same and nobody_reads(ops, heads.length, kept) else None
+
+
+def _span_bytes(ops: Sequence[Op], run: Run) -> int:
+    """Of the values of all spans."""
     sizes = ops[run.products[0]].most_sizes()
-    values = span_count(sizes["columns"]) * sizes["tokens"] * sizes["rows"]
-    length = run.length if found is None else found.length
-    return Replacement(length, tuple(launches), passing_bytes=4 * values)
+    rows = sum(ops[product].most_sizes()["rows"] for product in run.products)
+    return 4 * span_count(sizes["columns"]) * sizes["tokens"] * rows
 
 
 def _launches(
     ops: Remaining, run: Run, device: Device, folded: Run | None = None, parted: bool = False
 ) -> list[KernelLaunch]:
-    """Packing and the products; ``folded`` and ``parted`` as ``_pack`` and ``group_shape`` have
-    them."""
+    """Packing and the products; ``folded`` and ``parted`` as ``pack_launch`` and ``group_shape``
+    have them."""
     products = [ops[place] for place in run.products]
     if not _has_groups(device):
-        return [_pack(ops, run, device), *(_single(ops, run, i) for i in range(len(products)))]
+        return [
+            pack_launch(ops, run, device),
+            *(_single(ops, run, i) for i in range(len(products))),
+        ]
     if (spans := span_launch(ops, run, device, parted)) is not None:
-        return [_pack(ops, run, device, folded), spans]
+        return [pack_launch(ops, run, device, folded), spans]
     shared = _shared(products)
     if len(shared) > 1:
-        shapes = list(_shapes_beside(ops, run, shared, device))
+        shapes = list(_shapes_beside(ops, run, shared, device, parted))
     else:
         shapes = [_group_shape(ops, run, shared[0], device, parted)]
-    launches = [_pack(ops, run, device, folded)]
+    launches = [pack_launch(ops, run, device, folded)]
     last = len(shared) - 1
     launches += [
         _grouped(ops, run, numbers, shapes[i], device, beside=i > 0, followed=i < last)
@@ -199,105 +272,6 @@ def shared_bytes(dtype: DType) -> int:
     return STAGES * (tokens + WARPS * unit_bytes(dtype))
 
 
-def _row_pieces(tokens: int, units: int, device: Device) -> int:
-    """Blocks that share a row: more while there are multiprocessors for them."""
-    pieces = 1
-    while (
-        device.capability >= CLUSTER_CAPABILITY
-        and 2 * pieces <= min(MOST_PIECES, units)
-        and 2 * pieces * tokens <= device.multiprocessors
-    ):
-        pieces *= 2
-    return pieces
-
-
-def _pack(ops: Sequence[Op], run: Run, device: Device, folded: Run | None = None) -> KernelLaunch:
-    """The activations of a run, whose rows are the result of ``folded`` if there is one."""
-    assert run.quantize is not None
-    quantize = ops[run.quantize]
-    tokens, units = quantize.count.most, unit_count(quantize.most_sizes()["columns"])
-    fits = run.norm is None or units <= MOST_FOUR_WARPS
-    if folded is None and tokens > MOST_SPLIT_TOKENS and fits:
-        return _pack_fours(ops, run, tokens, units)
-    whole = run.norm is not None or folded is not None
-    pieces = _row_pieces(tokens, units, device) if whole else -(-units // WARPS)
-    warps = min(ROW_WARPS if whole else WARPS, -(-units // pieces))
-    return KernelLaunch(
-        "unit_pack.cu",
-        "unit_pack",
-        (min(tokens, MOST_PACKING_BLOCKS) * pieces, 1, 1),
-        (warps * 32, 1, 1),
-        4 * units,
-        {
-            "WARPS": warps,
-            "HELD_UNITS": -(-units // (pieces * warps)),
-            "PIECES": pieces,
-            "CLUSTER": 1 if run.norm is None else pieces,
-            **_fold_places(ops, folded),
-            **_packing_places(ops, run),
-        },
-    )
-
-
-def _pack_fours(ops: Sequence[Op], run: Run, tokens: int, units: int) -> KernelLaunch:
-    """The activations of many tokens."""
-    warps = min(WARPS, units) if run.norm is None else units
-    pieces = -(-units // warps)
-    weights = 0 if run.norm is None else 4 * UNIT_COLUMNS * warps
-    return KernelLaunch(
-        "unit_pack_fours.cu",
-        "unit_pack_fours",
-        (-(-tokens // FOUR) * pieces, 1, 1),
-        (warps * 32, 1, 1),
-        4 * FOUR * warps + weights,
-        {"WARPS": warps, "PIECES": pieces, **_packing_places(ops, run)},
-    )
-
-
-def _packing_places(ops: Sequence[Op], run: Run) -> dict[str, int]:
-    """What the launches that pack have in common."""
-    assert run.quantize is not None
-    first = run.quantize if run.norm is None else run.norm
-    return {
-        "X": operand_place(ops, first, "x"),
-        "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
-        "M": operand_place(ops, run.quantize, "m"),
-        "SCALE": operand_place(ops, run.quantize, "scale"),
-        "SUMS": operand_place(ops, run.quantize, "sums"),
-        "NORM": packet_number(run.norm),
-        "QUANTIZE": run.quantize,
-        **size_places("quantize_activation", "columns"),
-        **size_places("rms_norm", "eps"),
-    }
-
-
-def _fold(ops: Sequence[Op], run: Run) -> KernelLaunch:
-    """The sum of spans that nobody packs."""
-    tokens = ops[run.products[0]].count.most
-    return KernelLaunch(
-        "unit_fold.cu",
-        "unit_fold",
-        (min(tokens, MOST_PACKING_BLOCKS), 1, 1),
-        (ROW_WARPS * 32, 1, 1),
-        macros={
-            "Y": operand_place(ops, run.residual, "y"),
-            **_fold_places(ops, run),
-            **size_places("matmul", "rows"),
-        },
-    )
-
-
-def _fold_places(ops: Sequence[Op], folded: Run | None) -> dict[str, int]:
-    if folded is None:
-        return {"FOLDED": packet_number(None)}
-    return {
-        "FOLDED": folded.products[0],
-        "BIAS": operand_place(ops, folded.biases[0], "bias"),
-        "RESIDUAL": operand_place(ops, folded.residual, residual_operand(ops, folded)),
-        "SPANS": span_count(ops[folded.products[0]].most_sizes()["columns"]),
-    }
-
-
 def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     """By single warps, on any device."""
     product = ops[run.products[number]]
@@ -336,7 +310,11 @@ def _group_shape(
 
 
 def _shapes_beside(
-    ops: Sequence[Op], run: Run, shared: Sequence[tuple[int, ...]], device: Device
+    ops: Sequence[Op],
+    run: Run,
+    shared: Sequence[tuple[int, ...]],
+    device: Device,
+    parted: bool,
 ) -> tuple[GroupShape, ...]:
     first = ops[run.products[0]]
     rows: list[tuple[DType, tuple[int, ...]]] = []
@@ -344,7 +322,8 @@ def _shapes_beside(
         dtype = ops[run.products[numbers[0]]].dtype
         assert dtype is not None
         rows.append((dtype, tuple(_rows(ops, run, numbers))))
-    return shapes_beside(first.most_sizes()["columns"], first.count.most, tuple(rows), device)
+    columns, tokens = first.most_sizes()["columns"], first.count.most
+    return shapes_beside(columns, tokens, tuple(rows), device, parted)
 
 
 def _grouped(
@@ -390,6 +369,7 @@ def _grouped(
             "BESIDE": int(beside),
             "FOLLOWED": int(followed),
             "GATE": packet_number(run.gate),
+            "ROWS_IN_FRONT": sum(_rows(ops, run, tuple(range(numbers[0])))),
             **size_places("swiglu", "activation"),
             **places,
             **_places(ops, run, numbers[0]),

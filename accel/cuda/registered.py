@@ -22,7 +22,7 @@ from accel.cuda.experts import expert_product_rule, expert_rule
 from accel.cuda.gated_rows import gated_rows_rule
 from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
-from accel.cuda.matrices import matrix_rule
+from accel.cuda.matrices import attention_matrix_rule, matrix_rule
 from accel.cuda.products import product_rule
 from accel.cuda.sampling import sampling_rule
 from accel.cuda.tuned import ArrangedLayout, LayoutRule, Rule
@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     attention_clusters_rule,
     head_rows_rule,
     attention_rule,
+    attention_matrix_rule,
     attention_tokens_rule,
     attention_groups_rule,
     attention_blocks_rule,

@@ -26,10 +26,13 @@ TILE_WORDS = 2
 """Counts of a tile whose values wait."""
 LEAST_TILE_SLOTS = 2
 MOST_TILE_SLOTS = 8
-BLOCKS = ((16, 4), (16, 3), (16, 2), (12, 2))
-FEW_WARPS = (8, 2)
-"""Warps and units a warp has under way, the first that fits; few warps where nobody folds parts,
-but more parts rather than few warps."""
+MOST_SLOTS = 4
+WHOLE_WARPS, FEW_WARPS = (16, 12), 8
+"""Of a block that has whole rows; few where nobody folds parts, but rather more parts."""
+PARTED_WARPS = (12, 16, 8)
+SPAN_TIME, TOKENS_TIME = 24, 9
+"""What a warp takes for a span, and a block to get the tokens of one, in tenths of a microsecond of
+an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,11 @@ def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> Ke
     if len(formats) > MOST_FORMATS or tokens > MOST_TOKENS:
         return None
     paired = run.gate is not None
-    shape = span_shape(formats, columns, tokens, paired, device, parted)
-    if shape is None:
-        return None
     tiles = sum(-(-product.most_sizes()["rows"] // UNIT_ROWS) for product in products)
     tiles //= 2 if paired else 1
+    shape = span_shape(formats, columns, tokens, tiles, paired, device, parted)
+    if shape is None:
+        return None
     end = run.gate if run.gate is not None else run.residual
     places = {}
     for i, product in enumerate(run.products):
@@ -98,27 +101,57 @@ def span_shape(
     formats: Sequence[DType],
     columns: int,
     tokens: int,
+    tiles: int,
     paired: bool,
     device: Device,
     parted: bool = False,
 ) -> SpanShape | None:
-    """As few parts as fit in shared memory, one unless ``parted``; None where none do."""
+    """The one that takes least time where rows may be ``parted``, else the most warps that fit with
+    whole ones; None where none do."""
+    if not parted:
+        warps = (*WHOLE_WARPS, FEW_WARPS)
+        fitting = (_shape(formats, columns, tokens, paired, device, 1, one) for one in warps)
+        return next((shape for shape in fitting if shape is not None), None)
     spans = span_count(columns)
-    for parts in range(1, spans + 1 if parted else 2):
-        of_part = -(-spans // parts)
-        units = min(of_part * SPAN_UNITS, unit_count(columns))
-        items = of_part * (2 if paired else 1)
-        for warps, slots in BLOCKS if parted else (*BLOCKS, FEW_WARPS):
-            left = device.shared_bytes - _tokens_bytes(units, tokens)
-            left -= warps * slots * (max(map(unit_bytes, formats)) + BARRIER_BYTES)
-            left -= of_part * BARRIER_BYTES
-            values = items * UNIT_ROWS * 8 * _eights(tokens) * 4 if parts == 1 else 0
-            tile_slots = MOST_TILE_SLOTS
-            while tile_slots > LEAST_TILE_SLOTS and left < tile_slots * (values + 4 * TILE_WORDS):
-                tile_slots //= 2
-            left -= tile_slots * (values + 4 * TILE_WORDS)
-            if left >= 0:
-                return SpanShape(warps, slots, tile_slots, parts, device.shared_bytes - left)
+    shapes = [
+        shape
+        for parts in range(1, min(spans, device.multiprocessors) + 1)
+        for warps in PARTED_WARPS
+        if (shape := _shape(formats, columns, tokens, paired, device, parts, warps)) is not None
+    ]
+
+    def time(shape: SpanShape) -> int:
+        of_part = -(-spans // shape.parts)
+        items = -(-tiles // (device.multiprocessors // shape.parts)) * of_part
+        return -(-items // shape.warps) * SPAN_TIME + of_part * TOKENS_TIME
+
+    return min(shapes, key=time, default=None)
+
+
+def _shape(
+    formats: Sequence[DType],
+    columns: int,
+    tokens: int,
+    paired: bool,
+    device: Device,
+    parts: int,
+    warps: int,
+) -> SpanShape | None:
+    """With as many slots as fit, two at least."""
+    of_part = -(-span_count(columns) // parts)
+    units = min(of_part * SPAN_UNITS, unit_count(columns))
+    items = of_part * (2 if paired else 1)
+    for slots in range(MOST_SLOTS, 1, -1):
+        left = device.shared_bytes - _tokens_bytes(units, tokens)
+        left -= warps * slots * (max(map(unit_bytes, formats)) + BARRIER_BYTES)
+        left -= of_part * BARRIER_BYTES
+        values = items * UNIT_ROWS * 8 * _eights(tokens) * 4 if parts == 1 else 0
+        tile_slots = MOST_TILE_SLOTS
+        while tile_slots > LEAST_TILE_SLOTS and left < tile_slots * (values + 4 * TILE_WORDS):
+            tile_slots //= 2
+        left -= tile_slots * (values + 4 * TILE_WORDS)
+        if left >= 0:
+            return SpanShape(warps, slots, tile_slots, parts, device.shared_bytes - left)
     return None
 
 

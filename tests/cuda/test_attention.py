@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from accel.cuda.device import Device
 from accel.cuda.plan import plain_ops, plan_launches
 from accel.packets.rules import lower_graph
-from contract.dtypes import F32, I12, I32
+from contract.dtypes import F32, I12, I32, Q4_K
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
@@ -21,6 +21,8 @@ from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
+from reference.quant import FORMATS
+from reference.quant.dot import matmul
 from tests.cuda.emulated_step import DEVICE, OLDER, aligned_memory, run_step
 
 SLOTS, SLOT_PAGES = 2, 208
@@ -196,6 +198,66 @@ def test_several_tiles_at_once(
     (launch,) = plan_launches(step.ops, device).launches
     assert (launch.source.name, launch.block[0]) == ("attention_tokens.cu", 32 * warps)
     check_runs(4, 1, head_dim, window, 9, runs, folder, device)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "most", "multiprocessors"),
+    [(8, 2, 64, 9, 132), (4, 1, 128, 12, 3), (8, 1, 64, 33, 3)],
+    ids=str,
+)
+def test_rows_are_packed_for_the_product_behind(
+    heads: int, kv_heads: int, head_dim: int, most: int, multiprocessors: int, folder: Path
+) -> None:
+    """One launch less: attention leaves the integers that the product reads."""
+    device = replace(DEVICE, multiprocessors=multiprocessors)
+    query = tokens_of(((0, 70, 2), (1, 15, 3), (0, 400, 1)))
+    columns, key = heads * head_dim, ShapeKey(len(query), 0)
+    builder = GraphBuilder("attention")
+    shape = (SLOT_PAGES, 2, 16, kv_heads, head_dim)
+    y = builder.emit(
+        Opcode.FLASH_ATTN_BATCHED,
+        q=builder.buffer("q", BufferKind.REQUEST, F32, ("tokens", columns)),
+        kv=builder.buffer("kv", BufferKind.STATE, I12, shape),
+        page_table=builder.buffer("page_table", BufferKind.REQUEST, I32, (SLOTS, SLOT_PAGES)),
+        query=builder.buffer("query", BufferKind.REQUEST, I32, ("tokens", 4)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+    )
+    weight = builder.buffer("w", BufferKind.WEIGHT, Q4_K, (48, columns))
+    builder.emit(Opcode.MATMUL, x=y, weight=weight, y=builder.output("y", "tokens", 48))
+    graph, rng = builder.build(), np.random.default_rng(most)
+    stored = FORMATS[Q4_K].quantize(rng.standard_normal((48, columns)).astype(np.float32))
+    kept: dict[str, NDArray[Any]] = {
+        "kv": aligned_memory(buffer_bytes(graph.buffers["kv"], key)),
+        "y": aligned_memory(most * 48 * 4).view(np.float32),
+    }
+    filled_pages(kept["kv"], shape, rng)
+    pages = np.stack([rng.permutation(SLOT_PAGES) for _ in range(SLOTS)]).astype(np.int32)
+    inputs: dict[str, NDArray[Any]] = {
+        "q": rng.standard_normal((key.tokens, columns)).astype(np.float32),
+        "page_table": pages,
+        "query": query.view(np.int32).reshape(key.tokens, 4),
+    }
+    inputs["q"][1, 3] = np.inf
+    form = ShapeKey(most, 0)
+    plan = plan_launches(lower_graph(graph, form, PARTS, "cuda").ops, device)
+    assert "unit_pack" not in [launch.entry for launch in plan.launches]
+    matrices = {"w": (Q4_K, stored)}
+    run_step(graph, (key, form), inputs, kept, matrices, folder, parts=PARTS, device=device)
+    made = flash_attn_batched(
+        **inputs,
+        kv=page_view(kept["kv"], I12, shape),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        window=0,
+    )
+    want = matmul(stored, Q4_K, made.reshape(key.tokens, columns))
+    got = kept["y"].reshape(-1, 48)[: key.tokens]
+    assert np.array_equal(got, want, equal_nan=True)
 
 
 def tokens_of(runs: tuple[tuple[int, int, int], ...]) -> NDArray[Any]:

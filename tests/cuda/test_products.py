@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from accel.cuda.device import Device
 from accel.cuda.gated_rows import MOST_TOKENS as MOST_GATED
 from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, group_shape, shapes_beside
-from accel.cuda.matrices import MOST_FOUR_WARPS
+from accel.cuda.packing import MOST_FOUR_WARPS
 from accel.cuda.plan import Plan, plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
-from accel.cuda.span_products import MOST_TOKENS
+from accel.cuda.span_products import MOST_TOKENS, span_shape
 from accel.cuda.units import UNIT_ROWS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
@@ -157,6 +157,19 @@ def test_warps_that_have_no_share_of_a_tile(dtype: DType, tokens: int, folder: P
     case = one_product(dtype, UNIT_ROWS * tiles, 2048, tokens)
     want = matmul(case.matrices["w"][1], dtype, case.x)
     assert np.array_equal(run(case, folder, most=4)["y"], want)
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), [(dtypes.Q4_K, 5), (dtypes.Q6_K, 7)], ids=str)
+@pytest.mark.parametrize("columns", [1024, 2048])
+def test_fewer_tokens_than_a_form_of_sixteen(
+    dtype: DType, tokens: int, columns: int, folder: Path
+) -> None:
+    """Whoever has values of a tile ends a share of it, at once or behind its next item; places of
+    tiles are used again."""
+    tiles = (2 * MOST_TILE_SLOTS + 1) * DEVICE.multiprocessors
+    case = one_product(dtype, UNIT_ROWS * tiles, columns, tokens)
+    want = matmul(case.matrices["w"][1], dtype, case.x)
+    assert np.array_equal(run(case, folder, most=16)["y"], want)
 
 
 @pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q3_K], ids=str)
@@ -472,6 +485,25 @@ def test_blocks_share_rows_where_there_are_few(
     shape = group_shape(dtype, columns, tokens, (4096,), WIDE, parted=True)
     assert shape.parts == parts
     assert parts == 1 or not shape.split or columns // 1024 // parts >= shape.groups
+
+
+@pytest.mark.parametrize(
+    ("columns", "tiles", "parted", "parts"),
+    [
+        (12288, 256, True, 12),
+        (4096, 384, True, 4),
+        (4096, 384, False, 1),
+        (12288, 256, False, 0),
+    ],
+    ids=str,
+)
+def test_a_few_tokens_lie_near_many_blocks(
+    columns: int, tiles: int, parted: bool, parts: int
+) -> None:
+    """Where blocks may share rows each has the tokens of one span; whole rows may not fit."""
+    shape = span_shape((dtypes.Q4_K,), columns, 16, tiles, False, WIDE, parted)
+    assert parts == (0 if shape is None else shape.parts)
+    assert shape is None or shape.shared_bytes <= WIDE.shared_bytes
 
 
 def test_broken_and_silent_segments(folder: Path) -> None:

@@ -39,6 +39,7 @@ from tests.cuda.test_attention import (  # noqa: F401
     test_a_broken_row_breaks_its_head_alone,
     test_blocks_of_many_tokens,
     test_every_split_has_the_bits_of_the_definition,
+    test_rows_are_packed_for_the_product_behind,
     test_several_tiles_at_once,
 )
 from tests.cuda.test_attention_clusters import (  # noqa: F401
@@ -48,6 +49,7 @@ from tests.cuda.test_attention_clusters import (  # noqa: F401
 )
 from tests.cuda.test_gated_rows import test_every_activation  # noqa: F401
 from tests.cuda.test_head_rows import (  # noqa: F401
+    test_heads_add_up_spans_of_products,
     test_queries_and_pages_are_those_of_the_definition,
 )
 from tests.cuda.test_products import (  # noqa: F401

@@ -178,7 +178,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     part_barrier<WARPS * WARP_LANES>();
     for_units<true>(launch, operands, starts, runs, work, [&]() {
         for_heads_of_token(work, operands, [&](const SPAN_WORK &token, float *y) {
-            attend_token(token, operands.scale, shared, y);
+            PAGE_LIST pages;
+            pages.read(token, own_positions(), 0, threadIdx.x % WARP_LANES);
+            begin_page(token, pages, 0, 0, shared, threadIdx.x % WARP_LANES);
+            attend_token(token, pages, operands.scale, shared, y);
         });
     });
 }

@@ -17,10 +17,45 @@
 #define BLOCK_THREADS (WARPS * WARP_LANES)
 #define THREAD_CHANNELS ((HEADS * HEAD_DIM + BLOCK_THREADS - 1) / BLOCK_THREADS)
 
-// Begins to copy a page that is seen, by the warp whose page it is.
-DEVICE void begin_page(const SPAN_WORK &work, unsigned position, unsigned char *to, int lane) {
+// Pages of a warp, one of every round: lane l keeps the number of that of round `first` + l.
+struct PAGE_LIST {
+    unsigned number, first;
+
+    // Positions of the warp's page of `round`: `own` behind the first tile that is seen, rounds apart.
+    static __device__ __forceinline__ unsigned position_of(const SPAN_WORK &work, unsigned own,
+                                                           unsigned round) {
+        return (work.first / KV_TILE + round * GROUPS) * KV_TILE + own;
+    }
+    __device__ __forceinline__ void read(const SPAN_WORK &work, unsigned own, unsigned round,
+                                         int lane) {
+        const unsigned position = position_of(work, own, round + lane);
+        first = round;
+        number = position <= work.position ? work.pages[position / PAGE_TOKENS] : 0;
+    }
+    __device__ __forceinline__ unsigned of(const SPAN_WORK &work, unsigned own, unsigned round,
+                                           int lane) {
+        if (round - first >= WARP_LANES) read(work, own, round, lane);
+        return __shfl_sync(ALL_LANES, number, round - first);
+    }
+};
+
+// Where the page of a thread's warp begins among the positions of a round.
+DEVICE unsigned own_positions() {
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    return warp / TILE_WARPS * KV_TILE + warp % TILE_WARPS * PAGE_TOKENS;
+}
+
+// Begins to copy the warp's page of a round into its place in stage `stage`, if it is seen.
+DEVICE void begin_page(const SPAN_WORK &work, PAGE_LIST &pages, unsigned round, unsigned stage,
+                       unsigned char *memory, int lane) {
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    unsigned char *to =
+        group_record(memory, stage * GROUPS + warp / TILE_WARPS, warp % TILE_WARPS);
+    const unsigned own = own_positions(), position = pages.position_of(work, own, round);
     if (position <= work.position && position + PAGE_TOKENS > work.first) {
-        const unsigned char *from = record_of(work, position);
+        const unsigned page = pages.of(work, own, round, lane);
+        const unsigned char *from = (const unsigned char *)i12_record(
+            work.kv, page, work.kv_heads, work.kv_head, HEAD_DIM);
 #pragma unroll 4
         for (unsigned at = 16 * lane; at < RECORD; at += 16 * WARP_LANES)
             begin_part(to + at, from + at);
@@ -39,24 +74,24 @@ DEVICE void add_tiles(const unsigned char *memory, unsigned tile, unsigned end, 
     }
 }
 
-// `y` are the rows of the group's heads. All threads of the block call.
-DEVICE void attend_token(const SPAN_WORK &work, float scale, unsigned char *memory, float *y) {
+// The pages of the first round are on their way; `y` are the rows of the group's heads. All threads of the
+// block call.
+DEVICE void attend_token(const SPAN_WORK &work, PAGE_LIST &pages, float scale, unsigned char *memory,
+                         float *y) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const unsigned group = warp / TILE_WARPS, page = warp % TILE_WARPS;
     const unsigned begin = work.first / KV_TILE, end = work.position / KV_TILE + 1;
-    const unsigned own = group * KV_TILE + page * PAGE_TOKENS;
-    begin_page(work, begin * KV_TILE + own, group_record(memory, group, page), lane);
     split_queries(work, scale, memory, warp, lane);
     CHANNEL_SUM channel[THREAD_CHANNELS];
 #pragma unroll
     for (int n = 0; n < THREAD_CHANNELS; n++) channel[n].begin();
-    unsigned stage = 0;
+    unsigned round = 0;
 #pragma unroll 1
-    for (unsigned tile = begin; tile < end; tile += GROUPS, stage = 1 - stage) {
+    for (unsigned tile = begin; tile < end; tile += GROUPS) {
         await_parts<0>();
         TOKEN_BARRIER;
-        const unsigned next = (tile + GROUPS) * KV_TILE + own;
-        begin_page(work, next, group_record(memory, (1 - stage) * GROUPS + group, page), lane);
+        const unsigned stage = round++ % STAGES;
+        begin_page(work, pages, round, round % STAGES, memory, lane);
         if (tile + group < end)
             attend_copied_tile(work, (tile + group) * KV_TILE, memory, stage, group, group, page,
                                lane);

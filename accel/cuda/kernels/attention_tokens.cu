@@ -2,9 +2,31 @@
 // takes one token and up to four heads that read one KV head.
 //
 // Compiled with WARPS, four for every tile of a round, and BLOCKS a multiprocessor; with the places of
-// the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT.
+// the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT. Where there is M_AT, rows
+// are left as unit_pack.cu leaves them instead, of all heads of a group whole units: M_AT, SCALE_AT and SUMS_AT.
 
 #include "attention_rounds.h"
+#if M_AT >= 0
+#define HELD_UNITS 1
+#include "activations.h"
+
+// The rows of a group's heads, which lie in shared memory.
+DEVICE void pack_heads(const LAUNCH &launch, const SPAN_WORK &work, const float *row, unsigned units) {
+    const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const size_t eight = (size_t)(work.token / 8 * 8) * units;
+    const unsigned place = work.token % 8, own = work.heads * HEAD_DIM / UNIT_COLUMNS;
+    const unsigned first = work.head * HEAD_DIM / UNIT_COLUMNS;
+    const ACTIVATIONS x = {
+        operand_at(launch, M_AT) + eight * UNIT_PLANES + place * 16,
+        (short *)operand_at(launch, SUMS_AT) + eight * UNIT_SUMS + place * UNIT_SUMS,
+        (float *)operand_at(launch, SCALE_AT) + eight + place,
+        units,
+        true,
+    };
+    for (unsigned unit = warp; unit < own; unit += WARPS)
+        quantize_unit(x, first + unit, lane, load_eight(row, unit, own * UNIT_COLUMNS, lane));
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS)
     attention_tokens(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
@@ -21,7 +43,6 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS)
     const unsigned sharing = packet->size[FLASH_ATTN_BATCHED_HEADS] / work.kv_heads;
     const unsigned groups = (sharing + HEADS - 1) / HEADS, each = work.kv_heads * groups;
     const unsigned *queries = (const unsigned *)operand_at(launch, QUERY_AT);
-    PRECEDING_DONE;
     for (unsigned unit = blockIdx.x; unit < tokens * each; unit += gridDim.x) {
         work.token = unit / each;
         work.take_group(unit % each, sharing);
@@ -32,7 +53,20 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS)
                      query[QUERY_SLOT] * stride_at(launch, PAGES_AT);
         work.q = (const float *)operand_at(launch, Q_AT) + work.token * stride_at(launch, Q_AT) +
                  work.head * HEAD_DIM;
+        const int lane = threadIdx.x % WARP_LANES;
+        PAGE_LIST pages;
+        pages.read(work, own_positions(), 0, lane);
+        PRECEDING_DONE;
+        begin_page(work, pages, 0, 0, shared, lane);
+#if M_AT >= 0
+        float *row = (float *)(shared + AT_RECORDS);
+        attend_token(work, pages, scale, shared, row);
+        pack_heads(launch, work, row, each * work.heads * HEAD_DIM / UNIT_COLUMNS);
+        __syncthreads();
+#else
         float *y = (float *)operand_at(launch, Y_AT) + work.token * stride_at(launch, Y_AT);
-        attend_token(work, scale, shared, y + work.head * HEAD_DIM);
+        attend_token(work, pages, scale, shared, y + work.head * HEAD_DIM);
+#endif
     }
+    PRECEDING_DONE;
 }

@@ -2,18 +2,118 @@
 // head of q and k, their rotation, and the keys and values put into their pages (rules R4 and R6).
 // A warp takes one head of one token: its row lies in shared memory.
 //
-// DTYPE is how pages are stored. Compiled with the places of the operands, 16 times a packet's
-// number from the first one on plus the operand's place in it, or -1 where there is none: Q_AT,
-// K_AT and V_AT, what the products wrote; Q_WEIGHT_AT and K_WEIGHT_AT; Q_RESULT_AT; TABLE_AT,
+// DTYPE is how pages are stored, WIDTH the channels of a head. Compiled with the places of the operands, 16
+// times a packet's number from the first one on plus the operand's place in it, or -1 where there is none:
+// Q_AT, K_AT and V_AT, what the products wrote; Q_WEIGHT_AT and K_WEIGHT_AT; Q_RESULT_AT; TABLE_AT,
 // QUERY_AT, PAGES_AT and KV_AT. Q_NORM, K_NORM, Q_ROPE and K_ROPE are numbers of packets, -1 for
-// norms that are absent.
+// norms that are absent. Where unit_groups.cu left SPANS of the products in the workspace, those of q in front
+// of those of k and v, they are added up with the biases of Q_BIAS_AT, K_BIAS_AT and V_BIAS_AT; else SPANS
+// is 0.
 
 #include "heads.h"
 
-#define ROW_FLOATS 512
+#define MOST_UNROLLED 16
 #define Q_HEAD 0
 #define K_HEAD 1
 #define V_HEAD 2
+#define LANE_CHANNELS ((WIDTH + WARP_LANES - 1) / WARP_LANES)
+#define LANE_PAIRS ((WIDTH / 2 + WARP_LANES - 1) / WARP_LANES)
+
+// A head of a token, and what is read for it that no kernel of a step writes: all of it at once, before the
+// products in front are done.
+struct HEAD_ROW {
+    unsigned token, kind, head, position, page;
+    float weight[LANE_CHANNELS], cosine[LANE_PAIRS], sine[LANE_PAIRS];
+
+    __device__ __forceinline__ void read(const LAUNCH &launch, unsigned unit, unsigned heads,
+                                         unsigned kv_heads, int lane) {
+        const unsigned all = heads + 2 * kv_heads;
+        token = unit / all, head = unit % all;
+        kind = head < heads ? Q_HEAD : head < heads + kv_heads ? K_HEAD : V_HEAD;
+        head -= kind == Q_HEAD ? 0 : kind == K_HEAD ? heads : heads + kv_heads;
+        const int of_weight = kind == Q_HEAD ? Q_WEIGHT_AT : K_WEIGHT_AT;
+        const float *weights = (const float *)operand_at(launch, kind == V_HEAD ? -1 : of_weight);
+#pragma unroll
+        for (int i = 0; i < LANE_CHANNELS; i++) {
+            const unsigned k = lane + i * WARP_LANES;
+            weight[i] = weights && k < WIDTH ? weights[k] : 1.0f;
+        }
+        const unsigned *query =
+            (const unsigned *)operand_at(launch, QUERY_AT) + token * stride_at(launch, QUERY_AT);
+        const unsigned slot = query[QUERY_SLOT];
+        position = query[QUERY_POSITION];
+        if (kind != Q_HEAD)
+            page = ((const unsigned *)operand_at(launch, PAGES_AT) +
+                    slot * stride_at(launch, PAGES_AT))[position / PAGE_TOKENS];
+        const unsigned pairs = packet_of(launch, Q_ROPE)->size[ROPE_ROTARY_PAIRS];
+        const float *angles =
+            (const float *)operand_at(launch, TABLE_AT) + (size_t)position * 2 * pairs;
+#pragma unroll
+        for (int i = 0; i < LANE_PAIRS; i++) {
+            const unsigned m = lane + i * WARP_LANES;
+            const bool turned = kind != V_HEAD && m < pairs;
+            cosine[i] = turned ? angles[m] : 0.0f, sine[i] = turned ? angles[pairs + m] : 0.0f;
+        }
+    }
+};
+
+// What the products left of a row: its values or, where there are SPANS, those of every span, which are
+// folded in order with the bias behind them (rule R3).
+DEVICE void read_row(const LAUNCH &launch, const HEAD_ROW &own, const float *spans, unsigned heads,
+                     unsigned kv_heads, unsigned tokens, float *row, int lane) {
+    const int source = own.kind == Q_HEAD ? Q_AT : own.kind == K_HEAD ? K_AT : V_AT;
+    const float *x = (const float *)operand_at(launch, source) +
+                     own.token * stride_at(launch, source) + own.head * WIDTH;
+#if SPANS > 0
+    const int of_bias = own.kind == Q_HEAD ? Q_BIAS_AT : own.kind == K_HEAD ? K_BIAS_AT : V_BIAS_AT;
+    const float *bias = (const float *)operand_at(launch, of_bias);
+    const unsigned rows = (own.kind == Q_HEAD ? heads : kv_heads) * WIDTH;
+    const unsigned in_front = own.kind == Q_HEAD   ? 0
+                              : own.kind == K_HEAD ? heads * WIDTH
+                                                   : (heads + kv_heads) * WIDTH;
+    x = spans + (size_t)in_front * SPANS * tokens + (size_t)own.token * rows + own.head * WIDTH;
+    if (bias) bias += own.head * WIDTH;
+#endif
+#pragma unroll
+    for (int i = 0; i < LANE_CHANNELS; i++) {
+        const unsigned k = lane + i * WARP_LANES;
+        if (k >= WIDTH) continue;
+#if SPANS > 0
+        float total = 0.0f;
+#pragma unroll(SPANS < MOST_UNROLLED ? SPANS : MOST_UNROLLED)
+        for (int span = 0; span < SPANS; span++)
+            total = total + x[(size_t)span * tokens * rows + k];
+        row[k] = bias ? total + bias[k] : total;
+#else
+        row[k] = x[k];
+#endif
+    }
+    __syncwarp();
+}
+
+// See norm_row and rotate_row, with what was read ahead.
+DEVICE void norm_own_row(float *row, const float (&weight)[LANE_CHANNELS], float eps, int lane) {
+    const float mean = __fdiv_rn(squares_of_row(row, WIDTH, lane), (float)WIDTH);
+    const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+#pragma unroll
+    for (int i = 0; i < LANE_CHANNELS; i++) {
+        const unsigned k = lane + i * WARP_LANES;
+        if (k < WIDTH) row[k] = row[k] * r * weight[i];
+    }
+    __syncwarp();
+}
+DEVICE void rotate_own_row(float *row, const HEAD_ROW &own, unsigned pairs, bool neox, int lane) {
+#pragma unroll
+    for (int n = 0; n < LANE_PAIRS; n++) {
+        const unsigned m = lane + n * WARP_LANES;
+        if (m >= pairs) continue;
+        const unsigned i = neox ? m : 2 * m, j = neox ? pairs + m : 2 * m + 1;
+        const float a = row[i], b = row[j];
+        row[i] = a * own.cosine[n] - b * own.sine[n];
+        row[j] = a * own.sine[n] + b * own.cosine[n];
+    }
+    __syncwarp();
+}
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     head_rows(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
@@ -22,49 +122,36 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     FOLLOWING_MAY_START;
     const PACKET *q_rope = packet_of(launch, Q_ROPE), *k_rope = packet_of(launch, K_ROPE);
     const unsigned heads = q_rope->size[ROPE_HEADS], kv_heads = k_rope->size[ROPE_HEADS];
-    const unsigned width = q_rope->size[ROPE_HEAD_DIM], all = heads + 2 * kv_heads;
-    const unsigned tokens = count_of(launch, q_rope);
+    const unsigned tokens = count_of(launch, q_rope), units = tokens * (heads + 2 * kv_heads);
     const int lane = threadIdx.x % WARP_LANES;
-    float *row = (float *)shared + threadIdx.x / WARP_LANES * ROW_FLOATS;
-    PRECEDING_DONE;
-    for (unsigned unit = blockIdx.x * WARPS + threadIdx.x / WARP_LANES; unit < tokens * all;
+    float *row = (float *)shared + threadIdx.x / WARP_LANES * WIDTH;
+    for (unsigned unit = blockIdx.x * WARPS + threadIdx.x / WARP_LANES; unit < units;
          unit += gridDim.x * WARPS) {
-        const unsigned token = unit / all, kind = unit % all < heads              ? Q_HEAD
-                                                  : unit % all < heads + kv_heads ? K_HEAD
-                                                                                  : V_HEAD;
-        const unsigned head = unit % all - (kind == Q_HEAD   ? 0
-                                            : kind == K_HEAD ? heads
-                                                             : heads + kv_heads);
-        const int source = kind == Q_HEAD ? Q_AT : kind == K_HEAD ? K_AT : V_AT;
-        const float *x = (const float *)operand_at(launch, source) +
-                         token * stride_at(launch, source) + head * width;
-        const unsigned *query =
-            (const unsigned *)operand_at(launch, QUERY_AT) + token * stride_at(launch, QUERY_AT);
-        const unsigned position = query[QUERY_POSITION];
-        for (unsigned k = lane; k < width; k += WARP_LANES) row[k] = x[k];
-        __syncwarp();
-        if (kind != V_HEAD) {
-            const PACKET *rope = kind == Q_HEAD ? q_rope : k_rope;
-            const int norm = kind == Q_HEAD ? Q_NORM : K_NORM;
-            const int weight = kind == Q_HEAD ? Q_WEIGHT_AT : K_WEIGHT_AT;
+        HEAD_ROW own;
+        own.read(launch, unit, heads, kv_heads, lane);
+        PRECEDING_DONE;
+        read_row(launch, own, (const float *)workspace, heads, kv_heads, tokens, row, lane);
+        if (own.kind != V_HEAD) {
+            const PACKET *rope = own.kind == Q_HEAD ? q_rope : k_rope;
+            const int norm = own.kind == Q_HEAD ? Q_NORM : K_NORM;
             if (norm >= 0)
-                norm_row(row, width, (const float *)operand_at(launch, weight),
-                         packet_of(launch, norm)->real[RMS_NORM_EPS], lane);
-            const unsigned pairs = rope->size[ROPE_ROTARY_PAIRS];
-            const float *cosine =
-                (const float *)operand_at(launch, TABLE_AT) + (size_t)position * 2 * pairs;
-            rotate_row(row, pairs, rope->size[ROPE_NEOX] != 0, cosine, lane);
+                norm_own_row(row, own.weight, packet_of(launch, norm)->real[RMS_NORM_EPS], lane);
+            rotate_own_row(row, own, rope->size[ROPE_ROTARY_PAIRS], rope->size[ROPE_NEOX] != 0,
+                           lane);
         }
-        if (kind == Q_HEAD) {
+        if (own.kind == Q_HEAD) {
             float *y = (float *)operand_at(launch, Q_RESULT_AT) +
-                       token * stride_at(launch, Q_RESULT_AT) + head * width;
-            for (unsigned k = lane; k < width; k += WARP_LANES) y[k] = row[k];
+                       own.token * stride_at(launch, Q_RESULT_AT) + own.head * WIDTH;
+#pragma unroll
+            for (int i = 0; i < LANE_CHANNELS; i++) {
+                const unsigned k = lane + i * WARP_LANES;
+                if (k < WIDTH) y[k] = row[k];
+            }
         } else {
-            const unsigned *pages = (const unsigned *)operand_at(launch, PAGES_AT) +
-                                    query[QUERY_SLOT] * stride_at(launch, PAGES_AT);
-            store_row(row, width, kind == V_HEAD, (U64)operand_at(launch, KV_AT),
-                      pages[position / PAGE_TOKENS], position, kv_heads, head, lane);
+            store_row(row, WIDTH, own.kind == V_HEAD, (U64)operand_at(launch, KV_AT), own.page,
+                      own.position, kv_heads, own.head, lane);
         }
         __syncwarp();
     }
+    PRECEDING_DONE;
 }

@@ -3,7 +3,9 @@
 // memory. x is what unit_pack.cu made, in eights of tokens (rules R2, R3 and R5).
 //
 // Where PARTS is not 1, so many blocks share rows and take whole spans of the columns each: the
-// values of spans go to the workspace, for unit_pack.cu to fold with what stands behind the product.
+// values of spans go to the workspace, all spans of a matrix behind those of the one in front and of the
+// ROWS_IN_FRONT of other launches, for unit_pack.cu or head_rows.cu to fold with what stands behind the
+// product.
 // Where SPLIT is 0 the WARP_GROUPS of a block take rows of their own and share the tokens; where it
 // is 1 they share 64 rows and take spans of the columns in turn, which are folded in order. Where
 // there is a GATE, two warps of a group take rows of the first matrix and two the same rows of the
@@ -44,7 +46,7 @@ struct RESULT {
     float *y;
     const float *bias, *residual;
     size_t stride, residual_stride;
-    unsigned rows, first_token, tokens;
+    unsigned rows, rows_in_front, first_token, tokens;
     uint activation;
 
     // Element i of a thread whose warp's tile begins at row `row`.
@@ -57,14 +59,23 @@ struct RESULT {
         if (residual) value = residual[token * residual_stride + row] + value;
         y[token * stride + row] = value;
     }
-    // The same of one span, which others add: `y` has all rows of a token together, all tokens of a
+    // All elements of one span, which others add: `y` has all rows of a token together, all tokens of a
     // span.
-    __device__ __forceinline__ void store_span(unsigned span, unsigned row, int i,
-                                               float value) const {
+    __device__ __forceinline__ void store_span(unsigned span, unsigned row,
+                                               const float (&values)[VALUES]) const {
         const unsigned lane = threadIdx.x % WARP_LANES;
-        row += lane / 4 + 8 * (i / 2 % 2);
-        const unsigned token = first_token + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (row < rows && token < tokens) y[((size_t)span * tokens + token) * rows + row] = value;
+        row += lane / 4;
+        const unsigned token = first_token + lane % 4 * 2;
+        float *own = y + ((size_t)span * tokens + token) * rows + row;
+        const bool first = row < rows, second = row + 8 < rows;
+#pragma unroll
+        for (int n = 0; n < 2 * EIGHTS; n++) {
+            const unsigned behind = n / 2 * 8 + n % 2;
+            const int i = n / 2 * 4 + n % 2;
+            float *place = own + (size_t)behind * rows;
+            if (first && token + behind < tokens) place[0] = values[i];
+            if (second && token + behind < tokens) place[8] = values[i + 2];
+        }
     }
     // Elements `first` to `first + count` - 1, of which values[i * apart + thread] are element i's
     // of the group's threads: those of its first two warps are gates of those of the others.
@@ -127,7 +138,7 @@ DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &blo
     work.tiles = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
     const unsigned blocks = (work.tiles + BLOCK_TILES - 1) / BLOCK_TILES;
     if (block >= blocks) {
-        block -= blocks;
+        block -= blocks, result.rows_in_front += result.rows;
         return false;
     }
     work.first_tile = block * BLOCK_TILES;
@@ -140,6 +151,7 @@ DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &blo
 
 // Takes the rows of block `block` of all matrices; false where there are none left.
 DEVICE bool open_rows(const LAUNCH &launch, unsigned block, GROUP_WORK &work, RESULT &result) {
+    result.rows_in_front = ROWS_IN_FRONT;
     bool found = open_matrix(launch, W0, B0, Y0, block, work, result);
 #if MATRICES > 1
     if (!PAIRED && !found) found = open_matrix(launch, W1, B1, Y1, block, work, result);
@@ -172,11 +184,10 @@ DEVICE void open_step(const LAUNCH &launch, unsigned tokens, GROUP_WORK &work, R
 // adds them up, in order.
 DEVICE void end_span(const RESULT &result, unsigned span, unsigned row, float *totals,
                      float (&values)[VALUES]) {
+    if (PARTS > 1) result.store_span(span, row, values);
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
-        if (PARTS > 1)
-            result.store_span(span, row, i, values[i]);
-        else
+        if (PARTS == 1)
             totals[i * THREADS] = (span ? totals[i * THREADS] : 0.0f) + values[i];
         values[i] = 0.0f;
     }
@@ -364,7 +375,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     work.first_unit = spans * part / PARTS * SPAN_UNITS;
     work.end_unit = min(spans * (part + 1) / PARTS * SPAN_UNITS, work.units);
     open_rows(launch, blockIdx.x, work, result);
-    if (PARTS > 1) result.y = (float *)workspace;
+    if (PARTS > 1)
+        result.y = (float *)workspace + (size_t)result.rows_in_front * spans * tokens;
     const bool any = work.first_token < tokens;
     if (any) multiply_rows(work, result, shared);
 #else

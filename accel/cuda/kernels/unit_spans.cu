@@ -4,9 +4,9 @@
 // shared memory, so that nothing but weights is read again and again: those come by rings of single
 // warps, filled before the kernel in front is done.
 //
-// Values of spans meet in shared memory; the warp that comes last folds them in order and does what
-// stands behind the product. Where PARTS is not 1, so many blocks share rows and take whole spans of
-// the columns each: their values go to the workspace, for unit_pack.cu to fold.
+// Values of spans meet in shared memory; all who have some of a tile fold them in order, a share each, and do
+// what stands behind the product. Where PARTS is not 1, so many blocks share rows and take whole spans of
+// the columns each: their values go to the workspace, for unit_pack.cu or head_rows.cu to fold.
 //
 // FIRST and SECOND are formats of Q4_K, Q5_K and Q6_K, NUMBERS has four bits for every matrix, 1 where it
 // is of the second. A block has WARPS warps, a warp SLOTS units under way, EIGHTS eights of tokens
@@ -37,7 +37,7 @@ struct MATRIX {
     float *y;
     const float *bias;
     size_t stride;
-    unsigned rows, tiles;
+    unsigned rows, tiles, rows_in_front;
 };
 
 // What a block multiplies: `tiles` of all matrices, of a pair those of one, of which it takes every
@@ -54,10 +54,12 @@ struct WORK {
         first_unit = first * SPAN_UNITS, end_unit = min(end * SPAN_UNITS, units);
         spans = end - first, items = PAIRED ? 2 * spans : spans;
         jump = WARPS / items, rest = WARPS % items;
-        tiles = matrix[0].tiles;
+        tiles = matrix[0].tiles, matrix[0].rows_in_front = 0;
 #pragma unroll
-        for (int i = 1; i < MATRICES; i++)
+        for (int i = 1; i < MATRICES; i++) {
+            matrix[i].rows_in_front = matrix[i - 1].rows_in_front + matrix[i - 1].rows;
             if (!PAIRED) tiles += matrix[i].tiles;
+        }
     }
     __device__ __forceinline__ bool is_second(unsigned number) const {
         return FIRST != SECOND && NUMBERS >> 4 * number & 1;
@@ -220,99 +222,100 @@ struct END {
 };
 
 // Row and token of value i of a lane, of tile `tile`.
-DEVICE unsigned row_of(unsigned tile, int i, int lane) {
+DEVICE unsigned row_of(unsigned tile, unsigned i, int lane) {
     return tile * UNIT_ROWS + lane / 4 + 8 * (i / 2 % 2);
 }
-DEVICE unsigned token_of(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
+DEVICE unsigned token_of(unsigned i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 
 DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned *)place; }
 
-// Left folds of spans, whose values are PIECE_VALUES apart.
-DEVICE void fold_spans(const float *values, unsigned spans, float (&total)[VALUES]) {
-#pragma unroll 1
-    for (unsigned span = 0; span < spans; span++)
-#pragma unroll
-        for (int i = 0; i < VALUES; i++)
-            total[i] = total[i] + values[span * PIECE_VALUES + i * WARP_LANES];
+// The left fold of spans, whose values are PIECE_VALUES apart.
+DEVICE float folded_spans(const float *values, unsigned spans) {
+    float total = 0.0f;
+#pragma unroll 4
+    for (unsigned span = 0; span < spans; span++) total = total + values[span * PIECE_VALUES];
+    return total;
 }
 
-// A lane's totals of a tile and of the tile it is gate of become activations, where the first span's
-// values were: a loop, for the text of eight activations is long.
-DEVICE void gate_totals(uint activation, float *values, unsigned spans, float (&total)[VALUES]) {
-    float other[VALUES] = {};
-    fold_spans(values + spans * PIECE_VALUES, spans, other);
-#pragma unroll
-    for (int i = 0; i < VALUES; i++)
-        values[i * WARP_LANES] = total[i], values[PIECE_VALUES + i * WARP_LANES] = other[i];
-#pragma unroll 1
-    for (int i = 0; i < VALUES; i++) {
-        float *gate = values + i * WARP_LANES;
-        *gate = gated(activation, *gate, gate[PIECE_VALUES]);
-    }
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) total[i] = values[i * WARP_LANES];
+// What is added to value i of a lane, if there is such a value and anything to add.
+DEVICE float residual_of(const PIECE &item, unsigned rows, const END &end, unsigned i, int lane) {
+    const unsigned row = row_of(item.in_matrix, i, lane);
+    const size_t token = token_of(i, lane);
+    const bool exists = end.residual && i < VALUES && row < rows && token < end.tokens;
+    return exists ? end.residual[token * end.residual_stride + row] : 0.0f;
 }
 
-// A tile whose values are all there.
-DEVICE void end_tile(const WORK &work, const PIECE &item, const SPAN_MEMORY &memory, const END &end,
-                     int lane) {
+// One share of as many as a tile has items: every so many-th value of a lane, from `number` on. Returns
+// when all values of the tile have come and this share of them is stored.
+DEVICE void end_share(const WORK &work, const PIECE &item, unsigned number, const SPAN_MEMORY &memory,
+                      const END &end, int lane) {
     const MATRIX matrix = work.of(PAIRED ? 0 : item.matrix);
-    float *values = memory.values_of(item.local, work.items) + lane;
-    float total[VALUES] = {}, residual[VALUES];
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) {
+    const float *values = memory.values_of(item.local, work.items) + lane;
+    float residual = residual_of(item, matrix.rows, end, number, lane);
+    float next = residual_of(item, matrix.rows, end, number + work.items, lane);
+    const unsigned slot = item.local % TILE_SLOTS;
+    while (now_at(memory.arrived + slot) != (item.local / TILE_SLOTS + 1) * work.items) spin_pause();
+    block_fence();
+    __syncwarp();
+    // A loop, for the text is long.
+#pragma unroll 1
+    for (unsigned i = number; i < VALUES; i += work.items) {
+        const float *own = values + i * WARP_LANES;
+        float value = folded_spans(own, work.spans);
+        if (PAIRED)
+            value = gated(end.activation, value,
+                          folded_spans(own + work.spans * PIECE_VALUES, work.spans));
         const unsigned row = row_of(item.in_matrix, i, lane);
         const size_t token = token_of(i, lane);
-        const bool exists = end.residual && row < matrix.rows && token < end.tokens;
-        residual[i] = exists ? end.residual[token * end.residual_stride + row] : 0.0f;
+        if (row < matrix.rows && token < end.tokens) {
+            if (matrix.bias) value = value + matrix.bias[row];
+            if (end.residual) value = residual + value;
+            matrix.y[token * matrix.stride + row] = value;
+        }
+        residual = next;
+        next = residual_of(item, matrix.rows, end, i + 2 * work.items, lane);
     }
-    fold_spans(values, work.spans, total);
-    if (PAIRED) gate_totals(end.activation, values, work.spans, total);
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) {
-        const unsigned row = row_of(item.in_matrix, i, lane);
-        const size_t token = token_of(i, lane);
-        if (row >= matrix.rows || token >= end.tokens) continue;
-        float value = total[i];
-        if (matrix.bias) value = value + matrix.bias[row];
-        if (end.residual) value = residual[i] + value;
-        matrix.y[token * matrix.stride + row] = value;
-    }
+    block_fence();
+    __syncwarp();
+    if (lane == 0) atomicAdd(memory.folded + slot, 1u);
 }
 
-// Leaves an item's values where the warp that comes last of those with the same tile folds them.
-DEVICE void end_item(const WORK &work, const PIECE &item, const SPAN_MEMORY &memory, const END &end,
-                     int lane, const float (&span)[VALUES]) {
-    const unsigned slot = item.local % TILE_SLOTS, turn = item.local / TILE_SLOTS;
-    while (now_at(memory.folded + slot) != turn) spin_pause();
+// The shares of a warp in a tile of which `first` was its first item. Whoever has values of a tile ends a
+// share of it for each, behind its products for the next: by then the others' have come.
+DEVICE void end_tile(const WORK &work, const PIECE &first, const SPAN_MEMORY &memory, const END &end,
+                     int lane) {
+#pragma unroll 1
+    for (unsigned number = first.number; number < work.items; number += WARPS)
+        end_share(work, first, number, memory, end, lane);
+}
+
+// Leaves an item's values for all who have some of the same tile.
+DEVICE void leave_item(const WORK &work, const PIECE &item, const SPAN_MEMORY &memory, int lane,
+                       const float (&span)[VALUES]) {
+    const unsigned slot = item.local % TILE_SLOTS;
+    while (now_at(memory.folded + slot) != item.local / TILE_SLOTS * work.items) spin_pause();
     __syncwarp();
     float *own = memory.values_of(item.local, work.items) + item.number * PIECE_VALUES + lane;
 #pragma unroll
     for (int i = 0; i < VALUES; i++) own[i * WARP_LANES] = span[i];
     block_fence();
     __syncwarp();
-    unsigned before = 0;
-    if (lane == 0) before = atomicAdd(memory.arrived + slot, 1u);
-    if (__shfl_sync(ALL_LANES, before, 0) + 1 != work.items) return;
-    block_fence();
-    end_tile(work, item, memory, end, lane);
-    __syncwarp();
-    if (lane == 0) {
-        memory.arrived[slot] = 0;
-        block_fence();
-        *(volatile unsigned *)(memory.folded + slot) = turn + 1;
-    }
-    __syncwarp();
+    if (lane == 0) atomicAdd(memory.arrived + slot, 1u);
 }
 
-// The same where others fold: all rows of a token together, all tokens of a span.
-DEVICE void leave_span(const PIECE &item, const MATRIX &matrix, unsigned tokens, float *spans,
-                       int lane, const float (&span)[VALUES]) {
-    float *own = spans + (size_t)(item.first_unit / SPAN_UNITS) * tokens * matrix.rows;
+// Leaves them where others fold: all rows of a token together, all tokens of a span, all spans of a matrix.
+DEVICE void leave_span(const WORK &work, const PIECE &item, unsigned tokens, float *spans, int lane,
+                       const float (&span)[VALUES]) {
+    const MATRIX matrix = work.of(item.matrix);
+    const unsigned row = row_of(item.in_matrix, 0, lane), token = token_of(0, lane);
+    const unsigned all = (work.units + SPAN_UNITS - 1) / SPAN_UNITS;
+    float *own = spans + (size_t)matrix.rows_in_front * all * tokens +
+                 ((size_t)(item.first_unit / SPAN_UNITS) * tokens + token) * matrix.rows + row;
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
-        const unsigned row = row_of(item.in_matrix, i, lane), token = token_of(i, lane);
-        if (row < matrix.rows && token < tokens) own[(size_t)token * matrix.rows + row] = span[i];
+        const unsigned behind = token_of(i, 0), below = row_of(0, i, 0);
+        if (row + below < matrix.rows && token + behind < tokens)
+            own[(size_t)behind * matrix.rows + below] = span[i];
     }
 }
 
@@ -357,17 +360,30 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     __syncthreads();
     PRECEDING_DONE;
     fetch_tokens(work, x, memory, warp);
-    PIECE item;
+    // Where there is room for the values of as many tiles as the warps are at, shares wait for the others'
+    // values behind the products of the next item.
+    const bool behind = TILE_SLOTS * work.items >= WARPS;
+    PIECE item, ended;
+    item.begin(work, warp), ended.tile = work.tiles;
 #pragma unroll 1
-    for (item.begin(work, warp); item.tile < work.tiles; item.next(work)) {
+    for (;; item.next(work)) {
+        const bool more = item.tile < work.tiles;
         float span[VALUES] = {};
-        if (work.is_second(item.matrix))
+        if (more && work.is_second(item.matrix))
             pass_span<SECOND>(work, item, memory, ring, warp, lane, span);
-        else
+        else if (more)
             pass_span<FIRST>(work, item, memory, ring, warp, lane, span);
-        if (PARTS > 1)
-            leave_span(item, work.of(item.matrix), x.count, (float *)workspace, lane, span);
-        else
-            end_item(work, item, memory, end, lane, span);
+        if (PARTS > 1) {
+            if (!more) break;
+            leave_span(work, item, x.count, (float *)workspace, lane, span);
+            continue;
+        }
+        if (more && !behind) leave_item(work, item, memory, lane, span), ended = item;
+        const bool same = ended.tile == item.tile;
+        if (ended.tile < work.tiles && (!same || !behind)) end_tile(work, ended, memory, end, lane);
+        if (!more) break;
+        if (behind) leave_item(work, item, memory, lane, span);
+        if (!same) ended = item;
+        if (!behind) ended.tile = work.tiles;
     }
 }

@@ -1,0 +1,127 @@
+"""Activations packed for products of many tokens, and sums of spans that their blocks left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from accel.cuda.clusters import LEAST_CAPABILITY as CLUSTER_CAPABILITY
+from accel.cuda.device import Device
+from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, span_count
+from accel.cuda.products import Run, residual_operand
+from accel.cuda.runs import operand_place, packet_number, size_places
+from accel.cuda.tuned import KernelLaunch
+from accel.cuda.units import UNIT_COLUMNS, unit_count
+from accel.packets.step import Op
+
+WARPS = 8
+"""Of a block whose warps take units, whichever row's."""
+MOST_PACKING_BLOCKS = 1 << 12
+ROW_WARPS = 16
+"""Where a norm or the sum of spans comes first."""
+MOST_PIECES = 4
+"""Blocks of a row then, a cluster where there is a norm."""
+FOUR = 4
+"""Tokens of a warp where there are many."""
+MOST_FOUR_WARPS = 32
+"""Of a block, which has a whole row of units where a norm comes first."""
+
+
+def pack_launch(
+    ops: Sequence[Op], run: Run, device: Device, folded: Run | None = None
+) -> KernelLaunch:
+    """The activations of a run, whose rows are the result of ``folded`` if there is one."""
+    assert run.quantize is not None
+    quantize = ops[run.quantize]
+    tokens, units = quantize.count.most, unit_count(quantize.most_sizes()["columns"])
+    fits = run.norm is None or units <= MOST_FOUR_WARPS
+    if folded is None and tokens > MOST_SPLIT_TOKENS and fits:
+        return _pack_fours(ops, run, tokens, units)
+    whole = run.norm is not None or folded is not None
+    pieces = _row_pieces(tokens, units, device) if whole else -(-units // WARPS)
+    warps = min(ROW_WARPS if whole else WARPS, -(-units // pieces))
+    return KernelLaunch(
+        "unit_pack.cu",
+        "unit_pack",
+        (min(tokens, MOST_PACKING_BLOCKS) * pieces, 1, 1),
+        (warps * 32, 1, 1),
+        4 * units,
+        {
+            "WARPS": warps,
+            "HELD_UNITS": -(-units // (pieces * warps)),
+            "PIECES": pieces,
+            "CLUSTER": 1 if run.norm is None else pieces,
+            **_fold_places(ops, folded),
+            **_packing_places(ops, run),
+        },
+    )
+
+
+def _pack_fours(ops: Sequence[Op], run: Run, tokens: int, units: int) -> KernelLaunch:
+    """The activations of many tokens."""
+    warps = min(WARPS, units) if run.norm is None else units
+    pieces = -(-units // warps)
+    weights = 0 if run.norm is None else 4 * UNIT_COLUMNS * warps
+    return KernelLaunch(
+        "unit_pack_fours.cu",
+        "unit_pack_fours",
+        (-(-tokens // FOUR) * pieces, 1, 1),
+        (warps * 32, 1, 1),
+        4 * FOUR * warps + weights,
+        {"WARPS": warps, "PIECES": pieces, **_packing_places(ops, run)},
+    )
+
+
+def _packing_places(ops: Sequence[Op], run: Run) -> dict[str, int]:
+    """What the launches that pack have in common."""
+    assert run.quantize is not None
+    first = run.quantize if run.norm is None else run.norm
+    return {
+        "X": operand_place(ops, first, "x"),
+        "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
+        "M": operand_place(ops, run.quantize, "m"),
+        "SCALE": operand_place(ops, run.quantize, "scale"),
+        "SUMS": operand_place(ops, run.quantize, "sums"),
+        "NORM": packet_number(run.norm),
+        "QUANTIZE": run.quantize,
+        **size_places("quantize_activation", "columns"),
+        **size_places("rms_norm", "eps"),
+    }
+
+
+def fold_launch(ops: Sequence[Op], run: Run) -> KernelLaunch:
+    """The sum of spans that nobody packs."""
+    tokens = ops[run.products[0]].count.most
+    return KernelLaunch(
+        "unit_fold.cu",
+        "unit_fold",
+        (min(tokens, MOST_PACKING_BLOCKS), 1, 1),
+        (ROW_WARPS * 32, 1, 1),
+        macros={
+            "Y": operand_place(ops, run.residual, "y"),
+            **_fold_places(ops, run),
+            **size_places("matmul", "rows"),
+        },
+    )
+
+
+def _row_pieces(tokens: int, units: int, device: Device) -> int:
+    """Blocks that share a row: more while there are multiprocessors for them."""
+    pieces = 1
+    while (
+        device.capability >= CLUSTER_CAPABILITY
+        and 2 * pieces <= min(MOST_PIECES, units)
+        and 2 * pieces * tokens <= device.multiprocessors
+    ):
+        pieces *= 2
+    return pieces
+
+
+def _fold_places(ops: Sequence[Op], folded: Run | None) -> dict[str, int]:
+    if folded is None:
+        return {"FOLDED": packet_number(None)}
+    return {
+        "FOLDED": folded.products[0],
+        "BIAS": operand_place(ops, folded.biases[0], "bias"),
+        "RESIDUAL": operand_place(ops, folded.residual, residual_operand(ops, folded)),
+        "SPANS": span_count(ops[folded.products[0]].most_sizes()["columns"]),
+    }
