@@ -477,6 +477,7 @@ DEVICE unsigned acquire_from_system(const unsigned *place) { return *place; }
 #define BLOCK_MEMORY(name) unsigned char *const name = emulator::block->memory
 DEVICE void block_fence() {}
 DEVICE void arrive_at_cluster() { emulator::arrive_at_cluster(); }
+DEVICE void arrive_unfenced() { emulator::arrive_at_cluster(); }
 DEVICE void await_cluster() { emulator::await_cluster(); }
 DEVICE float float_of_peer(const float *own, unsigned rank) {
     const ptrdiff_t at = (const unsigned char *)own - emulator::block->memory;

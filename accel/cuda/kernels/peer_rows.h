@@ -44,7 +44,7 @@ template <int blocks, int most_tokens> struct PEER_ROWS {
             open_stages(barrier, 1);
             announce(barrier, (tokens - mine) * x.units * (UNIT_PLANES + 2 * UNIT_SUMS + 4));
         }
-        arrive_at_cluster();
+        arrive_unfenced();
     }
     // Sends what the block has made, a warp to each of the others, and waits for what they have.
     __device__ __forceinline__ void exchange() const {
@@ -63,7 +63,7 @@ template <int blocks, int most_tokens> struct PEER_ROWS {
             __syncwarp();
         }
         await_stage(barrier, 0);
-        arrive_at_cluster();
+        arrive_unfenced();
     }
     // Nobody leaves before what it sent has come.
     __device__ __forceinline__ void end() const { await_cluster(); }

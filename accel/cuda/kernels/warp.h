@@ -296,6 +296,11 @@ DEVICE void group_barrier(unsigned id) {
 // The blocks of a cluster meet when all threads of all of them have arrived; between two meetings each
 // may read what the others have in shared memory, at the same place as the reader.
 DEVICE void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+// The same where nobody reads what was written before, but copies that are counted: without a fence of all
+// memory, which every thread waits for.
+DEVICE void arrive_unfenced() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 DEVICE unsigned address_at_peer(const void *own, unsigned rank) {
     unsigned place;
