@@ -77,7 +77,9 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
         unsigned first = warp;
         while (rows.tokens) {
             await(first, count);
-            if (normed) normalize_units<warps>(held, weight, x, rows, squares);
+            if (normed)
+                normalize_units<warps>(held, weight, x, rows,
+                                       ROW_SQUARES{squares, x.units, rows.columns});
 #pragma unroll 1
             for (int at = 0; at < count && first + at * warps < x.units; at += normal)
                 quantize_units<warps, normal>(held, x, first + at * warps, lane);
