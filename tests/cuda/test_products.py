@@ -157,7 +157,7 @@ def test_two_blocks_share_the_columns(
     """A share of one unit, a single tile, more tiles than places for their values; broken and
     silent segments in both shares."""
     case = one_product(dtype, rows, columns, tokens)
-    case.x[0, 300], case.x[1, columns - 3], case.x[1, :256] = np.inf, np.nan, 0
+    case.x[0, 300], case.x[1, :256], case.x[2:3, columns - 3] = np.inf, 0, np.nan
     step = lower_graph(case.graph, ShapeKey(tokens, 0), 1, "cuda")
     (launch,) = plan_launches(step.ops, EVEN, step.scratch).launches
     macros = dict(launch.source.macros)

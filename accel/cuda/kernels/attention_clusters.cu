@@ -161,7 +161,7 @@ DEVICE void make_row(const BLOCK_WORK &work, const HEAD_OPERANDS &operands, cons
     const unsigned group = task.position / KV_TILE % GROUPS;
     const unsigned page = task.position % KV_TILE / PAGE_TOKENS;
     own.await(group * TILE_WARPS + page);
-    row.store(task.kind == V_ROW, beside.record, group_record(own.memory, group, page),
+    row.store<false>(task.kind == V_ROW, beside.record, group_record(own.memory, group, page),
               task.position % PAGE_TOKENS, lane);
 }
 

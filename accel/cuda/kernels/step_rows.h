@@ -122,8 +122,9 @@ struct HEAD_ROW {
             unit[1] = broken ? 1.0f : 0.0f;
         }
     }
-    // Keys or values of position i of a page go to its record, unless that is 0, and to a copy of it, see
-    // store_integers_of in heads.h.
+    // Keys or values of position i of a page go to its record, if there `always` is one or it is not 0, and to a
+    // copy of it, see store_integers_of in heads.h.
+    template <bool always = true>
     __device__ __forceinline__ void store(bool values, unsigned char *record, unsigned char *copy,
                                           unsigned i, int lane) const {
         const unsigned step = values ? PAGE_TOKENS : 1, first = values ? I12_VALUES(HEAD_DIM) : 0;
@@ -141,14 +142,14 @@ struct HEAD_ROW {
             copy[high + at] = (unsigned char)(a >> 4);
             copy[high + at + HALF_DIM * step] = (unsigned char)(b >> 4);
             copy[low + at] = (unsigned char)both;
-            if (!record) continue;
+            if (!always && !record) continue;
             record[high + at] = (unsigned char)(a >> 4);
             record[high + at + HALF_DIM * step] = (unsigned char)(b >> 4);
             record[low + at] = (unsigned char)both;
         }
         const unsigned place = I12_EXPONENTS(HEAD_DIM) + (values ? PAGE_TOKENS : 0) + i;
         if (lane == 0) copy[place] = (unsigned char)exponent;
-        if (lane == 0 && record) record[place] = (unsigned char)exponent;
+        if (lane == 0 && (always || record)) record[place] = (unsigned char)exponent;
     }
 };
 
