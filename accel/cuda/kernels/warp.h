@@ -341,6 +341,11 @@ DEVICE void add_at_peer(const unsigned *own, unsigned more, unsigned rank) {
 DEVICE void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
 DEVICE void show_to_copies() {}
+// Named by text that is compiled for devices without clusters, too, and never called there.
+DEVICE void arrive_unfenced() {}
+DEVICE void await_cluster() {}
+DEVICE void word_at_peer(COPY_BARRIER *, const unsigned *, unsigned, unsigned) {}
+DEVICE void add_at_peer(const unsigned *, unsigned, unsigned) {}
 #endif
 
 // The dynamic shared memory of a block.
