@@ -27,6 +27,8 @@ from contract.kernel import KernelHeader
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 
+PROMPT_TOKENS = 256
+"""Prompt tokens of a step where others decode beside, and of tiers that gain nothing by more."""
 TIER_NAMES = ("cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
 
 
@@ -56,6 +58,8 @@ class TierInfo:
     """True when ``submit`` returns before the work is done, so that a queue keeps it busy."""
     devices: int = 1
     """How many share the work. Sizes, also of footprints, are those of one of them."""
+    prompt_tokens: int = PROMPT_TOKENS
+    """Of a step, with which prompts are read fastest where nobody decodes beside."""
 
 
 class Buffer(Protocol):

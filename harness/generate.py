@@ -21,10 +21,17 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.closing import Closing
 from contract.deferred import dataclass
 from contract.dtypes import BY_NAME, DEFAULT_KV
-from contract.tier import Tier
+from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.generation import SILENT, Generation
-from harness.memory import LimitsAt, budget_of, longest_context, pages_in, plan_context
+from harness.memory import (
+    LimitsAt,
+    budget_of,
+    longest_context,
+    pages_in,
+    plan_steps,
+    prompt_steps,
+)
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
@@ -57,12 +64,13 @@ class SessionOptions:
     """How a session is built.
 
     ``context`` None is the model's own, or the longest that ``memory_budget`` allows: bytes, None
-    for what is available. ``chunk`` is the most prompt tokens of a step; ``repeat_last_n`` is the
-    longest reach a request's penalties may have. What was computed for a prompt is used again for
-    one that begins alike: of the pages that no sequence holds, at most ``prefix_cache`` bytes are
-    kept for that, None for all, 0 for none at all, and ``host_cache`` bytes more in memory of the
-    host beside the budget. What recurrent layers remember at ends of pages has room in
-    ``state_cache`` bytes of the budget, None for one state a slot where there are several.
+    for what is available. ``chunk`` is the most prompt tokens of a step, None what ``chunks``
+    finds; ``repeat_last_n`` is the longest reach a request's penalties may have. What was
+    computed for a prompt is used again for one that begins alike: of the pages that no sequence
+    holds, at most ``prefix_cache`` bytes are kept for that, None for all, 0 for none at all,
+    and ``host_cache`` bytes more in memory of the host beside the budget. What recurrent layers
+    remember at ends of pages has room in ``state_cache`` bytes of the budget, None for one
+    state a slot where there are several.
 
     Logits of every position, as ``Session.logits`` gives them, need ``all_logits``. At most
     ``draft`` tokens are guessed ahead. ``slots`` sequences of the whole context run at once, each
@@ -75,7 +83,7 @@ class SessionOptions:
     tier_options: TierOptions = DEFAULT_OPTIONS
     context: int | None = None
     kv_dtype: str = DEFAULT_KV.name
-    chunk: int = 256
+    chunk: int | None = None
     repeat_last_n: int = 64
     all_logits: bool = False
     memory_budget: int | None = None
@@ -91,9 +99,17 @@ class SessionOptions:
     hidden_states: bool = False
     recording: Recording = Recording()
 
+    def chunks(self, tier: Tier) -> Sequence[int]:
+        """Prompt tokens of a step, best first: what is asked for, or what the tier reads fastest
+        with, its half and so on, as far as memory goes. Where there are logits of all of them
+        they take the memory."""
+        if self.chunk is not None:
+            return (self.chunk,)
+        return prompt_steps(PROMPT_TOKENS if self.all_logits else tier.info.prompt_tokens)
+
     def limits(self, context: int) -> Limits:
         """The sizes of a session of so many positions."""
-        chunk = min(self.chunk, context)
+        chunk = min(self.chunk or PROMPT_TOKENS, context)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
         if self.hidden_states:
             rows = max(rows, min(READ_ROWS, chunk))
@@ -149,8 +165,8 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
         template.start()
     tier = owned.enter_context(open_tier(options.tier, options.tier_options))
     budget = budget_of(tier.available_bytes, options.memory_budget)
-    sizes = limits_at(model, options)
-    plan = plan_context(model, tier, sizes, options.context, budget)
+    by_chunk = [limits_at(model, replace(options, chunk=n)) for n in options.chunks(tier)]
+    plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget)
     return Prepared(model, tier, template, plan, sizes(plan.context))
 
 
@@ -311,7 +327,8 @@ def make_engine(runner: ModelRunner, model: Model, options: SessionOptions, **mo
     return Engine(
         runner,
         end_of_generation=model.tokenizer.eog_ids,
-        chunk_tokens=min(options.chunk, runner.limits.context),
+        chunk_tokens=options.chunk,
+        chunk_beside=PROMPT_TOKENS if options.chunk is None else None,
         prefix_cache=kept != 0,
         cached_pages=None if kept is None else pages_in(runner, kept),
         # Costs a page of memory and three lowered graphs, which one sequence would rarely repay.

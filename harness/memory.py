@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from contract.dtypes import DType
 from contract.errors import DoesNotFit, RequestError
 from contract.ir.scratch import buffer_bytes
 from contract.spec import KV
-from contract.tier import Tier
+from contract.tier import PROMPT_TOKENS, Tier
 from harness.progress import format_bytes
 from reference.limits import Limits
 from reference.memory.planner import (
@@ -122,6 +122,39 @@ def plan_context(
         budget,
         ", or ".join(_remedies(model, tier, limits_at, longest, wanted, budget)),
     )
+
+
+def prompt_steps(best: int) -> Sequence[int]:
+    """Numbers of prompt tokens a step may have on a tier that reads fastest with ``best``: halves
+    of it down to those of any tier."""
+    steps = [best]
+    while steps[-1] > PROMPT_TOKENS:
+        steps.append(max(PROMPT_TOKENS, steps[-1] // 2))
+    return steps
+
+
+def plan_steps(
+    model: Model, tier: Tier, by_steps: Sequence[LimitsAt], asked: int | None, budget: int
+) -> tuple[MemoryPlan, LimitsAt]:
+    """As ``plan_context``, with the first of ``by_steps`` that costs no context, else the last:
+    they are of ever shorter steps."""
+    longest = longest_context(model, asked)
+    check_storage(model, by_steps[0](longest).kv_dtype)
+    found = whole_context(model, tier, by_steps[:-1], longest, budget)
+    if found is None:
+        return plan_context(model, tier, by_steps[-1], asked, budget), by_steps[-1]
+    return found[1], by_steps[found[0]]
+
+
+def whole_context(
+    model: Model, tier: Tier, by_steps: Sequence[LimitsAt], longest: int, budget: int
+) -> tuple[int, MemoryPlan] | None:
+    """Which of ``by_steps`` is the first to have the ``longest`` context, and its plan."""
+    for number, limits_at in enumerate(by_steps):
+        plan = plans_of(model, limits_at, tier.footprint, tier.info.host_unified)(longest)
+        if plan.budgeted <= budget:
+            return number, plan
+    return None
 
 
 def _remedies(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from contract.deferred import dataclass
 
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1

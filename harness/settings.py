@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
+from contract.deferred import dataclass
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
 from contract.errors import ConfigError
 from harness.setting_kinds import (
@@ -146,7 +146,13 @@ SETTINGS: Mapping[str, Setting] = {
             "how keys and values are stored: i12 takes three quarters of f16 and loses nothing "
             "more, q8_0 about half of it, f32 twice as much",
         ),
-        Setting("chunk", tokens(1, 1 << 20), 256, "most prompt tokens prefilled in one step"),
+        Setting(
+            "chunk",
+            tokens(1, 1 << 20),
+            None,
+            "most prompt tokens prefilled in one step",
+            "what the tier reads fastest with, and 256 beside sequences that decode",
+        ),
         Setting(
             "draft",
             integer(0, 63),

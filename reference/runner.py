@@ -137,10 +137,11 @@ class ModelRunner(Closing):
         self._saved = ExitStack()
         try:
             tier.reserve(self.graph, limits.largest)
+            later = tier if isinstance(tier, UploadsLater) else None
             for decl in self.graph.buffers.values():
                 if decl.kind not in STEP_LOCAL:
-                    self._buffers[decl.name] = self._provide(decl, progress)
-            if isinstance(tier, UploadsLater) and not tier.finish_uploads():
+                    self._buffers[decl.name] = self._provide(decl, progress, later)
+            if later is not None and not later.finish_uploads():
                 self._refuse_broken()
         except BaseException:
             self.close()
@@ -222,12 +223,14 @@ class ModelRunner(Closing):
             self.tier.free(buffer)
         self._buffers = {}
 
-    def _provide(self, decl: BufferDecl, progress: Progress | None) -> Buffer:
+    def _provide(
+        self, decl: BufferDecl, progress: Progress | None, later: UploadsLater | None
+    ) -> Buffer:
         buffer: Buffer
-        if decl.kind is BufferKind.WEIGHT and isinstance(self.tier, UploadsLater):
+        if decl.kind is BufferKind.WEIGHT and later is not None:
             data = unchecked_weight(self.model.file, decl)
             told = _in_turn(progress)
-            buffer = self.tier.upload_later(decl, data, finite_words(decl.dtype), told)
+            buffer = later.upload_later(decl, data, finite_words(decl.dtype), told)
         elif decl.kind is BufferKind.WEIGHT:
             data = weight_bytes(self.model.file, decl)
             if progress is not None:

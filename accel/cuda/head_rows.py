@@ -5,7 +5,7 @@ The run, whatever the family: ``rms_norm? rope`` of q, the same of k, ``kv_write
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from accel.cuda.device import Device
@@ -25,6 +25,11 @@ WARPS = 4
 ROW_FLOATS = 512
 """Of a head, in shared memory."""
 BLOCKS_PER_MULTIPROCESSOR = 32
+MOST_WARP_TOKENS = 64
+"""With more tokens a block takes all heads of one."""
+TOKEN_WARPS, TOKEN_CHANNELS = 8, 6 * 128
+"""Of such a block; a warp's in registers."""
+TOKEN_HEAD_DIMS = (64, 128, 256)
 STORAGES: tuple[DType, ...] = (I12,)
 """Pages it is used for. Of the others it has the definition's bits on emulated blocks and op by op
 on a device; the proofs of whole models there have yet to pass without an exception."""
@@ -54,6 +59,8 @@ def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     k_sizes = ops[run.k_rope].most_sizes()
     heads = q_sizes["heads"] + 2 * k_sizes["heads"]
+    if _by_tokens(write, q_sizes):
+        return Replacement(run.write + 1, (_token_launch(ops, run, heads),))
     warps = q_sizes["tokens"] * heads
     blocks = min(-(-warps // WARPS), device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR)
     assert write.dtype is not None
@@ -66,6 +73,31 @@ def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
         {"DTYPE": write.dtype.ggml_id, "WARPS": WARPS} | head_places(ops, run),
     )
     return Replacement(run.write + 1, (launch,))
+
+
+def _by_tokens(write: Op, sizes: Mapping[str, int]) -> bool:
+    """Whether a block takes a token, with rows in registers."""
+    head_dim = sizes["head_dim"]
+    turns_halves = sizes["neox"] and 2 * sizes["rotary_pairs"] == head_dim
+    many = sizes["tokens"] > MOST_WARP_TOKENS
+    return bool(write.dtype == I12 and many and head_dim in TOKEN_HEAD_DIMS and turns_halves)
+
+
+def _token_launch(ops: Remaining, run: HeadRun, heads: int) -> KernelLaunch:
+    sizes = ops[run.q_rope].most_sizes()
+    return KernelLaunch(
+        "head_tokens.cu",
+        "head_tokens",
+        (sizes["tokens"], 1, 1),
+        (TOKEN_WARPS * 32, 1, 1),
+        macros={
+            "DTYPE": I12.ggml_id,
+            "WARPS": TOKEN_WARPS,
+            "HEAD_DIM": sizes["head_dim"],
+            "HELD": min(-(-heads // TOKEN_WARPS), TOKEN_CHANNELS // sizes["head_dim"]),
+            **head_places(ops, run),
+        },
+    )
 
 
 def head_run(ops: Sequence[Op]) -> HeadRun | None:

@@ -14,6 +14,7 @@ from accel.cuda.clusters import LEAST_CAPABILITY as CLUSTER_CAPABILITY
 from accel.cuda.device import Device
 from accel.cuda.group_shapes import (
     GROUP_WARPS,
+    MOST_SPLIT_TOKENS,
     SUM_BYTES,
     TOKEN_BYTES,
     GroupShape,
@@ -35,7 +36,7 @@ from accel.cuda.products import (
 from accel.cuda.runs import operand_place, packet_number, result, size_places, source
 from accel.cuda.span_products import span_launch
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
-from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
+from accel.cuda.units import UNIT_COLUMNS, UNIT_ROWS, unit_bytes, unit_count
 from accel.packets.step import Op, Tensor
 from contract.dtypes import Q4_K, Q5_K, Q6_K, DType
 
@@ -49,6 +50,10 @@ ROW_WARPS = 16
 """Where a norm or the sum of spans comes first; else warps take units, whichever row's."""
 MOST_PIECES = 4
 """Blocks of a row then, a cluster where there is a norm."""
+FOUR = 4
+"""Tokens of a warp where there are many."""
+MOST_FOUR_WARPS = 32
+"""Of a block, which has a whole row of units where a norm comes first."""
 
 GROUP_CAPABILITY = (9, 0)
 """The one with products of four warps."""
@@ -89,7 +94,7 @@ def _launches(
     launches = [_pack(ops, run, device, folded)]
     last = len(shared) - 1
     launches += [
-        _grouped(ops, run, numbers, shapes[i], beside=i > 0, followed=i < last)
+        _grouped(ops, run, numbers, shapes[i], device, beside=i > 0, followed=i < last)
         for i, numbers in enumerate(shared)
     ]
     return launches
@@ -210,9 +215,10 @@ def _pack(ops: Sequence[Op], run: Run, device: Device, folded: Run | None = None
     """The activations of a run, whose rows are the result of ``folded`` if there is one."""
     assert run.quantize is not None
     quantize = ops[run.quantize]
-    tokens, columns = quantize.count.most, quantize.most_sizes()["columns"]
-    first = run.quantize if run.norm is None else run.norm
-    units = unit_count(columns)
+    tokens, units = quantize.count.most, unit_count(quantize.most_sizes()["columns"])
+    fits = run.norm is None or units <= MOST_FOUR_WARPS
+    if folded is None and tokens > MOST_SPLIT_TOKENS and fits:
+        return _pack_fours(ops, run, tokens, units)
     whole = run.norm is not None or folded is not None
     pieces = _row_pieces(tokens, units, device) if whole else -(-units // WARPS)
     warps = min(ROW_WARPS if whole else WARPS, -(-units // pieces))
@@ -227,18 +233,42 @@ def _pack(ops: Sequence[Op], run: Run, device: Device, folded: Run | None = None
             "HELD_UNITS": -(-units // (pieces * warps)),
             "PIECES": pieces,
             "CLUSTER": 1 if run.norm is None else pieces,
-            "X": operand_place(ops, first, "x"),
-            "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
-            "M": operand_place(ops, run.quantize, "m"),
-            "SCALE": operand_place(ops, run.quantize, "scale"),
-            "SUMS": operand_place(ops, run.quantize, "sums"),
-            "NORM": packet_number(run.norm),
-            "QUANTIZE": run.quantize,
             **_fold_places(ops, folded),
-            **size_places("quantize_activation", "columns"),
-            **size_places("rms_norm", "eps"),
+            **_packing_places(ops, run),
         },
     )
+
+
+def _pack_fours(ops: Sequence[Op], run: Run, tokens: int, units: int) -> KernelLaunch:
+    """The activations of many tokens."""
+    warps = min(WARPS, units) if run.norm is None else units
+    pieces = -(-units // warps)
+    weights = 0 if run.norm is None else 4 * UNIT_COLUMNS * warps
+    return KernelLaunch(
+        "unit_pack_fours.cu",
+        "unit_pack_fours",
+        (-(-tokens // FOUR) * pieces, 1, 1),
+        (warps * 32, 1, 1),
+        4 * FOUR * warps + weights,
+        {"WARPS": warps, "PIECES": pieces, **_packing_places(ops, run)},
+    )
+
+
+def _packing_places(ops: Sequence[Op], run: Run) -> dict[str, int]:
+    """What the launches that pack have in common."""
+    assert run.quantize is not None
+    first = run.quantize if run.norm is None else run.norm
+    return {
+        "X": operand_place(ops, first, "x"),
+        "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
+        "M": operand_place(ops, run.quantize, "m"),
+        "SCALE": operand_place(ops, run.quantize, "scale"),
+        "SUMS": operand_place(ops, run.quantize, "sums"),
+        "NORM": packet_number(run.norm),
+        "QUANTIZE": run.quantize,
+        **size_places("quantize_activation", "columns"),
+        **size_places("rms_norm", "eps"),
+    }
 
 
 def _fold(ops: Sequence[Op], run: Run) -> KernelLaunch:
@@ -322,6 +352,7 @@ def _grouped(
     run: Run,
     numbers: tuple[int, ...],
     shape: GroupShape,
+    device: Device,
     beside: bool,
     followed: bool,
 ) -> KernelLaunch:
@@ -330,6 +361,13 @@ def _grouped(
     dtype, tokens, rows = product.dtype, product.count.most, _rows(ops, run, numbers)
     assert dtype is not None
     end = run.gate if run.gate is not None else run.residual
+    blocks = shape.row_blocks(rows), -(-tokens // shape.tokens) * shape.parts
+    if shape.split or shape.parts > 1:
+        grid = (*blocks, 1)
+    else:
+        # Of launches beside each other a block that takes several leaves no room for the other's.
+        most = blocks[0] * blocks[1]
+        grid = (most if beside or followed else min(most, device.multiprocessors), 1, 1)
     places = {}
     for i, number in enumerate(numbers):
         places[f"W{i}"] = operand_place(ops, run.products[number], "weight")
@@ -338,7 +376,7 @@ def _grouped(
     return KernelLaunch(
         "unit_groups.cu",
         "unit_groups",
-        (shape.row_blocks(rows), -(-tokens // shape.tokens) * shape.parts, 1),
+        grid,
         (shape.groups * GROUP_WARPS * 32, 1, 1),
         shape.shared_bytes(dtype),
         {

@@ -84,6 +84,8 @@ class Pinned:
         memory = np.empty(size + PAGE_BYTES, np.uint8)
         start = -memory.ctypes.data % PAGE_BYTES
         place = memory[start : start + size]
+        # The driver would have pages made one after the other, whoever else asks.
+        place[::PAGE_BYTES] = 0
         # Where a sandbox forbids it copies take longer, and are right all the same.
         with suppress(CudaError):
             self._context.call("cuMemHostRegister", place.ctypes.data, size, 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from accel.cuda.device import TIER, Device
+from accel.cuda.needs import Needs, kept_needs
 from accel.cuda.persistent import NEVER, StepChoice, compose
 from accel.cuda.plan import Plan, plan_launches
 from accel.cuda.registered import cuda_forms
@@ -42,30 +44,27 @@ class LoweredForm:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGraph:
-    """What a graph was found to take, kept for when it is then made.
-
-    ``factors`` are buffers some product reads: those that are arranged when they are uploaded.
-    ``divided`` are those of which each device holds its share of the rows.
-    """
+    """What a graph was found to take, and the ``forms`` that were lowered by now, kept for when it
+    is then made."""
 
     graph: Graph
     largest: ShapeKey
     footprint: Footprint
-    scratch_bytes: int
-    factors: frozenset[str]
-    divided: frozenset[str]
-    forms: Mapping[ShapeKey, LoweredForm]
+    needs: Needs
+    forms: dict[ShapeKey, LoweredForm]
 
 
 @dataclass(slots=True)
 class Planner:
     """Plans graphs for one ``device``, which does its ``share`` of them. ``arranged_bytes`` says
-    what a weight takes as products read it; ``planned`` is the graph that was asked for last."""
+    what a weight takes as products read it; ``planned`` is the graph that was asked for last. What
+    graphs need is kept in the folder ``cache``: none of their forms is lowered before its time."""
 
     device: Device
     step: StepChoice
     share: Share
     arranged_bytes: Callable[[BufferDecl], int]
+    cache: Path | None = None
     planned: PlannedGraph | None = field(default=None)
 
     def plan(self, graph: Graph, largest: ShapeKey) -> PlannedGraph:
@@ -78,39 +77,46 @@ class Planner:
     def lowered(self, graph: Graph, form: ShapeKey, divided: Collection[str]) -> LoweredForm:
         """As planned, if it was with the same weights ``divided``."""
         planned = self.planned
-        same = planned is not None and planned.graph == graph and planned.divided == set(divided)
-        if planned is not None and same and form in planned.forms:
-            return planned.forms[form]
+        same = planned is not None and planned.graph == graph
+        if planned is not None and same and planned.needs.divided == set(divided):
+            known = planned.forms.get(form)
+            if known is not None:
+                return known
         return self._planned_form(_lowered(graph, form), divided)
 
     def _planned_form(self, step: Step, divided: Collection[str]) -> LoweredForm:
         return planned_form(step, self.device, self.step, self.share, divided)
 
     def _looked_at(self, graph: Graph, largest: ShapeKey) -> PlannedGraph:
-        steps = {form: _lowered(graph, form) for form in cuda_forms(largest)}
-        divided = frozenset[str]()
-        if self.share.count > 1:
-            weights = {d.name for d in graph.of_kind(BufferKind.WEIGHT) if _can_be_shared(d)}
-            divided = divided_weights(list(steps.values()), self.share) & weights
-        forms = {form: self._planned_form(step, divided) for form, step in steps.items()}
+        forms: dict[ShapeKey, LoweredForm] = {}
 
-        def lower(form: ShapeKey) -> tuple[Step, Schedule]:
-            return forms[form].step, forms[form].schedule
+        def look() -> Needs:
+            steps = {form: _lowered(graph, form) for form in cuda_forms(largest)}
+            divided = self._divided(graph, steps.values())
+            forms.update((form, self._planned_form(step, divided)) for form, step in steps.items())
+            return _needs_of(forms, largest, divided)
 
-        memory = step_memory(lower, largest, cuda_forms)
-        factors = frozenset().union(*(product_factors(one.step) for one in forms.values()))
+        parameters = self.device, self.step, self.share
+        needs = kept_needs(self.cache, parameters, graph, largest, look)
 
         def arranged(decl: BufferDecl) -> int:
-            return self.arranged_bytes(decl) if decl.name in factors else 0
+            return self.arranged_bytes(decl) if decl.name in needs.factors else 0
 
         held = {
-            name: share_of_decl(decl, self.share) if name in divided else decl
+            name: share_of_decl(decl, self.share) if name in needs.divided else decl
             for name, decl in graph.buffers.items()
         }
-        workspaces = sum(one.plan.memory_bytes for one in forms.values())
         own = replace(graph, buffers=held)
-        footprint = device_footprint(own, largest, memory, arranged, workspaces)
-        return PlannedGraph(graph, largest, footprint, memory.shared, factors, divided, forms)
+        extra = needs.workspace_bytes
+        footprint = device_footprint(own, largest, needs.steps, arranged, extra)
+        return PlannedGraph(graph, largest, footprint, needs, forms)
+
+    def _divided(self, graph: Graph, steps: Iterable[Step]) -> frozenset[str]:
+        """Weights of which each device holds its share of the rows."""
+        if self.share.count == 1:
+            return frozenset()
+        weights = {d.name for d in graph.of_kind(BufferKind.WEIGHT) if _can_be_shared(d)}
+        return divided_weights(list(steps), self.share) & weights
 
 
 def planned_form(
@@ -130,6 +136,20 @@ def planned_form(
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
     schedule = schedule_launches(step, plan.levels, plan.together, since)
     return LoweredForm(step, schedule, plan, shared.first_rows)
+
+
+def _needs_of(
+    forms: Mapping[ShapeKey, LoweredForm], largest: ShapeKey, divided: frozenset[str]
+) -> Needs:
+    def lower(form: ShapeKey) -> tuple[Step, Schedule]:
+        return forms[form].step, forms[form].schedule
+
+    return Needs(
+        steps=step_memory(lower, largest, cuda_forms),
+        workspace_bytes=sum(one.plan.memory_bytes for one in forms.values()),
+        factors=frozenset().union(*(product_factors(one.step) for one in forms.values())),
+        divided=divided,
+    )
 
 
 def share_of_decl(decl: BufferDecl, share: Share) -> BufferDecl:

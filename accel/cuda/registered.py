@@ -51,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     gated_rows_rule,
     sampling_rule,
 )
-FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64)
+FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64, 320)
 """Of the forms below the largest: what the tuned kernels for few tokens are made for."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)

@@ -100,6 +100,7 @@ class SeveralTier(Closing):
             host_unified=False,
             asynchronous=True,
             devices=len(infos),
+            prompt_tokens=first.prompt_tokens,
         )
 
     @property

@@ -36,10 +36,14 @@ from contract.closing import Closing
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
-from contract.ir.nodes import BufferDecl, Graph
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.ir.scratch import buffer_bytes
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, FiniteWords, Heap, TierInfo, UploadsLater, check_range
+
+PROMPT_TOKENS = 1024
+"""Of a step: blocks of products fill the multiprocessors better than with 512."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class CudaTier(Closing):
         self._waiting = Waiting()
         runtime = self._runtime
         arranged_bytes = self._weights.arranged_bytes
-        self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes)
+        self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes, choices.cache)
         self._lost = ""
         self._closed = False
 
@@ -99,6 +103,7 @@ class CudaTier(Closing):
             memory_bytes=device.memory_bytes,
             host_unified=False,
             asynchronous=True,
+            prompt_tokens=PROMPT_TOKENS,
         )
 
     @property
@@ -121,7 +126,7 @@ class CudaTier(Closing):
     def divided(self) -> frozenset[str]:
         """Weights of the planned graph of which it holds its share of the rows."""
         planned = self._planner.planned
-        return frozenset() if planned is None else planned.divided
+        return frozenset() if planned is None else planned.needs.divided
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -129,6 +134,9 @@ class CudaTier(Closing):
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
+        # Whoever asks is about to upload, and planning leaves all cores but one idle.
+        weights = graph.of_kind(BufferKind.WEIGHT)
+        self._runtime.uploader.prepare(sum(buffer_bytes(decl, largest) for decl in weights))
         return self._planner.plan(graph, largest).footprint
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
@@ -136,10 +144,10 @@ class CudaTier(Closing):
         planned = self._planner.plan(graph, largest)
         with self._guarded("reserving memory"):
             # Uploads begin at once, and need theirs.
-            self._weights.prepare(graph.buffers[name] for name in sorted(planned.factors))
+            self._weights.prepare(graph.buffers[name] for name in sorted(planned.needs.factors))
             for lowered in planned.forms.values():
                 self._runtime.modules.build_ahead(sources_of(lowered.plan))
-            self._reserve(planned.scratch_bytes, input_layout(graph, largest).nbytes)
+            self._reserve(planned.needs.steps.shared, input_layout(graph, largest).nbytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CudaBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
@@ -185,7 +193,7 @@ class CudaTier(Closing):
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
             planned = self._planner.planned
-            if matrices_of(decl) and (planned is None or decl.name in planned.factors):
+            if matrices_of(decl) and (planned is None or decl.name in planned.needs.factors):
                 self._weights.matrix(buffer, arrived)
             else:
                 self._weights.stored(buffer, arrived)

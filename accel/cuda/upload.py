@@ -1,10 +1,10 @@
 """Stored weights on their way to the device: through page-locked memory, arranged on arrival.
 
-Threads read parts of tensors from the file into page-locked slots, one each. Another thread has the
-device copy them, in turn, from there to staging memory of their own or where they stay, look at
-them, and arrange them. Whoever uploads goes on meanwhile. So no more than the slots is held twice,
-and the link is kept busy. A reader does nothing but read, since threads wait for each other
-whenever one runs Python.
+Threads read parts of tensors from the file into page-locked slots. Another thread has the device
+copy them, as they come, from there to staging memory of their own or where they stay, look at them,
+and arrange them. Whoever uploads goes on meanwhile. So no more than the slots is held twice, and
+the link is kept busy. A reader does next to nothing but read, since threads wait for each other
+whenever one runs Python; what is handed on between them goes through queues that are no Python.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from queue import SimpleQueue
+from threading import Condition, Thread
 
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.submissions import Mark
@@ -45,12 +47,21 @@ class _Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """What is being read into a slot, and what is to be done when that is ``done``."""
+class _Part:
+    """Rows to be read into a slot, and what enqueues what is done with them then."""
 
-    done: Future[Bytes]
+    rows: Callable[[], Bytes]
     send: Callable[[_Slot, Bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """``rows`` of a part in a slot, unless reading them ``failed``."""
+
+    part: _Part
     slot: _Slot
+    rows: Bytes | None
+    failed: BaseException | None = None
 
 
 class Uploader:
@@ -60,29 +71,40 @@ class Uploader:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._slots: list[_Slot] = []
-        self._next = 0
-        self._reading: deque[_Reading] = deque()
-        self._jobs: deque[Future[None]] = deque()
-        self._sender: ThreadPoolExecutor | None = None
-        self._readers: ThreadPoolExecutor | None = None
+        self._readers: list[Thread] = []
+        self._sender: Thread | None = None
+        self._parts: SimpleQueue[_Part | None] = SimpleQueue()
+        self._free: SimpleQueue[_Slot] = SimpleQueue()
+        self._read: SimpleQueue[_Read | None] = SimpleQueue()
+        self._ended = Condition()
+        self._left = 0
+        self._failed: BaseException | None = None
+        self._ahead: deque[Future[Bytes]] | None = None
+
+    def prepare(self, nbytes: int) -> None:
+        """Begin to make page-locked memory for uploads of so many bytes, the first time it is
+        called; the caller goes on. It takes as long as the device takes for some gigabytes."""
+        if self._ahead is None:
+            count = min(SLOTS, -(-nbytes // SLOT_BYTES))
+            pool = ThreadPoolExecutor(READERS, "lock pages")
+            take = self._memory.pinned.take
+            self._ahead = deque(pool.submit(take, SLOT_BYTES) for _ in range(count))
+            pool.shutdown(wait=False)
 
     def copy(self, data: Bytes, target: Allocation, arrived: Arrived | None = None) -> None:
         """``data``, uint8[rows, row_bytes], as it is. Raises OutOfMemory."""
         row_bytes = max(1, data.shape[1])
         step = max(1, SLOT_BYTES // row_bytes)
+        parts = []
+        for first in range(0, len(data), step):
 
-        def job() -> None:
-            for first in range(0, len(data), step):
+            def send(slot: _Slot, host: Bytes, start: int = first * row_bytes) -> None:
+                self._memory.transfer(target, host, True, start)
+                if arrived is not None:
+                    arrived(target.address + start, host.size)
 
-                def send(slot: _Slot, host: Bytes, start: int = first * row_bytes) -> None:
-                    self._memory.transfer(target, host, True, start)
-                    if arrived is not None:
-                        arrived(target.address + start, host.size)
-
-                part = data[first : first + step]
-                self._read(partial(_same, part), send)
-
-        self._later(job, min(step, len(data)) * data.shape[1])
+            parts.append(_Part(partial(_same, data[first : first + step]), send))
+        self._begin(parts, min(step, len(data)) * data.shape[1])
 
     def arrange(
         self,
@@ -92,30 +114,30 @@ class Uploader:
     ) -> None:
         """A stack in parts: ``launch(address, groups)`` has ``groups`` arranged, whose stored rows
         lie at ``address`` on the device. Raises OutOfMemory."""
-        parts = stack.parts(SLOT_BYTES)
+        cut = stack.parts(SLOT_BYTES)
+        parts = []
+        for groups in cut:
 
-        def job() -> None:
-            for groups in parts:
+            def send(slot: _Slot, host: Bytes, groups: range = groups) -> None:
+                self._memory.transfer(slot.staging, host, True, 0)
+                if arrived is not None:
+                    arrived(slot.staging.address, host.size)
+                launch(slot.staging.address, groups)
 
-                def send(slot: _Slot, host: Bytes, groups: range = groups) -> None:
-                    self._memory.transfer(slot.staging, host, True, 0)
-                    if arrived is not None:
-                        arrived(slot.staging.address, host.size)
-                    launch(slot.staging.address, groups)
-
-                self._read(partial(stack.stored, groups), send)
-
-        self._later(job, max(map(stack.stored_bytes, parts), default=0))
+            parts.append(_Part(partial(stack.stored, groups), send))
+        self._begin(parts, max(map(stack.stored_bytes, cut), default=0))
 
     def finish(self) -> None:
         """Return when everything was enqueued. Raises the first that went wrong meanwhile; what was
         not sent then is given up."""
-        self._collect(len(self._jobs))
         try:
-            while self._reading:
-                self._send_oldest()
-        finally:
-            self._give_up()
+            self._wait()
+        except BaseException as interrupt:
+            self._failed = interrupt
+            self._wait()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
 
     def close(self) -> None:
         """As ``finish``, and give the slots back. Safe to call twice."""
@@ -126,45 +148,42 @@ class Uploader:
 
     def forget(self) -> None:
         """Give up what was not enqueued yet: the device is lost."""
-        for pool in (self._sender, self._readers):
-            if pool is not None:
-                pool.shutdown(cancel_futures=True)
-        self._sender = self._readers = None
-        self._jobs.clear()
-        self._reading.clear()
+        self._failed = Forgotten()
+        self._wait()
+        for _ in self._readers:
+            self._parts.put(None)
+        for thread in self._readers:
+            thread.join()
+        if self._sender is not None:
+            self._read.put(None)
+            self._sender.join()
+        self._readers, self._sender, self._failed = [], None, None
+        if self._ahead:
+            wait(self._ahead)
+            self._ahead.clear()
         for slot in self._slots:
             self._memory.free(slot.staging)
-        self._slots.clear()
+        self._slots, self._free = [], SimpleQueue()
 
-    def _collect(self, count: int) -> None:
-        """Wait for the oldest jobs."""
-        try:
-            for _ in range(count):
-                self._jobs.popleft().result()
-        except BaseException:
-            self._give_up()
-            raise
-
-    def _give_up(self) -> None:
-        """Forget what is left to do, when nobody is at it any more."""
-        for job in self._jobs:
-            job.cancel()
-        wait(self._jobs)
-        wait([reading.done for reading in self._reading])
-        self._jobs.clear()
-        self._reading.clear()
-
-    def _later(self, job: Callable[[], None], slot_bytes: int) -> None:
+    def _begin(self, parts: list[_Part], slot_bytes: int) -> None:
+        """Have parts read and sent, none of which takes more than ``slot_bytes``."""
         if not slot_bytes:
             return
+        if self._failed is not None:
+            self.finish()
         if not self._slots or self._slots[0].staging.nbytes < slot_bytes:
             self.close()
             self._make_slots(max(SLOT_BYTES, slot_bytes))
         if self._sender is None:
-            self._sender = ThreadPoolExecutor(1, "upload")
-            self._readers = ThreadPoolExecutor(READERS, "read")
-        self._collect(sum(1 for _ in takewhile(Future.done, self._jobs)))
-        self._jobs.append(self._sender.submit(job))
+            self._sender = Thread(target=self._send_all, name="upload", daemon=True)
+            named = (f"read {number}" for number in range(min(READERS, len(self._slots))))
+            self._readers = [Thread(target=self._read_all, name=n, daemon=True) for n in named]
+            for thread in (self._sender, *self._readers):
+                thread.start()
+        with self._ended:
+            self._left += len(parts)
+        for part in parts:
+            self._parts.put(part)
 
     def _make_slots(self, nbytes: int) -> None:
         """As many as there is memory for, at least one. Raises OutOfMemory."""
@@ -177,36 +196,71 @@ class Uploader:
                     raise
                 break
             slots.append(_Slot(staging))
-        self._slots, self._next = slots, 0
+        self._slots = slots
+        for slot in slots:
+            self._free.put(slot)
 
-    def _read(self, rows: Callable[[], Bytes], send: Callable[[_Slot, Bytes], None]) -> None:
-        """Begin to read rows into the next slot; ``send`` enqueues what is done with them then."""
-        if len(self._reading) == min(READERS, len(self._slots)):
-            self._send_oldest()
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
+    def _wait(self) -> None:
+        with self._ended:
+            self._ended.wait_for(lambda: not self._left)
+
+    def _read_all(self) -> None:
+        """What a reader does."""
+        while (part := self._parts.get()) is not None:
+            slot = self._free.get()
+            rows, failed = None, None
+            if self._failed is None:
+                try:
+                    rows = self._read_into(slot, part)
+                except BaseException as error:
+                    failed = error
+            self._read.put(_Read(part, slot, rows, failed))
+
+    def _read_into(self, slot: _Slot, part: _Part) -> Bytes:
         if slot.sent is not None:
             slot.sent.wait()
-        assert self._readers is not None
-        done = self._readers.submit(self._read_into, slot, rows)
-        self._reading.append(_Reading(done, send, slot))
+        if slot.pinned is None:
+            slot.pinned = self._page_locked(slot.staging.nbytes)
+        stored = part.rows()
+        host = slot.pinned[: stored.size]
+        copy_bytes(host.reshape(stored.shape), stored)
+        return host
 
-    def _send_oldest(self) -> None:
-        reading = self._reading.popleft()
-        slot, stream = reading.slot, self._memory.stream
-        reading.send(slot, reading.done.result())
+    def _page_locked(self, nbytes: int) -> Bytes:
+        with suppress(IndexError):
+            while self._ahead:
+                made = self._ahead.popleft().result()
+                if made.nbytes == nbytes:
+                    return made
+        return self._memory.pinned.take(nbytes)
+
+    def _send_all(self) -> None:
+        """What the sender does."""
+        while (read := self._read.get()) is not None:
+            try:
+                if read.failed is not None:
+                    raise read.failed
+                if read.rows is not None and self._failed is None:
+                    self._send(read.part, read.slot, read.rows)
+            except BaseException as error:
+                self._failed = error if self._failed is None else self._failed
+            self._free.put(read.slot)
+            with self._ended:
+                self._left -= 1
+                if not self._left:
+                    self._ended.notify_all()
+
+    def _send(self, part: _Part, slot: _Slot, rows: Bytes) -> None:
+        stream = self._memory.stream
+        part.send(slot, rows)
         if slot.sent is None:
             slot.sent = Mark(self._memory.context, stream)
         else:
             slot.sent.move(stream)
 
-    def _read_into(self, slot: _Slot, rows: Callable[[], Bytes]) -> Bytes:
-        if slot.pinned is None:
-            slot.pinned = self._memory.pinned.take(slot.staging.nbytes)
-        part = rows()
-        host = slot.pinned[: part.size]
-        copy_bytes(host.reshape(part.shape), part)
-        return host
+
+class Forgotten(Exception):
+    """What has not been enqueued yet is not going to be."""
 
 
 def _same(part: Bytes) -> Bytes:

@@ -13,6 +13,8 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 import accel.packets
 import contract.ir
@@ -28,15 +30,26 @@ CODE = (accel.packets, contract, contract.ir, contract.ops)
 """Packages whose modules decide what a graph is lowered to."""
 
 
-class KeptMemory:
-    """The entries of one ``folder``; ``parameters`` are what a tier lowers with beside the graph
-    and its sizes."""
+T = TypeVar("T")
 
-    def __init__(self, folder: Path, parameters: tuple[str | int, ...]) -> None:
+
+class Kept(Generic[T]):
+    """The entries of one ``folder``; ``parameters`` are what a tier lowers with beside the graph
+    and its sizes. ``encoded`` and ``decoded`` are to and from what JSON has."""
+
+    def __init__(
+        self,
+        folder: Path,
+        parameters: tuple[str | int, ...],
+        encoded: Callable[[T], Any],
+        decoded: Callable[[Any], T],
+    ) -> None:
         self._folder = folder
         self._parameters = parameters
+        self._encoded = encoded
+        self._decoded = decoded
 
-    def of(self, graph: Graph, largest: ShapeKey, make: Callable[[], StepMemory]) -> StepMemory:
+    def of(self, graph: Graph, largest: ShapeKey, make: Callable[[], T]) -> T:
         """What is kept, else what ``make`` says, which is kept then. Raises what ``make`` does."""
         code = code_state()
         if code is None:
@@ -44,18 +57,26 @@ class KeptMemory:
         described = "\0".join((code, repr(self._parameters), repr(largest), _described(graph)))
         name = hashlib.sha256(described.encode()).hexdigest()
         path = (self._folder / name).with_suffix(SUFFIX)
-        kept = _read(path)
-        if kept is None:
-            kept = make()
-            write_entry(path, MAGIC, _encoded(kept))
-        return kept
+        data = read_entry(path, MAGIC)
+        if data is not None:
+            return self._decoded(json.loads(data))
+        made = make()
+        write_entry(path, MAGIC, json.dumps(self._encoded(made)).encode())
+        return made
+
+
+class KeptMemory(Kept[StepMemory]):
+    """Of tiers that need to know no more than what steps take."""
+
+    def __init__(self, folder: Path, parameters: tuple[str | int, ...]) -> None:
+        super().__init__(folder, parameters, encoded_memory, decoded_memory)
 
 
 @functools.cache
-def code_state() -> str | None:
-    """Changes with every module of CODE; None where they are no files."""
+def code_state(packages: tuple[ModuleType, ...] = CODE) -> str | None:
+    """Changes with every module of the packages; None where they are no files."""
     try:
-        return repr([entry for package in CODE for entry in _modules(package.__path__[0])])
+        return repr([entry for package in packages for entry in _modules(package.__path__[0])])
     except OSError:
         return None
 
@@ -86,15 +107,13 @@ def _described(graph: Graph) -> str:
     return repr((graph.name, graph.stage.name, buffers, nodes))
 
 
-def _encoded(memory: StepMemory) -> bytes:
+def encoded_memory(memory: StepMemory) -> list[Any]:
+    """What JSON has of it."""
     stored, kinds = sorted(memory.stored), sorted(memory.kinds)
-    return json.dumps([memory.shared, memory.own, memory.packets, stored, kinds]).encode()
+    return [memory.shared, memory.own, memory.packets, stored, kinds]
 
 
-def _read(path: Path) -> StepMemory | None:
-    """An entry; None where there is none that can be read."""
-    data = read_entry(path, MAGIC)
-    if data is None:
-        return None
-    shared, own, packets, stored, kinds = json.loads(data)
+def decoded_memory(data: Any) -> StepMemory:
+    """The other way."""
+    shared, own, packets, stored, kinds = data
     return StepMemory(shared, own, tuple(packets), frozenset(stored), frozenset(map(tuple, kinds)))

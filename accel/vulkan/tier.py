@@ -45,6 +45,8 @@ from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
 VulkanBuffer = DeviceBuffer[Allocation]
 
+PROMPT_TOKENS = 512
+"""Of a step: what its products were measured with."""
 PARTS = 128
 """Parts of a context that are attended to side by side: so many tiles, or else spans of tiles."""
 
@@ -100,6 +102,7 @@ class VulkanTier(Closing):
             memory_bytes=self._memory.capacity,
             host_unified=self._memory.shared,
             asynchronous=True,
+            prompt_tokens=PROMPT_TOKENS,
         )
 
     @property

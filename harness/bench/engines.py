@@ -19,7 +19,7 @@ INSTALL_PEER = "pip install 'zinc-rt[peer]'"
 ADAPTED_TIER = "opencl"
 """The tier whose steps get as many workers as are found to be fastest."""
 CHUNK_TOKENS = 512
-"""Most prompt tokens of a step, for every engine."""
+"""Most prompt tokens of a step of the peer; a tier has its own."""
 GREEDY = SamplingParams(repeat_last_n=0)
 CONTEXT_UNIT = 256
 """The peer gives each of several sequences a multiple of so many positions."""
@@ -116,7 +116,6 @@ class TierEngine:
             tier_options=TierOptions(setup.threads, opencl_workers=fixed_workers(name)),
             context=setup.context,
             kv_dtype=setup.kv_dtype,
-            chunk=min(CHUNK_TOKENS, setup.context),
             prefix_cache=False,
         )
         self._session = Session.open(Path(setup.model), options)

@@ -6,10 +6,10 @@ The catalogued ones are data, in ``entries.toml`` beside this file.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contract.deferred import dataclass
 from contract.errors import CatalogError
 
 MEMORY_CONTEXT_TOKENS = 4096

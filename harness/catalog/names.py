@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from contract.deferred import dataclass
 from contract.errors import CatalogError
 
 HOSTS = ("hf.co/", "huggingface.co/")

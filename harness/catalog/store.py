@@ -17,9 +17,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from contract.deferred import dataclass
 from contract.errors import CatalogError
 from harness.catalog import names
 from harness.catalog.entries import ManagedModel, find

@@ -18,9 +18,16 @@ from contract.ir.cost import graph_cost
 from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from contract.spec import KV
-from contract.tier import Tier
+from contract.tier import PROMPT_TOKENS, Tier
 from harness.cli.layer_facts import active_parameters, layer_facts
-from harness.memory import check_storage, longest_context, plans_of, storage_problem
+from harness.memory import (
+    check_storage,
+    longest_context,
+    plans_of,
+    prompt_steps,
+    storage_problem,
+    whole_context,
+)
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan, longest_plan
 from reference.model.config import read_config
@@ -89,19 +96,20 @@ def vocabulary_facts(file: GgufFile) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a model is to be run with. ``context`` None is the longest within ``budget`` bytes;
-    ``tier`` None counts what the graph declares, whatever a tier makes of it."""
+    """What a model is to be run with. ``context`` None is the longest within ``budget`` bytes,
+    ``chunk`` None what an engine would choose; ``tier`` None counts what the graph declares,
+    whatever a tier makes of it."""
 
     context: int | None
     kv_dtype: str
-    chunk: int
+    chunk: int | None
     budget: int
     slots: int = 1
     tier: Tier | None = None
 
     def limits(self, context: int, kv_dtype: DType) -> Limits:
         """Of an engine of so many positions."""
-        tokens = min(self.chunk, context) + self.slots
+        tokens = min(self.chunk or PROMPT_TOKENS, context) + self.slots
         return whole_contexts(self.slots, context, kv_dtype, tokens, self.slots, min(64, context))
 
 
@@ -121,6 +129,7 @@ def run_facts(file: GgufFile, wanted: Wanted) -> dict[str, Any]:
     longest = longest_context(model, wanted.context)
     check_storage(model, BY_NAME[wanted.kv_dtype])
     config = model.config
+    wanted = _settled(model, wanted, longest)
     memory = memory_facts(model, wanted, longest)
     context = memory["context"]
     graph = model.graph(wanted.limits(context, BY_NAME[wanted.kv_dtype]))
@@ -134,6 +143,17 @@ def run_facts(file: GgufFile, wanted: Wanted) -> dict[str, Any]:
         "memory": memory,
         "graph": graph_facts(graph, context),
     }
+
+
+def _settled(model: Model, wanted: Wanted, longest: int) -> Wanted:
+    """With the prompt tokens of a step that an engine would have."""
+    if wanted.chunk is not None or wanted.tier is None:
+        return wanted
+    dtype, tier = BY_NAME[wanted.kv_dtype], wanted.tier
+    choices = [replace(wanted, chunk=tokens) for tokens in prompt_steps(tier.info.prompt_tokens)]
+    by_steps = [partial(choice.limits, kv_dtype=dtype) for choice in choices]
+    found = whole_context(model, tier, by_steps, longest, wanted.budget)
+    return choices[-1 if found is None else found[0]]
 
 
 def memory_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Served:
             world.runner,
             end_of_generation=world.end_of_generation,
             chunk_tokens=shape.chunk_tokens,
+            chunk_beside=(shape.chunk_tokens + 1) // 2 if schedule.seed % 2 else None,
             page_order=shape.page_order,
             steps_ahead=shape.steps_ahead,
             tenants=tenants,

@@ -178,8 +178,10 @@ class Watch(NullObserver):
         for _, slot, position, _ in step.query.tolist():
             counts[slot] = counts.get(slot, 0) + 1
             written[slot, position // PAGE_TOKENS] = None
-        check_decodes(self._places(), counts)
-        most = self._engine.chunk_tokens
+        places = list(self._places())
+        check_decodes(places, counts)
+        engine, decodes = self._engine, any(p.decodes and p.slot in counts for p in places)
+        most = engine.chunk_beside if decodes else engine.chunk_tokens
         drafted = self._engine._residents.table.draft
         prefill = sum([n for slot, n in counts.items() if n > 1 and not drafted[slot]])
         if prefill > most:

@@ -47,11 +47,12 @@ def no_clock() -> float:
 class Engine:
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
-    ``chunk_tokens`` caps the prefill tokens of a step; ``end_of_generation`` are the token ids
-    that finish a sequence; ``page_order`` is the order the pool hands out its pages in.
-    ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None is
-    one where the tier works while the host plans, else none. ``queue_depth`` requests may wait,
-    of one tenant among several half as many.
+    ``chunk_tokens`` caps the prefill tokens of a step, ``chunk_beside`` those of one in which
+    sequences decode, None as the other does; ``end_of_generation`` are the token ids that
+    finish a sequence; ``page_order`` is the order the pool hands out its pages in.
+    ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None
+    is one where the tier works while the host plans, else none. ``queue_depth`` requests may
+    wait, of one tenant among several half as many.
     With ``prefix_cache`` what was computed is found by those that begin alike, and of the pages
     that nobody holds any more ``cached_pages`` are kept for them, None for all. With
     ``copy_pages`` a prefix that ends within a cached page is not computed again, and
@@ -67,6 +68,7 @@ class Engine:
         *,
         end_of_generation: frozenset[int] = frozenset(),
         chunk_tokens: int | None = None,
+        chunk_beside: int | None = None,
         page_order: Iterable[int] | None = None,
         steps_ahead: int | None = None,
         tenants: Tenants | None = None,
@@ -112,6 +114,7 @@ class Engine:
             self._placing,
             self.tenants,
             chunk_tokens=chunk_tokens,
+            chunk_beside=chunk_beside,
             steps_ahead=steps_ahead,
             clock=clock,
             observer=observer,
@@ -132,6 +135,11 @@ class Engine:
     def chunk_tokens(self) -> int:
         """The most prefill tokens of a step."""
         return self._pipeline.chunk_tokens
+
+    @property
+    def chunk_beside(self) -> int:
+        """The most prefill tokens of a step in which a sequence decodes."""
+        return self._pipeline.chunk_beside
 
     @property
     def steps_ahead(self) -> int:

@@ -66,7 +66,7 @@ class Pipeline:
     """Keeps ``steps_ahead`` steps under way on a runner; nobody else submits any.
 
     ``chunk_tokens`` caps the prefill tokens of a step, None leaves it to the limits; for
-    ``steps_ahead`` None see ``Engine``.
+    ``chunk_beside`` and for ``steps_ahead`` None see ``Engine``.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Pipeline:
         tenants: Tenants,
         *,
         chunk_tokens: int | None,
+        chunk_beside: int | None,
         steps_ahead: int | None,
         clock: Clock,
         observer: Observer,
@@ -89,6 +90,7 @@ class Pipeline:
         most = runner.limits.step_tokens - runner.limits.slots
         self.steps_ahead = steps_ahead
         self.chunk_tokens = min(chunk_tokens or most, most)
+        self.chunk_beside = min(chunk_beside or most, self.chunk_tokens)
         self.steps = 0
         self._runner = runner
         self._placing = placing
@@ -200,7 +202,7 @@ class Pipeline:
             INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in asked
         )
         ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
-        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_tokens, most))
+        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_beside, most))
 
     def _follow(
         self,

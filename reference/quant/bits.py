@@ -7,13 +7,13 @@ A block is an element of a structured array ``parts`` [rows, blocks], see
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.deferred import dataclass
 from reference.quant.formats import Bytes
 from reference.quant.tables import Table
 
@@ -94,7 +94,7 @@ class Plane:
     shift: int = 0
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class Packed:
     """Integers stored as the sum of their planes: value = stored - zero, or table[stored]."""
 

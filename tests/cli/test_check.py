@@ -14,7 +14,7 @@ import pytest
 from harness import generate
 from harness.catalog import DEFAULT_ID, find, model_path
 from harness.cli import exactness
-from harness.memory import plan_context
+from harness.memory import LimitsAt, plan_steps
 from harness.tiers import TIERS, open_tier
 from reference.exact import elementary
 from reference.memory.planner import MemoryPlan
@@ -53,20 +53,22 @@ def test_check_plans_what_run_takes(
     need_device(partial(open_tier, tier)).close()
     plans: list[MemoryPlan] = []
 
-    def noted(*arguments: Any) -> MemoryPlan:
-        plans.append(plan_context(*arguments))
-        return plans[-1]
+    def noted(*arguments: Any) -> tuple[MemoryPlan, LimitsAt]:
+        plan, limits_at = plan_steps(*arguments)
+        plans.append(plan)
+        return plan, limits_at
 
-    monkeypatch.setattr(generate, "plan_context", noted)
+    monkeypatch.setattr(generate, "plan_steps", noted)
     common = ("--model", tiny_model, "--tier", tier, *words)
     assert zinc("check", *common).code == 0
     assert zinc("run", "hi", *common, "--max-tokens", 2).code == 0
     checked, ran = plans
     assert checked == ran
-    exact = ("--context", ran.context, "--memory-budget", ran.budgeted)
+    common = (*common, "--context", ran.context, "--chunk", ran.step_tokens - ran.slots)
+    exact = ("--memory-budget", ran.budgeted)
     assert zinc("check", *common, *exact).out.splitlines()[-1] == "READY"
     assert zinc("run", "hi", *common, *exact, "--max-tokens", 2).code == 0
-    less = (*exact[:3], ran.budgeted - 1)
+    less = ("--memory-budget", ran.budgeted - 1)
     refused = zinc("run", "hi", *common, *less)
     assert refused.code == 2
     found = zinc("check", *common, *less)

@@ -323,6 +323,14 @@ class FakeDriver:
         self.shared_limits[function] = value
         return (SUCCESS,)
 
+    def cuLaunchKernel(self, function: Any, *given: Any) -> tuple[Any, ...]:
+        names = [f"{kind}Dim{axis}" for kind in ("grid", "block") for axis in "XYZ"]
+        *numbers, stream, arguments, extra = given
+        config = SimpleNamespace(
+            **dict(zip([*names, "sharedMemBytes"], numbers, strict=True)), hStream=stream, attrs=[]
+        )
+        return self.cuLaunchKernelEx(config, function, arguments, extra)
+
     def cuLaunchKernelEx(
         self, config: Any, function: str, arguments: int, extra: int
     ) -> tuple[Any, ...]:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from accel.cuda import head_rows
+from accel.cuda.plan import plan_launches
+from accel.packets.rules import lower_graph
 from contract.dtypes import F16, F32, I12, I32, Q8_0, DType
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.scratch import buffer_bytes
@@ -16,7 +18,7 @@ from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from reference.exact.kv_storage import page_view
 from reference.ops.rms_norm_fused_rope_kv_write import rms_norm_fused_rope_kv_write
-from tests.cuda.emulated_step import aligned_memory, in_device_memory, run_step
+from tests.cuda.emulated_step import DEVICE, aligned_memory, in_device_memory, run_step
 
 HEADS, KV_HEADS, CONTEXT, PAGES, SLOTS = 4, 2, 64, 9, 2
 
@@ -43,8 +45,43 @@ def test_queries_and_pages_are_those_of_the_definition(
     kv_dtype: DType, head_dim: int, neox: int, norms: bool, tokens: int, folder: Path
 ) -> None:
     """One launch; rows of zeros, a large one and, in the last head, a broken one included."""
+    compare(kv_dtype, head_dim, neox, norms, tokens, head_dim // 2 - 8, folder)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "norms", "most"), [(128, True, 70), (64, False, 65), (256, True, 65)]
+)
+def test_a_block_takes_a_token_where_there_are_many(
+    head_dim: int, norms: bool, most: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rows in registers, all or some at once; only where all channels are turned, those half a
+    row apart together."""
+    graph, form = heads_graph(I12, head_dim, 1, norms, head_dim // 2), ShapeKey(most, 0)
+    plans = [plan_launches(lower_graph(graph, form, 1, "cuda").ops, DEVICE)]
+    for neox, pairs in ((0, head_dim // 2), (1, head_dim // 2 - 8)):
+        other = heads_graph(I12, head_dim, neox, norms, pairs)
+        plans.append(plan_launches(lower_graph(other, form, 1, "cuda").ops, DEVICE))
+    entries = [launch.entry for plan in plans for launch in plan.launches]
+    assert entries == ["head_tokens", "head_rows", "head_rows"]
+    compare(I12, head_dim, 1, norms, 34, head_dim // 2, folder, most)
+    monkeypatch.setattr(head_rows, "TOKEN_WARPS", 3)
+    monkeypatch.setattr(head_rows, "TOKEN_CHANNELS", 2 * head_dim)
+    compare(I12, head_dim, 1, norms, 34, head_dim // 2, folder, most)
+
+
+def compare(
+    kv_dtype: DType,
+    head_dim: int,
+    neox: int,
+    norms: bool,
+    tokens: int,
+    pairs: int,
+    folder: Path,
+    most: int = 0,
+) -> None:
+    """What a form of ``most`` tokens makes with what the definition does."""
     rng = np.random.default_rng(head_dim + tokens)
-    width, pairs = (HEADS + 2 * KV_HEADS) * head_dim, head_dim // 2 - 8
+    width = (HEADS + 2 * KV_HEADS) * head_dim
     values = {
         "qkv": rng.standard_normal((tokens, width)).astype(np.float32),
         "q_norm": rng.standard_normal(head_dim).astype(np.float32),
@@ -62,16 +99,17 @@ def test_queries_and_pages_are_those_of_the_definition(
     sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": head_dim, "neox": neox}
     shape = (PAGES, 2, 16, KV_HEADS, head_dim)
     graph, key = heads_graph(kv_dtype, head_dim, neox, norms, pairs), ShapeKey(tokens, 0)
+    form = ShapeKey(max(tokens, most), 0)
     nbytes = buffer_bytes(graph.buffers["kv"], key)
     kept = {
-        "q": aligned_memory(tokens * HEADS * head_dim * 4).view(np.float32),
+        "q": aligned_memory(form.tokens * HEADS * head_dim * 4).view(np.float32),
         "kv": aligned_memory(nbytes),
         "rope_table": in_device_memory(values["rope_table"]),
         "q_norm": in_device_memory(values["q_norm"]),
         "k_norm": in_device_memory(values["k_norm"]),
     }
     kept["kv"][:] = 0
-    run_step(graph, (key, key), {n: values[n] for n in kinds}, kept, {}, folder)
+    run_step(graph, (key, form), {n: values[n] for n in kinds}, kept, {}, folder)
     want_kv = np.zeros(nbytes, np.uint8)
     weights = {name: values[name] for name in ("q_norm", "k_norm") if norms}
     with np.errstate(invalid="ignore", over="ignore"):
@@ -82,7 +120,8 @@ def test_queries_and_pages_are_those_of_the_definition(
             kv=page_view(want_kv, kv_dtype, shape),
             eps=1e-6,
         )
-    assert np.array_equal(kept["q"].reshape(want.shape), want, equal_nan=True)
+    got = kept["q"].reshape(-1, *want.shape[1:])[:tokens]
+    assert np.array_equal(got, want, equal_nan=True)
     got_kv = page_view(kept["kv"], kv_dtype, shape)
     assert got_kv.tobytes() == page_view(want_kv, kv_dtype, shape).tobytes()
     assert want_kv.any()

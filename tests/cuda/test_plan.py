@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from accel.cuda import plan as plan_module
+from accel.cuda import planning
 from accel.cuda.device import Device
 from accel.cuda.plan import layout_of, plan_launches
 from accel.cuda.planning import planned_form
@@ -28,6 +30,7 @@ from contract.ir.nodes import BufferDecl, BufferKind
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
+from tests.cuda.conftest import OpenTier
 from tests.cuda.fake_driver import FakeDriver, _operands
 from tests.cuda.test_tier import GRAPH, LARGEST, Lowered
 
@@ -98,6 +101,22 @@ def test_workspaces_are_planned(tier: CudaTier) -> None:
     assert with_rule - tier.footprint(GRAPH, LARGEST).variants == forms * 1024
 
 
+def test_what_a_graph_takes_is_kept(
+    open_cuda: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next tier like this one says it and lowers nothing until it has to; one that plans
+    otherwise looks for itself."""
+    graphs = GRAPH, product()
+    needed = [_needs(open_cuda(cache=tmp_path), graph) for graph in graphs]
+    with monkeypatch.context() as patched:
+        patched.setattr(planning, "lower_graph", _refuse)
+        tier = open_cuda(cache=tmp_path)
+        assert [_needs(tier, graph) for graph in graphs] == needed
+        with pytest.raises(ArithmeticError):
+            _needs(open_cuda(cache=tmp_path, step="8x3"), GRAPH)
+    Lowered(tier).run()
+
+
 def test_a_layout_without_a_rule_is_refused(
     tier: CudaTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,3 +181,14 @@ def product() -> Graph:
     weight = builder.buffer("w", BufferKind.WEIGHT, Q8_0, (16, 256), source="w")
     builder.emit(Opcode.MATMUL, x=x, weight=weight, y=builder.output("y", "tokens", 16))
     return builder.build()
+
+
+def _needs(tier: CudaTier, graph: Graph) -> tuple[Any, ...]:
+    footprint = tier.footprint(graph, LARGEST)
+    tier.reserve(graph, LARGEST)
+    assert tier._planner.planned is not None
+    return footprint, tier._planner.planned.needs
+
+
+def _refuse(*given: object) -> None:
+    raise ArithmeticError

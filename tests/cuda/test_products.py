@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from accel.cuda.device import Device
 from accel.cuda.gated_rows import MOST_TOKENS as MOST_GATED
-from accel.cuda.group_shapes import group_shape, shapes_beside
+from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, group_shape, shapes_beside
+from accel.cuda.matrices import MOST_FOUR_WARPS
 from accel.cuda.plan import Plan, plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
 from accel.cuda.span_products import MOST_TOKENS
@@ -167,6 +168,18 @@ def test_two_blocks_share_the_columns(
     assert np.array_equal(run(case, folder, device=EVEN)["y"], want, equal_nan=True)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q8_0], ids=str)
+def test_warps_that_have_no_share_of_a_tile(dtype: DType, tokens: int, folder: Path) -> None:
+    """In a form of four tokens several warps fold a tile; with fewer some of them fold nothing of
+    it, and must not give up its place before its values are there."""
+    tiles = (2 * MOST_TILE_SLOTS + 1) * DEVICE.multiprocessors
+    case = one_product(dtype, UNIT_ROWS * tiles, 2048, tokens)
+    want = matmul(case.matrices["w"][1], dtype, case.x)
+    for device in (DEVICE, EVEN):
+        assert np.array_equal(run(case, folder, most=4, device=device)["y"], want)
+
+
 @pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q3_K], ids=str)
 def test_more_tokens_than_a_block_takes(dtype: DType, folder: Path) -> None:
     """Tokens are cut in fours, and a form may have more than the step."""
@@ -211,12 +224,42 @@ def test_a_layer_of_many_tokens(biases: bool, gated: bool, most: int, folder: Pa
     case = layer(9, dtypes.Q5_K, biases, gated)
     step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
     entries = [launch.entry for launch in plan_launches(step.ops, DEVICE, step.scratch).launches]
-    assert entries == ["unit_pack", "unit_groups"] + ["unit_groups", "unit_pack"] * (1 + gated) + [
-        "unit_groups"
-    ]
+    pack = "unit_pack_fours" if most > MOST_SPLIT_TOKENS else "unit_pack"
+    products = [pack, "unit_groups"] * (1 + gated)
+    assert entries == [pack, "unit_groups", "unit_groups", *products]
     got, want = run(case, folder, most), layer_by_definition(case, biases)
     for name, values in want.items():
         assert np.array_equal(got[name], values), name
+
+
+@pytest.mark.parametrize(("tokens", "columns"), [(70, 1280), (130, 256)])
+def test_blocks_of_a_pair_follow_each_other(tokens: int, columns: int, folder: Path) -> None:
+    """A multiprocessor takes several, of rows of five units and of one. Rows that
+    end in a block, tokens that do."""
+    rows = 200
+    builder = GraphBuilder("pair")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
+    matrices = {
+        name: (dtypes.Q4_K, weights(dtypes.Q4_K, rows, columns, i + 1))
+        for i, name in enumerate(("gate", "up"))
+    }
+    gate, up = (
+        builder.emit(
+            Opcode.MATMUL,
+            x=x,
+            weight=builder.buffer(name, BufferKind.WEIGHT, dtypes.Q4_K, (rows, columns)),
+        )
+        for name in matrices
+    )
+    builder.emit(
+        Opcode.SWIGLU, gate=gate, up=up, activation=0, y=builder.output("y", "tokens", rows)
+    )
+    case = Case(builder.build(), activations(tokens, columns, 7), matrices, {})
+    _, plan = planned(case)
+    assert [launch.entry for launch in plan.launches] == ["unit_pack_fours", "unit_groups"]
+    assert plan.launches[1].grid[0] == DEVICE.multiprocessors
+    gate_rows, up_rows = (matmul(stored, dtypes.Q4_K, case.x) for _, stored in matrices.values())
+    assert np.array_equal(run(case, folder)["y"], swiglu(gate=gate_rows, up=up_rows))
 
 
 def test_formats_run_beside_each_other() -> None:
@@ -279,11 +322,8 @@ def test_three_matrices_share_a_launch(tokens: int, folder: Path) -> None:
     and the gate by itself."""
     case = layer(tokens, dtypes.Q4_K)
     step, plan = planned(case)
-    assert [launch.entry for launch in plan.launches[:3]] == [
-        "unit_pack",
-        "unit_groups",
-        "unit_pack",
-    ]
+    pack = "unit_pack_fours" if tokens > MOST_SPLIT_TOKENS else "unit_pack"
+    assert [launch.entry for launch in plan.launches[:3]] == [pack, "unit_groups", pack]
     older = plan_launches(step.ops, OLDER, step.scratch)
     few = tokens <= MOST_GATED
     assert [step.ops[i].name for i in plain_ops(older)] == ([] if few else ["swiglu"])
@@ -314,6 +354,40 @@ def spans_and_norm(dtype: DType, biased: bool, tokens: int) -> Case:
     norm = builder.emit(Opcode.RMS_NORM, x=total, weight=kept["norm"], eps=1e-6, groups=1)
     builder.emit(Opcode.MATMUL, x=norm, weight=second, y=builder.output("y", "tokens", 48))
     return Case(builder.build(), activations(tokens, columns, 7), matrices, vectors)
+
+
+@pytest.mark.parametrize(("tokens", "units"), [(67, 5), (70, 10), (66, 33)])
+@pytest.mark.parametrize("weighted", [None, False, True])
+def test_many_tokens_are_packed_by_fours(
+    weighted: bool | None, tokens: int, units: int, folder: Path
+) -> None:
+    """Normed with and without weights, or not at all: rows that are broken, that have a unit of
+    zeros or of very small numbers, the last four not whole. Q6_K needs
+    every sum. Of longer rows a block norms one."""
+    builder, columns = GraphBuilder("packed"), 256 * units
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
+    w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q6_K, (16, columns))
+    vectors = {"norm": activations(1, columns, 3)[0]} if weighted else {}
+    packed = x
+    if weighted is not None:
+        kept = {"weight": builder.buffer("norm", BufferKind.WEIGHT, F32, (columns,))}
+        packed = builder.emit(
+            Opcode.RMS_NORM, x=x, eps=1e-6, groups=1, **(kept if weighted else {})
+        )
+    builder.emit(Opcode.MATMUL, x=packed, weight=w, y=builder.output("y", "tokens", 16))
+    stored, values = weights(dtypes.Q6_K, 16, columns, 2), activations(tokens, columns, 7)
+    values[3, 300], values[9, 7], values[-1, -1] = np.inf, np.nan, -np.inf
+    values[11, 256:512], values[14, :256] = 0.0, 1e-30
+    case = Case(builder.build(), values, {"w": (dtypes.Q6_K, stored)}, vectors)
+    _, plan = planned(case)
+    by_fours = weighted is None or units <= MOST_FOUR_WARPS
+    assert plan.launches[0].entry == ("unit_pack_fours" if by_fours else "unit_pack")
+    with np.errstate(invalid="ignore"):
+        if weighted is not None:
+            values = rms_norm(x=values, weight=vectors.get("norm"), eps=1e-6)
+        want = matmul(stored, dtypes.Q6_K, values)
+    assert np.isnan(want).any(axis=1).sum() == 3
+    assert np.array_equal(run(case, folder, 99)["y"], want, equal_nan=True)
 
 
 @pytest.mark.parametrize(

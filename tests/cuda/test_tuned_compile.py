@@ -56,6 +56,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (attention(4, 1, 128, 0, 0.0), (1, 9, 80)),
         (attention(4, 1, 256, 0, 0.0), (80,)),
         (heads_graph(dtypes.I12, 128, 1, True, 1), (1,)),
+        (heads_graph(dtypes.I12, 128, 1, True, 64), (80,)),
         (heads_and_attention(4, 1, 128), (1,)),
         (heads_and_attention(4, 1, 256), (4,)),
     ]

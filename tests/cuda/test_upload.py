@@ -45,6 +45,36 @@ def test_all_bytes_are_told_and_looked_at(
         data[:] = 0
 
 
+@pytest.mark.parametrize("stage", ["read", "send", "interrupt"])
+def test_what_goes_wrong_ends_an_upload(
+    tier: CudaTier, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Nothing is enqueued behind it, it is raised once, and what is uploaded next arrives."""
+    monkeypatch.setattr(upload, "SLOT_BYTES", 2 * WIDTH)
+    uploader, memory = tier._runtime.uploader, tier._memory
+    data = np.arange(ROWS * WIDTH, dtype=np.uint32).astype(np.uint8).reshape(ROWS, WIDTH)
+    target = memory.allocate("target", data.nbytes)
+    sent: list[int] = []
+
+    def fail(*given: object) -> None:
+        sent.append(len(given))
+        raise ArithmeticError(stage)
+
+    if stage == "read":
+        monkeypatch.setattr(upload, "copy_bytes", fail)
+    uploader.copy(data, target, fail if stage == "send" else None)
+    if stage == "interrupt":
+        monkeypatch.setattr(uploader, "_wait", lambda: (monkeypatch.undo(), fail()))
+    with pytest.raises(ArithmeticError, match=stage):
+        uploader.finish()
+    assert len(sent) == 1 or stage == "read"
+    monkeypatch.undo()
+    uploader.copy(data, target)
+    uploader.finish()
+    assert np.array_equal(memory.mirrors.read(target, 0, data.nbytes), data.reshape(-1))
+    memory.free(target)
+
+
 @pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
 def test_the_device_finds_what_the_host_finds(dtype: DType, folder: Path) -> None:
     """In any word that has to be finite and in no other, of few blocks and of many."""

@@ -22,20 +22,23 @@ ALONE = SECONDS.fixed + 2 * SECONDS.token
 
 
 class Steps(NullObserver):
-    """The prefill tokens of steps in which two sequences decode."""
+    """The prefill tokens of steps in which two sequences decode, and of those of one sequence."""
 
     def __init__(self) -> None:
         self.prefill: list[int] = []
+        self.alone: list[int] = []
 
     def step(self, step: StepObservation) -> None:
         tokens = sorted(count for _, _, count in step.chunks)
+        if len(tokens) == 1 and tokens[0] > 1:
+            self.alone.append(tokens[0])
         if tokens[:2] == [1, 1]:
             self.prefill.append(sum(tokens[2:]))
 
 
-def most_prefill(*classes: QosClass) -> int:
+def most_prefill(*classes: QosClass, beside: int | None = None) -> int:
     """The largest prefill beside a decoding sequence of each of two ``classes``, once the engine
-    knows what steps cost."""
+    knows what steps cost; ``beside`` is its ``chunk_beside``."""
     clock, steps = VirtualClock(), Steps()
     tenants = [Tenant(n, f"t{n}", qos=qos) for n, qos in enumerate(classes)]
     reader = Tenant(len(tenants), "reader", qos=QosClass.BATCH)
@@ -46,6 +49,7 @@ def most_prefill(*classes: QosClass) -> int:
         clock=clock,
         observer=steps,
         prefix_cache=False,
+        chunk_beside=beside,
     )
     for tenant in tenants:
         engine.submit(Request(tenant.id, (tenant.id + 1,), 400, tenant=tenant.id, ignore_end=True))
@@ -77,3 +81,18 @@ def test_the_most_urgent_class_decides(
 
 def test_batch_work_waits_for_nobody() -> None:
     assert most_prefill(QosClass.BATCH, QosClass.BATCH) == CHUNK
+
+
+def test_a_chunk_of_its_own_beside_decoding_sequences() -> None:
+    """A prompt that nobody decodes beside is read by whole chunks all the same."""
+    assert most_prefill(QosClass.BATCH, QosClass.BATCH, beside=100) == 100
+    limits = Limits(1, 1024, 64, step_tokens=CHUNK + 1, step_rows=1)
+    steps = Steps()
+    engine = Engine(
+        SimulatedRunner(limits, VirtualClock(), seconds=SECONDS), observer=steps, chunk_beside=100
+    )
+    assert (engine.chunk_tokens, engine.chunk_beside) == (CHUNK, 100)
+    engine.submit(Request(1, (7,) * 900, 2, ignore_end=True))
+    while not engine.idle:
+        engine.step()
+    assert steps.alone == [CHUNK, CHUNK, 900 - 2 * CHUNK]

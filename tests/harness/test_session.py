@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import harness.generate
+from contract.errors import DoesNotFit
 from contract.tier import Tier
 from contract.types import FinishReason, SamplingParams
 from harness.generate import Session, SessionOptions, prepare_session
@@ -183,6 +184,40 @@ def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
             generation.cancel()
             session.logits(PROMPTS[1], got)
             assert (got == expected).all()
+
+
+def test_a_step_of_as_many_prompt_tokens_as_the_tier_reads_best(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less of them where that costs context, and where sequences decode beside; what is asked for
+    is taken as it is."""
+    info = CpuTier.info.fget(CpuTier())
+    monkeypatch.setattr(CpuTier, "info", replace(info, prompt_tokens=1024))
+
+    def chunks(options: SessionOptions) -> tuple[int, int]:
+        with Session.open(model_path, options) as session:
+            return session.engine.chunk_tokens, session.engine.chunk_beside
+
+    options = SessionOptions(tier="cpu", context=1024)
+    assert chunks(options) == (1024, 256)
+    assert chunks(replace(options, context=200)) == (200, 200)
+    assert chunks(replace(options, chunk=700)) == (700, 700)
+    assert chunks(replace(options, all_logits=True)) == (256, 256)
+    planned = {}
+    for chunk in (256, 512, 1024):
+        with ExitStack() as owned:
+            plan = prepare_session(model_path, replace(options, chunk=chunk), owned).plan
+            planned[chunk] = plan.budgeted
+    assert planned[256] < planned[512] < planned[1024]
+    for chunk, budget in planned.items():
+        assert chunks(replace(options, memory_budget=budget)) == (chunk, 256)
+    with pytest.raises(DoesNotFit):
+        chunks(replace(options, memory_budget=planned[256] - 1))
+    with Session.open(
+        model_path, replace(options, context=None, memory_budget=planned[256] - 1)
+    ) as session:
+        assert session.context < 1024
+        assert session.engine.chunk_tokens == 256
 
 
 def test_the_state_cache_has_room_for_so_many_states(tmp_path: Path, model_path: Path) -> None:

@@ -72,6 +72,37 @@ DEVICE void settle_eight(EIGHT &v, const float *row, unsigned unit, unsigned col
 
 #define INTEGER_ROUNDER 12582912.0f  // a float this is added to has its integer in its low bits
 
+// Of four integers in two words the bytes above the low four bits, and those bits.
+DEVICE unsigned high_bytes(unsigned first, unsigned second) {
+    return __byte_perm(first >> 4, second >> 4, 0x6420);
+}
+DEVICE unsigned low_bytes(unsigned first, unsigned second) {
+    return __byte_perm(first, second, 0x6420) & 0x0F0F0F0Fu;
+}
+
+// How rule R5 makes integers of a segment whose largest magnitude has these bits.
+struct SEGMENT_SCALE {
+    bool broken, silent;
+    int exponent;
+    float up, limit;
+    __device__ __forceinline__ explicit SEGMENT_SCALE(unsigned largest) {
+        broken = largest >= 0x7F800000u;
+        exponent = (int)(largest >> 23) - 127;
+        silent = broken || exponent < -64;
+        up = silent ? 0.0f : __uint_as_float((unsigned)(127 + 10 - exponent) << 23);
+        limit = silent ? 0.0f : 2047.0f;
+    }
+    __device__ __forceinline__ float scale() const {
+        return broken   ? __uint_as_float(0x7FC00000u)
+               : silent ? 0.0f
+                        : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
+    }
+    // In the low 16 bits.
+    __device__ __forceinline__ unsigned integer(float value) const {
+        return __float_as_uint(fminf(fmaxf(value * up, -limit), limit) + INTEGER_ROUNDER);
+    }
+};
+
 // Eight integers of a lane, of 16 bits in pairs as words [half][2], as planes and sums.
 DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane,
                            const unsigned (&pair)[2][2], bool exists) {
@@ -86,8 +117,8 @@ DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane,
         const unsigned *v = pair[half];
         unsigned char *place = planes + half * of_half;
         if (exists) {
-            *(unsigned *)place = __byte_perm(v[0] >> 4, v[1] >> 4, 0x6420);
-            *(unsigned *)(place + of_low) = __byte_perm(v[0], v[1], 0x6420) & 0x0F0F0F0Fu;
+            *(unsigned *)place = high_bytes(v[0], v[1]);
+            *(unsigned *)(place + of_low) = low_bytes(v[0], v[1]);
         }
     }
     // Sums of 16 columns of both halves, each of 16 bits: adding up they borrow from each other, and
@@ -111,25 +142,15 @@ DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const 
     for (int i = 0; i < 4; i++) most[i] = larger_magnitude(v.of[i], v.of[i + 4]);
     const float largest_float = larger_magnitude(larger_magnitude(most[0], most[1]),
                                                  larger_magnitude(most[2], most[3]));
-    const unsigned largest = largest_of_warp(__float_as_uint(largest_float));
-    const bool broken = largest >= 0x7F800000u;
-    const int exponent = (int)(largest >> 23) - 127;
-    const bool silent = broken || exponent < -64;
-    const float up = silent ? 0.0f : __uint_as_float((unsigned)(127 + 10 - exponent) << 23);
-    const float limit = silent ? 0.0f : 2047.0f;
+    const SEGMENT_SCALE segment(largest_of_warp(__float_as_uint(largest_float)));
     unsigned bits[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        bits[i] = __float_as_uint(fminf(fmaxf(v.of[i] * up, -limit), limit) + INTEGER_ROUNDER);
+    for (int i = 0; i < 8; i++) bits[i] = segment.integer(v.of[i]);
     const unsigned pair[2][2] = {
         {__byte_perm(bits[0], bits[1], 0x5410), __byte_perm(bits[2], bits[3], 0x5410)},
         {__byte_perm(bits[4], bits[5], 0x5410), __byte_perm(bits[6], bits[7], 0x5410)}};
     store_integers(x, index, lane, pair, exists);
-    if (exists && lane == 0)
-        x.scales[index * (x.in_eights ? 8 : 1)] =
-            broken   ? __uint_as_float(0x7FC00000u)
-            : silent ? 0.0f
-                     : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
+    if (exists && lane == 0) x.scales[index * (x.in_eights ? 8 : 1)] = segment.scale();
 }
 
 // Rule R4 over the squares of a unit; every lane gets it. Of four sums over the lanes each lane goes on

@@ -34,10 +34,10 @@ DEVICE void for_sub_blocks(const unsigned char *unit, const UPPER_PLANES<dtype> 
 
 // Codes of four bits: 16 times the codes multiply the high parts, the codes themselves the low ones, in
 // one sum. `ahead`: two such sums take turns.
-template <int dtype, bool ahead, int N>
+template <int dtype, bool ahead, int N, class WORK>
 DEVICE void sum_narrow_codes(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
-                             const UPPER_PLANES<dtype> &upper, U64 tokens, int lane,
-                             int (&j)[N]) {
+                             const UPPER_PLANES<dtype> &upper, U64 tokens, int lane, int (&j)[N],
+                             const WORK &meanwhile) {
     constexpr int sums = ahead ? 2 : 1;
     int sum[sums][N] = {};
     for_sub_blocks<dtype>(unit, upper, lane, [&](int b, const unsigned(&codes)[4]) {
@@ -51,6 +51,7 @@ DEVICE void sum_narrow_codes(const UNIT_SCALES<dtype> &scales, const unsigned ch
         multiply_group(sum[b % sums], large, tokens_operand(tokens, b, 0), false);
         multiply_group(sum[b % sums], small, tokens_operand(tokens, b, 1), true);
         end_group_product();
+        if (b == 0) meanwhile();
         if (!ahead) {
             await_operands<0>();
             take_sums(sum[0]);
@@ -68,15 +69,17 @@ DEVICE void sum_narrow_codes(const UNIT_SCALES<dtype> &scales, const unsigned ch
 }
 
 // Codes of five bits: a sum for each part.
-template <int dtype, int N>
+template <int dtype, int N, class WORK>
 DEVICE void sum_wide_codes(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
-                           const UPPER_PLANES<dtype> &upper, U64 tokens, int lane, int (&j)[N]) {
+                           const UPPER_PLANES<dtype> &upper, U64 tokens, int lane, int (&j)[N],
+                           const WORK &meanwhile) {
     int high[N] = {}, low[N] = {};
     for_sub_blocks<dtype>(unit, upper, lane, [&](int b, const unsigned(&codes)[4]) {
         begin_group_product();
         multiply_group(high, codes, tokens_operand(tokens, b, 0), false);
         multiply_group(low, codes, tokens_operand(tokens, b, 1), false);
         end_group_product();
+        if (b == 0) meanwhile();
         await_operands<0>();
         take_sums(high);
         take_sums(low);
@@ -96,10 +99,10 @@ DEVICE void scale_codes(unsigned codes, int factor, unsigned &high, unsigned &lo
 }
 
 // Sub-blocks of 16 columns, of which a product has two: sums of scaled codes go over the whole unit.
-template <int dtype, int N>
+template <int dtype, int N, class WORK>
 DEVICE void sum_scaled_codes(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
-                             const UPPER_PLANES<dtype> &upper, U64 tokens, int lane,
-                             int (&j)[N]) {
+                             const UPPER_PLANES<dtype> &upper, U64 tokens, int lane, int (&j)[N],
+                             const WORK &meanwhile) {
     int sum[2][2][N] = {};      // [high, low of codes][high, low of m]
     unsigned operand[2][2][4];  // of two sub-blocks in turn
     for_sub_blocks<dtype>(unit, upper, lane, [&](int b, const unsigned(&codes)[4]) {
@@ -116,6 +119,7 @@ DEVICE void sum_scaled_codes(const UNIT_SCALES<dtype> &scales, const unsigned ch
             multiply_signed_group(sum[1][low], a[1], of_part, b > 0);
         }
         end_group_product();
+        if (b == 0) meanwhile();
     });
     await_operands<0>();
 #pragma unroll
@@ -127,19 +131,25 @@ DEVICE void sum_scaled_codes(const UNIT_SCALES<dtype> &scales, const unsigned ch
     }
 }
 
-// j of rows g and g + 8 and tokens 2 t and 2 t + 1 of every eight: elements (row, token).
-template <int dtype, bool ahead, int N>
+struct NOTHING {
+    __device__ __forceinline__ void operator()() const {}
+};
+
+// j of rows g and g + 8 and tokens 2 t and 2 t + 1 of every eight: elements (row, token). What is to be
+// done `meanwhile` is begun behind the first products.
+template <int dtype, bool ahead, int N, class WORK = NOTHING>
 DEVICE void sum_by_groups(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
-                          const unsigned char *planes, int lane, int (&j)[N]) {
+                          const unsigned char *planes, int lane, int (&j)[N],
+                          const WORK &meanwhile = WORK()) {
     UPPER_PLANES<dtype> upper;
     upper.load(unit, lane);
     const U64 tokens = group_operand(planes, 128, EIGHT_BYTES);
     if constexpr (UNIT_FORMAT<dtype>::halves)
-        sum_scaled_codes<dtype>(scales, unit, upper, tokens, lane, j);
+        sum_scaled_codes<dtype>(scales, unit, upper, tokens, lane, j, meanwhile);
     else if constexpr (UNIT_FORMAT<dtype>::odd_shift != 0)
-        sum_narrow_codes<dtype, ahead>(scales, unit, upper, tokens, lane, j);
+        sum_narrow_codes<dtype, ahead>(scales, unit, upper, tokens, lane, j, meanwhile);
     else
-        sum_wide_codes<dtype>(scales, unit, upper, tokens, lane, j);
+        sum_wide_codes<dtype>(scales, unit, upper, tokens, lane, j, meanwhile);
 }
 
 #endif

@@ -21,115 +21,14 @@
 
 #include "packets.h"
 #include "gate.h"
+#include "group_stages.h"
 #include "group_sums.h"
 #include "warp_sums.h"
 
-typedef UNIT_FORMAT<FORMAT_ID> FORMAT;
-typedef UNIT_SCALES<FORMAT_ID> SCALES;
-
-#define THREADS (WARP_GROUPS * GROUP_WARPS * WARP_LANES)
-#define GROUP_THREADS (GROUP_WARPS * WARP_LANES)
-#define EIGHTS (BLOCK_TOKENS / 8)
-#define VALUES (4 * EIGHTS)  // of a thread
-// Where there are registers for it, a product is under way while the sums of the last are scaled.
-#define AHEAD (VALUES < 32 || WARP_GROUPS < 4)
-// What is loaded together: of a group or, where tokens are shared, of a block.
-#define SHARE_GROUPS (SPLIT ? 1 : WARP_GROUPS)
-#define SHARES (WARP_GROUPS / SHARE_GROUPS)
-#define SHARE_TILES (SHARE_GROUPS * GROUP_WARPS)
-#define PAIRED (GATE >= 0)
-#define BLOCK_TILES (PAIRED ? SHARE_TILES / 2 : SHARE_TILES)  // of each matrix
-#define SUMS_BYTES (8 * UNIT_SUMS * 2)  // of eight tokens
-#define SCALES_BYTES (8 * 4)
-#define AT_TOKEN_SUMS (BLOCK_TOKENS * UNIT_PLANES)
-#define AT_SCALES (AT_TOKEN_SUMS + BLOCK_TOKENS * UNIT_SUMS * 2)
-#define AT_UNITS (AT_SCALES + BLOCK_TOKENS * 4)
-#define STAGE_BYTES (AT_UNITS + SHARE_TILES * FORMAT::unit_bytes)
-#define AT_BARRIERS (SHARES * STAGES * STAGE_BYTES)
-#define AT_TOTALS (AT_BARRIERS + SHARES * STAGES * 8)  // [VALUES][thread]
-
-// Tiles `first_tile` to `tiles` - 1 of a matrix, of a pair those of `others` as well.
-struct GROUP_WORK {
-    const unsigned char *planes, *sums, *weights, *others;
-    const float *scales;
-    unsigned units, tiles, first_tile, first_token, tokens;
-    unsigned first_unit, end_unit;  // of the block's part of the columns
-
-    __device__ __forceinline__ unsigned own_tiles() const {
-        const unsigned each = min(tiles - first_tile, (unsigned)BLOCK_TILES);
-        return PAIRED ? 2 * each : each;
-    }
-    // Where the tile of warp `warp` of a share lies; `exists` says whether there is one.
-    __device__ __forceinline__ const unsigned char *tile_of(unsigned warp, bool &exists) const {
-        const unsigned of_group = warp / GROUP_WARPS * (GROUP_WARPS / 2) + warp % 2;
-        const unsigned tile = first_tile + (PAIRED ? of_group : warp);
-        exists = warp < SHARE_TILES && tile < tiles;
-        return (PAIRED && warp / 2 % 2 ? others : weights) +
-               (size_t)tile * units * FORMAT::unit_bytes;
-    }
-    // Eights of tokens that exist.
-    __device__ __forceinline__ unsigned eights() const {
-        return min((tokens - first_token + 7) / 8, (unsigned)EIGHTS);
-    }
-};
-
-// Stages of a share. Each of its warps asks for a part, one copy after the other: were it one warp's
-// work, all others would wait for that warp.
-struct STAGE_RING {
-    unsigned char *stages;
-    COPY_BARRIER *barriers;
-
-    __device__ __forceinline__ unsigned char *stage(unsigned step) const {
-        return stages + step % STAGES * STAGE_BYTES;
-    }
-    // Of `unit` the weights of warp `warp` of the share, which do not change while a step runs.
-    // One lane calls, as the following do.
-    __device__ __forceinline__ void fetch_weights(const GROUP_WORK &work, unsigned step,
-                                                  unsigned unit, unsigned warp) const {
-        const unsigned of_eight = EIGHT_BYTES + SUMS_BYTES + SCALES_BYTES;
-        COPY_BARRIER *barrier = barriers + step % STAGES;
-        if (warp == 0)
-            announce(barrier, work.own_tiles() * FORMAT::unit_bytes + work.eights() * of_eight);
-        bool exists;
-        const unsigned char *tile = work.tile_of(warp, exists);
-        if (exists)
-            copy_to_stage(barrier, stage(step) + AT_UNITS + warp * FORMAT::unit_bytes,
-                          tile + (size_t)unit * FORMAT::unit_bytes, FORMAT::unit_bytes);
-    }
-    // An eight of tokens is one warp's work or, where there are enough of them, two warps'.
-    __device__ __forceinline__ void fetch_tokens(const GROUP_WORK &work, unsigned step,
-                                                 unsigned unit, unsigned warp) const {
-        constexpr bool apart = SHARE_TILES >= 2 * EIGHTS;
-        const bool small = !apart || warp >= EIGHTS;
-        const unsigned eight = apart && small ? warp - EIGHTS : warp;
-        if (eight >= work.eights()) return;
-        COPY_BARRIER *barrier = barriers + step % STAGES;
-        unsigned char *to = stage(step);
-        const size_t place = (size_t)(work.first_token / 8 + eight) * work.units + unit;
-        if (!apart || !small)
-            copy_to_stage(barrier, to + eight * EIGHT_BYTES, work.planes + place * EIGHT_BYTES,
-                          EIGHT_BYTES);
-        if (!small) return;
-        copy_to_stage(barrier, to + AT_TOKEN_SUMS + eight * SUMS_BYTES,
-                      work.sums + place * SUMS_BYTES, SUMS_BYTES);
-        copy_to_stage(barrier, to + AT_SCALES + eight * SCALES_BYTES,
-                      (const unsigned char *)work.scales + place * SCALES_BYTES, SCALES_BYTES);
-    }
-    __device__ __forceinline__ void fetch(const GROUP_WORK &work, unsigned step, unsigned unit,
-                                          unsigned warp) const {
-        if (threadIdx.x % WARP_LANES == 0) {
-            fetch_weights(work, step, unit, warp);
-            fetch_tokens(work, step, unit, warp);
-        }
-        __syncwarp();
-    }
-    __device__ __forceinline__ void await(unsigned step) const {
-        await_stage(barriers + step % STAGES, step / STAGES);
-    }
-};
-
-// Adds the values of a unit to those of the span.
-DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float (&span)[VALUES]) {
+// Adds the values of a unit to those of the span, with work between that uses nothing of it.
+template <class WORK = NOTHING>
+DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float (&span)[VALUES],
+                     const WORK &meanwhile = WORK()) {
     const unsigned char *unit = stage + AT_UNITS + tile * FORMAT::unit_bytes;
     SCALES scales;
     scales.load(unit, lane);
@@ -137,7 +36,7 @@ DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float 
     if (WARP_PRODUCTS)
         sum_by_warps<FORMAT_ID>(scales, unit, stage, lane, j);
     else
-        sum_by_groups<FORMAT_ID, AHEAD>(scales, unit, stage, lane, j);
+        sum_by_groups<FORMAT_ID, AHEAD>(scales, unit, stage, lane, j, meanwhile);
     add_values(scales, stage + AT_TOKEN_SUMS, stage + AT_SCALES, lane, j, span);
 }
 
@@ -221,6 +120,54 @@ DEVICE void share_barrier(unsigned group) {
         __syncthreads();
 }
 
+// Takes the block's rows of a matrix; false where they lie in the matrices behind it.
+DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &block,
+                        GROUP_WORK &work, RESULT &result) {
+    result.rows = packet_of(launch, w / 16)->size[MATMUL_ROWS];
+    work.tiles = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
+    const unsigned blocks = (work.tiles + BLOCK_TILES - 1) / BLOCK_TILES;
+    if (block >= blocks) {
+        block -= blocks;
+        return false;
+    }
+    work.first_tile = block * BLOCK_TILES;
+    work.weights = operand_at(launch, w);
+    result.y = (float *)operand_at(launch, y);
+    result.stride = stride_at(launch, y);
+    result.bias = (const float *)operand_at(launch, b);
+    return true;
+}
+
+// Takes the rows of block `block` of all matrices; false where there are none left.
+DEVICE bool open_rows(const LAUNCH &launch, unsigned block, GROUP_WORK &work, RESULT &result) {
+    bool found = open_matrix(launch, W0, B0, Y0, block, work, result);
+#if MATRICES > 1
+    if (!PAIRED && !found) found = open_matrix(launch, W1, B1, Y1, block, work, result);
+    work.others = operand_at(launch, W1);
+#endif
+#if MATRICES > 2
+    if (!found) found = open_matrix(launch, W2, B2, Y2, block, work, result);
+#endif
+#if MATRICES > 3
+    if (!found) found = open_matrix(launch, W3, B3, Y3, block, work, result);
+#endif
+    return found;
+}
+
+// What all blocks have in common.
+DEVICE void open_step(const LAUNCH &launch, unsigned tokens, GROUP_WORK &work, RESULT &result) {
+    const PACKET *product = packet_of(launch, PRODUCT);
+    result.tokens = work.tokens = tokens;
+    result.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
+    work.units = (product->size[MATMUL_COLUMNS] + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    work.first_unit = 0, work.end_unit = work.units;
+    work.planes = operand_at(launch, M);
+    work.sums = operand_at(launch, SUMS);
+    work.scales = (const float *)operand_at(launch, SCALE);
+    result.residual = (const float *)operand_at(launch, RESIDUAL);
+    result.residual_stride = stride_at(launch, RESIDUAL);
+}
+
 // What becomes of the values of a span, which are zeros then: a block that has all spans of its rows
 // adds them up, in order.
 DEVICE void end_span(const RESULT &result, unsigned span, unsigned row, float *totals,
@@ -230,10 +177,12 @@ DEVICE void end_span(const RESULT &result, unsigned span, unsigned row, float *t
         if (PARTS > 1)
             result.store_span(span, row, i, values[i]);
         else
-            totals[i * THREADS] = totals[i * THREADS] + values[i];
+            totals[i * THREADS] = (span ? totals[i * THREADS] : 0.0f) + values[i];
         values[i] = 0.0f;
     }
 }
+
+#if PARTS > 1
 
 // Units of a share, one after the other.
 DEVICE void pass_units(const GROUP_WORK &work, const RESULT &result, const STAGE_RING &ring,
@@ -254,8 +203,6 @@ DEVICE void pass_units(const GROUP_WORK &work, const RESULT &result, const STAGE
             end_span(result, unit / SPAN_UNITS, row, totals, span);
     }
 }
-
-#if PARTS > 1
 
 // Blocks that share rows leave the values of every span for unit_pack.cu to fold.
 DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
@@ -326,80 +273,103 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 
 #else
 
-DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
-    const unsigned tile = threadIdx.x / WARP_LANES, steps = work.units;
-    float *totals = (float *)(memory + AT_TOTALS) + threadIdx.x;
-    const STAGE_RING ring = {memory, (COPY_BARRIER *)(memory + AT_BARRIERS)};
-    begin_rows(work, ring, 0, steps);
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) totals[i * THREADS] = 0.0f;
-    pass_units(work, result, ring, steps, totals);
+// Opens block `block` of the step: those of the same rows, of which each has other tokens, follow each
+// other, so that what several multiprocessors read is the same. False where there are none left.
+DEVICE bool open_block(const LAUNCH &launch, unsigned tokens, unsigned block, GROUP_WORK &work,
+                       RESULT &result) {
+    const unsigned of_rows = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    open_step(launch, tokens, work, result);
+    result.first_token = work.first_token = block % of_rows * BLOCK_TOKENS;
+    return open_rows(launch, block / of_rows, work, result);
+}
+
+// Stores what a block has summed up.
+DEVICE void end_block(const LAUNCH &launch, unsigned tokens, unsigned block, const float *totals) {
+    GROUP_WORK work;
+    RESULT result;
+    open_block(launch, tokens, block, work, result);
+    const unsigned thread = threadIdx.x, tile = thread / WARP_LANES, group = tile / GROUP_WARPS;
     if (!PAIRED) {
 #pragma unroll
         for (int i = 0; i < VALUES; i++)
-            result.store((work.first_tile + tile) * UNIT_ROWS, i, totals[i * THREADS]);
+            result.store((work.first_tile + tile) * UNIT_ROWS, i, totals[i * THREADS + thread]);
         return;
     }
-    const unsigned group = tile / GROUP_WARPS;
     group_barrier(1 + group);
     result.store_gated((work.first_tile + group * (GROUP_WARPS / 2)) * UNIT_ROWS,
-                       (float *)(memory + AT_TOTALS) + group * GROUP_THREADS, THREADS, 0, VALUES);
+                       totals + group * GROUP_THREADS, THREADS, 0, VALUES);
+}
+
+// What a lane asks for of block `block`; false where there is none.
+DEVICE bool open_copy(const LAUNCH &launch, unsigned tokens, unsigned block, LANE_COPY &copy) {
+    GROUP_WORK work;
+    RESULT result;
+    const bool exists = open_block(launch, tokens, block, work, result);
+    if (exists) copy.open(work, threadIdx.x / WARP_LANES);
+    return exists;
+}
+
+// Blocks of the step, one after the other: units of the next are on their way while one ends.
+DEVICE void multiply_blocks(const LAUNCH &launch, unsigned tokens, unsigned char *memory) {
+    const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const unsigned columns = packet_of(launch, PRODUCT)->size[MATMUL_COLUMNS];
+    const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    // So many units are asked for ahead.
+    const unsigned ahead = min(units, (unsigned)STAGES - 1);
+    const STAGE_RING ring = {memory, (COPY_BARRIER *)(memory + AT_BARRIERS)};
+    float *totals = (float *)(memory + AT_TOTALS);
+    LANE_COPY copy;
+    bool left = open_copy(launch, tokens, blockIdx.x, copy);
+    if (threadIdx.x == 0) open_stages(ring.barriers, STAGES);
+    __syncthreads();
+    if (copy.of_weights())
+        for (unsigned step = 0; step < ahead; step++) copy.fetch(ring, step);
+    if (!BESIDE) PRECEDING_DONE;
+    if (FOLLOWED) FOLLOWING_MAY_START;
+    if (!copy.of_weights())
+        for (unsigned step = 0; step < ahead; step++) copy.fetch(ring, step);
+    __syncwarp();
+    float span[VALUES] = {};
+    unsigned step = 0;
+    for (unsigned block = blockIdx.x; left; block += gridDim.x) {
+        for (unsigned unit = 0; unit < units; unit++, step++) {
+            ring.await(step);
+            __syncthreads();
+            if (unit + ahead == units) left = open_copy(launch, tokens, block + gridDim.x, copy);
+            add_unit(ring.stage(step), warp, lane, span, [&]() {
+                if (left) copy.fetch(ring, step + ahead);
+                __syncwarp();
+            });
+            if (unit % SPAN_UNITS == SPAN_UNITS - 1 || unit + 1 == units)
+                end_span(RESULT{}, unit / SPAN_UNITS, 0, totals + threadIdx.x, span);
+        }
+        end_block(launch, tokens, block, totals);
+    }
 }
 
 #endif
-
-// Takes the block's rows of a matrix; false where they lie in the matrices behind it.
-DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &block,
-                        GROUP_WORK &work, RESULT &result) {
-    result.rows = packet_of(launch, w / 16)->size[MATMUL_ROWS];
-    work.tiles = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
-    const unsigned blocks = (work.tiles + BLOCK_TILES - 1) / BLOCK_TILES;
-    if (block >= blocks) {
-        block -= blocks;
-        return false;
-    }
-    work.first_tile = block * BLOCK_TILES;
-    work.weights = operand_at(launch, w);
-    result.y = (float *)operand_at(launch, y);
-    result.stride = stride_at(launch, y);
-    result.bias = (const float *)operand_at(launch, b);
-    return true;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     unit_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
-    const PACKET *product = packet_of(launch, PRODUCT);
+    const unsigned tokens = count_of(launch, packet_of(launch, PRODUCT));
     GROUP_WORK work;
     RESULT result;
-    unsigned block = blockIdx.x;
-    bool found = open_matrix(launch, W0, B0, Y0, block, work, result);
-#if MATRICES > 1
-    if (!PAIRED && !found) found = open_matrix(launch, W1, B1, Y1, block, work, result);
-    work.others = operand_at(launch, W1);
-#endif
-#if MATRICES > 2
-    if (!found) found = open_matrix(launch, W2, B2, Y2, block, work, result);
-#endif
-#if MATRICES > 3
-    if (!found) open_matrix(launch, W3, B3, Y3, block, work, result);
-#endif
-    result.tokens = work.tokens = count_of(launch, product);
-    result.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
-    work.units = (product->size[MATMUL_COLUMNS] + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    if (!FOLLOWED) FOLLOWING_MAY_START;
+#if SPLIT || PARTS > 1
+    open_step(launch, tokens, work, result);
     result.first_token = work.first_token = blockIdx.y / PARTS * BLOCK_TOKENS;
     const unsigned spans = (work.units + SPAN_UNITS - 1) / SPAN_UNITS, part = blockIdx.y % PARTS;
     work.first_unit = spans * part / PARTS * SPAN_UNITS;
     work.end_unit = min(spans * (part + 1) / PARTS * SPAN_UNITS, work.units);
-    work.planes = operand_at(launch, M);
-    work.sums = operand_at(launch, SUMS);
-    work.scales = (const float *)operand_at(launch, SCALE);
-    result.residual = (const float *)operand_at(launch, RESIDUAL);
-    result.residual_stride = stride_at(launch, RESIDUAL);
+    open_rows(launch, blockIdx.x, work, result);
     if (PARTS > 1) result.y = (float *)workspace;
-    if (!FOLLOWED) FOLLOWING_MAY_START;
-    const bool any = work.first_token < work.tokens;
+    const bool any = work.first_token < tokens;
     if (any) multiply_rows(work, result, shared);
+#else
+    const bool any = open_block(launch, tokens, blockIdx.x, work, result);
+    if (any) multiply_blocks(launch, tokens, shared);
+#endif
     if (BESIDE || !any) PRECEDING_DONE;
 }

@@ -167,8 +167,9 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
     const int half = work.paired ? lane / UNIT_ROWS : 0;
     const int items = UNIT_ROWS * tokens, start = tile.share * folders.lanes;
     const typename S::PLACE_OF place(work, tile.local, 0);
+    // A share may be empty: even then the tile's place is not given up before its values are there.
 #pragma unroll 1
-    for (int first = start; first < items; first += folders.count * folders.lanes) {
+    for (int first = start; first == start || first < items; first += folders.count * folders.lanes) {
         const int i = first + lane % folders.lanes, row = i % UNIT_ROWS, token = i / UNIT_ROWS;
         const bool exists = i < items;
         unsigned ahead = tile.ahead;

@@ -1,0 +1,155 @@
+// Stages of what unit_groups.cu reads, by whose macros this is compiled: weights of a unit of a block's or
+// a group's rows, and packed tokens.
+
+#ifndef GROUP_STAGES_H
+#define GROUP_STAGES_H
+
+#include "groups.h"
+#include "unit_scales.h"
+
+typedef UNIT_FORMAT<FORMAT_ID> FORMAT;
+typedef UNIT_SCALES<FORMAT_ID> SCALES;
+
+#define THREADS (WARP_GROUPS * GROUP_WARPS * WARP_LANES)
+#define GROUP_THREADS (GROUP_WARPS * WARP_LANES)
+#define EIGHTS (BLOCK_TOKENS / 8)
+#define VALUES (4 * EIGHTS)  // of a thread
+// Where there are registers for it, a product is under way while the sums of the last are scaled.
+#define AHEAD (VALUES < 32 || WARP_GROUPS < 4)
+// What is loaded together: of a group or, where tokens are shared, of a block.
+#define SHARE_GROUPS (SPLIT ? 1 : WARP_GROUPS)
+#define SHARES (WARP_GROUPS / SHARE_GROUPS)
+#define SHARE_TILES (SHARE_GROUPS * GROUP_WARPS)
+#define PAIRED (GATE >= 0)
+#define BLOCK_TILES (PAIRED ? SHARE_TILES / 2 : SHARE_TILES)  // of each matrix
+#define SUMS_BYTES (8 * UNIT_SUMS * 2)  // of eight tokens
+#define SCALES_BYTES (8 * 4)
+#define AT_TOKEN_SUMS (BLOCK_TOKENS * UNIT_PLANES)
+#define AT_SCALES (AT_TOKEN_SUMS + BLOCK_TOKENS * UNIT_SUMS * 2)
+#define AT_UNITS (AT_SCALES + BLOCK_TOKENS * 4)
+#define STAGE_BYTES (AT_UNITS + SHARE_TILES * FORMAT::unit_bytes)
+#define AT_BARRIERS (SHARES * STAGES * STAGE_BYTES)
+#define AT_TOTALS (AT_BARRIERS + SHARES * STAGES * 8)  // [VALUES][thread]
+
+// Tiles `first_tile` to `tiles` - 1 of a matrix, of a pair those of `others` as well.
+struct GROUP_WORK {
+    const unsigned char *planes, *sums, *weights, *others;
+    const float *scales;
+    unsigned units, tiles, first_tile, first_token, tokens;
+    unsigned first_unit, end_unit;  // of the block's part of the columns
+
+    __device__ __forceinline__ unsigned own_tiles() const {
+        const unsigned each = min(tiles - first_tile, (unsigned)BLOCK_TILES);
+        return PAIRED ? 2 * each : each;
+    }
+    // Where the tile of warp `warp` of a share lies; `exists` says whether there is one.
+    __device__ __forceinline__ const unsigned char *tile_of(unsigned warp, bool &exists) const {
+        const unsigned of_group = warp / GROUP_WARPS * (GROUP_WARPS / 2) + warp % 2;
+        const unsigned tile = first_tile + (PAIRED ? of_group : warp);
+        exists = warp < SHARE_TILES && tile < tiles;
+        return (PAIRED && warp / 2 % 2 ? others : weights) +
+               (size_t)tile * units * FORMAT::unit_bytes;
+    }
+    // Eights of tokens that exist.
+    __device__ __forceinline__ unsigned eights() const {
+        return min((tokens - first_token + 7) / 8, (unsigned)EIGHTS);
+    }
+};
+
+// Stages of a share. Each of its warps asks for a part, one copy after the other: were it one warp's
+// work, all others would wait for that warp.
+struct STAGE_RING {
+    unsigned char *stages;
+    COPY_BARRIER *barriers;
+
+    __device__ __forceinline__ unsigned char *stage(unsigned step) const {
+        return stages + step % STAGES * STAGE_BYTES;
+    }
+    // Of `unit` the weights of warp `warp` of the share, which do not change while a step runs.
+    // One lane calls, as the following do.
+    __device__ __forceinline__ void fetch_weights(const GROUP_WORK &work, unsigned step,
+                                                  unsigned unit, unsigned warp) const {
+        const unsigned of_eight = EIGHT_BYTES + SUMS_BYTES + SCALES_BYTES;
+        COPY_BARRIER *barrier = barriers + step % STAGES;
+        if (warp == 0)
+            announce(barrier, work.own_tiles() * FORMAT::unit_bytes + work.eights() * of_eight);
+        bool exists;
+        const unsigned char *tile = work.tile_of(warp, exists);
+        if (exists)
+            copy_to_stage(barrier, stage(step) + AT_UNITS + warp * FORMAT::unit_bytes,
+                          tile + (size_t)unit * FORMAT::unit_bytes, FORMAT::unit_bytes);
+    }
+    // An eight of tokens is one warp's work or, where there are enough of them, two warps'.
+    __device__ __forceinline__ void fetch_tokens(const GROUP_WORK &work, unsigned step,
+                                                 unsigned unit, unsigned warp) const {
+        constexpr bool apart = SHARE_TILES >= 2 * EIGHTS;
+        const bool small = !apart || warp >= EIGHTS;
+        const unsigned eight = apart && small ? warp - EIGHTS : warp;
+        if (eight >= work.eights()) return;
+        COPY_BARRIER *barrier = barriers + step % STAGES;
+        unsigned char *to = stage(step);
+        const size_t place = (size_t)(work.first_token / 8 + eight) * work.units + unit;
+        if (!apart || !small)
+            copy_to_stage(barrier, to + eight * EIGHT_BYTES, work.planes + place * EIGHT_BYTES,
+                          EIGHT_BYTES);
+        if (!small) return;
+        copy_to_stage(barrier, to + AT_TOKEN_SUMS + eight * SUMS_BYTES,
+                      work.sums + place * SUMS_BYTES, SUMS_BYTES);
+        copy_to_stage(barrier, to + AT_SCALES + eight * SCALES_BYTES,
+                      (const unsigned char *)work.scales + place * SCALES_BYTES, SCALES_BYTES);
+    }
+    __device__ __forceinline__ void fetch(const GROUP_WORK &work, unsigned step, unsigned unit,
+                                          unsigned warp) const {
+        if (threadIdx.x % WARP_LANES == 0) {
+            fetch_weights(work, step, unit, warp);
+            fetch_tokens(work, step, unit, warp);
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ void await(unsigned step) const {
+        await_stage(barriers + step % STAGES, step / STAGES);
+    }
+};
+
+// Of every unit what one lane asks for, where all of a block share its stages: weights of its warp's
+// tile, or a part of eight tokens.
+struct LANE_COPY {
+    const unsigned char *from;
+    unsigned to, bytes, of_block;
+
+    __device__ __forceinline__ static bool of_weights() { return threadIdx.x % WARP_LANES == 0; }
+    __device__ __forceinline__ void open(const GROUP_WORK &work, unsigned warp) {
+        const unsigned part = threadIdx.x % WARP_LANES, eights = work.eights();
+        of_block = work.own_tiles() * FORMAT::unit_bytes +
+                   eights * (EIGHT_BYTES + SUMS_BYTES + SCALES_BYTES);
+        bool exists;
+        from = work.tile_of(warp, exists);
+        to = AT_UNITS + warp * FORMAT::unit_bytes, bytes = exists ? FORMAT::unit_bytes : 0;
+        if (part == 0) return;
+        // Two warps have an eight, if there are enough.
+        constexpr bool apart = SHARE_TILES >= 2 * EIGHTS;
+        const unsigned kind = part + (apart && warp >= EIGHTS), eight = apart ? warp % EIGHTS : warp;
+        const size_t place = (size_t)(work.first_token / 8 + eight) * work.units;
+        const bool own = kind <= 3 && !(apart && warp < EIGHTS && kind > 1);
+        if (kind == 1) {
+            from = work.planes + place * EIGHT_BYTES;
+            to = eight * EIGHT_BYTES, bytes = EIGHT_BYTES;
+        } else if (kind == 2) {
+            from = work.sums + place * SUMS_BYTES;
+            to = AT_TOKEN_SUMS + eight * SUMS_BYTES, bytes = SUMS_BYTES;
+        } else {
+            from = (const unsigned char *)work.scales + place * SCALES_BYTES;
+            to = AT_SCALES + eight * SCALES_BYTES, bytes = SCALES_BYTES;
+        }
+        if (!own || eight >= eights || warp >= 2 * EIGHTS) bytes = 0;
+    }
+    // The next unit.
+    __device__ __forceinline__ void fetch(const STAGE_RING &ring, unsigned step) {
+        COPY_BARRIER *barrier = ring.barriers + step % STAGES;
+        if (threadIdx.x == 0) announce(barrier, of_block);
+        if (bytes) copy_to_stage(barrier, ring.stage(step) + to, from, bytes);
+        from += bytes;
+    }
+};
+
+#endif

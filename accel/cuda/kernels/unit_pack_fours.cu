@@ -1,0 +1,177 @@
+// Rows of activations as unit_pack.cu leaves them, of many tokens: a warp takes one unit of four tokens,
+// eight lanes each, so that what it asks for are whole lines and what it stores lies together. A lane has
+// columns 32 k + 4 j .. 32 k + 4 j + 3 of the unit, k from 0 to 7, j its number among the eight.
+//
+// Compiled with the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE, SUMS. NORM and
+// QUANTIZE are numbers of packets, NORM -1 where there is none. A block has WARPS units: all of a row
+// where there is a norm, else PIECES blocks share one.
+
+#define HELD_UNITS 1  // of a warp
+
+#include "activations.h"
+#include "packets.h"
+
+#define TOKENS 4
+#define TOKEN_LANES (WARP_LANES / TOKENS)
+#define STEPS (UNIT_COLUMNS / (4 * TOKEN_LANES))
+
+// What a lane has of a unit.
+struct LANE_COLUMNS {
+    float of[STEPS][4];
+};
+
+DEVICE LANE_COLUMNS load_columns(const float *row, unsigned unit, unsigned columns, int lane) {
+    LANE_COLUMNS v = {};
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        const unsigned column = unit * UNIT_COLUMNS + 4 * (k * TOKEN_LANES + lane % TOKEN_LANES);
+        if (column >= columns) continue;
+        const float4 x = *(const float4 *)(row + column);
+        v.of[k][0] = x.x, v.of[k][1] = x.y, v.of[k][2] = x.z, v.of[k][3] = x.w;
+    }
+    return v;
+}
+
+// Rule R4 over the squares of a token's unit; all its lanes get it. Of four sums over the lanes each goes
+// on with two, then with one: whoever adds two numbers, their sum is the same.
+DEVICE float sum_of_squares(const LANE_COLUMNS &v, int lane) {
+    float four[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        float sum[STEPS];
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) sum[k] = v.of[k][e] * v.of[k][e];
+#pragma unroll
+        for (int half = STEPS / 2; half; half /= 2)
+#pragma unroll
+            for (int k = 0; k < STEPS / 2; k++)
+                if (k < half) sum[k] = sum[k] + sum[k + half];
+        four[e] = sum[0];
+    }
+    const bool upper = lane & 4, odd = lane & 2;
+    const float a = (upper ? four[2] : four[0]) +
+                    __shfl_xor_sync(ALL_LANES, upper ? four[0] : four[2], 4);
+    const float b = (upper ? four[3] : four[1]) +
+                    __shfl_xor_sync(ALL_LANES, upper ? four[1] : four[3], 4);
+    float sum = (odd ? b : a) + __shfl_xor_sync(ALL_LANES, odd ? a : b, 2);
+    sum = sum + __shfl_xor_sync(ALL_LANES, sum, 1);
+    sum = sum + __shfl_xor_sync(ALL_LANES, sum, 4);
+    return sum + __shfl_xor_sync(ALL_LANES, sum, 2);
+}
+
+// The largest magnitude of a token's unit, as bits; all its lanes get it.
+DEVICE unsigned largest_of_token(const LANE_COLUMNS &v) {
+    float most[STEPS];
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+        most[k] = larger_magnitude(larger_magnitude(v.of[k][0], v.of[k][1]),
+                                   larger_magnitude(v.of[k][2], v.of[k][3]));
+#pragma unroll
+    for (int half = STEPS / 2; half; half /= 2)
+#pragma unroll
+        for (int k = 0; k < STEPS / 2; k++)
+            if (k < half) most[k] = larger_magnitude(most[k], most[k + half]);
+    unsigned largest = __float_as_uint(most[0]);
+#pragma unroll
+    for (int lanes = TOKEN_LANES / 2; lanes; lanes /= 2)
+        largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, lanes));
+    return largest;
+}
+
+// Sums of 16 columns, of which a lane has parts of those of steps q and q + 4 in both halves of part[q].
+// It stores two neighbours at `sums`, which are its token's.
+DEVICE void store_sums(short *sums, const int (&part)[STEPS / 2], int lane, bool exists) {
+    const int q = lane % 4, upper = lane / 4 % 2;
+    const int a = (q & 2 ? part[2] : part[0]) +
+                  __shfl_xor_sync(ALL_LANES, q & 2 ? part[0] : part[2], 2);
+    const int b = (q & 2 ? part[3] : part[1]) +
+                  __shfl_xor_sync(ALL_LANES, q & 2 ? part[1] : part[3], 2);
+    const int own = (q & 1 ? b : a) + __shfl_xor_sync(ALL_LANES, q & 1 ? a : b, 1);
+    // The upper sum lent to the lower one what that is below zero by.
+    const unsigned apart = (unsigned)own + ((unsigned)own & 0x8000u) * 2;
+    const unsigned other = __shfl_xor_sync(ALL_LANES, apart, 4);
+    const unsigned pair =
+        upper ? __byte_perm(other, apart, 0x7632) : __byte_perm(apart, other, 0x5410);
+    if (exists) *(unsigned *)(sums + q * 4 + upper * 2) = pair;
+}
+
+// Rule R5's first half for a unit of four tokens, each of which is kept if it `exists`. Planes, sums and
+// scales are those of the lane's token.
+DEVICE void quantize_columns(const ACTIVATIONS &x, unsigned unit, int lane,
+                             const LANE_COLUMNS &v, bool exists) {
+    const SEGMENT_SCALE segment(largest_of_token(v));
+    unsigned char *planes = x.planes + (size_t)unit * EIGHT_BYTES + lane / 4 % 2 * 128 + lane % 4 * 4;
+    int part[STEPS / 2] = {};
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        unsigned bits[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) bits[e] = segment.integer(v.of[k][e]);
+        const unsigned first = __byte_perm(bits[0], bits[1], 0x5410);
+        const unsigned second = __byte_perm(bits[2], bits[3], 0x5410);
+        part[k % 4] += add_pairs(first, second, 0x01010101u) * (k < 4 ? 1 : 65536);
+        if (!exists) continue;
+        *(unsigned *)(planes + k * 512) = high_bytes(first, second);
+        *(unsigned *)(planes + k * 512 + 256) = low_bytes(first, second);
+    }
+    store_sums(x.sums + (size_t)unit * 8 * UNIT_SUMS, part, lane, exists);
+    if (exists && lane % TOKEN_LANES == 0) x.scales[(size_t)unit * 8] = segment.scale();
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
+    unit_pack_fours(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets,
+                    U64 workspace) {
+    BLOCK_MEMORY(shared);
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const PACKET *quantize = packet_of(launch, QUANTIZE);
+    const unsigned tokens = count_of(launch, quantize);
+    const unsigned columns = quantize->size[QUANTIZE_ACTIVATION_COLUMNS];
+    const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    const int lane = threadIdx.x % WARP_LANES, of_four = lane / TOKEN_LANES;
+    const unsigned unit = blockIdx.x % PIECES * WARPS + threadIdx.x / WARP_LANES;
+    const unsigned token = blockIdx.x / PIECES * TOKENS + of_four;
+    const bool exists = token < tokens && unit < units;
+    FOLLOWING_MAY_START;
+#if NORM >= 0
+    const float *norm_weight = (const float *)operand_at(launch, NORM_WEIGHT);
+    float *squares = (float *)shared;  // [token][unit]
+    float *weights = squares + TOKENS * WARPS + threadIdx.x / WARP_LANES * UNIT_COLUMNS;
+    if (norm_weight) {
+        const EIGHT own = load_eight(norm_weight, unit, columns, lane);
+        *(float4 *)(weights + 4 * lane) = {own.of[0], own.of[1], own.of[2], own.of[3]};
+        *(float4 *)(weights + 4 * lane + 128) = {own.of[4], own.of[5], own.of[6], own.of[7]};
+    }
+#endif
+    PRECEDING_DONE;
+    if (blockIdx.x / PIECES * TOKENS >= tokens) return;
+    const float *row = (const float *)operand_at(launch, X) + (size_t)token * stride_at(launch, X);
+    LANE_COLUMNS v = load_columns(row, unit, exists ? columns : 0, lane);
+#if NORM >= 0
+    const float square = sum_of_squares(v, lane);
+    if (lane % TOKEN_LANES == 0 && unit < units) squares[of_four * units + unit] = square;
+    __syncthreads();
+    const float mean = __fdiv_rn(fold_units(squares + of_four * units, units, 1), (float)columns);
+    const float eps = packet_of(launch, NORM)->real[RMS_NORM_EPS];
+    const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        const float4 w = *(const float4 *)(weights + 4 * (k * TOKEN_LANES + lane % TOKEN_LANES));
+        const float weight[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            v.of[k][e] = v.of[k][e] * r;
+            if (norm_weight) v.of[k][e] = v.of[k][e] * weight[e];
+        }
+    }
+#endif
+    const size_t eight = (size_t)(token / 8 * 8) * units;
+    const unsigned place = token % 8;
+    const ACTIVATIONS x = {
+        operand_at(launch, M) + eight * UNIT_PLANES + place * 16,
+        (short *)operand_at(launch, SUMS) + eight * UNIT_SUMS + place * UNIT_SUMS,
+        (float *)operand_at(launch, SCALE) + eight + place,
+        units,
+        true,
+    };
+    quantize_columns(x, unit, lane, v, exists);
+}
