@@ -21,7 +21,8 @@ from contract.shape_key import ShapeKey
 @dataclass(frozen=True, slots=True)
 class BoundForm:
     """A form with addresses: what its launches are recorded from. Memory in ``kept`` is its own,
-    ``workspace`` the address of what launches have from step to step."""
+    ``workspace`` the address of what launches have from step to step. ``sampling`` is where among
+    the inputs a step that may be short says how its row is sampled."""
 
     name: str
     form: ShapeKey
@@ -31,6 +32,7 @@ class BoundForm:
     workspace: int
     input_bytes: int
     outputs: Mapping[str, tuple[BufferDecl, Allocation]]
+    sampling: int = 0
 
     @property
     def gathers(self) -> list[PlannedLaunch]:

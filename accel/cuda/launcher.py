@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_uint64, sizeof
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,14 @@ class BoundLaunch:
     others: Callable[[], np.generic] | None = None
 
 
+FEW_LAUNCHES = 16
+"""Of so many it takes no time to make another graph."""
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Recording:
-    """Launches in order. Enqueued, they run as one graph, which is made anew when the memory of the
-    step has moved, here or on one of the ``peers``."""
+    """Launches in order. Enqueued, they run as one graph for each place of inputs, which is made
+    anew when the memory of the step has moved, here or on one of the ``peers``."""
 
     context: Context
     launches: Sequence[BoundLaunch]
@@ -56,31 +60,41 @@ class Recording:
     programmatic: bool
     graphs: bool = True
     peers: Sequence[Places] = ()
-    _executable: Handle | None = None
+    _executables: dict[int, Handle] = field(default_factory=dict)
     _made_for: tuple[int, ...] = ()
 
-    def prepare(self, stream: Any) -> None:
-        """Make the graph unless there is one for the memory of now."""
+    @property
+    def is_brief(self) -> bool:
+        """Whether what lies between two steps counts, and a graph for another place does not."""
+        return len(self.launches) <= FEW_LAUNCHES
+
+    def with_launches(self, launches: Sequence[BoundLaunch]) -> Recording:
+        """Another one, of other launches."""
+        return replace(self, launches=launches, _executables={}, _made_for=())
+
+    def prepare(self, stream: Any, inputs: int) -> None:
+        """Make the graph for a place of inputs, unless there is one for the memory of now."""
         now = tuple(places.version for places in (self.places, *self.peers))
-        current = self._executable is not None and self._made_for == now
-        if self.graphs and self.launches and not current:
-            self._executable = self._captured(stream)
+        if self._made_for != now:
+            self._executables.clear()
             self._made_for = now
+        if self.graphs and self.launches and inputs not in self._executables:
+            self._executables[inputs] = self._captured(stream, inputs)
 
-    def enqueue(self, stream: Any) -> None:
-        """Launch everything, in the order of ``stream``."""
-        self.prepare(stream)
+    def enqueue(self, stream: Any, inputs: int) -> None:
+        """Launch everything, in the order of ``stream``, for a step whose inputs are there."""
+        self.prepare(stream, inputs)
         if not self.graphs:
-            self._launch_all(stream)
-        elif self._executable is not None:
-            self.context.call("cuGraphLaunch", self._executable.value, stream)
+            self._launch_all(stream, inputs)
+        elif self.launches:
+            self.context.call("cuGraphLaunch", self._executables[inputs].value, stream)
 
-    def _captured(self, stream: Any) -> Handle:
+    def _captured(self, stream: Any, inputs: int) -> Handle:
         context = self.context
         mode = context.binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         context.call("cuStreamBeginCapture", stream, mode)
         try:
-            self._launch_all(stream)
+            self._launch_all(stream, inputs)
         finally:
             graph = context.call("cuStreamEndCapture", stream)
         try:
@@ -89,12 +103,12 @@ class Recording:
         finally:
             context.call("cuGraphDestroy", graph)
 
-    def _launch_all(self, stream: Any) -> None:
+    def _launch_all(self, stream: Any, inputs: int) -> None:
         for number, launch in enumerate(self.launches):
-            self._launch(launch, stream, self.programmatic and number > 0)
+            self._launch(launch, stream, inputs, self.programmatic and number > 0)
 
-    def _launch(self, launch: BoundLaunch, stream: Any, programmatic: bool) -> None:
-        step = np.uint64(self.places.scratch), np.uint64(self.places.inputs)
+    def _launch(self, launch: BoundLaunch, stream: Any, inputs: int, programmatic: bool) -> None:
+        step = np.uint64(self.places.scratch), np.uint64(inputs)
         others = () if launch.others is None else (launch.others(),)
         arguments = Arguments(*step, *launch.own, *others)
         attributes: tuple[tuple[str, str], ...] = ()
@@ -136,7 +150,7 @@ def start_kernel(
     """Enqueue one launch."""
     function, place = shape.function, arguments.address
     if not attributes:
-        # Half the host's work of a configuration.
+        # Less work for the host than a configuration.
         sizes = *shape.grid, *shape.block, shape.shared_bytes
         context.call("cuLaunchKernel", function, *sizes, stream, place, 0)
         return

@@ -104,12 +104,22 @@ class Copy:
         self.memory.synchronize()
 
 
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Queues of one device: that of steps and most copies, and beside it what brings inputs of
+    steps to the device and small outputs to the host."""
+
+    steps: Any
+    inputs: Any
+    outputs: Any
+
+
 @dataclass(slots=True)
 class Memory:
     """Allocations on one device, at most ``capacity`` bytes in all. Copies run on ``stream``."""
 
     context: Context
-    stream: Any
+    streams: Streams
     capacity: int
     pinned: Pinned
     held: int = 0
@@ -120,6 +130,11 @@ class Memory:
 
     def __post_init__(self) -> None:
         self.mirrors = Mirrors(self.transfer, self.pinned.zeroed)
+
+    @property
+    def stream(self) -> Any:
+        """That of steps."""
+        return self.streams.steps
 
     @property
     def available(self) -> int:
@@ -167,9 +182,17 @@ class Memory:
             self.context.call("cuMemcpyDtoHAsync", here, place, host.nbytes, self.stream)
         return Copy(self)
 
+    def leave(self, allocation: Allocation, host: Bytes, to_device: bool, first: int) -> Copy:
+        """As ``transfer`` to the host, in the order of ``streams.outputs``."""
+        assert not to_device
+        place, here = allocation.address + first, host.ctypes.data
+        self.context.call("cuMemcpyDtoHAsync", here, place, host.nbytes, self.streams.outputs)
+        return Copy(self)
+
     def synchronize(self) -> None:
-        """Return when the stream is empty."""
-        self.context.call("cuStreamSynchronize", self.stream)
+        """Return when the streams are empty."""
+        for stream in (self.streams.inputs, self.stream, self.streams.outputs):
+            self.context.call("cuStreamSynchronize", stream)
 
     def _taken(self, size: int) -> int | None:
         if size > self.capacity - self.held:

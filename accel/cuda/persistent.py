@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ from accel.cuda.products import (
     row_macros,
 )
 from accel.cuda.program import tuned_source
+from accel.cuda.row_end import EndPhase, end_phase, short_step
+from accel.cuda.runs import ABSENT
 from accel.cuda.step_table import (
     HEAD,
     HEAD_BYTES,
@@ -56,7 +58,7 @@ LEAST_PHASES = 3
 """Fewer are faster as launches that begin before the one in front has ended."""
 MOST_TOKENS = 4
 STATE_BYTES = 256
-"""Of workspace, in front of the parts: steps, and blocks that are done."""
+"""Of workspace, in front of the parts: steps, blocks that are done, the largest logit."""
 RECORDS = 3
 BLOCKS = ((8, 3), (8, 2), (8, 1), (4, 2), (4, 1))
 """Warps and ring slots of a block that ``auto`` tries in turn."""
@@ -107,11 +109,16 @@ class StepTable:
     slot_bits: tuple[int, ...]
     exchange: Exchange
     works_at: int
+    end: EndPhase | None = None
 
     @property
     def nbytes(self) -> int:
         """Of what ``bound`` returns."""
-        return HEAD_BYTES + len(self.phases) * RECORD_BYTES
+        return HEAD_BYTES + self._records * RECORD_BYTES
+
+    @property
+    def _records(self) -> int:
+        return len(self.phases) + (self.end is not None)
 
     @property
     def exchange_at(self) -> int:
@@ -132,17 +139,23 @@ class StepTable:
     def bound(self, packets: NDArray[np.void], stop: int) -> NDArray[np.uint8]:
         """The bytes the kernel reads; ``stop`` is the address of the word that ends a step."""
         head = np.zeros(1, HEAD)
-        head["phases"], head["stop"] = len(self.phases), stop
+        head["phases"], head["stop"] = self._records, stop
         head["exchange_at"], head["bank_bytes"] = self.exchange_at, self.exchange.bank_bytes
         head["works_at"] = self.works_at
         table = [head]
         turn, bound = 0, Bound(packets, self.exchange)
+        window: int | None = None
         for phase, slot_bits in zip(self.phases, self.slot_bits, strict=True):
             if isinstance(phase, ProductPhase):
                 table.append(phase.record(bound, self.formats, slot_bits))
             else:
-                table.append(phase.record(bound, aligned(STATE_BYTES) + turn * self._parts_bytes))
+                record = phase.record(bound, aligned(STATE_BYTES) + turn * self._parts_bytes)
+                before, window = window, int(record["window"][0])
+                record["other_window"] = before not in (None, window)
+                table.append(record)
                 turn = 1 - turn
+        if self.end is not None:
+            table.append(self.end.record(bound))
         return np.concatenate([part.view(np.uint8) for part in table])
 
 
@@ -159,12 +172,14 @@ def compose(
     launches: list[PlannedLaunch] = []
     together: list[tuple[int, int]] = []
     reading = readers_of(ops)
+    short = None
     at, workspace = 0, plan.workspace_bytes
     while at < len(plan.launches):
         phases, count = _run(plan.launches[at:], ops, reading, choice.most_tokens, local)
         made = None
         if len(phases) >= choice.least_phases:
-            made = _launch(phases, reading, device, choice.blocks, local, workspace)
+            end = _end(phases, ops)
+            made = _launch(phases, end, reading, device, choice.blocks, local, workspace)
         if made is None:
             count = max(1, count)
             launches += plan.launches[at : at + count]
@@ -172,10 +187,27 @@ def compose(
             continue
         launches.append(made)
         assert made.table is not None
+        if made.table.end is not None:
+            short = short_step(made.table.end, len(launches), plan.launches[at + count :])
         workspace += aligned(made.table.workspace_bytes)
         together.append((plan.levels[made.first], plan.levels[made.first + made.count - 1]))
         at += count
-    return Plan(tuple(launches), workspace, plan.levels, tuple(together), plan.passing_bytes)
+    return replace(
+        plan,
+        launches=tuple(launches),
+        workspace_bytes=workspace,
+        together=tuple(together),
+        short=short,
+    )
+
+
+def _end(phases: Sequence[Phase], ops: Sequence[Op]) -> EndPhase | None:
+    """The end of the step where the last phase gives the logits of its only row."""
+    last = phases[-1]
+    if not isinstance(last, ProductPhase) or any(phase.tokens != 1 for phase in phases):
+        return None
+    behind = phases[0].first + sum(phase.length for phase in phases)
+    return end_phase(ops, behind, last.writes[0].tensor)
 
 
 def _run(
@@ -212,6 +244,7 @@ def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
 
 def _launch(
     phases: list[Phase],
+    end: EndPhase | None,
     reading: Readers,
     device: Device,
     blocks: Sequence[Block],
@@ -227,7 +260,8 @@ def _launch(
     attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
     for warps, slots, groups in _shapes(blocks):
         ring = warps * slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
-        tables = _sixteenths(len(phases) * WORK_BYTES) + RECORDS * RECORD_BYTES
+        records = len(phases) + (end is not None)
+        tables = _sixteenths(records * WORK_BYTES) + RECORDS * RECORD_BYTES
         tables += (warps + 2) * BARRIER_BYTES if attentions else 0
         room = device.shared_bytes - _sixteenths(ring) - tables
         slot_bits = [_slot_bits(phase, tokens, room) for phase in phases]
@@ -248,9 +282,10 @@ def _launch(
     count = sum(phase.length for phase in phases)
     exchange = _exchange(phases, reading, first + count, local)
     works_at = _sixteenths(ring + needed)
-    table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at)
+    table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at, end)
     normed = max([0, *(phase.row_units(warps) for phase in products if phase.norm)])
     plain = max([0, *(phase.row_units(warps) for phase in products if not phase.norm)])
+    activations = {one.activation for one in products if one.activation is not None}
     macros = {
         **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
         "WARPS": warps,
@@ -260,6 +295,10 @@ def _launch(
         "HEAD_DIM": max(phase.head_dim for phase in phases),
         "TILE_GROUPS": groups,
         "WHOLE_TURN": int(all(one.turns_halves for one in attentions)),
+        "ACTIVATION": activations.pop() if len(activations) == 1 else ABSENT,
+        "BIASED": int(any(phase.biased for phase in products)),
+        "READ_OUTSIDE": int(bool(exchange.outside)),
+        "ENDS": int(end is not None),
         **row_macros(normed, plain, tokens),
         "PACKET_COUNT": 1,
     }

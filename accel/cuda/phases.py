@@ -78,6 +78,17 @@ class ProductPhase:
         return self.places.number("NORM") is not None
 
     @property
+    def activation(self) -> int | None:
+        """That of its gate, None where it has none."""
+        gate = self.places.number("GATE")
+        return None if gate is None else self.places.ops[gate].most_sizes()["activation"]
+
+    @property
+    def biased(self) -> bool:
+        """Whether a bias is added to any of its products."""
+        return any(self.places.operand(f"B{i}") is not None for i in range(len(self.formats)))
+
+    @property
     def _product(self) -> Op:
         number = self.places.number("PRODUCT")
         assert number is not None

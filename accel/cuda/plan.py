@@ -18,6 +18,7 @@ from contract.ir.nodes import BufferDecl
 
 if TYPE_CHECKING:
     from accel.cuda.persistent import StepTable
+    from accel.cuda.row_end import ShortStep
 
 GROUPS_PER_MULTIPROCESSOR = 8
 """Most work-groups a multiprocessor gets at the launch of a plain kernel."""
@@ -51,7 +52,8 @@ class Plan:
     ``levels`` counts for each op the plain kernels and replacements up to its own: ops of one
     replacement may touch their operands in any order. ``together`` are first and last levels that
     one launch has: what others touch, too, shares no memory in all of it. The first
-    ``passing_bytes`` of the workspaces are those of replacements that keep nothing there.
+    ``passing_bytes`` of the workspaces are those of replacements that keep nothing there. Of steps
+    that ``short`` is about not all launches are needed.
     """
 
     launches: tuple[PlannedLaunch, ...]
@@ -59,6 +61,7 @@ class Plan:
     levels: tuple[int, ...]
     together: tuple[tuple[int, int], ...] = ()
     passing_bytes: int = 0
+    short: ShortStep | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -112,7 +115,8 @@ def layout_of(decl: BufferDecl, device: Device) -> WeightLayout:
 
 def sources_of(plan: Plan) -> Iterable[Source]:
     """Everything that has to be built."""
-    return (launch.source for launch in plan.launches)
+    drawn = () if plan.short is None else plan.short.drawn
+    return (launch.source for launch in (*plan.launches, *drawn))
 
 
 def _replacement(ops: Remaining, device: Device) -> Replacement | None:

@@ -13,6 +13,7 @@ from accel.cuda.plan import Plan, plan_launches
 from accel.cuda.registered import cuda_forms
 from accel.packets.binding import product_factors
 from accel.packets.footprint import device_footprint, step_memory
+from accel.packets.packet import aligned
 from accel.packets.rules import ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_launches
 from accel.packets.shares import (
@@ -26,6 +27,7 @@ from accel.packets.shares import (
 from accel.packets.step import Schedule, Step
 from contract.dtypes import StorageClass
 from contract.footprint import Footprint
+from contract.ir.inputs import input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
 
@@ -107,7 +109,8 @@ class Planner:
             for name, decl in graph.buffers.items()
         }
         own = replace(graph, buffers=held)
-        extra = needs.workspace_bytes
+        # Inputs have a place more than the one that is counted as their buffers.
+        extra = needs.workspace_bytes + aligned(input_layout(graph, largest).nbytes)
         footprint = device_footprint(own, largest, needs.steps, arranged, extra)
         return PlannedGraph(graph, largest, footprint, needs, forms)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,21 +15,31 @@ from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.runtime import Runtime
+from accel.cuda.submissions import ShortRecordings
 from accel.packets.places import Places
 
 PeerForm = tuple[Places, BoundForm]
 """Where the step's memory of another device is, and the same form there."""
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedForm:
+    """All launches of a form, and the shorter recordings of rows that nothing changes."""
+
+    whole: Recording
+    short: ShortRecordings | None
+
+
 def recorded_form(
     runtime: Runtime, bound: BoundForm, places: Places, device: int, peers: Sequence[PeerForm] = ()
-) -> Recording:
+) -> RecordedForm:
     """The launches of ``bound`` on device number ``device`` of those that share a step. Memory the
     form keeps is given back with the recording. Raises OutOfMemory and CudaError."""
     memory, packets = runtime.memory, bound.packets
     launches = []
     gathers = iter(range(len(bound.gathers)))
-    for launch in bound.plan.launches:
+    short = bound.plan.short
+    for launch in (*bound.plan.launches, *(short.drawn if short is not None else ())):
         replaced = packets[launch.first : launch.first + launch.count]
         own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
         if launch.table is not None:
@@ -39,16 +50,21 @@ def recorded_form(
             own = (*own, np.uint64(bound.workspace + launch.workspace))
         late = partial(_told, runtime, next(gathers), device, peers) if launch.gathers else None
         launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own, late))
+    count = len(bound.plan.launches)
     recording = Recording(
         runtime.context,
-        launches,
+        launches[:count],
         places,
         runtime.programmatic,
         runtime.graphs,
         [theirs for theirs, _ in peers],
     )
     weakref.finalize(recording, _give_back, memory, bound.kept)
-    return recording
+    if short is None:
+        return RecordedForm(recording, None)
+    largest = recording.with_launches(launches[: short.launches])
+    drawn = recording.with_launches(launches[: short.launches] + launches[count:])
+    return RecordedForm(recording, ShortRecordings(largest, drawn, bound.sampling))
 
 
 def _told(runtime: Runtime, number: int, device: int, peers: Sequence[PeerForm]) -> np.generic:

@@ -15,7 +15,7 @@ from accel.cuda.device import TIER, Device, find_device
 from accel.cuda.driver import NOT_READY, Context, CudaError, Driver
 from accel.cuda.finite import FiniteCheck
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
-from accel.cuda.memory import Memory, Pinned
+from accel.cuda.memory import Memory, Pinned, Streams
 from accel.cuda.persistent import AUTO, VARIABLE, StepChoice, chosen_step
 from accel.cuda.program import Builder, Compiler, Modules
 from accel.cuda.self_test import check_arithmetic
@@ -153,9 +153,9 @@ def open_runtime(
     except CudaError as error:
         raise _unavailable(device, error) from None
     try:
-        stream = _stream(context)
+        streams = Streams(_stream(context), _stream(context), _stream(context))
         capacity = min(choices.memory_bytes or device.memory_bytes, device.memory_bytes)
-        memory = Memory(context, stream, capacity, Pinned(context))
+        memory = Memory(context, streams, capacity, Pinned(context))
         builder = Builder(compiler, device.architecture, choices.cache, progress)
         modules = Modules(context, device, builder)
         check_arithmetic(memory, modules)

@@ -16,7 +16,7 @@ from accel.packets.step import Op, Tensor
 EXCHANGE_MEMORY = 1 << 60
 """Marks an operand as an offset in the bank of exchanged floats."""
 MATRICES = 3
-PRODUCT_KIND, ATTENTION_KIND = 0, 1
+PRODUCT_KIND, ATTENTION_KIND, END_KIND = 0, 1, 2
 RECORD_BYTES, HEAD_BYTES = 256, 32
 WORK_BYTES = 56 + 4
 """Of what the kernel keeps of a phase, and its number of tokens."""
@@ -62,12 +62,27 @@ ATTENTION_RECORD = np.dtype(
         *COMMON,
         ("heads", "<u4"),
         *((name, "<u8") for name in ADDRESSES),
+        ("none", "<u8", (4,)),
         *((name, "<u4") for name in SIZES),
         *((name, "<f4") for name in ("scale", "q_eps", "k_eps")),
-        ("reserved", "<u4", (19,)),
+        ("other_window", "<u4"),
+        ("reserved", "<u4", (10,)),
     ]
 )
-assert PRODUCT_RECORD.itemsize == ATTENTION_RECORD.itemsize == RECORD_BYTES
+END_FIELDS = ("sampling", "output_rows", "query", "step", "slots", "ring", "best")
+END_RECORD = np.dtype(
+    [
+        *COMMON,
+        ("vocab", "<u4"),
+        *((name, "<u8") for name in ("logits", *END_FIELDS)),
+        ("none", "<u8", (8,)),
+        *((name, "<u4") for name in ("query_stride", "slots_stride", "ring_events")),
+        ("reserved", "<u4", (25,)),
+    ]
+)
+assert {RECORD_BYTES} == {
+    record.itemsize for record in (PRODUCT_RECORD, ATTENTION_RECORD, END_RECORD)
+}
 
 
 @dataclass(frozen=True, slots=True)

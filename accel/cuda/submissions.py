@@ -1,8 +1,9 @@
 """Steps under way on one device: what keeps the inputs and outputs of each its own.
 
 The stream runs steps in order. The snapshot of a step's inputs lies in page-locked memory and is
-copied, in the order of the stream, to the one place all steps read their inputs from. An output
-that is wanted is copied to page-locked memory of its own before the next step overwrites it. The
+copied to one of two places, from which kernels read it: of a step of few launches beside the step
+in front of it, which reads the other. An output that is wanted is copied to page-locked memory of
+its own before the next step overwrites it, what the host has mapped of others beside that one. The
 host waits for nothing in between.
 """
 
@@ -19,13 +20,36 @@ from numpy.typing import NDArray
 from accel.cuda.driver import NOT_READY, Context, CudaError, Handle
 from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
+from accel.cuda.row_end import is_drawn, is_plain
 from accel.packets.under_way import Pace, UnderWay
 from contract.errors import DeviceLost
 from contract.ir.inputs import InputCopy, InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
+from contract.records import SAMPLING
 from contract.shape_key import ShapeKey
 from contract.tier import check_form
+
+PLACES = 2
+"""For inputs: one is filled while a step reads the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShortRecordings:
+    """What is enough for a step whose only row takes its ``largest`` logit, or is ``drawn`` from
+    logits that nothing changes; ``sampling`` is where among the inputs that is said."""
+
+    largest: Recording
+    drawn: Recording
+    sampling: int
+
+    def enough_for(self, inputs: NDArray[np.uint8]) -> Recording | None:
+        """The one for a step with these inputs, if there is one."""
+        stop = self.sampling + SAMPLING.itemsize
+        record = inputs[self.sampling : stop].view(SAMPLING)[0]
+        if not is_plain(record):
+            return None
+        return self.drawn if is_drawn(record) else self.largest
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -38,7 +62,19 @@ class CudaBatch:
     recording: Recording
     input_bytes: int
     outputs: Mapping[str, tuple[BufferDecl, Allocation]]
+    short: ShortRecordings | None = None
     pace: Pace = field(default_factory=Pace)
+
+    def recorded_for(self, inputs: NDArray[np.uint8]) -> Recording:
+        """The launches of a step with these inputs."""
+        found = None if self.short is None else self.short.enough_for(inputs)
+        return self.recording if found is None else found
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """All there are of it."""
+        short = [] if self.short is None else [self.short.largest, self.short.drawn]
+        return [self.recording, *short]
 
 
 class Mark:
@@ -57,6 +93,10 @@ class Mark:
         """To the end of a stream, from a place that is passed."""
         self._passed = False
         self._context.call("cuEventRecord", self._event.value, stream)
+
+    def hold(self, stream: Any) -> None:
+        """Have what follows in another stream wait until it is passed."""
+        self._context.call("cuStreamWaitEvent", stream, self._event.value, 0)
 
     @property
     def passed(self) -> bool:
@@ -99,13 +139,69 @@ class CudaFence:
         return self.batch.pace
 
 
+@dataclass(slots=True)
+class InputPlaces:
+    """Where kernels read a step's inputs: ``PLACES`` of ``nbytes`` in one allocation, used in turn.
+    Nothing is copied to one before the step that read it last has ended."""
+
+    memory: Memory
+    allocation: Allocation
+    readers: list[Mark] = field(init=False)
+    turn: int = 0
+
+    def __post_init__(self) -> None:
+        # Whoever allocates zeroes, in the stream of steps.
+        zeroed = Mark(self.memory.context, self.memory.stream)
+        self.readers = [zeroed] * PLACES
+
+    @property
+    def addresses(self) -> list[int]:
+        """Of all places."""
+        apart = self.allocation.nbytes // PLACES
+        return [self.allocation.address + number * apart for number in range(PLACES)]
+
+    def fill(self, data: NDArray[np.uint8], beside: bool) -> int:
+        """Enqueue the copy of ``data``, ``beside`` the steps or behind them: its address."""
+        self.turn = (self.turn + 1) % PLACES if beside else 0
+        memory, streams = self.memory, self.memory.streams
+        address = self.addresses[self.turn]
+        stream = streams.inputs if beside else streams.steps
+        if beside:
+            self.readers[self.turn].hold(stream)
+        memory.context.call("cuMemcpyHtoDAsync", address, data.ctypes.data, data.nbytes, stream)
+        if beside:
+            Mark(memory.context, stream).hold(streams.steps)
+        return address
+
+    def read(self, step: Mark) -> None:
+        """Whoever reads the place filled last has ended at ``step``."""
+        self.readers[self.turn] = step
+
+
 class Submissions:
-    """All that was submitted and may still run. ``place`` is where kernels read the inputs."""
+    """All that was submitted and may still run."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._under_way: UnderWay[CudaFence] = UnderWay(memory.pinned.take)
-        self.place: Allocation | None = None
+        self._places: InputPlaces | None = None
+
+    @property
+    def place(self) -> Allocation | None:
+        """Where kernels read inputs."""
+        return None if self._places is None else self._places.allocation
+
+    @place.setter
+    def place(self, place: Allocation) -> None:
+        if place is not self.place:
+            self._places = InputPlaces(self._memory, place)
+
+    def prepare(self, batch: CudaBatch) -> None:
+        """Make what steps of a batch are going to need. Raises CudaError."""
+        assert self._places is not None
+        for recording in batch.recordings:
+            for address in self._places.addresses[: PLACES if recording.is_brief else 1]:
+                recording.prepare(self._memory.stream, address)
 
     def submit(
         self,
@@ -130,9 +226,11 @@ class Submissions:
         if not self._under_way:
             memory.mirrors.to_device()
         snapshot = self._under_way.snapshot(inputs, batch.input_bytes, rows)
-        assert self.place is not None
-        memory.transfer(self.place, snapshot.data, True, 0)
-        batch.recording.enqueue(memory.stream)
+        assert self._places is not None
+        recording = batch.recorded_for(snapshot.data)
+        place = self._places.fill(snapshot.data, recording.is_brief)
+        recording.enqueue(memory.stream, place)
+        self._places.read(Mark(memory.context, memory.stream))
         return snapshot
 
     def finish(self, batch: CudaBatch, snapshot: InputCopy, wanted: Sequence[str]) -> CudaFence:
@@ -140,8 +238,12 @@ class Submissions:
         Raises CudaError."""
         memory, step = self._memory, step_of(snapshot.data)
         outputs = {name: self._kept(batch.outputs[name], step) for name in wanted}
-        memory.mirrors.to_host()
-        fence = CudaFence(batch, Mark(memory.context, memory.stream), time.monotonic(), outputs)
+        memory.mirrors.states_to_host()
+        Mark(memory.context, memory.stream).hold(memory.streams.outputs)
+        memory.mirrors.outputs_to_host(memory.leave)
+        fence = CudaFence(
+            batch, Mark(memory.context, memory.streams.outputs), time.monotonic(), outputs
+        )
         self._under_way.add(fence, snapshot, kept=outputs)
         return fence
 

@@ -21,12 +21,18 @@ from accel.cuda.program import Compiler, Source
 from accel.cuda.recorded_form import recorded_form
 from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
-from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
+from accel.cuda.submissions import (
+    PLACES,
+    CudaBatch,
+    CudaFence,
+    Submissions,
+)
 from accel.cuda.upload import Arrived
 from accel.packets.binding import bind_step
 from accel.packets.buffers import matrices_of, outputs_of
 from accel.packets.build import Progress
 from accel.packets.mirrors import exchange_as
+from accel.packets.packet import aligned
 from accel.packets.places import Places, grown
 from accel.packets.rules import OPCODES
 from accel.packets.shares import Share
@@ -284,7 +290,18 @@ class CudaTier(Closing):
         if plan.workspace_bytes:
             kept.append(self._memory.allocate(f"workspace of {graph.name}", plan.workspace_bytes))
             workspace = kept[0].address
-        return BoundForm(graph.name, form, plan, packets, kept, workspace, inputs.nbytes, outputs)
+        short = plan.short
+        return BoundForm(
+            graph.name,
+            form,
+            plan,
+            packets,
+            kept,
+            workspace,
+            inputs.nbytes,
+            outputs,
+            0 if short is None else inputs.offsets[short.sampling.buffer],
+        )
 
     def record(
         self, bound: BoundForm, peers: Sequence[tuple[CudaTier, BoundForm]] = ()
@@ -292,10 +309,13 @@ class CudaTier(Closing):
         """The second half: ``peers`` are the other devices with the same form, whose memory is
         there. Raises OutOfMemory and CudaError."""
         theirs = [(tier._places, other) for tier, other in peers]
-        recording = recorded_form(self._runtime, bound, self._places, self.share.index, theirs)
-        recording.prepare(self._memory.stream)
+        made = recorded_form(self._runtime, bound, self._places, self.share.index, theirs)
         launches = len(bound.plan.launches)
-        return CudaBatch(bound.form, launches, recording, bound.input_bytes, bound.outputs)
+        batch = CudaBatch(
+            bound.form, launches, made.whole, bound.input_bytes, bound.outputs, made.short
+        )
+        self._submissions.prepare(batch)
+        return batch
 
     def submit(
         self,
@@ -310,7 +330,7 @@ class CudaTier(Closing):
 
     def prepare(self, batch: CudaBatch) -> None:
         """Make its graph for the memory of now. Raises CudaError."""
-        batch.recording.prepare(self._memory.stream)
+        self._submissions.prepare(batch)
 
     def start(
         self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None
@@ -383,7 +403,8 @@ class CudaTier(Closing):
         """Grow what steps share; batches lowered before follow it."""
         self._scratch = self._grown("scratch", self._scratch, scratch_bytes)
         self._places.move(self._scratch.address, self._places.inputs)
-        place = self._grown("inputs of a step", self._submissions.place, input_bytes)
+        nbytes = PLACES * aligned(input_bytes)
+        place = self._grown("inputs of a step", self._submissions.place, nbytes)
         self._submissions.place = place
         self._places.move(self._scratch.address, place.address)
 

@@ -103,9 +103,25 @@ class Mirrors(Generic[A, T]):
         """Enqueue the transfer of what the device may have written."""
         return self._exchange([mapped for mapped in self._mapped if mapped.fetched], False)
 
-    def _exchange(self, allocations: list[A], to_device: bool) -> list[T]:
+    def states_to_host(self) -> list[T]:
+        """The first half of ``to_host``: of what the host may have written, too."""
+        both = [mapped for mapped in self._mapped if mapped.fetched and mapped.sent]
+        return self._exchange(both, False)
+
+    def outputs_to_host(self, transfer: Callable[[A, Bytes, bool, int], T]) -> list[T]:
+        """The second half: of what the device alone writes, by ``transfer``."""
+        outputs = [mapped for mapped in self._mapped if mapped.fetched and not mapped.sent]
+        return self._exchange(outputs, False, transfer)
+
+    def _exchange(
+        self,
+        allocations: list[A],
+        to_device: bool,
+        transfer: Callable[[A, Bytes, bool, int], T] | None = None,
+    ) -> list[T]:
+        transfer = transfer or self.transfer
         return [
-            self.transfer(allocation, allocation.host, to_device, 0)
+            transfer(allocation, allocation.host, to_device, 0)
             for allocation in allocations
             if allocation.host is not None and allocation.nbytes
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
-from accel.cuda.plan import plain_ops, plan_launches
+from accel.cuda.plan import Plan, PlannedLaunch, plain_ops, plan_launches
 from accel.cuda.program import tuned_source
 from accel.cuda.units import UNITS, tile_bytes
 from accel.packets.binding import bind_step
@@ -19,6 +19,7 @@ from accel.packets.layouts import WeightLayout
 from accel.packets.packet import BANK_SHIFT, SCRATCH_MEMORY
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
+from accel.packets.step import Op
 from contract.dtypes import DType
 from contract.ir.graph import Graph
 from contract.ir.inputs import input_layout, pack_inputs
@@ -77,12 +78,16 @@ def run_step(
     parts: int = 1,
     device: Device = DEVICE,
     stand_ins: Mapping[str, StandIn] = NO_STAND_INS,
+    launches_of: Callable[[Sequence[Op], Plan], Sequence[PlannedLaunch]] = lambda _, plan: (
+        plan.launches
+    ),
 ) -> None:
     """One step of the first of ``sizes`` in the form of the second; no plain kernel may be left
     but quantize_activation, for which the definition stands in, and those of ``stand_ins``.
 
     ``kept`` are the buffers that outlive it, results included, ``matrices`` the quantized weights
-    as a file stores them; row reductions are cut in ``parts``.
+    as a file stores them; row reductions are cut in ``parts``. ``launches_of`` the ops and the plan
+    are executed.
     """
     key, form = sizes
     step = lower_graph(graph, form, parts, "cuda")
@@ -103,7 +108,7 @@ def run_step(
     packets = bind_step(step, schedule, layout, lambda name: kept[name].ctypes.data, matrix_of)
     workspace = aligned_memory(max(1, plan.workspace_bytes))
     workspace[:] = 0
-    for launch in plan.launches:
+    for launch in launches_of(step.ops, plan):
         if launch.workspace is None:
             known[step.ops[launch.first].name](packets[launch.first], key, scratch, block)
             continue

@@ -44,7 +44,7 @@ class CUresult(IntEnum):
 
 QUERIES_PER_OPERATION = 5
 FIRST_STREAM = 1
-"""Of a context, and the only one that waits; copies on another are made at once."""
+"""Of a context, and the only one with kernels, which run when somebody waits."""
 SUCCESS = CUresult.CUDA_SUCCESS
 UNASKED_SHARED_BYTES = 48 << 10
 """Dynamic shared memory a kernel may have without asking for more."""
@@ -81,6 +81,10 @@ class FakeContext:
     """``queue`` are operations nobody waited for; a fault leaves an error to every later call."""
 
     queue: list[Callable[[], None]] = field(default_factory=list)
+    aside: dict[Any, list[Callable[[], None]]] = field(default_factory=dict)
+    """What was enqueued on other streams: done as soon as it waits for nothing or, where they are
+    ``late``, as late as somebody waits for it."""
+    late: bool = False
     memory: dict[int, Any] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
     graph: list[Callable[[], None]] | None = None
@@ -99,8 +103,10 @@ class FakeContext:
             while self.queue and not self.hangs and not self.error and done != most:
                 if self.advance():
                     done += 1
-                elif not any(other.advance() for other in self.others):
+                elif not self.advance_aside() and not any(one.advance() for one in self.others):
                     break
+            while not self.queue and self.advance_aside():
+                pass
 
     def advance(self) -> bool:
         """Execute what comes next; False when there is nothing, or it waits for another device."""
@@ -109,7 +115,46 @@ class FakeContext:
         if not getattr(self.queue[0], "ready", always)():
             return False
         self.queue.pop(0)()
+        while not self.late and self.advance_aside():
+            pass
         return True
+
+    def advance_aside(self) -> bool:
+        """The same of what comes next on one of the other streams."""
+        for queue in self.aside.values():
+            if queue and not self.destroyed and getattr(queue[0], "ready", always)():
+                queue.pop(0)()
+                return True
+        return False
+
+
+@dataclass
+class FakeEvent:
+    """``recorded`` and ``reached`` count its places in streams."""
+
+    recorded: int = 0
+    reached: int = 0
+
+    @property
+    def passed(self) -> bool:
+        return self.reached == self.recorded
+
+    def reach(self) -> None:
+        self.reached += 1
+
+
+@dataclass
+class EventWait:
+    """What follows in the stream waits for the place an event had then."""
+
+    event: FakeEvent
+    place: int
+
+    def ready(self) -> bool:
+        return self.event.reached >= self.place
+
+    def __call__(self) -> None:
+        pass
 
 
 class FakeDriver:
@@ -234,19 +279,16 @@ class FakeDriver:
         self, target: int, source: int, nbytes: int, stream: Any
     ) -> tuple[Any, ...]:
         self._on_device(target, nbytes)
-        if stream != FIRST_STREAM:
-            ctypes.memmove(target, source, nbytes)
-            return (SUCCESS,)
         if source // 4096 * 4096 in self.current.pinned:
-            return self._enqueue(lambda: ctypes.memmove(target, source, nbytes))
+            return self._enqueue(lambda: ctypes.memmove(target, source, nbytes), stream)
         staged = ctypes.string_at(source, nbytes)
-        return self._enqueue(lambda: ctypes.memmove(target, staged, nbytes))
+        return self._enqueue(lambda: ctypes.memmove(target, staged, nbytes), stream)
 
     def cuMemcpyDtoHAsync(
         self, target: int, source: int, nbytes: int, stream: Any
     ) -> tuple[Any, ...]:
         self._on_device(source, nbytes)
-        answer = self._enqueue(lambda: ctypes.memmove(target, source, nbytes))
+        answer = self._enqueue(lambda: ctypes.memmove(target, source, nbytes), stream)
         if target // 4096 * 4096 not in self.current.pinned:
             self.current.run()
         return answer
@@ -287,14 +329,17 @@ class FakeDriver:
         return (SUCCESS,)
 
     def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
-        return SUCCESS, SimpleNamespace(passed=False)
+        return SUCCESS, FakeEvent()
 
     def cuEventDestroy(self, event: Any) -> tuple[Any, ...]:
         return (SUCCESS,)
 
     def cuEventRecord(self, event: Any, stream: Any) -> tuple[Any, ...]:
-        event.passed = False
-        return self._enqueue(lambda: setattr(event, "passed", True))
+        event.recorded += 1
+        return self._enqueue(event.reach, stream)
+
+    def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> tuple[Any, ...]:
+        return self._enqueue(EventWait(event, event.recorded), stream)
 
     def cuEventQuery(self, event: Any) -> tuple[Any, ...]:
         """The device gets on only while somebody asks again and again."""
@@ -345,11 +390,16 @@ class FakeDriver:
         self.launched.append((function, [attribute.id for attribute in config.attrs]))
         return self._enqueue(lambda: kernel(self, *values))
 
-    def _enqueue(self, operation: Callable[[], Any]) -> tuple[Any, ...]:
-        if self.current.graph is not None:
-            self.current.graph.append(operation)
+    def _enqueue(self, operation: Callable[[], Any], stream: Any = FIRST_STREAM) -> tuple[Any, ...]:
+        context = self.current
+        if stream != FIRST_STREAM:
+            context.aside.setdefault(stream, []).append(operation)
+            while not context.late and context.advance_aside():
+                pass
+        elif context.graph is not None:
+            context.graph.append(operation)
         else:
-            self.current.queue.append(operation)
+            context.queue.append(operation)
         return (SUCCESS,)
 
     def _on_device(self, address: int, nbytes: int) -> None:

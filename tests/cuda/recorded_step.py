@@ -3,7 +3,7 @@ same steps on emulated blocks, each with what the definitions have in front of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,9 @@ class PersistentSteps:
             for name in outside(self.step.ops, self.step.scratch, inside, written=True):
                 got = self._scratch_of(scratch, name)
                 assert got.tobytes() == self._recorded(name).tobytes(), name
-            for name in self._written_states(inside):
+            assert launch.table is not None
+            ended = () if launch.table.end is None else launch.table.end.done
+            for name in self._written_states((*inside, *ended)):
                 got, want = self.states[name], self._recorded(name)
                 assert got[: want.nbytes].tobytes() == want.tobytes(), name
                 rest = before[name][want.nbytes :]
@@ -220,7 +222,7 @@ class PersistentSteps:
         known = [name for name in offsets if name in self.recorded.arrays]
         return {name: bank[offsets[name] // 4 :].view(np.float32) for name in known}
 
-    def _written_states(self, inside: range) -> set[str]:
+    def _written_states(self, inside: Collection[int]) -> set[str]:
         tensors: list[Tensor | None] = [
             op.operands[place]
             for number, op in enumerate(self.step.ops)

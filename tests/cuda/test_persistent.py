@@ -15,14 +15,24 @@ from numpy.typing import NDArray
 from accel.cuda import phases
 from accel.cuda.persistent import BLOCKS, FASTEST, NEVER, VARIABLE, StepChoice, chosen_step, compose
 from accel.cuda.plan import plan_launches
-from accel.cuda.step_table import HEAD_BYTES, PRODUCT_KIND, PRODUCT_RECORD
+from accel.cuda.row_end import is_drawn, is_plain
+from accel.cuda.step_table import (
+    ATTENTION_KIND,
+    ATTENTION_RECORD,
+    HEAD_BYTES,
+    PRODUCT_KIND,
+    PRODUCT_RECORD,
+)
+from accel.packets.ops import TABLE
 from accel.packets.rules import lower_graph
 from contract.dtypes import I12
 from contract.errors import ConfigError
 from contract.ir.inputs import pack_inputs
 from contract.ir.nodes import BufferKind
+from contract.records import SAMPLING, SLOT
 from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
+from reference.cpu.tier import CpuTier
 from reference.exact.kv_storage import page_view, store
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -210,6 +220,25 @@ def test_broken_queries(broken: bool, folder: Path) -> None:
     assert found.all() if broken else not found.any()
 
 
+def test_attention_is_told_of_another_window(folder: Path) -> None:
+    """It settles then what the one before left, also where it has nothing to merge itself."""
+    one = ShapeKey(1, 1)
+    steps = PersistentSteps(recorded("qwen3", folder, one), one, DEVICE, FOUR_WARPS, folder)
+    (launch,) = steps.launches
+    table = launch.table
+    assert table is not None
+
+    def told(packets: NDArray[np.void]) -> list[int]:
+        records = table.bound(packets, 0)[HEAD_BYTES:].view(ATTENTION_RECORD)
+        return [int(one["other_window"]) for one in records if one["kind"] == ATTENTION_KIND]
+
+    assert told(steps.packets) == [0, 0]
+    changed = steps.packets.copy()
+    last = [phase for phase in table.phases if isinstance(phase, phases.AttentionPhase)][-1]
+    changed["size"][last.part][TABLE["flash_attn_part"].sizes.index("window")] = 3
+    assert told(changed) == [0, 1]
+
+
 def without_rows(table: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The first product writes nothing, so that who waits for it waits forever."""
     changed = table.copy()
@@ -240,6 +269,46 @@ def test_a_nan_is_never_taken_for_what_has_yet_to_come(folder: Path) -> None:
     assert steps.launch(launch, aligned_memory(steps.schedule.shared_bytes), 1)
     logits = steps.states["output.logits"].view(np.float32)
     assert np.isnan(logits[: model.arrays["output.logits"].size]).all()
+    assert steps.states["state.slots"].view(SLOT)[0]["last_token"] == -1
+
+
+@pytest.mark.parametrize("rows", [None, slice(3, 320, 7)], ids=["all", "some"])
+def test_of_equal_logits_the_first_is_taken(rows: slice | None, folder: Path) -> None:
+    """Whichever blocks made them: rows of the table are one row."""
+    one = ShapeKey(1, 1)
+    model = recorded("qwen3", folder, one)
+    name = "model.token_embd.weight"
+    table = model.raw[name].reshape(320, -1)
+    table[slice(None) if rows is None else rows] = table[3]
+    model.arrays[name] = CpuTier().upload(model.graph.buffers[name], table).matrix
+    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
+    for position in range(6):
+        run(steps, [3 + position], [position], [0], position)
+        token = int(steps.states["state.slots"].view(SLOT)[0]["last_token"])
+        assert token == 0 if rows is None else token % 7 != 3 or token == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "plain"),
+    [
+        ({}, True),
+        ({"position": 5, "repeat_last_n": 64}, False),
+        ({"position": 0, "repeat_last_n": 64}, True),
+        ({"mask": 1}, False),
+        ({"bias_count": 2}, False),
+        ({"temperature": 0.8}, True),
+        ({"temperature": 0.8, "mask": 1}, False),
+        ({"position": 5, "seed_low": 7, "top_k": 40, "top_p": 0.9}, True),
+    ],
+    ids=str,
+)
+def test_what_changes_the_logits_of_a_row(changed: dict[str, float], plain: bool) -> None:
+    """A temperature does not count."""
+    record = np.zeros(1, SAMPLING)[0]
+    for name, value in changed.items():
+        record[name] = value
+    assert is_plain(record) == plain
+    assert is_drawn(record) == ("temperature" in changed)
 
 
 def test_what_others_touch_shares_no_memory_with_a_launch(folder: Path) -> None:

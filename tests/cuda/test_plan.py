@@ -82,12 +82,13 @@ def test_every_op_is_launched_by_its_plain_kernel(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("tuned")
 def test_a_rule_replaces_a_run_of_ops(driver: FakeDriver, tier: CudaTier) -> None:
-    """One launch for both ops, with their packets and memory of its own that is kept and zeroed."""
+    """One launch for both ops, with their packets and memory of its own that is kept and zeroed; it
+    is recorded for each of the two places of inputs."""
     lowered = Lowered(tier)
     assert lowered.batch.packets == 1
     for seed in range(3):
         lowered.run(seed=seed)
-    assert [name for name, _ in driver.launched] == ["launch_self_test", "both"]
+    assert [name for name, _ in driver.launched] == ["launch_self_test", "both", "both"]
     assert "cuFuncSetAttribute" in driver.calls
 
 

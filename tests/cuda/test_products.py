@@ -86,12 +86,14 @@ def weights(dtype: DType, rows: int, columns: int, seed: int) -> Bytes:
     return FORMATS[dtype].quantize(values.astype(np.float32))
 
 
-def one_product(dtype: DType, rows: int, columns: int, tokens: int) -> Case:
+def one_product(
+    dtype: DType, rows: int, columns: int, tokens: int, given: Bytes | None = None
+) -> Case:
     builder = GraphBuilder("product")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
     w = builder.buffer("w", BufferKind.WEIGHT, dtype, (rows, columns))
     builder.emit(Opcode.MATMUL, x=x, weight=w, y=builder.output("y", "tokens", rows))
-    stored = weights(dtype, rows, columns, rows)
+    stored = weights(dtype, rows, columns, rows) if given is None else given
     x_values = activations(tokens, columns, dtype.ggml_id)
     return Case(builder.build(), x_values, {"w": (dtype, stored)}, {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.cuda.plan import plan_launches
+from accel.cuda.plan import Plan, PlannedLaunch, plan_launches
+from accel.cuda.row_end import EndPhase, short_step
 from accel.cuda.sampling import LISTED_NEAR, MOST_VOCABULARY
 from accel.packets.rules import lower_graph
+from accel.packets.step import Op
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.opcodes import Opcode
@@ -85,7 +88,47 @@ def drawn(logits: Float32, records: NDArray[np.void], folder: Path, most: int = 
         want = sample(logits=logits, sampling=sampling, recent=RECENT)
     assert token[:rows].tolist() == want.tolist()
     assert (token[rows:] == -7).all()
+    for row in range(min(rows, 2)):
+        how = records[row : row + 1].copy()
+        if how["temperature"][0] > 0:
+            how["temperature"] = how["temperature"] * np.float32(0.7)
+            assert drawn_at_once(logits[row : row + 1], how, folder)
     return want.tolist()
+
+
+def find_largest(packet: np.void, key: ShapeKey, scratch: Bytes, inputs: Bytes) -> None:
+    """The one record that a persistent launch leaves: of the logits as they are."""
+    vocab = int(packet["size"][1])
+    logits = rows_of(packet, 0, (1, vocab), np.float32, (scratch, inputs), vocab)[0]
+    best = rows_of(packet, 6, (1, 3), np.int32, (scratch, inputs), 3)[0]
+    finite = bool(np.isfinite(logits).all())
+    largest = int(np.argmax(logits)) if finite else 0
+    best[:1].view(np.float32)[:] = logits[largest] if finite else 0
+    best[1:] = largest if finite else NO_TOKEN, finite
+
+
+def drawn_at_once(logits: Float32, how: NDArray[np.void], folder: Path) -> bool:
+    """Whether one row has the definition's token without the first half of SAMPLE, too."""
+    sampling = how.view(np.int32).reshape(1, 16)
+    token = aligned_memory(4).view(np.int32)
+
+    def behind(ops: Sequence[Op], plan: Plan) -> list[PlannedLaunch]:
+        part = plan.launches[0]
+        return [part, *short_step(EndPhase(ops, 0), 0, plan.launches).drawn]
+
+    run_step(
+        sampling_graph(logits.shape[1]),
+        (ShapeKey(0, 1), ShapeKey(0, 1)),
+        {"logits": logits, "sampling": sampling},
+        {"token": token, "recent": RECENT.copy()},
+        {},
+        folder,
+        parts=ROW_PARTS,
+        stand_ins={"sample_part": find_largest},
+        launches_of=behind,
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(token[0] == sample(logits=logits, sampling=sampling, recent=RECENT)[0])
 
 
 def record(**fields: Any) -> np.void:

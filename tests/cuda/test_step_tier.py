@@ -4,24 +4,35 @@ that does not end is stopped."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accel.cuda.plan import plan_launches
 from accel.cuda.step_table import ATTENTION_RECORD, HEAD, PRODUCT_KIND, PRODUCT_RECORD
 from accel.cuda.tier import CudaTier
+from accel.packets.packet import PACKET
+from accel.packets.rules import ROW_PARTS, lower_graph
 from contract import dtypes
+from contract.dtypes import I12
 from contract.errors import ConfigError, DeviceLost
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferKind
+from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
 from contract.tier import Fence, Heap
+from reference.limits import Limits
+from reference.runner import ModelRunner, StepInput
 from tests.cuda.conftest import OpenTier
-from tests.cuda.fake_driver import FakeDriver, words
+from tests.cuda.emulated_step import DEVICE
+from tests.cuda.fake_driver import PLAIN, FakeDriver, words
+from tests.cuda.test_persistent import recorded
 from tests.cuda.test_products import Case, layer
 
 ARGUMENTS = (8, 8, 8, 8)
 ONE = ShapeKey(1, 0)
+ONE_ROW = ShapeKey(1, 1)
 KEPT_BYTES = 256 + 2 * 768 * 4 + 1024
 """The state, two banks of a row of 768 floats, and the table of three phases."""
 
@@ -97,6 +108,39 @@ def test_a_kernel_that_waits_forever_is_told_to_stop(
     with pytest.raises(DeviceLost, match="did not end"):
         tier.wait(fence, timeout=0.05)
     assert words(stops[0], 1)[0] == 1
+
+
+def test_steps_have_the_launches_their_row_needs(
+    driver: FakeDriver, open_cuda: OpenTier, folder: Path
+) -> None:
+    """A row that takes its largest logit has its token with the launch that makes the logits; one
+    that is drawn needs the second half of SAMPLE behind it, one with penalties all."""
+    model = recorded("qwen3", folder, ONE_ROW)
+    limits = Limits(1, 96, 6, I12, step_tokens=1, step_rows=1)
+    step = lower_graph(model.model.graph(limits), ONE_ROW, ROW_PARTS, "cuda")
+    for launch in plan_launches(step.ops, DEVICE, step.scratch).launches:
+        sizes = (8, 8, launch.count * PACKET.itemsize, 8)
+        sizes = PLAIN if launch.workspace is None else sizes
+        driver.kernels[launch.entry] = (sizes, lambda *arguments: None)
+    driver.kernels["step_phases"] = (ARGUMENTS, lambda *arguments: None)
+    tier = open_cuda(step="4x1", graphs=False)
+    # The second half of SAMPLE has packets of both where the first has no launch.
+    both = (8, 8, 2 * PACKET.itemsize, 8)
+    one = driver.kernels["sample_draw"][0]
+    with ModelRunner(model.model, tier, limits) as runner:
+        for temperature, recent in ((0, 0), (0.8, 0), (0, 0), (0.8, 4), (0, 4), (0.5, 0)):
+            given, query = np.zeros(1, SAMPLING), np.zeros(1, QUERY_TOKEN)
+            given["temperature"], given["repeat_last_n"], given["position"] = temperature, recent, 5
+            for name in ("sample_bins", "sample_draw"):
+                driver.kernels[name] = (one if recent else both, lambda *arguments: None)
+            pages = np.arange(6, dtype=np.int32).reshape(1, 6)
+            driver.launched.clear()
+            runner.step(StepInput(query, np.zeros(1, np.int32), given, pages))
+            names = [name for name, _ in driver.launched]
+            assert names.count("step_phases") == 1
+            assert ("launch_sample_part" in names) == (recent > 0)
+            for name in ("sample_draw", "launch_stream_out", "launch_store_request_state"):
+                assert (name in names) == (recent > 0 or temperature > 0)
 
 
 def test_what_it_keeps_is_planned(open_cuda: OpenTier) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from accel.cuda import plan, upload
+from accel.cuda import launcher, plan, upload
 from accel.cuda.device import Device
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
@@ -68,9 +68,21 @@ def output(fence: Fence) -> np.ndarray:
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_queued_steps_keep_their_inputs_and_outputs(open_cuda: OpenTier, graphs: bool) -> None:
-    """Inputs are overwritten as soon as they were submitted; nothing is waited for in between."""
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("few_launches", [0, 16])
+def test_queued_steps_keep_their_inputs_and_outputs(
+    driver: FakeDriver,
+    open_cuda: OpenTier,
+    graphs: bool,
+    late: bool,
+    few_launches: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Inputs are overwritten as soon as they were submitted; nothing is waited for in between, and
+    copies beside the steps are made at once or as late as can be."""
+    monkeypatch.setattr(launcher, "FEW_LAUNCHES", few_launches)
     lowered = Lowered(open_cuda(graphs=graphs))
+    driver.current.late = late
     for first in range(3):
         under_way = []
         for number, tokens in enumerate((LARGEST.tokens, 5, 0, 17)):
@@ -112,8 +124,10 @@ def test_submitting_waits_for_nothing(driver: FakeDriver, tier: CudaTier) -> Non
     fence = lowered.submit(block_of(values_of(3, 1)))
     free = ("cuCtxSetCurrent", "cuEventDestroy")
     calls = [name for name in driver.calls if name not in free]
-    copies = ["cuMemcpyHtoDAsync", "cuGraphLaunch", "cuMemcpyDtoHAsync"]
-    assert calls == [*copies, "cuEventCreate", "cuEventRecord"]
+    mark, wait = ["cuEventCreate", "cuEventRecord"], "cuStreamWaitEvent"
+    inputs = [wait, "cuMemcpyHtoDAsync", *mark, wait]
+    step = ["cuGraphLaunch", *mark]
+    assert calls == [*inputs, *step, "cuMemcpyDtoHAsync", *mark, wait, *mark]
     assert not fence.done
     tier.wait(fence)
 
@@ -355,4 +369,4 @@ def test_launches_of_one_kernel_differ_in_shared_memory(
     monkeypatch.setattr(plan, "RULES", (rule,))
     driver.kernels["head_rows"] = (TUNED, lambda *arguments: None)
     Lowered(open_cuda()).submit(block_of(values_of(3, 1)))
-    assert [name for name, _ in driver.launched].count("head_rows") == 2
+    assert [name for name, _ in driver.launched].count("head_rows") == 4  # for two places of inputs

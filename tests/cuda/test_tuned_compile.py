@@ -106,12 +106,15 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
 
 
 def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
-    """Of a dense model's step of one token, in the block the tier chooses."""
+    """Of a dense model's step of one token, in the block the tier chooses, and what draws behind
+    it."""
     graph = recorded("mixed", folder, ShapeKey(1, 1), "q4_k_m").graph
     step = lower_graph(graph, ShapeKey(1, 1), PARTS, "cuda")
     tuned = plan_launches(step.ops, device)
     plan = compose(tuned, step.ops, device, StepChoice(BLOCKS), step.scratch)
-    return [launch for launch in plan.launches if launch.table is not None]
+    assert plan.short is not None
+    drawing = [launch for launch in plan.short.drawn if launch.workspace is not None]
+    return [*(launch for launch in plan.launches if launch.table is not None), *drawing]
 
 
 @pytest.mark.parametrize("device", [OLDER, DEVICE], ids=lambda device: str(device.architecture))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,18 @@ from numpy.typing import NDArray
 
 from accel.cuda.device import Device
 from accel.cuda.driver import open_driver
+from accel.cuda.products import MOST_TILE_SLOTS
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
+from accel.cuda.units import UNIT_ROWS
+from contract import dtypes
 from contract.dtypes import DType
 from contract.ir.graph import Graph
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
+from reference.quant.dot import matmul
 from tests.cuda import (
     test_attention,
     test_attention_clusters,
@@ -136,3 +141,18 @@ def run_on_device(
     finally:
         for buffer in buffers.values():
             tier.free(buffer)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q6_K, dtypes.Q8_0], ids=str)
+def test_fewer_tokens_than_a_form_has(dtype: DType, opened: CudaTier, folder: Path) -> None:
+    """Of more tiles than have places in a block: steps of as many tokens as are left of a form's,
+    as when one sequence after the other ends."""
+    tiles, blocks = 2 * MOST_TILE_SLOTS + 1, opened._runtime.device.multiprocessors
+    case = test_products.one_product(dtype, tiles * UNIT_ROWS, 1024, 4)
+    stored = case.matrices["w"][1]
+    want = np.tile(matmul(stored, dtype, case.x), (1, blocks))
+    repeated = np.tile(stored, (blocks, 1))
+    many = test_products.one_product(dtype, len(repeated), 1024, 4, repeated)
+    for tokens in (4, 3, 2, 1) * 3:
+        few = replace(many, x=case.x[:tokens])
+        assert np.array_equal(test_products.run(few, folder, most=4)["y"], want[:tokens])

@@ -118,9 +118,9 @@ def test_a_device_that_waits_in_vain_is_given_back(
     runner.step(one_token())
     second, enqueue = tier._members[1]._runtime.context, Recording.enqueue
 
-    def only_first(self: Recording, stream: Any) -> None:
+    def only_first(self: Recording, stream: Any, inputs: int) -> None:
         if self.context is not second:
-            enqueue(self, stream)
+            enqueue(self, stream, inputs)
 
     monkeypatch.setattr(Recording, "enqueue", only_first)
     under_way = runner.submit(one_token())

@@ -340,6 +340,16 @@ static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 static inline unsigned atomicAdd(unsigned *place, unsigned value) {
     return (*place += value) - value;
 }
+static inline unsigned long long atomicMax(unsigned long long *place, unsigned long long value) {
+    const unsigned long long before = *place;
+    *place = before > value ? before : value;
+    return before;
+}
+static inline unsigned long long atomicExch(unsigned long long *place, unsigned long long value) {
+    const unsigned long long before = *place;
+    *place = value;
+    return before;
+}
 static inline unsigned __ballot_sync(unsigned, bool value) {
     emulator::Message mine = {};
     mine.word[0] = value;
@@ -477,6 +487,7 @@ DEVICE void release_to_system(unsigned *place, unsigned word) { emulator::publis
 DEVICE unsigned acquire_from_system(const unsigned *place) { return *place; }
 #define BLOCK_MEMORY(name) unsigned char *const name = emulator::block->memory
 DEVICE void block_fence() {}
+DEVICE void device_fence() {}
 DEVICE void arrive_at_cluster() { emulator::arrive_at_cluster(); }
 DEVICE void arrive_unfenced() { emulator::arrive_at_cluster(); }
 DEVICE void await_cluster() { emulator::await_cluster(); }

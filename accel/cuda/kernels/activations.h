@@ -171,17 +171,30 @@ DEVICE float sum_of_squares(const EIGHT &v, int lane) {
     return sum + __shfl_xor_sync(ALL_LANES, sum, 8);
 }
 
+#define READ_SPANS 4
+
 // Rule R3 over values of units, `stride` apart: left fold of four into a span, of spans into the
 // total.
 DEVICE float fold_units(const float *value, unsigned units, unsigned stride) {
     float total = 0.0f;
     unsigned i = 0;
-    // A kernel's text comes from afar: short loops stay loops, but for some spans read at once.
-#pragma unroll 4
-    for (; i + SPAN_UNITS <= units; i += SPAN_UNITS, value += SPAN_UNITS * stride) {
-        const float a = value[0], b = value[stride], c = value[2 * stride], d = value[3 * stride];
-        total = total + ((((0.0f + a) + b) + c) + d);
+    // Some spans are read at once: who folds is waited for. A kernel's text comes from afar, so that the loop stays one.
+#pragma unroll 1
+    for (; i + READ_SPANS * SPAN_UNITS <= units; i += READ_SPANS * SPAN_UNITS) {
+        float span[READ_SPANS];
+#pragma unroll
+        for (int n = 0; n < READ_SPANS; n++) {
+            span[n] = 0.0f;
+#pragma unroll
+            for (int k = 0; k < SPAN_UNITS; k++, value += stride) span[n] = span[n] + value[0];
+        }
+#pragma unroll
+        for (int n = 0; n < READ_SPANS; n++) total = total + span[n];
     }
+#pragma unroll 1
+    for (; i + SPAN_UNITS <= units; i += SPAN_UNITS, value += SPAN_UNITS * stride)
+        total = total + ((((0.0f + value[0]) + value[stride]) + value[2 * stride]) +
+                         value[3 * stride]);
     if (i == units) return total;
     float span = 0.0f;
 #pragma unroll 1

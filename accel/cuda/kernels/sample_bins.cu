@@ -87,13 +87,13 @@ DEVICE void find_bounds(const SAMPLED &row, FOUND &found) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     sample_bins(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, TEMPERED};
     const OP op = opened(launch);
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
     if (blockIdx.y >= op.rows) return;
     TALLY &tally = *(TALLY *)shared;
-    const SAMPLED row = open_row(op, blockIdx.y, workspace, (unsigned *)shared);
+    const SAMPLED row = open_row(launch, op, blockIdx.y, workspace, (unsigned *)shared);
     if (!row.is_drawn()) return;
     for (unsigned bin = threadIdx.x; bin < BINS; bin += THREADS)
         tally.count[bin] = tally.enough[bin] = tally.low[bin] = tally.high[bin] = 0;

@@ -39,7 +39,7 @@ struct LIST {
 
     __device__ __forceinline__ LISTED load(unsigned i) const {
         const unsigned id = load_shared_word(row.ids + i);
-        return {order_key(row.values[id & ID_BITS]), id, load_shared_word(row.weights + i)};
+        return {order_key(row.value(id & ID_BITS)), id, load_shared_word(row.weights + i)};
     }
     __device__ __forceinline__ LISTED at(unsigned i) const {
         return i < LISTED_NEAR ? near[i] : load(i);
@@ -201,7 +201,7 @@ DEVICE void walk_part(const SAMPLED &row, const BOUNDS &bounds, const PREFIX_END
     const unsigned each = (row.part_size() + THREADS - 1) / THREADS;
     const unsigned first = min(begin + threadIdx.x * each, stop), last = min(first + each, stop);
     const auto kept = [&](unsigned id) {
-        const float value = row.values[id];
+        const float value = row.value(id);
         const unsigned weight = row.weight_at(value), bin = weight ? row.bin_of(value) : 0u;
         const bool above = bin < bounds.first;
         const bool inside = bin <= bounds.last && end.holds(order_key(value), id);
@@ -221,13 +221,13 @@ DEVICE void walk_part(const SAMPLED &row, const BOUNDS &bounds, const PREFIX_END
 extern "C" __global__ void __launch_bounds__(THREADS)
     sample_draw(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, TEMPERED};
     const OP op = opened(launch);
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
     if (blockIdx.y >= op.rows) return;
     DRAWN &drawn = *(DRAWN *)shared;
-    const SAMPLED row = open_row(op, blockIdx.y, workspace, (unsigned *)shared);
+    const SAMPLED row = open_row(launch, op, blockIdx.y, workspace, (unsigned *)shared);
     if (!row.is_drawn()) {
         if (blockIdx.x == 0 && threadIdx.x == 0)
             *row.token = row.is_sound() ? row.best.id : NO_TOKEN;

@@ -6,7 +6,8 @@
 // prefix ends, draws, and walks over the one part that has the token.
 //
 // In the workspace a row has a ROW_STATE, zeros between steps. Compiled with THREADS of a block, PARTS,
-// and SAMPLE as the op.
+// and SAMPLE as the op. LOGITS_AT, if not -1: values are the logits there divided by the temperature, and
+// best has one record, the largest logit's; the packet in front of SAMPLE's is the one that names them.
 
 #ifndef SAMPLE_ROW_H
 #define SAMPLE_ROW_H
@@ -15,6 +16,7 @@
 #include "sample.k"
 #include "warp.h"
 
+#define TEMPERED (LOGITS_AT >= 0)
 #define WARPS (THREADS / WARP_LANES)
 #define BINS 2048u
 #define BIN_SCALE (BINS / 18.0f)  // a token so far below the largest has no weight
@@ -49,9 +51,16 @@ struct ROW_STATE {
     unsigned listed, arrived;
 };
 
+// A quotient as sample_part.k has it.
+DEVICE float tempered(float logit, float temperature) {
+    const bool tiny = (__float_as_uint(logit) & MAGNITUDE) < (64u << 23);
+    return tiny ? integer_divide(logit, temperature) : __fdiv_rn(logit, temperature);
+}
+
 // A row of the step.
 struct SAMPLED {
-    const float *values;
+    const float *stored;
+    float temperature;
     ADDRESS how;
     unsigned *ids, *weights;
     int *token;
@@ -60,9 +69,10 @@ struct SAMPLED {
     BEST best;
     U64 least;  // of a weight that min-p keeps, times 2^THRESHOLD_BITS
 
-    __device__ __forceinline__ bool is_drawn() const {
-        return F32_AT(how, SAMPLING_TEMPERATURE) > 0.0f && is_sound();
+    __device__ __forceinline__ float value(unsigned id) const {
+        return TEMPERED ? tempered(stored[id], temperature) : stored[id];
     }
+    __device__ __forceinline__ bool is_drawn() const { return temperature > 0.0f && is_sound(); }
     __device__ __forceinline__ bool is_sound() const {
         return best.finite != 0 && is_finite(best.value);
     }
@@ -88,8 +98,11 @@ DEVICE void load_values(const SAMPLED &row, unsigned base, unsigned end, float (
 #pragma unroll
     for (int i = 0; i < LOADED; i++) {
         const unsigned id = base + i * THREADS + threadIdx.x;
-        value[i] = id < end ? row.values[id] : 0.0f;
+        value[i] = id < end ? row.stored[id] : 0.0f;
     }
+    if (!TEMPERED) return;
+#pragma unroll
+    for (int i = 0; i < LOADED; i++) value[i] = tempered(value[i], row.temperature);
 }
 DEVICE void shift_values(float (&value)[LOADED]) {
 #pragma unroll
@@ -118,16 +131,25 @@ DEVICE BEST best_of_records(ADDRESS records, unsigned count, unsigned *room) {
     return best;
 }
 
-DEVICE SAMPLED open_row(const OP &op, unsigned row, U64 workspace, unsigned *room) {
+DEVICE SAMPLED open_row(const LAUNCH &launch, const OP &op, unsigned row, U64 workspace,
+                        unsigned *room) {
     SAMPLED sampled;
-    sampled.values = (const float *)ROW(op.values, row, op.vocab);
     sampled.how = ROW(op.sampling, row, SAMPLING_WORDS);
+    sampled.temperature = F32_AT(sampled.how, SAMPLING_TEMPERATURE);
     sampled.ids = (unsigned *)ROW(op.ids, row, op.vocab);
     sampled.weights = (unsigned *)ROW(op.weights, row, op.vocab);
     sampled.token = (int *)op.token + row;
     sampled.state = (ROW_STATE *)workspace + row;
     sampled.vocab = op.vocab;
+#if TEMPERED
+    const LAUNCH first = {launch.scratch, launch.inputs, launch.packets, 0u};
+    sampled.stored = (const float *)operand_at(first, LOGITS_AT);
+    sampled.best = load_best(op.best, 0u);
+    sampled.best.value = tempered(sampled.best.value, sampled.temperature);
+#else
+    sampled.stored = (const float *)ROW(op.values, row, op.vocab);
     sampled.best = best_of_records(ROW(op.best, row * op.parts, BEST_WORDS), op.parts, room);
+#endif
     sampled.least = threshold_of(F32_AT(sampled.how, SAMPLING_MIN_P)) << 24;
     return sampled;
 }

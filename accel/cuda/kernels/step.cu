@@ -5,14 +5,20 @@
 //
 // Compiled with WARPS, SLOTS and TOKENS as in unit_ring.h; FORMAT0 to FORMAT3, -1
 // where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none, TILE_GROUPS and
-// WHOLE_TURN as in step_attention.h and step_rows.h;
-// NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h and one_row.h; WHOLE_ROWS where rows are ONE_ROW's. workspace begins with a count of
-// steps, which says whose turn the banks are, and one of blocks that are done, 0 between steps;
+// WHOLE_TURN as in step_attention.h and step_rows.h; ACTIVATION of all gates, -1 where they differ, and
+// whether any product is BIASED and any result READ_OUTSIDE of the launch;
+// NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h and one_row.h; WHOLE_ROWS where rows are ONE_ROW's; ENDS where
+// the last phase is one of END_KIND. workspace begins with a count of
+// steps, which says whose turn the banks are, one of blocks that are done and, of 64 bits, the largest
+// logit, both 0 between steps;
 // parts of attention follow, 0 between steps, and the banks.
 
 #include "step_product.h"
 #if HEAD_DIM
 #include "step_attention.h"
+#endif
+#if ENDS
+#include "step_end.h"
 #endif
 
 #if FORMAT3 >= 0
@@ -49,6 +55,7 @@ DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
 DEVICE void call_weights(const PHASE &record, const STEP_MEMORY &step) {
     const unsigned at = (blockIdx.x + gridDim.x * threadIdx.x) * 128;
     const bool multiplies = record.product.kind == PRODUCT_KIND;
+    if (!multiplies && record.product.kind != ATTENTION_KIND) return;
     if (at >= (multiplies ? record.product.columns : HEAD_DIM) * sizeof(float)) return;
     const U64 first = multiplies ? record.product.norm_weight : record.attention.q_weight;
     const U64 second = multiplies ? 0 : record.attention.k_weight;
@@ -67,8 +74,9 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     PHASE *records = (PHASE *)(shared + head->works_at + TABLE_BYTES(count));
     for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
         prepare_work(phases[i], works[i]);
-    if (lane_of_block < 2 * RECORD_VECTORS && lane_of_block < count * RECORD_VECTORS)
-        ((uint4 *)records)[lane_of_block] = ((const uint4 *)phases)[lane_of_block];
+    const bool begins = lane_of_block < 2 * RECORD_VECTORS && lane_of_block < count * RECORD_VECTORS;
+    uint4 coming;
+    if (begins) coming = ((const uint4 *)phases)[lane_of_block];
     __syncthreads();
     const STREAM_MEMORY<STEP_SHAPE> memory(shared, works[0], 0);
     memory.begin(1, false);
@@ -86,6 +94,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         {scratch, inputs, 0, 0u}, banks + (size_t)turn * head->bank_bytes, head->stop};
     for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
         tokens[i] = step.count(phases[i].product.multiplier, phases[i].product.counted);
+    if (begins)
+        ((uint4 *)records)[lane_of_block] = step.resolved(coming, lane_of_block % RECORD_VECTORS);
     uint4 *other = (uint4 *)(banks + (size_t)(1 - turn) * head->bank_bytes);
     for (unsigned i = blockIdx.x * WARPS * WARP_LANES + lane_of_block;
          i < head->bank_bytes / sizeof(uint4); i += gridDim.x * WARPS * WARP_LANES)
@@ -96,18 +106,35 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     for (unsigned i = 0; i < count; i++) {
         const PHASE &phase = records[i % MOST_RECORDS];
         const bool fetches = lane_of_block < RECORD_VECTORS && i + 2 < count;
-        uint4 coming;
         if (fetches) coming = phases[i + 2].vector[lane_of_block];
         if (i + 1 < count) call_weights(records[(i + 1) % MOST_RECORDS], step);
         if (phase.product.kind == PRODUCT_KIND)
             product_phase<STEP_SHAPE>(phase.product, works[i], tokens[i], step, ring, shared);
 #if HEAD_DIM
-        else
+        else if (phase.product.kind == ATTENTION_KIND)
             attention_phase(phase.attention, step, tokens[i], (unsigned char *)workspace,
                             records + MOST_RECORDS, memory.x.planes);
 #endif
-        if (fetches) records[(i + 2) % MOST_RECORDS].vector[lane_of_block] = coming;
+        if (fetches)
+            records[(i + 2) % MOST_RECORDS].vector[lane_of_block] =
+                step.resolved(coming, lane_of_block);
         __syncthreads();
     }
-    if (lane_of_block == 0 && atomicAdd(state + 1, 1) + 1 == gridDim.x) state[1] = 0, state[0]++;
+#if ENDS
+    const END_PHASE &end = records[(count - 1) % MOST_RECORDS].end;
+    U64 *best = (U64 *)(state + 2);
+    ENDED_ROW row;
+    row.open(end, step, tokens[count - 1]);
+    const U64 own = largest_of_block<WARPS>(end, step, (unsigned *)shared);
+    if (row.exists && lane_of_block == 0) {
+        atomicMax(best, own);
+        __threadfence();
+    }
+#endif
+    if (lane_of_block != 0 || atomicAdd(state + 1, 1) + 1 != gridDim.x) return;
+#if ENDS
+    __threadfence();
+    if (row.exists) row.end(end, step, atomicExch(best, 0));
+#endif
+    state[1] = 0, state[0]++;
 }

@@ -31,14 +31,13 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
         for (int i = 0; i < normal; i++)
             weight[i] = load_eight(rows.weight, warp + i * warps, rows.columns, lane);
     }
-    // `count` units from `first` on, once all of them have come.
-    __device__ __forceinline__ void await(unsigned first, int count) {
+    // Asks for those of `count` units from `first` on that are `wanted`, two bits a unit, and again for what
+    // is missing, until the first `normal` of them have come.
+    __device__ __forceinline__ void await(unsigned first, unsigned wanted) {
         const float *row = rows.x + rows.source.row(0) * rows.stride;
         row += first * UNIT_COLUMNS + 4 * lane;
         const int left = (int)rows.columns - (int)(first * UNIT_COLUMNS + 4 * lane);
-        unsigned wanted = (1u << 2 * count) - 1, spins = 0;
-#pragma unroll
-        for (int i = 0; i < most; i++) held[i] = EIGHT{};
+        unsigned spins = 0;
         do {
 #pragma unroll
             for (int i = 0; i < 2 * most; i++) {
@@ -49,21 +48,20 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
                 v[0] = __uint_as_float(four.x), v[1] = __uint_as_float(four.y);
                 v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
             }
-            unsigned missing = 0;
+            wanted = 0;
 #pragma unroll
-            for (int i = 0; i < 2 * most; i++) {
+            for (int i = 0; i < 2 * normal; i++) {
                 const int column = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
                 const float *v = held[i / 2].of + i % 2 * 4;
                 const unsigned least = min(min(__float_as_uint(v[0]), __float_as_uint(v[1])),
                                            min(__float_as_uint(v[2]), __float_as_uint(v[3])));
-                if (least == 0 && column < left) missing |= 1u << i;
+                if (least == 0 && column < left) wanted |= 1u << i;
             }
-            wanted &= missing;
         } while (rows.source.waits(wanted != 0, spins));
         __syncwarp();
         if (!rows.source.awaited) return;
 #pragma unroll
-        for (int i = 0; i < 2 * most; i++) {
+        for (int i = 0; i < 2 * normal; i++) {
             const int column = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
             float *v = held[i / 2].of + i % 2 * 4;
 #pragma unroll
@@ -71,19 +69,24 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
                 if (column < left) v[e] = __uint_as_float(~__float_as_uint(v[e]));
         }
     }
-    // `squares` has room for a float a unit.
+    // `squares` has room for a float a unit. Units are asked for all at once, but quantized as they come: the
+    // last ones of a long row come late, when the others have been there for a while.
     __device__ __forceinline__ void run(float *squares) {
         const int count = normed ? normal : most;
         unsigned first = warp;
         while (rows.tokens) {
-            await(first, count);
-            if (normed)
-                normalize_units<warps>(held, weight, x, rows,
-                                       ROW_SQUARES{squares, x.units, rows.columns});
+#pragma unroll
+            for (int i = 0; i < most; i++) held[i] = EIGHT{};
+            unsigned wanted = (1u << 2 * count) - 1;
 #pragma unroll 1
-            for (int at = 0; at < count && first + at * warps < x.units; at += normal)
-                quantize_units<warps, normal>(held, x, first + at * warps, lane);
-            first += warps * count;
+            for (int at = 0; at < count && (at == 0 || first < x.units); at += normal) {
+                await(first, wanted);
+                if (normed)
+                    normalize_units<warps>(held, weight, x, rows,
+                                           ROW_SQUARES{squares, x.units, rows.columns});
+                quantize_units<warps, normal>(held, x, first, lane);
+                first += warps * normal, wanted = 0;
+            }
             if (first >= x.units) break;
         }
         __syncthreads();

@@ -13,59 +13,12 @@
 #define STAGES 1
 #define RESULTS GROUPS
 
+#include "step_parts.h"
 #include "step_rows.h"
-#include "step_table.h"
 
 #define AT_ROWS AT_GROUPS_END                              // [warp][HEAD_DIM]
-#define AT_MERGED AT_RECORDS                               // [warp][U, l, o][lane], when tiles are done
-#define PART_SHARES (HEAD_DIM / WARP_LANES)  // of a part, each read by one warp
-#define SHARE_WORDS 40                       // o of so many channels, U, l
 #define BLOCK_THREADS (WARPS * WARP_LANES)
 #define THREAD_CHANNELS ((HEADS * HEAD_DIM + BLOCK_THREADS - 1) / BLOCK_THREADS)
-#define AHEAD 8  // parts that are asked for at once
-
-// What a block takes of a token's context: tiles, each of them a part, where those are few, else a
-// span, which is a part.
-struct ITEM_WORK : SPAN_WORK {
-    PARTS parts;
-    unsigned each, items;  // parts of an item, and items
-    unsigned begin, end;   // tiles of this item
-
-    // `sharing` blocks share the context of a group of heads.
-    __device__ __forceinline__ void take_token(const ATTENTION_PHASE &phase,
-                                               const unsigned *query, unsigned sharing) {
-        position = query[QUERY_POSITION];
-        first = first_visible(position, phase.window);
-        parts = parts_of(first, position, phase.slots);
-        each = 1;
-        if (parts.tiles == 1)
-            each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
-        items = (parts.count + each - 1) / each;
-    }
-    __device__ __forceinline__ void take_item(unsigned item) {
-        begin = max((parts.first + item * each) * parts.tiles, first / KV_TILE);
-        end = min((parts.first + (item + 1) * each) * parts.tiles, position / KV_TILE + 1);
-    }
-};
-
-// Places of a phase's parts: [token][head][share][part].
-struct PART_PLACES {
-    unsigned *words;
-    unsigned heads, slots;
-    __device__ __forceinline__ unsigned *share(unsigned token, unsigned channel,
-                                               unsigned number) const {
-        const size_t row = token * heads * PART_SHARES + channel / WARP_LANES;
-        return words + (row * slots + number) * SHARE_WORDS;
-    }
-    __device__ __forceinline__ void store(unsigned token, unsigned channel, unsigned number,
-                                          const SOFTMAX &softmax, float sum) const {
-        float *to = (float *)share(token, channel, number);
-        publish(to + channel % WARP_LANES, sum);
-        if (channel % WARP_LANES) return;
-        publish(to + WARP_LANES, softmax.top);
-        publish(to + WARP_LANES + 1, softmax.total);
-    }
-};
 
 // A barrier of every warp for its copies of records, and how often those were waited for, which is in
 // shared memory between phases: products have no register to spare.
@@ -109,16 +62,6 @@ DEVICE void open_records(void *place) {
     open_copies((COPY_BARRIER *)place + threadIdx.x / WARP_LANES, 1);
     if (threadIdx.x == 0) *(unsigned *)((COPY_BARRIER *)place + WARPS) = 0;
 }
-
-struct ATTENTION_RESULT {
-    const ATTENTION_PHASE &phase;
-    const STEP_MEMORY &step;
-    size_t token;
-    __device__ __forceinline__ void operator()(unsigned channel, float value) const {
-        step.store(phase.y, token * phase.y_stride + channel, value);
-        step.store(phase.also, token * phase.also_stride + channel, value);
-    }
-};
 
 DEVICE const unsigned *query_of(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
                                 unsigned token) {
@@ -283,84 +226,6 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
     }
 }
 
-// The parts of one span of a warp's channels, from the left, as they come; `share` is that of part 0.
-DEVICE SOFTMAX merged_span(const ITEM_WORK &work, unsigned *share, unsigned span,
-                           const INCOMING &source, int lane, float &sum) {
-    const unsigned each = SPAN_TILES / work.parts.tiles;
-    const unsigned begin = max(span * each, work.parts.first) - work.parts.first;
-    unsigned count = min((span + 1) * each - work.parts.first, work.parts.count) - begin;
-    share += (size_t)begin * SHARE_WORDS;
-    // Lane n has U of part n, lane AHEAD + n its l.
-    unsigned *own = share + lane % AHEAD * SHARE_WORDS + WARP_LANES + lane / AHEAD % 2;
-    share += lane;
-    SOFTMAX all = no_softmax();
-    sum = 0.0f;
-    unsigned spins = 0;
-#pragma unroll 1
-    while (true) {
-        unsigned word[AHEAD] = {}, header = 0;
-        bool missing;
-        do {
-            missing = false;
-#pragma unroll
-            for (unsigned n = 0; n < AHEAD; n++)
-                if (n < count && !word[n]) word[n] = load_shared_word(share + n * SHARE_WORDS);
-            if (lane % AHEAD < count && !header) header = load_shared_word(own);
-#pragma unroll
-            for (unsigned n = 0; n < AHEAD; n++) missing |= n < count && !word[n];
-            missing |= lane % AHEAD < count && !header;
-        } while (source.waits(missing, spins));
-        __syncwarp();
-        if (lane < 2 * AHEAD && lane % AHEAD < count) __stcg((float *)own, 0.0f);
-#pragma unroll
-        for (unsigned n = 0; n < AHEAD; n++) {
-            const float top = __uint_as_float(~__shfl_sync(ALL_LANES, header, n));
-            const float total = __uint_as_float(~__shfl_sync(ALL_LANES, header, AHEAD + n));
-            if (n >= count) break;
-            __stcg((float *)share + n * SHARE_WORDS, 0.0f);
-            const FACTORS factors = merge_later(all, softmax_of(top, total));
-            sum = sum * factors.keep + __uint_as_float(~word[n]) * factors.add;
-        }
-        if (count <= AHEAD) return all;
-        count -= AHEAD, share += AHEAD * SHARE_WORDS, own += AHEAD * SHARE_WORDS;
-    }
-}
-
-// Channels 32 `task` and on of a token: a warp a span, then all spans from the left by one.
-DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, unsigned task,
-                           unsigned char *memory, const ATTENTION_RESULT &result) {
-    const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const unsigned channel = task * WARP_LANES + lane;
-    const INCOMING source = {true, result.step.stop, 0};
-    const unsigned first = work.parts.first * work.parts.tiles / SPAN_TILES;
-    const unsigned end = work.position / KV_TILE / SPAN_TILES + 1;
-    float *found = (float *)(memory + AT_MERGED);
-    CHANNEL_SUM all;
-    all.begin();
-#pragma unroll 1
-    for (unsigned batch = first; batch < end; batch += WARPS) {
-        if (batch + warp < end) {
-            float sum;
-            const SOFTMAX span = merged_span(work, places.share(work.token, channel, 0),
-                                             batch + warp, source, lane, sum);
-            float *own = found + warp * 3 * WARP_LANES + lane;
-            own[0] = span.top, own[WARP_LANES] = span.total, own[2 * WARP_LANES] = sum;
-        }
-        __syncthreads();
-        if (warp == 0)
-#pragma unroll 1
-            for (unsigned n = 0; n < WARPS && batch + n < end; n++) {
-                const float *one = found + n * 3 * WARP_LANES + lane;
-                all.span = softmax_of(one[0], one[WARP_LANES]), all.part = one[2 * WARP_LANES];
-                all.end_span();
-            }
-        __syncthreads();
-    }
-    if (warp == 0) result(channel, attention_output(all.sum, all.all.total));
-    // What was left is 0 before anything this block hands on from here.
-    __threadfence();
-}
-
 APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step, unsigned tokens,
                            unsigned char *workspace, void *barriers, unsigned char *memory) {
     RECORD_COPIES copies(barriers);
@@ -393,11 +258,17 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
 #pragma unroll 1
     for (work.token = 0; work.token < tokens; work.token++) {
         work.take_token(phase, query_of(phase, step, work.token), blocks);
-        if (work.items == 1) continue;
+        if (work.items == 1) {
+            if (phase.other_window) settle_parts();
+            continue;
+        }
         const ATTENTION_RESULT result = {phase, step, work.token};
+        const bool alone = work.end_span() - work.first_span() == 1;
+        const unsigned warp = alone ? threadIdx.x / WARP_LANES : 0, apart = alone ? WARPS : 1;
 #pragma unroll 1
-        for (unsigned task = blockIdx.x; task < phase.heads * PART_SHARES; task += gridDim.x)
-            merge_channels(work, places, task, memory, result);
+        for (unsigned task = blockIdx.x + warp * gridDim.x; task < phase.heads * PART_SHARES;
+             task += apart * gridDim.x)
+            merge_channels(work, places, task, alone, memory, result);
     }
 }
 

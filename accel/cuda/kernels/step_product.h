@@ -22,20 +22,16 @@ template <class S> struct STEP_RING : RING_SLOTS<S, STEP_RING<S>> {
         this->fill(memory, warp);
     }
     // Goes on to the next phase that has something for this warp where the present one has no more.
+    __device__ __forceinline__ void prepare(unsigned warp) {
+        while (list.is_done() && phase + 1 < phases) list.begin(works[++phase], warp);
+        list.look(works[phase], warp);
+    }
     __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
                                           unsigned slot) {
-        if (enter(warp))
-            list.copy(works[phase], memory, warp, slot);
-        else
+        if (list.is_done())
             no_copy();
-    }
-    // The phase that has something left for this warp.
-    __device__ __forceinline__ bool enter(unsigned warp) {
-        while (list.is_done()) {
-            if (phase + 1 >= phases) return false;
-            list.begin(works[++phase], warp);
-        }
-        return true;
+        else
+            list.copy(memory, warp, slot);
     }
 };
 
@@ -63,11 +59,12 @@ struct PHASE_OUTPUTS {
                                                float value, float other, float added) const {
         const unsigned at = tile * UNIT_ROWS + row;
         if (token >= tokens || at >= phase.rows[matrix]) return;
-        if (phase.paired) value = gated(phase.activation, value, other);
-        if (phase.bias[matrix]) value = value + step.floats(phase.bias[matrix])[at];
+        if (phase.paired) value = gated(ACTIVATION < 0 ? phase.activation : ACTIVATION, value, other);
+        if (BIASED && phase.bias[matrix]) value = value + step.floats(phase.bias[matrix])[at];
         if (phase.residual) value = added + value;
         step.store(phase.y[matrix], (size_t)token * phase.y_stride[matrix] + at, value);
-        step.store(phase.also[matrix], (size_t)token * phase.also_stride[matrix] + at, value);
+        if (READ_OUTSIDE)
+            step.store(phase.also[matrix], (size_t)token * phase.also_stride[matrix] + at, value);
     }
 };
 

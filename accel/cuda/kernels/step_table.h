@@ -1,7 +1,9 @@
 // What a step kernel is given: its phases in order, made by persistent.py, which has the same records.
 //
 // An operand is 0 where there is none, an offset in the bank of exchanged floats where
-// EXCHANGE_MEMORY is set, else as in packets. `counted` and `multiplier` are those of a packet.
+// EXCHANGE_MEMORY is set, else as in packets. Operands are vectors 1 to OPERAND_VECTORS of a record; in
+// shared memory they are addresses, of which EXCHANGE_MEMORY is still set where it was. `counted` and
+// `multiplier` are those of a packet.
 
 #ifndef STEP_TABLE_H
 #define STEP_TABLE_H
@@ -11,7 +13,10 @@
 
 #define MOST_PHASE_MATRICES 3
 #define PRODUCT_KIND 0
+#define ATTENTION_KIND 1
+#define END_KIND 2
 #define RECORD_VECTORS 16  // of a phase
+#define OPERAND_VECTORS 8
 #define MOST_RECORDS 3     // in shared memory
 
 struct STEP_HEAD {
@@ -38,16 +43,26 @@ struct PRODUCT_PHASE {
 // Norm and rotation of heads, keys and values into their pages, and attention.
 struct ATTENTION_PHASE {
     unsigned kind, multiplier, counted, heads;
-    U64 q, k, v, q_weight, k_weight, rope_table, query, pages, kv, parts, y, also;
+    U64 q, k, v, q_weight, k_weight, rope_table, query, pages, kv, parts, y, also, none[4];
     unsigned kv_heads, window, slots, q_stride, k_stride, v_stride, query_stride;
     unsigned pages_stride, y_stride, also_stride, rotary_pairs, neox, q_norm, k_norm;
     float scale, q_eps, k_eps;
-    unsigned reserved[19];
+    unsigned other_window;  // than the attention before it
+    unsigned reserved[10];
+};
+
+// What becomes of the logits of one row.
+struct END_PHASE {
+    unsigned kind, multiplier, counted, vocab;
+    U64 logits, sampling, output_rows, query, step, slots, ring, best, none[8];
+    unsigned query_stride, slots_stride, ring_events;
+    unsigned reserved[25];
 };
 
 union PHASE {
     PRODUCT_PHASE product;
     ATTENTION_PHASE attention;
+    END_PHASE end;
     uint4 vector[RECORD_VECTORS];
 };
 static_assert(sizeof(PHASE) == 256 && sizeof(STEP_HEAD) == 32, "as persistent.py has them");
@@ -62,9 +77,20 @@ struct STEP_MEMORY {
     unsigned char *bank;
     const unsigned *stop;
 
-    __device__ __forceinline__ unsigned char *at(U64 operand) const {
-        if (operand & EXCHANGE_MEMORY) return bank + (operand & OFFSET_MASK);
-        return operand ? (unsigned char *)address_of(launch, operand) : 0;
+    // Vector `number` of a record with operands as addresses.
+    __device__ __forceinline__ uint4 resolved(const uint4 &v, unsigned number) const {
+        if (number - 1 >= OPERAND_VECTORS) return v;
+        const U64 first = resolved(v.x | (U64)v.y << 32), second = resolved(v.z | (U64)v.w << 32);
+        return make_uint4((unsigned)first, (unsigned)(first >> 32), (unsigned)second,
+                          (unsigned)(second >> 32));
+    }
+    __device__ __forceinline__ U64 resolved(U64 operand) const {
+        if (operand & EXCHANGE_MEMORY)
+            return (U64)(bank + (operand & OFFSET_MASK)) | EXCHANGE_MEMORY;
+        return operand ? address_of(launch, operand) : 0;
+    }
+    __device__ __forceinline__ unsigned char *at(U64 resolved) const {
+        return (unsigned char *)(resolved & OFFSET_MASK);
     }
     __device__ __forceinline__ const float *floats(U64 operand) const {
         return (const float *)at(operand);

@@ -209,7 +209,11 @@ template <class S> struct FOLDERS {
         const unsigned turn = local / S::blocks % MOST_TILE_SLOTS;
         const unsigned before_last = work.steps - 1 - step;
         if (S::blocks > 1 && work.folds_at(local) != work.rank()) return count;
-        if (S::most_tokens == 1) return before_last == min(turn, latest - 1) ? 0 : count;
+        if (S::most_tokens == 1) {
+            // Of few steps, tiles that have the same warps take turns: else some warps fold nothing.
+            const unsigned round = work.steps < S::warps ? turn * work.steps / S::warps : turn;
+            return before_last == min(round, latest - 1) ? 0 : count;
+        }
         if (before_last >= latest) return count;
         return (before_last + MOST_TILE_SLOTS * latest - turn * count) % latest;
     }
@@ -224,17 +228,21 @@ template <class S> struct COPY_LIST {
         next = 0, count = work.chunks_of(warp, S::warps);
     }
     __device__ __forceinline__ bool is_done() const { return next == count; }
-    // Fills a slot with the next of them.
-    __device__ __forceinline__ void copy(const typename S::WORK &work,
-                                         const STREAM_MEMORY<S> &memory, unsigned warp,
+    // Whether lanes know no further chunk.
+    __device__ __forceinline__ bool is_spent() const {
+        return next == count || next % WARP_LANES == 0;
+    }
+    // Fills a slot with the next of them, which a lane knows.
+    __device__ __forceinline__ void copy(const STREAM_MEMORY<S> &memory, unsigned warp,
                                          unsigned slot) {
-        if (next % WARP_LANES == 0) look(work, warp);
         const unsigned place = warp * S::slots + slot;
         begin_copy(memory.barriers + place, memory.ring + place * S::slot_bytes, source, bytes,
                    next % WARP_LANES);
         next++;
     }
+    // Before a copy where they are spent.
     __device__ __forceinline__ void look(const typename S::WORK &work, unsigned warp) {
+        if (is_done() || next % WARP_LANES) return;
         const unsigned lane = threadIdx.x % WARP_LANES;
         const typename S::PLACE_OF at(work, warp + min(next + lane, count - 1) * S::warps);
         const unsigned unit_bytes = S::formats::unit_bytes(work.format_of(at.matrix));
@@ -248,7 +256,7 @@ template <class S> struct COPY_LIST {
 };
 
 // One warp's ring: the slot of the present chunk, and how often it came around. What is asked for, by
-// `fetch` of RING_OF, runs ahead of what is computed.
+// `fetch` of RING_OF, runs ahead of what is computed. Where its list is spent `prepare` is called before.
 template <class S, class RING_OF> struct RING_SLOTS {
     unsigned slot, rounds;
 
@@ -273,7 +281,10 @@ template <class S, class RING_OF> struct RING_SLOTS {
     }
     __device__ __forceinline__ void fill(const STREAM_MEMORY<S> &memory, unsigned warp) {
 #pragma unroll 1
-        for (int i = 0; i < S::slots; i++) ((RING_OF *)this)->fetch(memory, warp, i);
+        for (int i = 0; i < S::slots; i++) {
+            ((RING_OF *)this)->prepare(warp);
+            ((RING_OF *)this)->fetch(memory, warp, i);
+        }
     }
 };
 
@@ -293,12 +304,13 @@ template <class S> struct RING : RING_SLOTS<S, RING<S>> {
         for (unsigned i = 0; i < list.next; i++)
             await_copy<1>(memory.barriers + warp * S::slots + i, 0);
     }
+    __device__ __forceinline__ void prepare(unsigned warp) { list.look(work, warp); }
     __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
                                           unsigned slot) {
         if (list.is_done())
             no_copy();
         else
-            list.copy(work, memory, warp, slot);
+            list.copy(memory, warp, slot);
     }
 };
 

@@ -165,12 +165,16 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
                       int lane, const OUTPUT &output) {
     const unsigned stride = S::most_tokens * UNIT_ROWS;
     const int half = work.paired ? lane / UNIT_ROWS : 0;
-    const int items = UNIT_ROWS * tokens, start = tile.share * folders.lanes;
+    // One token has one share.
+    const bool single = S::most_tokens == 1;
+    const int items = single ? UNIT_ROWS : UNIT_ROWS * tokens;
+    const int start = single ? 0 : tile.share * folders.lanes;
     const typename S::PLACE_OF place(work, tile.local, 0);
     // A share may be empty: even then the tile's place is not given up before its values are there.
 #pragma unroll 1
     for (int first = start; first == start || first < items; first += folders.count * folders.lanes) {
-        const int i = first + lane % folders.lanes, row = i % UNIT_ROWS, token = i / UNIT_ROWS;
+        const int i = first + lane % folders.lanes, row = i % UNIT_ROWS;
+        const int token = single ? 0 : i / UNIT_ROWS;
         const bool exists = i < items;
         unsigned ahead = tile.ahead;
         if (S::most_tokens > 1 && first != start && exists)
@@ -184,6 +188,7 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
         const float other = __shfl_xor_sync(ALL_LANES, total, UNIT_ROWS);
         if (exists && half == 0)
             output(place.matrix, place.in_matrix, row, token, total, other, added);
+        if (single) break;
     }
     __syncwarp();
     if (lane == 0 && tile.waited_for) {
@@ -221,8 +226,8 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
     held.first = ~0u;
     const FOLDERS<S> folders(work);
     TILE_TO_FOLD mine = {};
-    LISTED_CHUNK at = list.at(0);
-    unsigned local = list.local_at(0);
+    LISTED_CHUNK at = list.at(0), now = {};
+    unsigned local = list.local_at(0), tile = 0, ahead = 0, share = 0, i = 0;
     // Nibbles of a quick chunk are read while the one before it is still being summed up.
     CHUNK_NIBBLES nibbles;
     if (S::quick && list.count) {
@@ -230,7 +235,9 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
         nibbles.load(ring.await(memory, warp), FORMATS_OF::unit_bytes(at.format()), lane);
     }
 #pragma unroll 1
-    for (unsigned i = 0;; i++) {
+    while (true) {
+        // What happens seldom is here, so that the text of the loop below is short and in one piece.
+        if (now.folds()) mine = {tile, share, ahead, true, tile + places < work.own};
         const bool more = i < list.count;
         // What nobody waits for is folded behind the last chunk.
         if (mine.exists && (!more || at.folds() ||
@@ -239,13 +246,11 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
             mine.exists = false;
         }
         if (!more) break;
-        const LISTED_CHUNK now = at;
-        const unsigned tile = local;
-        unsigned ahead = 0, share = 0;
-        if (now.folds()) {
-            const typename S::PLACE_OF place(work, tile, 0);
+        ahead = share = 0;
+        if (at.folds()) {
+            const typename S::PLACE_OF place(work, local, 0);
             if (S::most_tokens > 1)
-                share = folders.share(work, tile, (warp + i * S::warps) % work.steps);
+                share = folders.share(work, local, (warp + i * S::warps) % work.steps);
             const int item = share * folders.lanes + lane % folders.lanes;
             if (S::most_tokens == 1)
                 ahead = output.ahead(place.matrix, place.in_matrix, lane % UNIT_ROWS, 0);
@@ -254,37 +259,48 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
                                      item / UNIT_ROWS);
         }
         if ((i + 1) % WARP_LANES == 0) list.look(work, memory, warp, i + 1);
-        at = list.at(i + 1), local = list.local_at(i + 1);
-        const VALUES<S> values(work, memory, tile, now.place());
-        if constexpr (S::quick) {
-            CHUNK_SUMS sums;
-            multiply_by_format<FORMATS_OF>(now.format(), ring.chunk(memory, warp), nibbles,
-                                           held.unit, lane, sums);
-            __syncwarp();
-            ring.refill(memory, warp);
-            if (i + 1 < list.count)
-                nibbles.load(ring.await(memory, warp), FORMATS_OF::unit_bytes(at.format()), lane);
-            const float value = value_by_format<FORMATS_OF>(now.format(), sums, held.unit, lane);
-            if (crowded)
-                while (now_at(memory.folds_of(tile)) != memory.turn_of(tile) * folders.count)
-                    spin_pause();
-            store_value<S>(value, now.units(), lane, values.of);
-            __syncwarp();
-            if (i + 1 < list.count) held.take(memory.x, at.unit(), work.units, lane);
-        } else {
-            held.take(memory.x, now.unit(), work.units, lane);
-            const unsigned char *chunk = ring.await(memory, warp);
-            __syncwarp();
-            if (crowded)
-                while (now_at(memory.folds_of(tile)) != memory.turn_of(tile) * folders.count)
-                    spin_pause();
-            values_by_format<S, FORMATS_OF>(now.format(), chunk, memory.x, held, now.unit(),
-                                            now.units(), tokens, lane, values);
-            __syncwarp();
-            ring.refill(memory, warp);
-        }
-        if (lane == 0 && !values.away) arrive(memory.arrived + now.slot());
-        if (now.folds()) mine = {tile, share, ahead, true, tile + places < work.own};
+        ring.prepare(warp);
+        bool seldom;
+#pragma unroll 1
+        do {
+            i++;
+            now = at, tile = local;
+            at = list.at(i), local = list.local_at(i);
+            const VALUES<S> values(work, memory, tile, now.place());
+            if constexpr (S::quick) {
+                CHUNK_SUMS sums;
+                multiply_by_format<FORMATS_OF>(now.format(), ring.chunk(memory, warp), nibbles,
+                                               held.unit, lane, sums);
+                __syncwarp();
+                ring.refill(memory, warp);
+                if (i < list.count)
+                    nibbles.load(ring.await(memory, warp), FORMATS_OF::unit_bytes(at.format()),
+                                 lane);
+                const float value = value_by_format<FORMATS_OF>(now.format(), sums, held.unit, lane);
+                if (crowded)
+                    while (now_at(memory.folds_of(tile)) !=
+                           memory.turn_of(tile) * folders.count)
+                        spin_pause();
+                store_value<S>(value, now.units(), lane, values.of);
+                __syncwarp();
+                if (i < list.count) held.take(memory.x, at.unit(), work.units, lane);
+            } else {
+                held.take(memory.x, now.unit(), work.units, lane);
+                const unsigned char *chunk = ring.await(memory, warp);
+                __syncwarp();
+                if (crowded)
+                    while (now_at(memory.folds_of(tile)) !=
+                           memory.turn_of(tile) * folders.count)
+                        spin_pause();
+                values_by_format<S, FORMATS_OF>(now.format(), chunk, memory.x, held, now.unit(),
+                                                now.units(), tokens, lane, values);
+                __syncwarp();
+                ring.refill(memory, warp);
+            }
+            if (lane == 0 && !values.away) arrive(memory.arrived + now.slot());
+            seldom = i >= list.count || now.folds() || at.folds() || crowded ||
+                     (i + 1) % WARP_LANES == 0 || ring.list.is_spent();
+        } while (!seldom);
     }
 }
 

@@ -1,0 +1,84 @@
+// The end of a step of one row whose token is that of its largest logit (rule R9): what SAMPLE, STREAM_OUT
+// and STORE_REQUEST_STATE do of such a row. Every block offers the largest of the logits that it made
+// itself, the block that is done last does the rest. Of a row that is drawn launches behind this one do it,
+// which find the record of the largest logit.
+
+#ifndef STEP_END_H
+#define STEP_END_H
+
+#include "step_table.h"
+
+GROUP_MEMORY(1)
+#include "argmax.k"
+
+#define BROKEN_LOGIT 0xFFFFFFFFu  // above the key of every finite value
+
+// What is known of the row before its token is.
+struct ENDED_ROW {
+    bool exists, drawn;
+    unsigned slot, position, event;
+
+    __device__ __forceinline__ void open(const END_PHASE &phase, const STEP_MEMORY &step,
+                                         unsigned rows) {
+        exists = rows != 0;
+        if (!exists) return;
+        const ADDRESS how = (ADDRESS)step.at(phase.sampling);
+        const unsigned row = U32_AT((ADDRESS)step.at(phase.output_rows), 0);
+        const ADDRESS query = ROW((ADDRESS)step.at(phase.query), row, phase.query_stride);
+        drawn = F32_AT(how, SAMPLING_TEMPERATURE) > 0.0f;
+        slot = U32_AT(query, QUERY_SLOT), position = U32_AT(query, QUERY_POSITION) + 1;
+        event = U32_AT((ADDRESS)step.at(phase.step), STEP_FIRST_EVENT);
+    }
+    __device__ __forceinline__ void end(const END_PHASE &phase, const STEP_MEMORY &step,
+                                        U64 best) const {
+        const bool broken = best >> 32 == BROKEN_LOGIT;
+        const unsigned id = ~(unsigned)best, token = broken ? (unsigned)NO_TOKEN : id;
+        if (drawn) {
+            const unsigned *logits = (const unsigned *)step.at(phase.logits);
+            const float value = broken ? 0.0f : __uint_as_float(load_shared_word(logits + id));
+            store_best((ADDRESS)step.at(phase.best), 0, best_record(value, (int)token, !broken));
+            return;
+        }
+        const ADDRESS state = ROW((ADDRESS)step.at(phase.slots), slot, phase.slots_stride);
+        U32_AT(state, SLOT_POSITION) = position;
+        U32_AT(state, SLOT_LAST_TOKEN) = token;
+        const ADDRESS ring = (ADDRESS)step.at(phase.ring);
+        const ADDRESS entry = ROW(ring, event % phase.ring_events, EVENT_WORDS);
+        U32_AT(entry, EVENT_SEQUENCE) = event;
+        U32_AT(entry, EVENT_SLOT) = slot;
+        U32_AT(entry, EVENT_TOKEN) = token;
+        U32_AT(entry, EVENT_POSITION) = position;
+    }
+};
+
+// The larger value, of equal ones the lower id: the key of the value above the inverted id.
+template <int warps> DEVICE U64 largest_of_block(const END_PHASE &phase, const STEP_MEMORY &step,
+                                                 unsigned *room) {
+    const float *logits = step.floats(phase.logits);
+    const unsigned row = threadIdx.x % UNIT_ROWS, lane = threadIdx.x % WARP_LANES;
+    const unsigned together = warps * WARP_LANES / UNIT_ROWS;
+    U64 best = 0;
+    for (unsigned i = threadIdx.x / UNIT_ROWS;; i += together) {
+        const unsigned id = (blockIdx.x + i * gridDim.x) * UNIT_ROWS + row;
+        if (id >= phase.vocab) break;
+        const float value = logits[id];
+        const unsigned key = is_finite(value) ? order_key(value) : BROKEN_LOGIT;
+        const U64 own = (U64)key << 32 | ~id;
+        best = own > best ? own : best;
+    }
+    __syncwarp();
+    const unsigned key = largest_of_warp((unsigned)(best >> 32));
+    const unsigned id = largest_of_warp(best >> 32 == key ? (unsigned)best : 0u);
+    if (lane == 0) room[2 * (threadIdx.x / WARP_LANES)] = key;
+    if (lane == 0) room[2 * (threadIdx.x / WARP_LANES) + 1] = id;
+    __syncthreads();
+    best = 0;
+#pragma unroll 1
+    for (int i = 0; i < warps; i++) {
+        const U64 other = (U64)room[2 * i] << 32 | room[2 * i + 1];
+        best = other > best ? other : best;
+    }
+    return best;
+}
+
+#endif
