@@ -43,7 +43,9 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
     sizes = part.most_sizes()
     head_dim, tokens = sizes["head_dim"], sizes["tokens"]
     warps = block_warps(head_dim, tokens)
-    nbytes = block_bytes(head_dim, warps)
+    rope = ops[run.q_rope].most_sizes()
+    turns_halves = bool(rope["neox"]) and 2 * rope["rotary_pairs"] == head_dim
+    nbytes = block_bytes(head_dim, warps, turns_halves)
     if nbytes > device.shared_bytes:
         return None
     blocks = SPAN_TILES * TILE_WARPS // warps
@@ -64,12 +66,16 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
             "WARPS": warps,
             "BLOCKS": beside,
             "TOKENS": tokens,
+            "GRID": clusters * blocks,
+            "ALL_HEADS": sizes["heads"],
+            "KV_HEADS": sizes["kv_heads"],
             "HEAD_DIM": head_dim,
+            "WHOLE_TURN": int(turns_halves),
             "PART": run.write + 1,
             "PARTS_AT": operand_place(ops, run.write + 1, "parts"),
             "Y_AT": operand_place(ops, run.write + 2, "y"),
             **head_places(ops, run),
-            **size_places("flash_attn_part", "heads", "kv_heads", "window", "most_parts", "scale"),
+            **size_places("flash_attn_part", "window", "most_parts", "scale"),
         },
     )
     return Replacement(run.write + 3, (launch,), aligned(4 * units * blocks))
@@ -81,10 +87,11 @@ def block_warps(head_dim: int, tokens: int) -> int:
     return 8 if tokens == 1 or head_dim > 128 else 16
 
 
-def block_bytes(head_dim: int, warps: int) -> int:
-    """What ``attention_clusters.cu`` has in shared memory: tiles; of every warp a row and what it
-    is turned with, a barrier and a count; and a flag."""
-    return groups_bytes(head_dim, warps, 1) + warps * (4 * 3 * head_dim + 8 + 4) + 16
+def block_bytes(head_dim: int, warps: int, turns_halves: bool) -> int:
+    """What ``attention_clusters.cu`` has in shared memory: tiles; of every warp a row, unless
+    ``turns_halves``, a barrier and a count; and a flag."""
+    row = 0 if turns_halves else 4 * head_dim
+    return groups_bytes(head_dim, warps, 1) + warps * (row + 8 + 4) + 16
 
 
 def _agrees(ops: Remaining, run: HeadRun) -> bool:

@@ -11,10 +11,10 @@ without a block, since a cluster lies within one part of the device."""
 
 
 def cluster_grid(tiles: int, blocks: int, device: Device) -> tuple[int, int]:
-    """Blocks of a cluster and of a grid of at most ``blocks`` that take ``tiles`` in turn: two by
-    two where no block takes more tiles than by itself."""
+    """Blocks of a cluster and of a grid of at most ``blocks`` that take ``tiles`` in turn: clusters
+    share each of theirs where no block has more to do than by itself."""
     alone = min(tiles, blocks)
-    together = max(1, min(-(-tiles // SIZE), blocks // SIZE)) * SIZE
-    if device.capability < LEAST_CAPABILITY or -(-tiles // together) > -(-tiles // alone):
+    clusters = max(1, min(tiles, blocks // SIZE))
+    if device.capability < LEAST_CAPABILITY or -(-tiles // clusters) > SIZE * -(-tiles // alone):
         return 1, alone
-    return SIZE, together
+    return SIZE, clusters * SIZE

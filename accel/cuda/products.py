@@ -11,7 +11,7 @@ of its own. Nothing here knows a model: the run is found in the ops.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from accel.cuda.clusters import cluster_grid
@@ -36,20 +36,28 @@ CHUNK_UNITS = 2
 RING_SLOTS = 2
 """Chunks a warp has under way for one token and a pair of matrices; else one: those of the other
 warps are enough."""
+SHARED_WARPS = (16, 12, 8)
+"""Of a block that shares columns with another, the first that fit."""
 MOST_HELD_UNITS = 4
 MOST_ASKED_UNITS = 6
 """Units of rows a warp holds in registers at once, while a norm's factor is found or others are
 on their way."""
 SINGLE, FEW = 1, 4
 """Tokens kernels are built for."""
-UNIT_ACTIVATION_BYTES = 512 + 32 + 4 + 4
-"""Of one token: two planes of 256 bytes, 16 sums, a scale and a sum of squares."""
+UNIT_ACTIVATION_BYTES = 512 + 32 + 4
+"""Of one token: two planes of 256 bytes, 16 sums and a scale."""
+SQUARE_BYTES = 4
+"""Of one token and unit, whichever block made it."""
 MOST_TILE_SLOTS = 8
+MOST_SHARED_TILES = 4 * MOST_TILE_SLOTS
+"""Of a block: with more what it tells the other of places costs more than its own activations."""
 BARRIER_BYTES = 8
 TILE_SLOT_BYTES = BARRIER_BYTES + 4
 """What says whether the values of a tile are there, and how many tiles were in its place."""
 BLOCK_BYTES = TILE_SLOT_BYTES * MOST_TILE_SLOTS + 2 * BARRIER_BYTES
 """That and the barriers of a block."""
+CLUSTER_BYTES = TILE_SLOT_BYTES * MOST_TILE_SLOTS
+"""As much for tiles that another block of a cluster folds, and for what comes from there."""
 ALIGNED_FLOATS = 4
 """Rows are read 16 bytes at a time."""
 
@@ -158,37 +166,42 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
     products = [ops[place] for place in run.products]
     first = products[0]
     tokens, columns = first.count.most, first.most_sizes()["columns"]
+    units = unit_count(columns)
     if run.quantize is not None and not aligned_rows(ops, run):
         return None
     formats = list(dict.fromkeys(product.dtype for product in products))
     together = SINGLE if tokens == 1 else FEW
-    shape = _shape(formats, together, unit_count(columns), run.gate is not None, device)
-    if shape is None:
-        return None
-    warps, slot_bits, shared_bytes = shape
     tiles = sum(-(-product.most_sizes()["rows"] // UNIT_ROWS) for product in products)
     tiles //= 2 if run.gate is not None else 1
-    cluster, blocks = 1, min(tiles, device.multiprocessors)
-    if run.quantize is not None and SINGLE < tokens <= FEW:
-        cluster, blocks = cluster_grid(tiles, blocks, device)
+    cluster, blocks, shape = 1, min(tiles, device.multiprocessors), None
+    if run.quantize is not None and SINGLE < tokens <= FEW and units > CHUNK_UNITS:
+        cluster, blocks = cluster_grid(tiles, device.multiprocessors, device)
+        shape = _shared_shape(formats, run, units, cluster, -(-tiles // blocks), device)
+    if shape is None:
+        cluster, blocks = 1, min(tiles, device.multiprocessors)
+        shape = _shape(formats, together, units, run.gate is not None, device)
+    if shape is None:
+        return None
     numbers = {
         "FIRST": _id(formats[0]),
         "SECOND": _id(formats[-1]),
         "NUMBERS": sum(1 << 4 * i for i, p in enumerate(products) if p.dtype != formats[0]),
         "MATRICES": len(products),
-        "WARPS": warps,
-        "SLOTS": ring_slots(together, run.gate is not None),
+        "WARPS": shape.warps,
+        "SLOTS": shape.slots,
         "TOKENS": together,
-        "SLOT_BITS": slot_bits,
+        "SLOT_BITS": shape.slot_bits,
         "CLUSTER": cluster,
-        **_row_macros(run, together // cluster, unit_count(columns), warps),
+        "GRID": blocks,
+        "COLUMNS": columns,
+        **_row_macros(run, together, share_units(units, cluster), shape.warps),
     }
     return KernelLaunch(
         "unit_product.cu",
         "unit_product",
         (blocks, -(-tokens // together), 1),
-        (warps * 32, 1, 1),
-        shared_bytes,
+        (shape.warps * 32, 1, 1),
+        shape.nbytes,
         {**numbers, **_places(ops, run)},
     )
 
@@ -223,30 +236,77 @@ def row_macros(normed: int, plain: int, tokens: int) -> dict[str, int]:
     }
 
 
-def ring_slots(tokens: int, paired: bool) -> int:
-    """Chunks of a warp in shared memory."""
-    return RING_SLOTS if tokens == SINGLE and paired else 1
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """Warps of a block, ring slots of each, bits of a tile's place and bytes of shared memory."""
+
+    warps: int
+    slots: int
+    slot_bits: int
+    nbytes: int
+
+
+def share_units(units: int, cluster: int) -> int:
+    """Units of a row that each of ``cluster`` blocks makes; the last may have fewer."""
+    chunks = -(-units // CHUNK_UNITS)
+    return units if cluster == 1 else -(-chunks // cluster) * CHUNK_UNITS
 
 
 def _shape(
     formats: Sequence[DType | None], tokens: int, units: int, paired: bool, device: Device
-) -> tuple[int, int, int] | None:
-    """Warps, slot bits and bytes of shared memory of a block; None where nothing fits."""
-    slot = CHUNK_UNITS * max(unit_bytes(dtype) for dtype in formats if dtype is not None)
-    tile_units = units * (2 if paired else 1)
-    several = (3, 2, 1) if tile_units <= 32 else (1,)
+) -> BlockShape | None:
+    """The block of a product whose columns no others share; None where nothing fits."""
+    several = (3, 2, 1) if _tile_units(units, paired) <= 32 else (1,)
     shapes = list(itertools.product((16, 12, 8, 4, 2), (*several, 0)))
     if tokens == FEW:
         # A tile with the only place for values keeps the next one waiting: rather fewer warps.
         shapes = [*itertools.product((16, 12), several), *shapes]
-    for warps, slot_bits in shapes:
-        slots = warps * ring_slots(tokens, paired)
-        nbytes = slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
-        nbytes += tokens * units * UNIT_ACTIVATION_BYTES
-        nbytes += (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
+    slots = RING_SLOTS if tokens == SINGLE and paired else 1
+    choices = ((warps, slots, slot_bits) for warps, slot_bits in shapes)
+    return _first_that_fits(choices, formats, tokens, units, paired, 1, device)
+
+
+def _shared_shape(
+    formats: Sequence[DType | None], run: Run, units: int, cluster: int, tiles: int, device: Device
+) -> BlockShape | None:
+    """The block of a product whose columns those of a cluster share, each folding ``tiles``; None
+    where there is no cluster or each of its rows needs more warps."""
+    if cluster == 1 or tiles > MOST_SHARED_TILES:
+        return None
+    most_bits = min((tiles - 1).bit_length(), (MOST_TILE_SLOTS - 1).bit_length())
+    choices = (
+        (warps, 1, slot_bits)
+        for slot_bits in range(most_bits, -1, -1)
+        for warps in SHARED_WARPS
+        if _row_macros(run, FEW, share_units(units, cluster), warps)["WHOLE_ROWS"]
+    )
+    return _first_that_fits(choices, formats, FEW, units, run.gate is not None, cluster, device)
+
+
+def _first_that_fits(
+    choices: Iterable[tuple[int, int, int]],
+    formats: Sequence[DType | None],
+    tokens: int,
+    units: int,
+    paired: bool,
+    cluster: int,
+    device: Device,
+) -> BlockShape | None:
+    """Of ``choices`` of warps, ring slots and slot bits."""
+    chunk = CHUNK_UNITS * max(unit_bytes(dtype) for dtype in formats if dtype is not None)
+    held = share_units(units, cluster) * UNIT_ACTIVATION_BYTES + units * SQUARE_BYTES
+    for warps, slots, slot_bits in choices:
+        nbytes = warps * slots * (chunk + BARRIER_BYTES) + BLOCK_BYTES
+        nbytes += CLUSTER_BYTES if cluster > 1 else 0
+        nbytes += tokens * held
+        nbytes += (_tile_units(units, paired) << slot_bits) * tokens * UNIT_ROWS * 4
         if nbytes <= device.shared_bytes:
-            return warps, slot_bits, nbytes
+            return BlockShape(warps, slots, slot_bits, nbytes)
     return None
+
+
+def _tile_units(units: int, paired: bool) -> int:
+    return units * (2 if paired else 1)
 
 
 def _places(ops: Sequence[Op], run: Run) -> dict[str, int]:

@@ -33,6 +33,8 @@ from reference.quant.dot import matmul
 from tests.cuda.emulated_step import DEVICE, OLDER, aligned_memory, in_device_memory, run_step
 
 WIDE = replace(DEVICE, multiprocessors=132)
+EVEN = replace(DEVICE, multiprocessors=4)
+"""Whose blocks share columns two by two."""
 Float32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 QUANTIZED = sorted(
@@ -148,6 +150,26 @@ def test_more_tiles_than_places_for_their_values(
     assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "rows", "columns"), [(3, 70, 1280), (2, 16, 512 + 256), (4, 16 * 37, 1024)]
+)
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q6_K, dtypes.Q8_0], ids=str)
+def test_two_blocks_share_the_columns(
+    dtype: DType, tokens: int, rows: int, columns: int, folder: Path
+) -> None:
+    """A share of one unit, a single tile, more tiles than places for their values; broken and
+    silent segments in both shares."""
+    case = one_product(dtype, rows, columns, tokens)
+    case.x[0, 300], case.x[1, :256], case.x[2:3, columns - 3] = np.inf, 0, np.nan
+    step = lower_graph(case.graph, ShapeKey(tokens, 0), 1, "cuda")
+    (launch,) = plan_launches(step.ops, EVEN, step.scratch).launches
+    macros = dict(launch.source.macros)
+    assert macros["CLUSTER"] == 2
+    assert (-(-rows // 16) > 4 << macros["SLOT_BITS"]) == (rows > 16 * 36)
+    want = matmul(case.matrices["w"][1], dtype, case.x)
+    assert np.array_equal(run(case, folder, device=EVEN)["y"], want, equal_nan=True)
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q8_0], ids=str)
 def test_warps_that_have_no_share_of_a_tile(dtype: DType, tokens: int, folder: Path) -> None:
@@ -156,7 +178,8 @@ def test_warps_that_have_no_share_of_a_tile(dtype: DType, tokens: int, folder: P
     tiles = (2 * MOST_TILE_SLOTS + 1) * DEVICE.multiprocessors
     case = one_product(dtype, UNIT_ROWS * tiles, 2048, tokens)
     want = matmul(case.matrices["w"][1], dtype, case.x)
-    assert np.array_equal(run(case, folder, most=4)["y"], want)
+    for device in (DEVICE, EVEN):
+        assert np.array_equal(run(case, folder, most=4, device=device)["y"], want)
 
 
 @pytest.mark.parametrize(("dtype", "tokens"), [(dtypes.Q4_K, 5), (dtypes.Q6_K, 7)], ids=str)
@@ -518,10 +541,12 @@ def test_broken_and_silent_segments(folder: Path) -> None:
     assert np.array_equal(got, want, equal_nan=True)
 
 
-def layer(tokens: int, value_format: DType, biases: bool = False, gated: bool = True) -> Case:
+def layer(
+    tokens: int, value_format: DType, biases: bool = False, gated: bool = True, hidden: int = 512
+) -> Case:
     """Norm and three products; two products, gate and a product with a residual. Without gate the
     last product is that of the second norm."""
-    hidden, width, rows = 512, 96, {"q": 64, "k": 32, "v": 48}
+    width, rows = 96, {"q": 64, "k": 32, "v": 48}
     builder = GraphBuilder("layer")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", hidden))
     formats = {"q": dtypes.Q4_K, "k": dtypes.Q4_K, "v": value_format}
@@ -582,6 +607,18 @@ def test_a_layer_is_three_launches(tokens: int, biases: bool, folder: Path) -> N
     got, want = run(case, folder), layer_by_definition(case, biases)
     assert got.keys() == want.keys()
     for name, values in want.items():
+        assert np.array_equal(got[name], values), name
+
+
+@pytest.mark.parametrize("tokens", [2, 4])
+def test_a_layer_whose_blocks_share_columns(tokens: int, folder: Path) -> None:
+    """Norms need squares of both shares; of gate and up a block folds both."""
+    case = layer(tokens, dtypes.Q6_K, biases=True, hidden=1280)
+    step = lower_graph(case.graph, ShapeKey(tokens, 0), 1, "cuda")
+    plan = plan_launches(step.ops, EVEN, step.scratch)
+    assert [dict(launch.source.macros)["CLUSTER"] for launch in plan.launches] == [2, 2, 2]
+    got = run(case, folder, device=EVEN)
+    for name, values in layer_by_definition(case, True).items():
         assert np.array_equal(got[name], values), name
 
 

@@ -57,6 +57,7 @@ from tests.cuda.test_products import (  # noqa: F401
     test_a_layer_is_three_launches,
     test_a_layer_of_a_few_tokens,
     test_a_layer_of_many_tokens,
+    test_a_layer_whose_blocks_share_columns,
     test_a_product_has_the_bits_of_the_definition,
     test_another_weight_gives_other_bits,
     test_broken_and_silent_segments,
@@ -66,6 +67,7 @@ from tests.cuda.test_products import (  # noqa: F401
     test_spans_folded_by_the_next_run,
     test_the_largest_sums,
     test_three_matrices_share_a_launch,
+    test_two_blocks_share_the_columns,
 )
 from tests.cuda.test_sampling import (  # noqa: F401
     test_a_row_ends_where_the_next_begins,

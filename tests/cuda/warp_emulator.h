@@ -24,6 +24,7 @@ static inline unsigned min(unsigned a, int b) { return std::min(a, (unsigned)b);
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __grid_constant__
+#define __builtin_assume(condition)
 #define __align__(n)
 
 struct uint2 {
@@ -488,6 +489,7 @@ DEVICE unsigned acquire_from_system(const unsigned *place) { return *place; }
 DEVICE void block_fence() {}
 DEVICE void device_fence() {}
 DEVICE void arrive_at_cluster() { emulator::arrive_at_cluster(); }
+DEVICE void arrive_unfenced() { emulator::arrive_at_cluster(); }
 DEVICE void await_cluster() { emulator::await_cluster(); }
 DEVICE float float_of_peer(const float *own, unsigned rank) {
     const ptrdiff_t at = (const unsigned char *)own - emulator::block->memory;
@@ -497,13 +499,11 @@ template <class T> static T *of_peer(T *own, unsigned rank) {
     return (T *)(emulator::cluster[rank].memory + ((unsigned char *)own - emulator::block->memory));
 }
 DEVICE void store_at_peer(float *own, float value, unsigned rank) { *of_peer(own, rank) = value; }
-DEVICE void copy_to_peer(COPY_BARRIER *barrier, const void *own, unsigned bytes, unsigned rank) {
-    memcpy((void *)of_peer((unsigned char *)own, rank), own, bytes);
-    *of_peer(barrier, rank) -= bytes;
+DEVICE void word_at_peer(COPY_BARRIER *barrier, unsigned *own, unsigned word, unsigned rank) {
+    *of_peer(own, rank) = word;
+    *of_peer(barrier, rank) -= sizeof word;
 }
-DEVICE void word_to_peer(COPY_BARRIER *barrier, const unsigned *own, unsigned rank) {
-    copy_to_peer(barrier, own, sizeof *own, rank);
-}
+DEVICE void add_at_peer(unsigned *own, unsigned more, unsigned rank) { *of_peer(own, rank) += more; }
 DEVICE void show_to_copies() {}
 DEVICE void spin_pause() { emulator::yield(); }
 
@@ -533,8 +533,12 @@ DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, uns
     memcpy(to, from, bytes);
     *barrier -= bytes;
 }
+DEVICE bool have_come(COPY_BARRIER *barrier, unsigned phase) {
+    const uint64_t fills = *barrier >> FILLS;
+    return fills > phase + 1 || (fills == phase + 1 && *barrier << (64 - FILLS) == 0);
+}
 DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) {
-    while (*barrier >> FILLS <= phase || *barrier << (64 - FILLS)) emulator::yield();
+    while (!have_come(barrier, phase)) emulator::yield();
 }
 template <bool SIGNED, bool SIGNED_B = true, int N>
 DEVICE void multiply_rows_of_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {

@@ -3,7 +3,8 @@
 // up to four heads that read one KV head, four warps a tile. Who needs a row of queries, or of new keys
 // or values, makes it; one block writes it to its page, and none reads it there.
 //
-// Compiled with WARPS and TOKENS, and BLOCKS a multiprocessor; with HEAD_DIM and DTYPE; with the places
+// Compiled with WARPS, TOKENS and GRID, the blocks there are, BLOCKS a multiprocessor; with ALL_HEADS,
+// KV_HEADS, HEAD_DIM and DTYPE; with the places
 // of the operands as head_rows.cu has them, and PARTS_AT, where U, l and o of spans wait, and Y_AT; with
 // the numbers of packets Q_ROPE, K_ROPE, Q_NORM, K_NORM, -1 for norms that are absent, and PART.
 // workspace has a counter for every token, group of heads and block of a cluster, 0 between steps.
@@ -12,16 +13,15 @@
 #define RESULTS GROUPS
 
 #include "attention_group.h"
-#include "heads.h"
+#include "step_rows.h"
 
 #define CLUSTER (SPAN_TILES / GROUPS)
 #define SHARE_CHANNELS (HEADS * HEAD_DIM / CLUSTER)  // that a block of a cluster merges
 #define PART_FLOATS (PART_HEADER + HEAD_DIM)
 #define TASKS (HEADS + 2 * TOKENS)  // rows a block makes at most
-#define ROW_FLOATS (3 * HEAD_DIM)   // the row, weights of its norm, cosines and sines
 
 #define AT_ROWS AT_GROUPS_END
-#define AT_BARRIERS (AT_ROWS + WARPS * ROW_FLOATS * 4)  // of a warp's copy
+#define AT_BARRIERS (AT_ROWS + (WHOLE_TURN ? 0 : WARPS * HEAD_DIM * 4))  // of a warp's copy
 #define AT_FILLS (AT_BARRIERS + WARPS * 8)              // how often a warp copied
 #define AT_LAST (AT_FILLS + WARPS * 4)                  // whether the block came last
 
@@ -64,7 +64,7 @@ struct WARP_MEMORY {
         return ((unsigned *)(memory + AT_FILLS))[warp];
     }
     __device__ __forceinline__ float *row(unsigned warp) const {
-        return (float *)(memory + AT_ROWS) + warp * ROW_FLOATS;
+        return (float *)(memory + AT_ROWS) + warp * HEAD_DIM;
     }
     // Returns when the copy that the warp began last is there.
     __device__ __forceinline__ void await(unsigned warp) const {
@@ -112,60 +112,57 @@ struct ROW_TASK {
     }
 };
 
-// Lets what a row is turned with come into shared memory.
-DEVICE void fetch_factors(const HEAD_OPERANDS &operands, const ROW_TASK &task, float *row,
-                          int lane) {
-    if (task.kind < 0 || task.kind == V_ROW) return;
-    const bool queries = task.kind == Q_ROW;
-    const PACKET *rope = queries ? operands.q_rope : operands.k_rope;
-    const unsigned pairs = rope->size[ROPE_ROTARY_PAIRS];
-    const float *weight =
-        (const float *)operand_at(operands.launch, queries ? Q_WEIGHT_AT : K_WEIGHT_AT);
-    const float *cosine = (const float *)operand_at(operands.launch, TABLE_AT) +
-                          (size_t)task.position * 2 * pairs;
-    for (unsigned k = lane; k < HEAD_DIM; k += WARP_LANES)
-        row[HEAD_DIM + k] = weight ? weight[k] : 1.0f;
-    for (unsigned k = lane; k < 2 * pairs; k += WARP_LANES) row[2 * HEAD_DIM + k] = cosine[k];
-    __syncwarp();
-}
+// What is there of a row before the row is.
+struct ROW_BESIDE {
+    const PACKET *rope;
+    const float *weights, *angles;
+    unsigned char *record;
+    ROW_FACTORS factors;
 
-// Norm and rotation of queries or keys.
-DEVICE void turn_row(const HEAD_OPERANDS &operands, const ROW_TASK &task, float *row, int lane) {
-    const bool queries = task.kind == Q_ROW;
-    const int norm = queries ? Q_NORM : K_NORM, weight = queries ? Q_WEIGHT_AT : K_WEIGHT_AT;
-    const PACKET *rope = queries ? operands.q_rope : operands.k_rope;
-    if (norm >= 0)
-        norm_row(row, HEAD_DIM, weight < 0 ? 0 : row + HEAD_DIM,
-                 packet_of(operands.launch, norm)->real[RMS_NORM_EPS], lane);
-    rotate_row(row, rope->size[ROPE_ROTARY_PAIRS], rope->size[ROPE_NEOX] != 0,
-               row + 2 * HEAD_DIM, lane);
-}
-
-// Queries become bytes, keys and values part of the record in shared memory.
-DEVICE void make_row(const BLOCK_WORK &work, const HEAD_OPERANDS &operands, const ROW_TASK &task,
-                     const WARP_MEMORY &own, float *row, int lane) {
-    if (task.kind < 0) return;
-    const bool exists = task.kind != Q_ROW || task.head < work.heads;
-    if (exists) {
-        const float *x = task.kind == Q_ROW
-                             ? operands.row(Q_AT, task.token, work.head + task.head)
-                             : operands.row(task.kind == K_ROW ? K_AT : V_AT, task.token,
-                                            work.kv_head);
-#pragma unroll
-        for (unsigned k = lane; k < HEAD_DIM; k += WARP_LANES) row[k] = x[k];
-        __syncwarp();
-        if (task.kind != V_ROW) turn_row(operands, task, row, lane);
+    __device__ __forceinline__ ROW_BESIDE(const BLOCK_WORK &work, const HEAD_OPERANDS &operands,
+                                          const ROW_TASK &task, int lane) {
+        const bool queries = task.kind == Q_ROW;
+        rope = queries ? operands.q_rope : operands.k_rope;
+        weights = (const float *)operand_at(operands.launch, queries ? Q_WEIGHT_AT : K_WEIGHT_AT);
+        angles = (const float *)operand_at(operands.launch, TABLE_AT) +
+                 (size_t)task.position * 2 * rope->size[ROPE_ROTARY_PAIRS];
+        record = 0;
+        if (task.kind < 0) return;
+        if (task.kind != V_ROW) factors.load(weights, angles, lane);
+        if (!queries && work.writes && task.token == work.token)
+            record = (unsigned char *)record_of(work, task.position);
     }
-    if (task.kind == Q_ROW) {
-        split_query(row, exists, operands.part->real[FLASH_ATTN_PART_SCALE], own.memory, task.head,
-                    lane);
+};
+
+// Queries become bytes, keys and values part of the record in shared memory and, where the block writes
+// the token's, in their page.
+DEVICE void make_row(const BLOCK_WORK &work, const HEAD_OPERANDS &operands, const ROW_TASK &task,
+                     const ROW_BESIDE &beside, const WARP_MEMORY &own, unsigned warp, int lane) {
+    if (task.kind < 0) return;
+    const bool queries = task.kind == Q_ROW, exists = !queries || task.head < work.heads;
+    HEAD_ROW row = {};
+    if (exists) {
+        row.read(queries ? operands.row(Q_AT, task.token, work.head + task.head)
+                         : operands.row(task.kind == K_ROW ? K_AT : V_AT, task.token, work.kv_head),
+                 lane);
+        if (task.kind != V_ROW) {
+            const int norm = queries ? Q_NORM : K_NORM;
+            if (norm >= 0)
+                row.normalize(beside.factors, beside.weights != 0,
+                              packet_of(operands.launch, norm)->real[RMS_NORM_EPS]);
+            row.turn(beside.factors, beside.angles, beside.rope->size[ROPE_ROTARY_PAIRS],
+                     beside.rope->size[ROPE_NEOX] != 0, own.row(warp), lane);
+        }
+    }
+    if (queries) {
+        row.split(exists, operands.part->real[FLASH_ATTN_PART_SCALE], own.memory, task.head, lane);
         return;
     }
     const unsigned group = task.position / KV_TILE % GROUPS;
     const unsigned page = task.position % KV_TILE / PAGE_TOKENS;
     own.await(group * TILE_WARPS + page);
-    store_integers_of(row, HEAD_DIM, task.kind == V_ROW, group_record(own.memory, group, page),
-                      task.position % PAGE_TOKENS, lane);
+    row.store<false>(task.kind == V_ROW, beside.record, group_record(own.memory, group, page),
+              task.position % PAGE_TOKENS, lane);
 }
 
 // Tiles of the span from the left: of a channel of a head that the caller merges.
@@ -283,12 +280,6 @@ DEVICE unsigned later_task(unsigned task) {
     return task < HEADS ? TASKS : task + WARPS - HEADS;
 }
 
-DEVICE void write_page(const BLOCK_WORK &work, const ROW_TASK &task, const float *row, int lane) {
-    if (task.kind < K_ROW || !work.writes || task.token != work.token) return;
-    store_row(row, HEAD_DIM, task.kind == V_ROW, work.kv, work.pages[task.position / PAGE_TOKENS],
-              task.position, work.kv_heads, work.kv_head, lane);
-}
-
 // A block's part of a span. All blocks of the cluster call.
 DEVICE void attend_block(const BLOCK_WORK &work, const HEAD_OPERANDS &operands,
                          const SPAN_RESULTS &results, const WARP_MEMORY &own) {
@@ -298,32 +289,26 @@ DEVICE void attend_block(const BLOCK_WORK &work, const HEAD_OPERANDS &operands,
     const unsigned start = work.tile_start(group), page_start = start + page * PAGE_TOKENS;
     const bool copies = work.has_group(group) && page_start <= work.position &&
                         page_start + PAGE_TOKENS > work.first;
+    ROW_TASK task(work, operands, first_task(warp));
+    if (!work.works) task.kind = -1;
+    const ROW_BESIDE beside(work, operands, task, lane);
     if (copies) {
         begin_copy(own.barrier(warp), group_record(own.memory, group, page),
                    record_of(work, page_start), RECORD);
         if (lane == 0) own.fills(warp)++;
     }
-    float *row = own.row(warp);
-    ROW_TASK task(work, operands, first_task(warp));
-    if (work.works) fetch_factors(operands, task, row, lane);
     __syncthreads();
     PRECEDING_DONE;
-    if (work.works) {
-        make_row(work, operands, task, own, row, lane);
+    make_row(work, operands, task, beside, own, warp, lane);
 #if TASKS > WARPS
-        for (unsigned number = later_task(first_task(warp)); number < TASKS;
-             number = later_task(number)) {
-            write_page(work, task, row, lane);
-            task = ROW_TASK(work, operands, number);
-            __syncwarp();
-            fetch_factors(operands, task, row, lane);
-            make_row(work, operands, task, own, row, lane);
-        }
-#endif
-        if (copies) own.await(warp);
+    for (unsigned number = later_task(first_task(warp)); work.works && number < TASKS;
+         number = later_task(number)) {
+        task = ROW_TASK(work, operands, number);
+        make_row(work, operands, task, ROW_BESIDE(work, operands, task, lane), own, warp, lane);
     }
+#endif
+    if (work.works && copies) own.await(warp);
     __syncthreads();
-    if (work.works) write_page(work, task, row, lane);
     if (work.has_group(group))
         attend_copied_tile(work, start, own.memory, 0, group, group, page, lane);
     if (work.alone) {
@@ -355,13 +340,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     const unsigned position = operands.query(0)[QUERY_POSITION];
     const unsigned slot = operands.query(0)[QUERY_SLOT];
     operands.tokens = count_of(launch, part);
-    const unsigned heads = part->size[FLASH_ATTN_PART_HEADS];
+    __builtin_assume(gridDim.x == GRID);
+    constexpr unsigned heads = ALL_HEADS;
     const unsigned slots = part->size[FLASH_ATTN_PART_MOST_PARTS];
     BLOCK_WORK work;
-    work.kv_heads = part->size[FLASH_ATTN_PART_KV_HEADS];
+    work.kv_heads = KV_HEADS;
     work.kv = (U64)operand_at(launch, KV_AT);
-    const unsigned sharing = heads / work.kv_heads, groups = (sharing + HEADS - 1) / HEADS;
-    const unsigned each = work.kv_heads * groups;
+    constexpr unsigned sharing = heads / KV_HEADS, groups = (sharing + HEADS - 1) / HEADS;
+    constexpr unsigned each = KV_HEADS * groups;
     open_copies(own.barrier(threadIdx.x / WARP_LANES), 1);
     if (threadIdx.x < WARPS) own.fills(threadIdx.x) = 0;
     __syncthreads();

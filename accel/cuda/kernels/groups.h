@@ -55,6 +55,7 @@ DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, uns
         : "memory");
 }
 DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) { await_copy<1>(barrier, phase); }
+DEVICE bool have_come(COPY_BARRIER *barrier, unsigned phase) { return have_arrived(barrier, phase); }
 
 // sum = A B, or where `more` sum += A B: A of bytes, unsigned or signed, B of signed ones. Sums as of
 // mma.m16n8k32, four for every 8 tokens. They must have had values before, whichever: a compiler may

@@ -5,20 +5,31 @@
 
 #include "activations.h"
 
-// The first `normal` units a warp holds of a row are normalized, side by side. `squares` has room for a
-// float a unit. All threads of the block call; a team of `warps` warps has a row.
-template <int warps, int normal, int most, class ROWS>
+// Where the squares of a row's units meet, of which there are `units` of so many `columns`. All threads of
+// the block call `meet`, behind which they are all there.
+struct ROW_SQUARES {
+    float *of;
+    unsigned units, columns;
+
+    __device__ __forceinline__ void put(unsigned unit, float square) const { of[unit] = square; }
+    __device__ __forceinline__ void meet() const { __syncthreads(); }
+};
+
+// The first `normal` units a warp holds of a row are normalized, side by side. All threads of the block
+// call; a team of `warps` warps has a row.
+template <int warps, int normal, int most, class ROWS, class SQUARES>
 DEVICE void normalize_units(EIGHT (&held)[most], const EIGHT (&weight)[normal],
-                            const ACTIVATIONS &x, const ROWS &rows, float *squares) {
+                            const ACTIVATIONS &x, const ROWS &rows, const SQUARES &squares) {
     const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES % warps;
     float square[normal];
 #pragma unroll
     for (int i = 0; i < normal; i++) square[i] = sum_of_squares(held[i], lane);
 #pragma unroll
     for (int i = 0; i < normal; i++)
-        if (lane == 0 && warp + i * warps < x.units) squares[warp + i * warps] = square[i];
-    __syncthreads();
-    const float mean = __fdiv_rn(fold_units(squares, x.units, 1), (float)rows.columns);
+        if (lane == 0 && warp + i * warps < x.units) squares.put(warp + i * warps, square[i]);
+    squares.meet();
+    const float mean =
+        __fdiv_rn(fold_units(squares.of, squares.units, 1), (float)squares.columns);
     const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
 #pragma unroll
     for (int i = 0; i < normal; i++) normalize_eight(held[i], r, rows.weight != 0, weight[i]);
@@ -63,8 +74,7 @@ template <int warps, bool norm, int normal, int most> struct ONE_ROW {
         for (int i = 0; i < count; i++)
             held[i] = load_eight(rows.x, first + i * warps, rows.columns, lane);
     }
-    // `squares` has room for a float a unit.
-    __device__ __forceinline__ void run(float *squares) {
+    template <class SQUARES> __device__ __forceinline__ void run(const SQUARES &squares) {
         if (!rows.tokens) {
             if (norm) __syncthreads();
             __syncthreads();

@@ -81,7 +81,9 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
 #pragma unroll 1
             for (int at = 0; at < count && (at == 0 || first < x.units); at += normal) {
                 await(first, wanted);
-                if (normed) normalize_units<warps>(held, weight, x, rows, squares);
+                if (normed)
+                    normalize_units<warps>(held, weight, x, rows,
+                                           ROW_SQUARES{squares, x.units, rows.columns});
                 quantize_units<warps, normal>(held, x, first, lane);
                 first += warps * normal, wanted = 0;
             }

@@ -1,4 +1,4 @@
-// Rows of heads in a step kernel, a warp a row: norm, rotation, and the bytes of queries, keys and values
+// Rows of heads, a warp a row: norm, rotation, and the bytes of queries, keys and values
 // (rules R3, R4 and R6). A lane has channels lane + 32 i, so that sums over a row and pairs of channels
 // half a row apart are a lane's own first.
 //
@@ -51,6 +51,11 @@ struct HEAD_ROW {
 #pragma unroll
         for (int i = 0; i < ROW_CHANNELS; i++) of[i] = __uint_as_float(word[i] ^ flip);
         __syncwarp();
+    }
+    // A row that is there.
+    __device__ __forceinline__ void read(const float *x, int lane) {
+#pragma unroll
+        for (int i = 0; i < ROW_CHANNELS; i++) of[i] = x[lane + WARP_LANES * i];
     }
     __device__ __forceinline__ void normalize(const ROW_FACTORS &factors, bool weighted, float eps) {
         float square[ROW_CHANNELS];
@@ -117,8 +122,9 @@ struct HEAD_ROW {
             unit[1] = broken ? 1.0f : 0.0f;
         }
     }
-    // Keys or values of position i of a page go to its record and to a copy of that, see
-    // store_integers_of in heads.h.
+    // Keys or values of position i of a page go to its record, if there `always` is one or it is not 0, and to a
+    // copy of it, see store_integers_of in heads.h.
+    template <bool always = true>
     __device__ __forceinline__ void store(bool values, unsigned char *record, unsigned char *copy,
                                           unsigned i, int lane) const {
         const unsigned step = values ? PAGE_TOKENS : 1, first = values ? I12_VALUES(HEAD_DIM) : 0;
@@ -133,13 +139,17 @@ struct HEAD_ROW {
             const int a = broken ? 0 : row_integer(of[n], factor, KV_MOST);
             const int b = broken ? 0 : row_integer(of[n + HALF_CHANNELS], factor, KV_MOST);
             const unsigned at = WARP_LANES * n * step, both = (a & 15) | (b & 15) << 4;
-            copy[high + at] = record[high + at] = (unsigned char)(a >> 4);
-            copy[high + at + HALF_DIM * step] = record[high + at + HALF_DIM * step] =
-                (unsigned char)(b >> 4);
-            copy[low + at] = record[low + at] = (unsigned char)both;
+            copy[high + at] = (unsigned char)(a >> 4);
+            copy[high + at + HALF_DIM * step] = (unsigned char)(b >> 4);
+            copy[low + at] = (unsigned char)both;
+            if (!always && !record) continue;
+            record[high + at] = (unsigned char)(a >> 4);
+            record[high + at + HALF_DIM * step] = (unsigned char)(b >> 4);
+            record[low + at] = (unsigned char)both;
         }
         const unsigned place = I12_EXPONENTS(HEAD_DIM) + (values ? PAGE_TOKENS : 0) + i;
-        if (lane == 0) copy[place] = record[place] = (unsigned char)exponent;
+        if (lane == 0) copy[place] = (unsigned char)exponent;
+        if (lane == 0 && (always || record)) record[place] = (unsigned char)exponent;
     }
 };
 

@@ -8,16 +8,19 @@
 // RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
 // gated activation, -1 where absent. FIRST and SECOND are formats, NUMBERS has four bits for every
 // matrix, 1 where it is of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_ring.h,
-// HELD_UNITS as in activations.h. CLUSTER blocks share the activations: each makes those of
-// OWN_TOKENS tokens. Where WHOLE_ROWS, a team of warps makes each of them as ONE_ROW's, NORM_UNITS its `normal`.
+// HELD_UNITS as in activations.h. CLUSTER blocks share the columns, see shared_columns.h. Where WHOLE_ROWS, a
+// team of warps makes what a block has of each token as ONE_ROW does, NORM_UNITS its `normal`.
+// COLUMNS, and GRID, the blocks of a row of the grid, are known so that nothing is divided by them.
 // Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
 
 #include "gate.h"
 #include "clusters.h"
 #include "one_row.h"
 #include "packets.h"
-#include "peer_rows.h"
-#include "unit_stream.h"
+#if CLUSTER > 1
+#include "groups.h"
+#endif
+#include "shared_columns.h"
 
 #define PAIRED (GATE >= 0)
 #if FIRST == SECOND
@@ -25,9 +28,9 @@ typedef FORMATS<FIRST> PRODUCT_FORMATS;
 #else
 typedef FORMATS<FIRST, SECOND> PRODUCT_FORMATS;
 #endif
-#define OWN_TOKENS (TOKENS / CLUSTER)
-#define TEAM_WARPS (WHOLE_ROWS ? WARPS / OWN_TOKENS : WARPS)
-typedef SHAPE<WARPS, SLOTS, TOKENS, MATRICES, PRODUCT_FORMATS> PRODUCT_SHAPE;
+#define TEAM_WARPS (WHOLE_ROWS ? WARPS / TOKENS : WARPS)
+typedef SHAPE<WARPS, SLOTS, TOKENS, MATRICES, PRODUCT_FORMATS, CLUSTER> PRODUCT_SHAPE;
+typedef PRODUCT_SHAPE::WORK PRODUCT_WORK;
 
 struct RESULT {
     float *y;
@@ -69,7 +72,7 @@ struct OUTPUTS {
 
 // Places of one matrix' operands.
 DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y,
-                        UNIT_WORK<MATRICES> &work, RESULT &result) {
+                        PRODUCT_WORK &work, RESULT &result) {
     const PACKET *product = packet_of(launch, w / 16);
     result.rows = product->size[MATMUL_ROWS];
     result.y = (float *)operand_at(launch, y);
@@ -85,16 +88,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
     const PACKET *product = packet_of(launch, PRODUCT);
-    const unsigned columns = product->size[MATMUL_COLUMNS];
-    const unsigned tokens = count_of(launch, product);
+    const unsigned counted = counted_word(launch, product);
+    __builtin_assume(gridDim.x == GRID);
+    constexpr unsigned columns = COLUMNS;
     OUTPUTS outputs;
     outputs.first_token = blockIdx.y * TOKENS;
-    if (outputs.first_token >= tokens) {
-        PRECEDING_DONE;
-        return;
-    }
-    const int own = min(tokens - outputs.first_token, TOKENS);
-    UNIT_WORK<MATRICES> work;
+    PRODUCT_WORK work;
     open_matrix(launch, 0, W0, B0, Y0, work, outputs.result[0]);
 #if MATRICES > 1
     open_matrix(launch, 1, W1, B1, Y1, work, outputs.result[1]);
@@ -117,29 +116,42 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     ring.begin(memory, threadIdx.x / WARP_LANES);
     CHUNK_LIST<PRODUCT_SHAPE> list;
     list.begin(work, memory, threadIdx.x / WARP_LANES);
+    const unsigned tokens = count_by(product, counted);
+    if (outputs.first_token >= tokens) {
+        ring.drain(memory, threadIdx.x / WARP_LANES);
+        PRECEDING_DONE;
+        return;
+    }
+    const int own = min(tokens - outputs.first_token, TOKENS);
 #if X >= 0
     const size_t stride = stride_at(launch, X);
-    const PEER_ROWS<CLUSTER, TOKENS> shares(memory.x, own, memory.peers);
-    shares.begin();
-    const unsigned team = OWN_TOKENS == 1 ? 0 : threadIdx.x / (TEAM_WARPS * WARP_LANES);
+    const SHARED_COLUMNS<PRODUCT_SHAPE> shared_columns = {work, memory, (unsigned)own};
+    shared_columns.begin(NORM >= 0);
+    const unsigned team = WHOLE_ROWS && TOKENS > 1 ? threadIdx.x / (TEAM_WARPS * WARP_LANES) : 0;
+    const unsigned first_column = work.first_unit() * UNIT_COLUMNS;
+    const float *weight = (const float *)operand_at(launch, NORM_WEIGHT);
     const FLOAT_ROWS<> rows = {
-        (const float *)operand_at(launch, X) + (outputs.first_token + shares.first + team) * stride,
+        (const float *)operand_at(launch, X) + (outputs.first_token + team) * stride + first_column,
         stride,
-        (const float *)operand_at(launch, NORM_WEIGHT),
+        weight ? weight + first_column : 0,
         NORM >= 0 ? packet_of(launch, NORM)->real[RMS_NORM_EPS] : 0.0f,
-        columns,
-        WHOLE_ROWS ? (unsigned)(team < shares.mine) : shares.mine,
+        CLUSTER == 1 ? columns : min(columns - first_column, work.own_units() * UNIT_COLUMNS),
+        WHOLE_ROWS ? (unsigned)(team < own) : (unsigned)own,
     };
-    const ACTIVATIONS own_x = from_token(shares.x, team);
+    const ACTIVATIONS own_x = from_token(memory.x, team);
 #if WHOLE_ROWS
     ONE_ROW<TEAM_WARPS, (NORM >= 0), NORM_UNITS, HELD_UNITS> quantizer(own_x, rows);
 #else
-    ROW_QUANTIZER<WARPS, (NORM >= 0), OWN_TOKENS == 1> quantizer(own_x, rows);
+    ROW_QUANTIZER<WARPS, (NORM >= 0), TOKENS == 1> quantizer(own_x, rows);
 #endif
     quantizer.load_weights();
+    shared_columns.meet();
     PRECEDING_DONE;
-    quantizer.run(memory.squares + team * work.units);
-    shares.exchange();
+#if WHOLE_ROWS
+    quantizer.run(shared_columns.squares_of(team, columns));
+#else
+    quantizer.run(memory.squares);
+#endif
 #else
     const INTEGER_ROWS rows = {
         (const unsigned *)operand_at(launch, M) + outputs.first_token * (stride_at(launch, M) / 2),
@@ -154,7 +166,4 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     take_rows<WARPS>(memory.x, rows);
 #endif
     stream_product<PRODUCT_SHAPE>(work, ring, list, memory, own, outputs);
-#if X >= 0
-    shares.end();
-#endif
 }

@@ -34,7 +34,9 @@ template <int dtype_, int... others> struct FORMATS<dtype_, others...> {
 // What one launch multiplies: matrices of units, `tiles` of 16 rows each, one after the other or,
 // `paired`, two of equal shape whose tiles belong together. A tile is `steps` chunks, of a pair first
 // all of one and then of the other; `own` tiles are the block's. `formats` has four bits a matrix.
-template <int most> struct UNIT_WORK {
+// Where several `blocks` of a cluster share the columns tiles are those of the cluster, and chunks are the
+// block's: of the first units the first block's, and so on.
+template <int most, int blocks = 1> struct UNIT_WORK {
     const unsigned char *matrix[most];
     unsigned tiles[most];
     unsigned units, steps, own, formats;
@@ -42,16 +44,36 @@ template <int most> struct UNIT_WORK {
     __device__ __forceinline__ unsigned format_of(unsigned number) const {
         return formats >> 4 * number & 15;
     }
+    __device__ __forceinline__ unsigned rank() const { return blocks == 1 ? 0 : blockIdx.x % blocks; }
+    // Units of each block, but that the last may have fewer: those of this one from `first_unit` on.
+    __device__ __forceinline__ unsigned share_units() const {
+        constexpr unsigned all = blocks * CHUNK_UNITS;
+        return blocks == 1 ? units : (units + all - 1) / all * CHUNK_UNITS;
+    }
+    __device__ __forceinline__ unsigned first_unit() const { return rank() * share_units(); }
+    __device__ __forceinline__ unsigned own_units() const {
+        if (units % (blocks * CHUNK_UNITS) == 0) return units / blocks;
+        return blocks == 1 ? units : min(share_units(), units - first_unit());
+    }
+    __device__ __forceinline__ unsigned least_steps() const {
+        const unsigned last = (units - (blocks - 1) * share_units() + CHUNK_UNITS - 1) / CHUNK_UNITS;
+        return blocks == 1 ? steps : paired ? 2 * last : last;
+    }
+    // The block of the cluster that folds a tile.
+    __device__ __forceinline__ unsigned folds_at(unsigned local) const {
+        return blocks == 1 ? 0 : local % blocks;
+    }
     __device__ __forceinline__ void prepare(unsigned columns, bool paired_) {
         units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
         paired = paired_;
-        const unsigned chunks = (units + CHUNK_UNITS - 1) / CHUNK_UNITS;
+        const unsigned chunks = (own_units() + CHUNK_UNITS - 1) / CHUNK_UNITS;
         steps = paired ? 2 * chunks : chunks;
         unsigned all = tiles[0];
 #pragma unroll
         for (int i = 1; i < most; i++)
             if (!paired) all += tiles[i];
-        own = all > blockIdx.x ? (all - blockIdx.x - 1) / gridDim.x + 1 : 0;
+        const unsigned first = blockIdx.x / blocks;
+        own = all > first ? (all - first - 1) / (gridDim.x / blocks) + 1 : 0;
     }
     // Chunks of the block that a warp computes, every `warps`-th.
     __device__ __forceinline__ unsigned chunks_of(unsigned warp, unsigned warps) const {
@@ -60,14 +82,16 @@ template <int most> struct UNIT_WORK {
 };
 
 // A chunk of a block's work: which of its tiles, matrix, tile of the matrix, step and first unit.
-template <int most> struct PLACE {
+template <int most, int blocks = 1> struct PLACE {
+    typedef UNIT_WORK<most, blocks> WORK;
     unsigned local, matrix, in_matrix, step, unit;
 
-    __device__ __forceinline__ PLACE(const UNIT_WORK<most> &work, unsigned chunk)
+    __device__ __forceinline__ PLACE(const WORK &work, unsigned chunk)
         : PLACE(work, chunk / work.steps, chunk % work.steps) {}
-    __device__ __forceinline__ PLACE(const UNIT_WORK<most> &work, unsigned local_, unsigned step_) {
+    __device__ __forceinline__ PLACE(const WORK &work, unsigned local_, unsigned step_) {
         local = local_, step = step_;
-        in_matrix = blockIdx.x + local * gridDim.x, matrix = 0, unit = step * CHUNK_UNITS;
+        in_matrix = blockIdx.x / blocks + local * (gridDim.x / blocks), matrix = 0;
+        unit = work.first_unit() + step * CHUNK_UNITS;
         if (work.paired) {
             const unsigned chunks = work.steps / 2;
             if (step >= chunks) matrix = 1, unit -= chunks * CHUNK_UNITS;
@@ -77,59 +101,68 @@ template <int most> struct PLACE {
         for (int i = 0; i + 1 < most; i++)
             if (matrix == i && in_matrix >= work.tiles[i]) in_matrix -= work.tiles[i], matrix++;
     }
-    __device__ __forceinline__ unsigned units(const UNIT_WORK<most> &work) const {
+    __device__ __forceinline__ unsigned units(const WORK &work) const {
         return min((unsigned)CHUNK_UNITS, work.units - unit);
     }
 };
 
 // How one kernel is built: warps of a block, ring slots of a warp, most tokens, most matrices of a
-// product and its formats.
-template <int warps_, int slots_, int tokens_, int matrices_, class FORMATS_> struct SHAPE {
+// product and its formats, and blocks that share columns.
+template <int warps_, int slots_, int tokens_, int matrices_, class FORMATS_, int blocks_ = 1>
+struct SHAPE {
     static constexpr int warps = warps_, slots = slots_, most_tokens = tokens_;
-    static constexpr int matrices = matrices_;
+    static constexpr int matrices = matrices_, blocks = blocks_;
     typedef FORMATS_ formats;
+    typedef UNIT_WORK<matrices_, blocks_> WORK;
+    typedef PLACE<matrices_, blocks_> PLACE_OF;
     static constexpr unsigned slot_bytes = CHUNK_UNITS * formats::most_bytes;
     // Whether all chunks are those of one token in formats of super-blocks.
     static constexpr bool quick = tokens_ == 1 && formats::all_quick;
 };
 
 // Shared memory of a block, in this order; each part is a multiple of 16 bytes. Values of units
-// wait for those of their tile in one of 2^slot_bits places.
+// wait for those of their tile in one of 2^slot_bits places of the block that folds it.
 template <class S> struct STREAM_MEMORY {
     unsigned char *ring;
     COPY_BARRIER *barriers;
     unsigned long long *arrived;
     unsigned *folded;
-    COPY_BARRIER *peers;  // where there are two, for alignment
+    COPY_BARRIER *peers;   // where there are two, for alignment: of squares that others send
+    COPY_BARRIER *values_of_peers;  // where blocks share columns: of the values of tiles
     float *values, *squares;
     ACTIVATIONS x;
     unsigned tile_units, slot_bits;
 
     __device__ __forceinline__ STREAM_MEMORY(unsigned char *shared,
-                                             const UNIT_WORK<S::matrices> &work,
+                                             const typename S::WORK &work,
                                              unsigned slot_bits_) {
-        const unsigned units = work.units, matrices = work.paired ? 2 : 1;
+        const unsigned units = work.share_units(), matrices = work.paired ? 2 : 1;
         slot_bits = slot_bits_;
-        tile_units = units * matrices;
+        tile_units = work.units * matrices;
         ring = shared;
         barriers = (COPY_BARRIER *)(ring + S::warps * S::slots * S::slot_bytes);
         arrived = (unsigned long long *)(barriers + S::warps * S::slots);
         folded = (unsigned *)(arrived + MOST_TILE_SLOTS);
-        peers = (COPY_BARRIER *)(folded + MOST_TILE_SLOTS);
-        x.planes = (unsigned char *)(peers + 2);
+        peers = (COPY_BARRIER *)(folded + S::blocks * MOST_TILE_SLOTS);
+        values_of_peers = peers + 2;
+        x.planes = (unsigned char *)(values_of_peers + (S::blocks > 1 ? MOST_TILE_SLOTS : 0));
         x.sums = (short *)(x.planes + (size_t)S::most_tokens * units * UNIT_PLANES);
         values = (float *)(x.sums + S::most_tokens * units * UNIT_SUMS);
         x.scales = values + (tile_units << slot_bits) * S::most_tokens * UNIT_ROWS;
         squares = x.scales + S::most_tokens * units;
-        x.units = units;
+        x.units = work.own_units();
         x.in_eights = false;
     }
     // Where values of a tile are, and how many tiles were there before.
     __device__ __forceinline__ unsigned slot_of(unsigned local) const {
-        return local & ((1u << slot_bits) - 1);
+        return local / S::blocks & ((1u << slot_bits) - 1);
     }
     __device__ __forceinline__ unsigned turn_of(unsigned local) const {
-        return local >> slot_bits;
+        return local / S::blocks >> slot_bits;
+    }
+    // How often what was in a tile's place has been folded, by the block that does.
+    __device__ __forceinline__ unsigned *folds_of(unsigned local) const {
+        return folded + local % S::blocks * MOST_TILE_SLOTS + slot_of(local);
     }
     // Of one unit: most_tokens rows of UNIT_ROWS.
     __device__ __forceinline__ float *value_of(unsigned local, unsigned unit) const {
@@ -137,6 +170,16 @@ template <class S> struct STREAM_MEMORY {
     }
     // `again`: for another product than before.
     __device__ __forceinline__ void begin(unsigned steps, bool again) const {
+        if constexpr (S::blocks > 1) {
+            // Each warp one, since threads of a warp take turns at barriers.
+            if (threadIdx.x % WARP_LANES) return;
+            for (unsigned i = threadIdx.x / WARP_LANES; i < MOST_TILE_SLOTS; i += S::warps) {
+                open_arrivals(arrived + i, steps);
+                for (int block = 0; block < S::blocks; block++)
+                    folded[block * MOST_TILE_SLOTS + i] = 0;
+            }
+            return;
+        }
         if (threadIdx.x >= MOST_TILE_SLOTS) return;
         if (again) close_arrivals(arrived + threadIdx.x);
         open_arrivals(arrived + threadIdx.x, steps);
@@ -152,16 +195,20 @@ DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned
 template <class S> struct FOLDERS {
     unsigned latest, count, lanes;
 
-    __device__ __forceinline__ FOLDERS(const UNIT_WORK<S::matrices> &work) {
+    __device__ __forceinline__ FOLDERS(const typename S::WORK &work) {
         // Of a pair the upper half of a warp folds the second matrix.
         lanes = work.paired ? UNIT_ROWS : WARP_LANES;
         latest = min(work.steps, (unsigned)S::warps);
-        count = S::most_tokens == 1 ? 1 : min(latest, S::most_tokens * UNIT_ROWS / lanes);
+        // As many in every block, whose last has the fewest steps.
+        const unsigned most = min(work.least_steps(), latest);
+        count = S::most_tokens == 1 ? 1 : min(most, S::most_tokens * UNIT_ROWS / lanes);
     }
     // Which share of a tile the warp with one of its steps folds; not less than `count` where none.
-    __device__ __forceinline__ unsigned share(const UNIT_WORK<S::matrices> &work, unsigned local,
+    __device__ __forceinline__ unsigned share(const typename S::WORK &work, unsigned local,
                                               unsigned step) const {
-        const unsigned turn = local % MOST_TILE_SLOTS, before_last = work.steps - 1 - step;
+        const unsigned turn = local / S::blocks % MOST_TILE_SLOTS;
+        const unsigned before_last = work.steps - 1 - step;
+        if (S::blocks > 1 && work.folds_at(local) != work.rank()) return count;
         if (S::most_tokens == 1) {
             // Of few steps, tiles that have the same warps take turns: else some warps fold nothing.
             const unsigned round = work.steps < S::warps ? turn * work.steps / S::warps : turn;
@@ -177,7 +224,7 @@ template <class S> struct COPY_LIST {
     const unsigned char *source;
     unsigned bytes, next, count;
 
-    __device__ __forceinline__ void begin(const UNIT_WORK<S::matrices> &work, unsigned warp) {
+    __device__ __forceinline__ void begin(const typename S::WORK &work, unsigned warp) {
         next = 0, count = work.chunks_of(warp, S::warps);
     }
     __device__ __forceinline__ bool is_done() const { return next == count; }
@@ -194,10 +241,10 @@ template <class S> struct COPY_LIST {
         next++;
     }
     // Before a copy where they are spent.
-    __device__ __forceinline__ void look(const UNIT_WORK<S::matrices> &work, unsigned warp) {
+    __device__ __forceinline__ void look(const typename S::WORK &work, unsigned warp) {
         if (is_done() || next % WARP_LANES) return;
         const unsigned lane = threadIdx.x % WARP_LANES;
-        const PLACE<S::matrices> at(work, warp + min(next + lane, count - 1) * S::warps);
+        const typename S::PLACE_OF at(work, warp + min(next + lane, count - 1) * S::warps);
         const unsigned unit_bytes = S::formats::unit_bytes(work.format_of(at.matrix));
         const unsigned char *units = work.matrix[0];
 #pragma unroll
@@ -243,14 +290,19 @@ template <class S, class RING_OF> struct RING_SLOTS {
 
 // The ring of a kernel with one product.
 template <class S> struct RING : RING_SLOTS<S, RING<S>> {
-    const UNIT_WORK<S::matrices> &work;
+    const typename S::WORK &work;
     COPY_LIST<S> list;
 
-    __device__ __forceinline__ RING(const UNIT_WORK<S::matrices> &work_) : work(work_) {}
+    __device__ __forceinline__ RING(const typename S::WORK &work_) : work(work_) {}
     __device__ __forceinline__ void begin(const STREAM_MEMORY<S> &memory, unsigned warp) {
         this->open(memory, warp);
         list.begin(work, warp);
         this->fill(memory, warp);
+    }
+    // Waits for what `begin` asked for, where nobody takes it.
+    __device__ __forceinline__ void drain(const STREAM_MEMORY<S> &memory, unsigned warp) {
+        for (unsigned i = 0; i < list.next; i++)
+            await_copy<1>(memory.barriers + warp * S::slots + i, 0);
     }
     __device__ __forceinline__ void prepare(unsigned warp) { list.look(work, warp); }
     __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
@@ -277,7 +329,7 @@ struct LISTED_CHUNK {
 template <class S> struct CHUNK_LIST {
     unsigned local, packed, count;
 
-    __device__ __forceinline__ void begin(const UNIT_WORK<S::matrices> &work,
+    __device__ __forceinline__ void begin(const typename S::WORK &work,
                                           const STREAM_MEMORY<S> &memory, unsigned warp) {
         count = work.chunks_of(warp, S::warps);
         look(work, memory, warp, 0);
@@ -289,16 +341,16 @@ template <class S> struct CHUNK_LIST {
         return __shfl_sync(ALL_LANES, local, i % WARP_LANES);
     }
     // Those from number `first` on.
-    __device__ __forceinline__ void look(const UNIT_WORK<S::matrices> &work,
+    __device__ __forceinline__ void look(const typename S::WORK &work,
                                          const STREAM_MEMORY<S> &memory, unsigned warp,
                                          unsigned first) {
         const unsigned lane = threadIdx.x % WARP_LANES;
-        const PLACE<S::matrices> at(work, warp + (first + lane) * S::warps);
+        const typename S::PLACE_OF at(work, warp + (first + lane) * S::warps);
         const FOLDERS<S> folders(work);
         local = at.local;
         const unsigned place = memory.slot_of(local) * memory.tile_units + at.unit +
                                (work.paired ? at.matrix * work.units : 0);
-        packed = at.unit | place << 12 | work.format_of(at.matrix) << 24 |
+        packed = (at.unit - work.first_unit()) | place << 12 | work.format_of(at.matrix) << 24 |
                  (at.units(work) - 1) << 26 | (folders.share(work, local, at.step) < folders.count) << 28 |
                  memory.slot_of(local) << 29;
     }

@@ -31,10 +31,34 @@ DEVICE void store_value(float value, unsigned units, int lane, float *values) {
     const unsigned t = lane % 4;
     if (t % 2 < units) values[t % 2 * UNIT_ROWS + lane / 4 + t / 2 * 8] = value;
 }
+
+// Where values of a chunk go: to this block or, counted, to the one of the cluster that folds the tile.
+template <class S> struct VALUES {
+    float *of;
+    COPY_BARRIER *counted;
+    unsigned block;
+    bool away;
+
+    __device__ __forceinline__ VALUES(const typename S::WORK &work, const STREAM_MEMORY<S> &memory,
+                                      unsigned local, unsigned place)
+        : of(memory.values + place * (S::most_tokens * UNIT_ROWS)),
+          counted(memory.values_of_peers + memory.slot_of(local)),
+          block(work.folds_at(local)),
+          away(S::blocks > 1 && block != work.rank()) {}
+    __device__ __forceinline__ void put(unsigned at, float value) const {
+        if constexpr (S::blocks > 1) {
+            if (away) {
+                word_at_peer(counted, (unsigned *)of + at, __float_as_uint(value), block);
+                return;
+            }
+        }
+        of[at] = value;
+    }
+};
 template <class S, int dtype>
 DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
                          const HELD_ACTIVATIONS<S> &held, unsigned first, unsigned units,
-                         int tokens, int lane, float *values) {
+                         int tokens, int lane, const VALUES<S> &values) {
     const int g = lane / 4, t = lane % 4;
     constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
     if constexpr (S::most_tokens == 1 && SINGLE_TOKEN<dtype>::quick) {
@@ -43,7 +67,7 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
         nibbles.load(chunk, unit_bytes, lane);
         CHUNK_SUMS sums;
         multiply_chunk<dtype>(chunk, nibbles, held.unit, lane, sums);
-        store_value<S>(value_of_chunk<dtype>(sums, held.unit, lane), units, lane, values);
+        store_value<S>(value_of_chunk<dtype>(sums, held.unit, lane), units, lane, values.of);
     } else {
 #pragma unroll
         for (int n = 0; n < CHUNK_UNITS; n++) {
@@ -54,8 +78,8 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
                 scaled_values_of_tokens<dtype>(unit, x, first + n, tokens, lane, value);
             else
                 unit_values_of_tokens<dtype>(unit, x, first + n, tokens, lane, value);
-            float *of_unit = values + (n * S::most_tokens + t) * UNIT_ROWS + g;
-            if (t < tokens) of_unit[0] = value[0], of_unit[8] = value[1];
+            const unsigned at = (n * S::most_tokens + t) * UNIT_ROWS + g;
+            if (t < tokens) values.put(at, value[0]), values.put(at + 8, value[1]);
         }
     }
 }
@@ -64,7 +88,7 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
 template <class S, class F>
 DEVICE void values_by_format(unsigned number, const unsigned char *chunk, const ACTIVATIONS &x,
                              const HELD_ACTIVATIONS<S> &held, unsigned first, unsigned units,
-                             int tokens, int lane, float *values) {
+                             int tokens, int lane, const VALUES<S> &values) {
     if constexpr (F::last) {
         chunk_values<S, F::dtype>(chunk, x, held, first, units, tokens, lane, values);
     } else {
@@ -109,31 +133,43 @@ struct TILE_TO_FOLD {
     bool exists, waited_for;
 };
 
+// Whether all values of a tile that this block folds are there.
+template <class S> DEVICE bool has_values(const STREAM_MEMORY<S> &memory, unsigned local) {
+    const unsigned slot = memory.slot_of(local), turn = memory.turn_of(local);
+    if constexpr (S::blocks > 1)
+        if (!have_come(memory.values_of_peers + slot, turn)) return false;
+    return have_arrived(memory.arrived + slot, turn);
+}
+
+// Bytes that other blocks send of a tile.
+template <class S> DEVICE unsigned bytes_of_peers(const typename S::WORK &work, int tokens) {
+    return (work.units - work.own_units()) * (work.paired ? 2 : 1) * tokens * UNIT_ROWS * 4;
+}
+
 // Whether the tile is to be folded before a chunk of the block's tile `local` is computed: the chunk has
 // no slot yet, or another tile waits and all values are there. Lanes may see this at different times:
 // one decides.
 template <class S>
 DEVICE bool is_time(const FOLDERS<S> &folders, const TILE_TO_FOLD &tile,
                     const STREAM_MEMORY<S> &memory, unsigned local) {
-    const bool blocked = now_at(memory.folded + memory.slot_of(local)) !=
-                         memory.turn_of(local) * folders.count;
-    const bool complete =
-        have_arrived(memory.arrived + memory.slot_of(tile.local), memory.turn_of(tile.local));
+    const bool blocked =
+        now_at(memory.folds_of(local)) != memory.turn_of(local) * folders.count;
+    const bool complete = has_values(memory, tile.local);
     return __shfl_sync(ALL_LANES, blocked || (tile.waited_for && complete), 0);
 }
 
 // Waits for all values of the tile and folds the warp's share of them (rule R3).
 template <class S, class OUTPUT>
-DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const FOLDERS<S> &folders,
+DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
                       const TILE_TO_FOLD &tile, const STREAM_MEMORY<S> &memory, int tokens,
                       int lane, const OUTPUT &output) {
-    const unsigned slot = memory.slot_of(tile.local), stride = S::most_tokens * UNIT_ROWS;
+    const unsigned stride = S::most_tokens * UNIT_ROWS;
     const int half = work.paired ? lane / UNIT_ROWS : 0;
     // One token has one share.
     const bool single = S::most_tokens == 1;
     const int items = single ? UNIT_ROWS : UNIT_ROWS * tokens;
     const int start = single ? 0 : tile.share * folders.lanes;
-    const PLACE<S::matrices> place(work, tile.local, 0);
+    const typename S::PLACE_OF place(work, tile.local, 0);
     // A share may be empty: even then the tile's place is not given up before its values are there.
 #pragma unroll 1
     for (int first = start; first == start || first < items; first += folders.count * folders.lanes) {
@@ -145,7 +181,7 @@ DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const FOLDERS<S> &fold
             ahead = output.ahead(place.matrix, place.in_matrix, row, token);
         const float added =
             exists ? output.added(ahead, place.matrix, place.in_matrix, row, token) : 0.0f;
-        while (!have_arrived(memory.arrived + slot, memory.turn_of(tile.local))) spin_pause();
+        while (!has_values(memory, tile.local)) spin_pause();
         __syncwarp();
         const float *values = memory.value_of(tile.local, half * work.units) + (exists ? i : 0);
         const float total = fold_units(values, work.units, stride);
@@ -157,10 +193,18 @@ DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const FOLDERS<S> &fold
     __syncwarp();
     if (lane == 0 && tile.waited_for) {
         block_fence();
+        unsigned *folds = memory.folds_of(tile.local);
+        if constexpr (S::blocks > 1) {
+            if (tile.share == 0)
+                announce(memory.values_of_peers + memory.slot_of(tile.local),
+                         bytes_of_peers<S>(work, tokens));
+            for (unsigned block = 0; block < S::blocks; block++)
+                if (block != work.rank()) add_at_peer(folds, 1u, block);
+        }
         if (S::most_tokens == 1)
-            *(volatile unsigned *)(memory.folded + slot) = memory.turn_of(tile.local) + 1;
+            *(volatile unsigned *)folds = memory.turn_of(tile.local) + 1;
         else
-            atomicAdd(memory.folded + slot, 1u);
+            atomicAdd(folds, 1u);
     }
     __syncwarp();
 }
@@ -170,13 +214,14 @@ DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const FOLDERS<S> &fold
 // second matrix' where paired, and `added` what output.added(ahead, matrix, tile, row, token) was before
 // the values were there, with `ahead` what output.ahead(matrix, tile, row, token) read without waiting.
 template <class S, class RING_OF, class OUTPUT>
-DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CHUNK_LIST<S> &list,
+DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LIST<S> &list,
                            const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output) {
     typedef typename S::formats FORMATS_OF;
     const int lane = threadIdx.x % WARP_LANES;
     const unsigned warp = threadIdx.x / WARP_LANES;
     // Whether tiles wait for the place of others. Without it nobody has to look.
-    const bool crowded = work.own > 1u << memory.slot_bits;
+    const unsigned places = S::blocks << memory.slot_bits;
+    const bool crowded = work.own > places;
     HELD_ACTIVATIONS<S> held;
     held.first = ~0u;
     const FOLDERS<S> folders(work);
@@ -192,7 +237,7 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
 #pragma unroll 1
     while (true) {
         // What happens seldom is here, so that the text of the loop below is short and in one piece.
-        if (now.folds()) mine = {tile, share, ahead, true, tile + (1u << memory.slot_bits) < work.own};
+        if (now.folds()) mine = {tile, share, ahead, true, tile + places < work.own};
         const bool more = i < list.count;
         // What nobody waits for is folded behind the last chunk.
         if (mine.exists && (!more || at.folds() ||
@@ -203,7 +248,7 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
         if (!more) break;
         ahead = share = 0;
         if (at.folds()) {
-            const PLACE<S::matrices> place(work, local, 0);
+            const typename S::PLACE_OF place(work, local, 0);
             if (S::most_tokens > 1)
                 share = folders.share(work, local, (warp + i * S::warps) % work.steps);
             const int item = share * folders.lanes + lane % folders.lanes;
@@ -221,7 +266,7 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
             i++;
             now = at, tile = local;
             at = list.at(i), local = list.local_at(i);
-            float *values = memory.values + now.place() * (S::most_tokens * UNIT_ROWS);
+            const VALUES<S> values(work, memory, tile, now.place());
             if constexpr (S::quick) {
                 CHUNK_SUMS sums;
                 multiply_by_format<FORMATS_OF>(now.format(), ring.chunk(memory, warp), nibbles,
@@ -233,10 +278,10 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
                                  lane);
                 const float value = value_by_format<FORMATS_OF>(now.format(), sums, held.unit, lane);
                 if (crowded)
-                    while (now_at(memory.folded + now.slot()) !=
+                    while (now_at(memory.folds_of(tile)) !=
                            memory.turn_of(tile) * folders.count)
                         spin_pause();
-                store_value<S>(value, now.units(), lane, values);
+                store_value<S>(value, now.units(), lane, values.of);
                 __syncwarp();
                 if (i < list.count) held.take(memory.x, at.unit(), work.units, lane);
             } else {
@@ -244,7 +289,7 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
                 const unsigned char *chunk = ring.await(memory, warp);
                 __syncwarp();
                 if (crowded)
-                    while (now_at(memory.folded + now.slot()) !=
+                    while (now_at(memory.folds_of(tile)) !=
                            memory.turn_of(tile) * folders.count)
                         spin_pause();
                 values_by_format<S, FORMATS_OF>(now.format(), chunk, memory.x, held, now.unit(),
@@ -252,7 +297,7 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
                 __syncwarp();
                 ring.refill(memory, warp);
             }
-            if (lane == 0) arrive(memory.arrived + now.slot());
+            if (lane == 0 && !values.away) arrive(memory.arrived + now.slot());
             seldom = i >= list.count || now.folds() || at.folds() || crowded ||
                      (i + 1) % WARP_LANES == 0 || ring.list.is_spent();
         } while (!seldom);

@@ -296,6 +296,11 @@ DEVICE void group_barrier(unsigned id) {
 // The blocks of a cluster meet when all threads of all of them have arrived; between two meetings each
 // may read what the others have in shared memory, at the same place as the reader.
 DEVICE void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+// The same where nobody reads what was written before, but copies that are counted: without a fence of all
+// memory, which every thread waits for.
+DEVICE void arrive_unfenced() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 DEVICE unsigned address_at_peer(const void *own, unsigned rank) {
     unsigned place;
@@ -316,26 +321,31 @@ DEVICE void store_at_peer(float *own, float value, unsigned rank) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_at_peer(own, rank)), "f"(value)
                  : "memory");
 }
-// Copies what this block has in shared memory to the same place of another block, where a barrier that is
-// at the same place as `barrier` counts the bytes: a multiple of 16, or a word.
-DEVICE void copy_to_peer(COPY_BARRIER *barrier, const void *own, unsigned bytes, unsigned rank) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(address_at_peer(own, rank)),
-        "r"(shared_address(own)), "r"(bytes), "r"(address_at_peer(barrier, rank))
-        : "memory");
-}
-DEVICE void word_to_peer(COPY_BARRIER *barrier, const unsigned *own, unsigned rank) {
+// Stores to the place of another block that `own` is here, where a barrier that is at the same place as
+// `barrier` counts the bytes.
+DEVICE void word_at_peer(COPY_BARRIER *barrier, const unsigned *own, unsigned word, unsigned rank) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
             address_at_peer(own, rank)),
-        "r"(*own), "r"(address_at_peer(barrier, rank))
+        "r"(word), "r"(address_at_peer(barrier, rank))
         : "memory");
+}
+// Adds to a word of another block, behind what this thread read before.
+DEVICE void add_at_peer(const unsigned *own, unsigned more, unsigned rank) {
+    asm volatile("red.release.cluster.shared::cluster.add.u32 [%0], %1;" ::"r"(
+                     address_at_peer(own, rank)),
+                 "r"(more)
+                 : "memory");
 }
 // Copies may go where this thread wrote or read before.
 DEVICE void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
 DEVICE void show_to_copies() {}
+// Named by text that is compiled for devices without clusters, too, and never called there.
+DEVICE void arrive_unfenced() {}
+DEVICE void await_cluster() {}
+DEVICE void word_at_peer(COPY_BARRIER *, const unsigned *, unsigned, unsigned) {}
+DEVICE void add_at_peer(const unsigned *, unsigned, unsigned) {}
 #endif
 
 // The dynamic shared memory of a block.
