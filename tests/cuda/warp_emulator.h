@@ -534,8 +534,9 @@ DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, uns
     *barrier -= bytes;
 }
 DEVICE bool have_come(COPY_BARRIER *barrier, unsigned phase) {
-    const uint64_t fills = *barrier >> FILLS;
-    return fills > phase + 1 || (fills == phase + 1 && *barrier << (64 - FILLS) == 0);
+    // Negative where bytes came before they were announced.
+    const int64_t fills = (int64_t)*barrier >> FILLS;
+    return fills > (int64_t)phase + 1 || (fills == (int64_t)phase + 1 && *barrier << (64 - FILLS) == 0);
 }
 DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) {
     while (!have_come(barrier, phase)) emulator::yield();
