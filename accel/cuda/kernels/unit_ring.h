@@ -209,11 +209,7 @@ template <class S> struct FOLDERS {
         const unsigned turn = local / S::blocks % MOST_TILE_SLOTS;
         const unsigned before_last = work.steps - 1 - step;
         if (S::blocks > 1 && work.folds_at(local) != work.rank()) return count;
-        if (S::most_tokens == 1) {
-            // Of few steps, tiles that have the same warps take turns: else some warps fold nothing.
-            const unsigned round = work.steps < S::warps ? turn * work.steps / S::warps : turn;
-            return before_last == min(round, latest - 1) ? 0 : count;
-        }
+        if (S::most_tokens == 1) return before_last == min(turn, latest - 1) ? 0 : count;
         if (before_last >= latest) return count;
         return (before_last + MOST_TILE_SLOTS * latest - turn * count) % latest;
     }
