@@ -23,7 +23,7 @@ from reference.exact.kv_storage import page_view
 from reference.ops.rms_norm_fused_rope_kv_write import rms_norm_fused_rope_kv_write
 from reference.quant.dot import matmul
 from tests.cuda.emulated_step import aligned_memory, in_device_memory, run_step
-from tests.cuda.test_products import WIDE, activations, weights
+from tests.cuda.product_cases import WIDE, activations, weights
 
 HEADS, KV_HEADS, CONTEXT, PAGES, SLOTS = 4, 2, 64, 9, 2
 

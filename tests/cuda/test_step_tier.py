@@ -27,8 +27,8 @@ from reference.runner import ModelRunner, StepInput
 from tests.cuda.conftest import OpenTier
 from tests.cuda.emulated_step import DEVICE
 from tests.cuda.fake_driver import PLAIN, FakeDriver, words
+from tests.cuda.product_cases import Case, layer
 from tests.cuda.test_persistent import recorded
-from tests.cuda.test_products import Case, layer
 
 ARGUMENTS = (8, 8, 8, 8)
 ONE = ShapeKey(1, 0)

@@ -20,11 +20,11 @@ from contract.errors import TierUnavailable
 from contract.shape_key import ShapeKey
 from tests.cuda import test_delta_net, test_experts
 from tests.cuda.emulated_step import DEVICE, OLDER
+from tests.cuda.product_cases import layer, spans_and_norm
 from tests.cuda.test_attention import PARTS, attention
 from tests.cuda.test_attention_clusters import heads_and_attention
 from tests.cuda.test_head_rows import heads_graph
 from tests.cuda.test_persistent import recorded
-from tests.cuda.test_products import layer, spans_and_norm
 from tests.cuda.test_sampling import sampling_graph
 from tests.needs import missing
 

@@ -27,11 +27,11 @@ from contract.shape_key import ShapeKey
 from contract.tier import Heap
 from reference.quant.dot import matmul
 from tests.cuda import (
+    product_cases,
     test_attention,
     test_attention_clusters,
     test_gated_rows,
     test_head_rows,
-    test_products,
     test_sampling,
 )
 from tests.cuda.emulated_step import DEVICE, NO_STAND_INS, StandIn
@@ -53,21 +53,23 @@ from tests.cuda.test_head_rows import (  # noqa: F401
     test_queries_and_pages_are_those_of_the_definition,
 )
 from tests.cuda.test_products import (  # noqa: F401
-    test_a_few_tokens,
     test_a_layer_is_three_launches,
-    test_a_layer_of_a_few_tokens,
-    test_a_layer_of_many_tokens,
     test_a_layer_whose_blocks_share_columns,
     test_a_product_has_the_bits_of_the_definition,
     test_another_weight_gives_other_bits,
     test_broken_and_silent_segments,
     test_integers_made_elsewhere,
-    test_many_tokens,
     test_more_tokens_than_a_block_takes,
-    test_spans_folded_by_the_next_run,
     test_the_largest_sums,
-    test_three_matrices_share_a_launch,
     test_two_blocks_share_the_columns,
+)
+from tests.cuda.test_products_of_many import (  # noqa: F401
+    test_a_few_tokens,
+    test_a_layer_of_a_few_tokens,
+    test_a_layer_of_many_tokens,
+    test_many_tokens,
+    test_spans_folded_by_the_next_run,
+    test_three_matrices_share_a_launch,
 )
 from tests.cuda.test_sampling import (  # noqa: F401
     test_a_row_ends_where_the_next_begins,
@@ -94,11 +96,11 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaTier]:
 def on_device(opened: CudaTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of those tests run there."""
     modules = (
+        product_cases,
         test_attention,
         test_attention_clusters,
         test_gated_rows,
         test_head_rows,
-        test_products,
         test_sampling,
     )
     for module in modules:
@@ -150,11 +152,11 @@ def test_fewer_tokens_than_a_form_has(dtype: DType, opened: CudaTier, folder: Pa
     """Of more tiles than have places in a block: steps of as many tokens as are left of a form's,
     as when one sequence after the other ends."""
     tiles, blocks = 2 * MOST_TILE_SLOTS + 1, opened._runtime.device.multiprocessors
-    case = test_products.one_product(dtype, tiles * UNIT_ROWS, 1024, 4)
+    case = product_cases.one_product(dtype, tiles * UNIT_ROWS, 1024, 4)
     stored = case.matrices["w"][1]
     want = np.tile(matmul(stored, dtype, case.x), (1, blocks))
     repeated = np.tile(stored, (blocks, 1))
-    many = test_products.one_product(dtype, len(repeated), 1024, 4, repeated)
+    many = product_cases.one_product(dtype, len(repeated), 1024, 4, repeated)
     for tokens in (4, 3, 2, 1) * 3:
         few = replace(many, x=case.x[:tokens])
-        assert np.array_equal(test_products.run(few, folder, most=4)["y"], want[:tokens])
+        assert np.array_equal(product_cases.run(few, folder, most=4)["y"], want[:tokens])
