@@ -242,6 +242,51 @@ def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
     return len(formats) <= MOST_FORMATS and len(widths) <= 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A block that fits: its warps, ring slots of each, groups of warps with a tile each, how many
+    places for values a phase has, where its tables begin, and all its shared memory."""
+
+    warps: int
+    slots: int
+    groups: int
+    slot_bits: tuple[int, ...]
+    works_at: int
+    shared_bytes: int
+
+
+def _fitting(
+    phases: Sequence[Phase],
+    records: int,
+    formats: Sequence[int],
+    tokens: int,
+    device: Device,
+    blocks: Sequence[Block],
+) -> _Shape | None:
+    """The first of ``blocks`` with room for ``phases``, ``records`` of them with the step's end."""
+    slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
+    attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
+    for warps, slots, groups in _shapes(blocks):
+        ring = warps * slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
+        tables = _sixteenths(records * WORK_BYTES) + RECORDS * RECORD_BYTES
+        tables += (warps + 2) * BARRIER_BYTES if attentions else 0
+        room = device.shared_bytes - _sixteenths(ring) - tables
+        slot_bits = tuple(_slot_bits(phase, tokens, room) for phase in phases)
+        needed = max(
+            *(one.memory_bytes(warps, groups) for one in attentions),
+            *(
+                phase.memory_bytes(tokens, bits)
+                for phase, bits in zip(phases, slot_bits, strict=True)
+                if isinstance(phase, ProductPhase)
+            ),
+            0,
+        )
+        if needed <= room:
+            works_at = _sixteenths(ring + needed)
+            return _Shape(warps, slots, groups, slot_bits, works_at, works_at + tables)
+    return None
+
+
 def _launch(
     phases: list[Phase],
     end: EndPhase | None,
@@ -256,64 +301,54 @@ def _launch(
         return None
     formats = tuple(dict.fromkeys(dtype for phase in products for dtype in phase.formats))
     tokens = 1 if all(phase.tokens == 1 for phase in phases) else MOST_TOKENS
-    slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
-    attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
-    for warps, slots, groups in _shapes(blocks):
-        ring = warps * slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
-        records = len(phases) + (end is not None)
-        tables = _sixteenths(records * WORK_BYTES) + RECORDS * RECORD_BYTES
-        tables += (warps + 2) * BARRIER_BYTES if attentions else 0
-        room = device.shared_bytes - _sixteenths(ring) - tables
-        slot_bits = [_slot_bits(phase, tokens, room) for phase in phases]
-        needed = max(
-            *(one.memory_bytes(warps, groups) for one in attentions),
-            *(
-                phase.memory_bytes(tokens, bits)
-                for phase, bits in zip(phases, slot_bits, strict=True)
-                if isinstance(phase, ProductPhase)
-            ),
-            0,
-        )
-        if needed <= room:
-            break
-    else:
+    shape = _fitting(phases, len(phases) + (end is not None), formats, tokens, device, blocks)
+    if shape is None:
         return None
     first = phases[0].first
     count = sum(phase.length for phase in phases)
     exchange = _exchange(phases, reading, first + count, local)
-    works_at = _sixteenths(ring + needed)
-    table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at, end)
-    normed = max([0, *(phase.row_units(warps) for phase in products if phase.norm)])
-    plain = max([0, *(phase.row_units(warps) for phase in products if not phase.norm)])
-    activations = {one.activation for one in products if one.activation is not None}
-    macros = {
-        **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
-        "WARPS": warps,
-        "SLOTS": slots,
-        "TOKENS": tokens,
-        "DTYPE": I12.ggml_id,
-        "HEAD_DIM": max(phase.head_dim for phase in phases),
-        "TILE_GROUPS": groups,
-        "WHOLE_TURN": int(all(one.turns_halves for one in attentions)),
-        "ACTIVATION": activations.pop() if len(activations) == 1 else ABSENT,
-        "BIASED": int(any(phase.biased for phase in products)),
-        "READ_OUTSIDE": int(bool(exchange.outside)),
-        "ENDS": int(end is not None),
-        **row_macros(normed, plain, tokens),
-        "PACKET_COUNT": 1,
-    }
+    table = StepTable(tuple(phases), formats, shape.slot_bits, exchange, shape.works_at, end)
+    macros = _macros(phases, table, shape, tokens)
     return PlannedLaunch(
         tuned_source("step.cu", macros),
         "step_phases",
         (device.multiprocessors, 1, 1),
-        (warps * 32, 1, 1),
+        (shape.warps * 32, 1, 1),
         first,
         count,
-        works_at + tables,
+        shape.shared_bytes,
         True,
         workspace,
         table,
     )
+
+
+def _macros(
+    phases: Sequence[Phase], table: StepTable, shape: _Shape, tokens: int
+) -> dict[str, int]:
+    """What ``step.cu`` is compiled with."""
+    formats = table.formats
+    products = [phase for phase in phases if isinstance(phase, ProductPhase)]
+    attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
+    normed = max([0, *(phase.row_units(shape.warps) for phase in products if phase.norm)])
+    plain = max([0, *(phase.row_units(shape.warps) for phase in products if not phase.norm)])
+    activations = {one.activation for one in products if one.activation is not None}
+    return {
+        **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
+        "WARPS": shape.warps,
+        "SLOTS": shape.slots,
+        "TOKENS": tokens,
+        "DTYPE": I12.ggml_id,
+        "HEAD_DIM": max(phase.head_dim for phase in phases),
+        "TILE_GROUPS": shape.groups,
+        "WHOLE_TURN": int(all(one.turns_halves for one in attentions)),
+        "ACTIVATION": activations.pop() if len(activations) == 1 else ABSENT,
+        "BIASED": int(any(phase.biased for phase in products)),
+        "READ_OUTSIDE": int(bool(table.exchange.outside)),
+        "ENDS": int(table.end is not None),
+        **row_macros(normed, plain, tokens),
+        "PACKET_COUNT": 1,
+    }
 
 
 def _exchange(

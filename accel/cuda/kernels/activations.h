@@ -218,6 +218,15 @@ DEVICE ACTIVATIONS from_token(ACTIVATIONS x, unsigned token) {
     return x;
 }
 
+// Those of one token of several that lie in eights, the first of which begin there.
+DEVICE ACTIVATIONS among_eights(unsigned char *planes, short *sums, float *scales, unsigned token,
+                                unsigned units) {
+    const size_t eight = (size_t)(token / 8 * 8) * units;
+    const unsigned place = token % 8;
+    return {planes + eight * UNIT_PLANES + place * 16, sums + eight * UNIT_SUMS + place * UNIT_SUMS,
+            scales + eight + place, units, true};
+}
+
 // Rows of floats that become activations; weight 0 where a norm has none.
 template <class SOURCE = STANDING> struct FLOAT_ROWS {
     const float *x;

@@ -13,16 +13,11 @@
 // The rows of a group's heads, which lie in shared memory.
 DEVICE void pack_heads(const LAUNCH &launch, const SPAN_WORK &work, const float *row, unsigned units) {
     const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const size_t eight = (size_t)(work.token / 8 * 8) * units;
-    const unsigned place = work.token % 8, own = work.heads * HEAD_DIM / UNIT_COLUMNS;
+    const unsigned own = work.heads * HEAD_DIM / UNIT_COLUMNS;
     const unsigned first = work.head * HEAD_DIM / UNIT_COLUMNS;
-    const ACTIVATIONS x = {
-        operand_at(launch, M_AT) + eight * UNIT_PLANES + place * 16,
-        (short *)operand_at(launch, SUMS_AT) + eight * UNIT_SUMS + place * UNIT_SUMS,
-        (float *)operand_at(launch, SCALE_AT) + eight + place,
-        units,
-        true,
-    };
+    const ACTIVATIONS x =
+        among_eights(operand_at(launch, M_AT), (short *)operand_at(launch, SUMS_AT),
+                     (float *)operand_at(launch, SCALE_AT), work.token, units);
     for (unsigned unit = warp; unit < own; unit += WARPS)
         quantize_unit(x, first + unit, lane, load_eight(row, unit, own * UNIT_COLUMNS, lane));
 }

@@ -49,15 +49,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     if (NORM >= 0) begin_meeting();
     PRECEDING_DONE;
     for (unsigned token = blockIdx.x / PIECES; token < tokens; token += gridDim.x / PIECES) {
-        const size_t eight = (size_t)(token / 8 * 8) * units;
-        const unsigned place = token % 8;
-        const ACTIVATIONS x = {
-            operand_at(launch, M) + eight * UNIT_PLANES + place * 16,
-            (short *)operand_at(launch, SUMS) + eight * UNIT_SUMS + place * UNIT_SUMS,
-            (float *)operand_at(launch, SCALE) + eight + place,
-            units,
-            true,
-        };
+        const ACTIVATIONS x =
+            among_eights(operand_at(launch, M), (short *)operand_at(launch, SUMS),
+                         (float *)operand_at(launch, SCALE), token, units);
         float *row = (float *)operand_at(launch, X) + token * stride_at(launch, X);
 #pragma unroll
         for (int i = 0; i < HELD_UNITS; i++)

@@ -164,14 +164,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
         }
     }
 #endif
-    const size_t eight = (size_t)(token / 8 * 8) * units;
-    const unsigned place = token % 8;
-    const ACTIVATIONS x = {
-        operand_at(launch, M) + eight * UNIT_PLANES + place * 16,
-        (short *)operand_at(launch, SUMS) + eight * UNIT_SUMS + place * UNIT_SUMS,
-        (float *)operand_at(launch, SCALE) + eight + place,
-        units,
-        true,
-    };
+    const ACTIVATIONS x =
+        among_eights(operand_at(launch, M), (short *)operand_at(launch, SUMS),
+                     (float *)operand_at(launch, SCALE), token, units);
     quantize_columns(x, unit, lane, v, exists);
 }
