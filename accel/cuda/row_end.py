@@ -1,9 +1,10 @@
 """The end of a step of one row as the last phase of a persistent launch: a token, that of the
 largest logit, the event that tells it and the slot that keeps it.
 
-Rows that are drawn take launches behind it, which begin with the largest logit; those whose logits
-are changed first take all of SAMPLE, which does everything anew. So a step has several graphs, and
-the host, which knows how the row is sampled, enqueues the shortest that is enough.
+Rows that are drawn take two launches behind it, which begin with the largest logit and end the row;
+those whose logits are changed first take all of SAMPLE, which does everything anew. So a step has
+several graphs, and the host, which knows how the row is sampled, enqueues the shortest that is
+enough.
 """
 
 from __future__ import annotations
@@ -105,20 +106,37 @@ class ShortStep:
 
 def short_step(end: EndPhase, launches: int, behind: Sequence[PlannedLaunch]) -> ShortStep:
     """For a step that ``end`` ends with so many launches, with others ``behind`` them."""
-    part, *rest = behind
-    drawn = [_tempered(launch, end) if launch.entry in DRAWING else launch for launch in rest]
+    drawing = [launch for launch in behind if launch.entry in DRAWING]
     # Without kernels that take logits as they are a row that is drawn needs all launches.
-    kept = [part, *rest] if drawn == rest else drawn
+    kept = [_tempered(launch, end) for launch in drawing] if drawing else behind
     return ShortStep(launches, tuple(kept), end.sampling)
 
 
 def _tempered(launch: PlannedLaunch, end: EndPhase) -> PlannedLaunch:
-    """Drawing as before, from logits instead of what SAMPLE's first half makes of them."""
-    place = operand_place(end.ops[end.first :], 0, "logits")
-    macros = {**dict(launch.source.macros), "LOGITS_AT": place, "PACKET_COUNT": 2}
+    """Drawing as before, from logits instead of what SAMPLE's first half makes of them; who draws
+    does what follows, too."""
+    ops = end.ops[end.first :]
+    places = {"LOGITS_AT": operand_place(ops, 0, "logits"), "PACKET_COUNT": 2}
+    if launch.entry == DRAWING[-1] and len(ops) == len(ENDING):
+        places |= {"PACKET_COUNT": len(ops), **_last_places(ops)}
+    macros = {**dict(launch.source.macros), **places}
     assert launch.first == end.first + 1
     source = tuned_source(launch.source.name, macros, "sample")
-    return replace(launch, source=source, first=end.first, count=2)
+    return replace(launch, source=source, first=end.first, count=macros["PACKET_COUNT"])
+
+
+def _last_places(ops: Sequence[Op]) -> dict[str, int]:
+    """Where STREAM_OUT and STORE_REQUEST_STATE of a row's ``ops`` have what they are given."""
+    names = [op.name for op in ops]
+    tell, keep = names.index("stream_out"), names.index("store_request_state")
+    return {
+        "OUTPUT_ROWS_AT": operand_place(ops, keep, "output_rows"),
+        "QUERY_AT": operand_place(ops, keep, "query"),
+        "SLOTS_AT": operand_place(ops, keep, "slot_table"),
+        "STEP_AT": operand_place(ops, tell, "step"),
+        "RING_AT": operand_place(ops, tell, "ring"),
+        "RING_EVENTS": ops[tell].most_sizes()["ring_events"],
+    }
 
 
 def is_plain(record: np.void) -> bool:

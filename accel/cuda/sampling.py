@@ -29,7 +29,7 @@ def sampling_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     blocks = BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors
     parts = max(LEAST_PARTS, min(MOST_PARTS, blocks // max(1, rows)))
-    macros = {"THREADS": THREADS, "PARTS": parts, "LOGITS_AT": ABSENT}
+    macros = {"THREADS": THREADS, "PARTS": parts, "LOGITS_AT": ABSENT, "RING_AT": ABSENT}
     drawn = THREADS // 32 * SUMS_BYTES + 8 * THREADS + 16 + 16 * parts + 16
     shared = {"sample_bins": TALLY_BYTES, "sample_draw": drawn + LISTED_NEAR * LISTED_BYTES}
     launches = [

@@ -81,6 +81,7 @@ def run_step(
     launches_of: Callable[[Sequence[Op], Plan], Sequence[PlannedLaunch]] = lambda _, plan: (
         plan.launches
     ),
+    first_event: int = 0,
 ) -> None:
     """One step of the first of ``sizes`` in the form of the second; no plain kernel may be left
     but quantize_activation, for which the definition stands in, and those of ``stand_ins``.
@@ -97,7 +98,7 @@ def run_step(
     schedule = schedule_launches(step, plan.levels)
     layout = input_layout(graph, form)
     block, scratch = aligned_memory(layout.nbytes), aligned_memory(max(1, schedule.shared_bytes))
-    block[:] = pack_inputs(layout, key, inputs)
+    block[:] = pack_inputs(layout, key, inputs, first_event)
     units = {name: arranged(*matrix, folder) for name, matrix in matrices.items()}
 
     def matrix_of(name: str) -> tuple[int, int, WeightLayout]:

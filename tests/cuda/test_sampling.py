@@ -17,8 +17,10 @@ from accel.packets.rules import lower_graph
 from accel.packets.step import Op
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.ir.inputs import STEP_BUFFER
+from contract.ir.nodes import View
 from contract.opcodes import Opcode
-from contract.records import SAMPLING
+from contract.records import OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, SLOT
 from contract.shape_key import ShapeKey
 from reference.ops.sample import NO_TOKEN, sample
 from tests.cuda.emulated_step import DEVICE, Bytes, aligned_memory, rows_of, run_step
@@ -27,17 +29,24 @@ VOCAB = 9001
 """Parts of different sizes, the last threads of each without a token."""
 ROW_PARTS = 3
 Float32 = NDArray[np.float32]
+EVENTS, SLOTS = 5, 4
 RECENT = np.zeros((1, 4), np.int32)
 
 
 def sampling_graph(vocab: int) -> Graph:
     builder = GraphBuilder("sampling")
+    emit_sample(builder, vocab)
+    return builder.build()
+
+
+def emit_sample(builder: GraphBuilder, vocab: int) -> View:
+    """SAMPLE of every row: the name of its tokens."""
     logits = builder.buffer("logits", BufferKind.REQUEST, F32, ("rows", vocab))
     sampling = builder.buffer("sampling", BufferKind.REQUEST, I32, ("rows", 16))
     recent = builder.buffer("recent", BufferKind.STATE, I32, RECENT.shape)
     token = builder.buffer("token", BufferKind.OUTPUT, I32, ("rows",))
     builder.emit(Opcode.SAMPLE, logits=logits, sampling=sampling, recent=recent, token=token)
-    return builder.build()
+    return token
 
 
 def find_values(packet: np.void, key: ShapeKey, scratch: Bytes, inputs: Bytes) -> None:
@@ -107,14 +116,36 @@ def find_largest(packet: np.void, key: ShapeKey, scratch: Bytes, inputs: Bytes) 
     best[1:] = largest if finite else NO_TOKEN, finite
 
 
+def ended_graph(vocab: int) -> Graph:
+    """SAMPLE of one row, its event and its slot."""
+    builder = GraphBuilder("ended")
+    written = {
+        "token": emit_sample(builder, vocab),
+        "output_rows": builder.buffer("output_rows", BufferKind.REQUEST, I32, ("rows",)),
+        "query": builder.buffer("query", BufferKind.REQUEST, I32, ("tokens", 4)),
+    }
+    step = builder.buffer(STEP_BUFFER, BufferKind.REQUEST, I32, (1, 4))
+    ring = builder.buffer("ring", BufferKind.OUTPUT, I32, (EVENTS, 8))
+    builder.emit(Opcode.STREAM_OUT, **written, step=step, ring=ring)
+    slots = builder.buffer("slots", BufferKind.STATE, I32, (SLOTS, 8))
+    builder.emit(Opcode.STORE_REQUEST_STATE, **written, slot_table=slots)
+    return builder.build()
+
+
+def behind(ops: Sequence[Op], plan: Plan) -> list[PlannedLaunch]:
+    """What draws a row of which a persistent launch has left the largest logit."""
+    part = plan.launches[0]
+    return [part, *short_step(EndPhase(ops, 0), 0, plan.launches).drawn]
+
+
+def nothing(packet: np.void, key: ShapeKey, scratch: Bytes, inputs: Bytes) -> None:
+    """What another launch has done."""
+
+
 def drawn_at_once(logits: Float32, how: NDArray[np.void], folder: Path) -> bool:
     """Whether one row has the definition's token without the first half of SAMPLE, too."""
     sampling = how.view(np.int32).reshape(1, 16)
     token = aligned_memory(4).view(np.int32)
-
-    def behind(ops: Sequence[Op], plan: Plan) -> list[PlannedLaunch]:
-        part = plan.launches[0]
-        return [part, *short_step(EndPhase(ops, 0), 0, plan.launches).drawn]
 
     run_step(
         sampling_graph(logits.shape[1]),
@@ -129,6 +160,57 @@ def drawn_at_once(logits: Float32, how: NDArray[np.void], folder: Path) -> bool:
     )
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(token[0] == sample(logits=logits, sampling=sampling, recent=RECENT)[0])
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("first_event", [2, 12])
+def test_who_draws_a_row_ends_it(broken: bool, first_event: int, folder: Path) -> None:
+    """A row's event and its slot are written where its token is, as the definitions have them; what
+    is of others stays as it is."""
+    logits = np.random.default_rng(8).standard_normal((1, VOCAB)).astype(np.float32)
+    logits[0, 7] = np.inf if broken else logits[0, 7]
+    sampling = np.array([record()], SAMPLING).view(np.int32).reshape(1, 16)
+    query = np.zeros(3, QUERY_TOKEN)
+    query["slot"], query["position"] = [0, 1, 2], [4, 5, 6]
+    given = {
+        "logits": logits,
+        "sampling": sampling,
+        "output_rows": np.array([1], np.int32),
+        "query": query.view(np.int32).reshape(3, 4),
+    }
+    kept = {
+        name: aligned_memory(4 * rows * 8).view(np.int32).reshape(rows, 8)
+        for name, rows in (("ring", EVENTS), ("slots", SLOTS))
+    }
+    token = aligned_memory(4).view(np.int32)
+    want = {name: values.copy() for name, values in kept.items()}
+    with np.errstate(over="ignore", invalid="ignore"):
+        of_row = sample(logits=logits, sampling=sampling, recent=RECENT)[0]
+    assert (of_row == NO_TOKEN) == broken
+    entry = want["ring"].view(OUTPUT_EVENT)[first_event % EVENTS]
+    entry["sequence"], entry["slot"] = first_event, 1
+    entry["token"], entry["position"] = of_row, 6
+    slot = want["slots"].view(SLOT)[1]
+    slot["position"], slot["last_token"] = 6, of_row
+    run_step(
+        ended_graph(VOCAB),
+        (ShapeKey(3, 1), ShapeKey(3, 1)),
+        given,
+        {"token": token, "recent": RECENT.copy(), **kept},
+        {},
+        folder,
+        parts=ROW_PARTS,
+        stand_ins={
+            "sample_part": find_largest,
+            "stream_out": nothing,
+            "store_request_state": nothing,
+        },
+        launches_of=behind,
+        first_event=first_event,
+    )
+    assert token[0] == of_row
+    for name, values in kept.items():
+        assert np.array_equal(values, want[name]), name
 
 
 def record(**fields: Any) -> np.void:

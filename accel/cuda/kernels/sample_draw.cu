@@ -1,7 +1,11 @@
 // Rows sampled at a temperature, second launch: see sample_row.h. A block has a part of the vocabulary of
-// one row; ids and weights of SAMPLE are room for the row's list.
+// one row; ids and weights of SAMPLE are room for the row's list. RING_AT, if not -1: it is the last launch of
+// a step of one row, whose event and slot it leaves, too; packets of what does that are behind SAMPLE's.
 
 #include "sample_row.h"
+#if RING_AT >= 0
+#include "row_end.h"
+#endif
 
 #define LISTED_NEAR 4096u  // of the list in shared memory
 #define INSIDE 0x80000000u    // of a listed token's id: between the first and the last bin
@@ -123,6 +127,20 @@ struct LIST {
     }
 };
 
+// The row's token is known.
+DEVICE void end_row(const LAUNCH &launch, const SAMPLED &row, int token) {
+    *row.token = token;
+#if RING_AT >= 0
+    const LAUNCH first = {launch.scratch, launch.inputs, launch.packets, 0u};
+    const unsigned number = U32_AT((ADDRESS)operand_at(first, OUTPUT_ROWS_AT), 0);
+    ROW_END last;
+    last.open(ROW((ADDRESS)operand_at(first, QUERY_AT), number, stride_at(first, QUERY_AT)),
+              (ADDRESS)operand_at(first, STEP_AT));
+    last.store((ADDRESS)operand_at(first, SLOTS_AT), stride_at(first, SLOTS_AT),
+               (ADDRESS)operand_at(first, RING_AT), RING_EVENTS, (unsigned)token);
+#endif
+}
+
 DEVICE PREFIX_END shorter(const PREFIX_END &a, const PREFIX_END &b) {
     if (a.key != b.key) return a.key > b.key ? a : b;
     return {a.key, min(a.last_id, b.last_id)};
@@ -196,7 +214,8 @@ DEVICE void draw_part(const SAMPLED &row, const LIST &list, const PREFIX_END &en
 }
 
 // The token of a part at which the weight of what is kept, by rising id, passes the target.
-DEVICE void walk_part(const SAMPLED &row, const BOUNDS &bounds, const PREFIX_END &end, DRAWN &drawn) {
+DEVICE void walk_part(const LAUNCH &launch, const SAMPLED &row, const BOUNDS &bounds,
+                      const PREFIX_END &end, DRAWN &drawn) {
     const unsigned begin = drawn.part * row.part_size(), stop = row.part_end(drawn.part);
     const unsigned each = (row.part_size() + THREADS - 1) / THREADS;
     const unsigned first = min(begin + threadIdx.x * each, stop), last = min(first + each, stop);
@@ -212,10 +231,9 @@ DEVICE void walk_part(const SAMPLED &row, const BOUNDS &bounds, const PREFIX_END
     for (unsigned id = first; id < last; id++) mine.weight += kept(id);
     U64 passed = sums_before(mine, drawn.room, all).weight;
     if (drawn.target < passed || drawn.target >= passed + mine.weight) return;
-    for (unsigned id = first; id < last && passed <= drawn.target; id++) {
-        passed += kept(id);
-        *row.token = id;
-    }
+    unsigned id = first;
+    while ((passed += kept(id)) <= drawn.target) id++;
+    end_row(launch, row, id);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -230,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const SAMPLED row = open_row(launch, op, blockIdx.y, workspace, (unsigned *)shared);
     if (!row.is_drawn()) {
         if (blockIdx.x == 0 && threadIdx.x == 0)
-            *row.token = row.is_sound() ? row.best.id : NO_TOKEN;
+            end_row(launch, row, row.is_sound() ? row.best.id : NO_TOKEN);
         return;
     }
     ROW_STATE *state = row.state;
@@ -267,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     list.fill();
     const PREFIX_END kept = end_of_kept(row, list, bounds);
     draw_part(row, list, kept, drawn);
-    walk_part(row, bounds, kept, drawn);
+    walk_part(launch, row, bounds, kept, drawn);
     if (threadIdx.x < PARTS) state->above[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         state->bounds = BOUNDS{};

@@ -6,6 +6,7 @@
 #ifndef STEP_END_H
 #define STEP_END_H
 
+#include "row_end.h"
 #include "step_table.h"
 
 GROUP_MEMORY(1)
@@ -16,7 +17,7 @@ GROUP_MEMORY(1)
 // What is known of the row before its token is.
 struct ENDED_ROW {
     bool exists, drawn;
-    unsigned slot, position, event;
+    ROW_END last;
 
     __device__ __forceinline__ void open(const END_PHASE &phase, const STEP_MEMORY &step,
                                          unsigned rows) {
@@ -26,8 +27,7 @@ struct ENDED_ROW {
         const unsigned row = U32_AT((ADDRESS)step.at(phase.output_rows), 0);
         const ADDRESS query = ROW((ADDRESS)step.at(phase.query), row, phase.query_stride);
         drawn = F32_AT(how, SAMPLING_TEMPERATURE) > 0.0f;
-        slot = U32_AT(query, QUERY_SLOT), position = U32_AT(query, QUERY_POSITION) + 1;
-        event = U32_AT((ADDRESS)step.at(phase.step), STEP_FIRST_EVENT);
+        last.open(query, (ADDRESS)step.at(phase.step));
     }
     __device__ __forceinline__ void end(const END_PHASE &phase, const STEP_MEMORY &step,
                                         U64 best) const {
@@ -39,15 +39,8 @@ struct ENDED_ROW {
             store_best((ADDRESS)step.at(phase.best), 0, best_record(value, (int)token, !broken));
             return;
         }
-        const ADDRESS state = ROW((ADDRESS)step.at(phase.slots), slot, phase.slots_stride);
-        U32_AT(state, SLOT_POSITION) = position;
-        U32_AT(state, SLOT_LAST_TOKEN) = token;
-        const ADDRESS ring = (ADDRESS)step.at(phase.ring);
-        const ADDRESS entry = ROW(ring, event % phase.ring_events, EVENT_WORDS);
-        U32_AT(entry, EVENT_SEQUENCE) = event;
-        U32_AT(entry, EVENT_SLOT) = slot;
-        U32_AT(entry, EVENT_TOKEN) = token;
-        U32_AT(entry, EVENT_POSITION) = position;
+        last.store((ADDRESS)step.at(phase.slots), phase.slots_stride, (ADDRESS)step.at(phase.ring),
+                   phase.ring_events, token);
     }
 };
 
