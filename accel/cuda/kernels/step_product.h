@@ -82,24 +82,16 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
     };
     rows.source.picked = (const unsigned *)step.at(phase.picked);
 #if WHOLE_ROWS
-    AWAITED_ROW<S::warps, NORM_UNITS, HELD_UNITS, S::short_rows> quantizer(memory.x, rows,
-                                                                           phase.norm != 0);
+    AWAITED_ROW<S::warps, NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows, phase.norm != 0);
 #else
     ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
         memory.x, rows, phase.norm != 0);
 #endif
     quantizer.load_weights();
+    quantizer.run(memory.squares);
     const PHASE_OUTPUTS outputs = {phase, step, tokens};
     // Chunks that were asked for have to be taken in a step without rows, too.
-    const int taken = max(tokens, 1);
-    NEXT_CHUNK<S> next(list);
-#if WHOLE_ROWS
-    quantizer.run(memory.squares,
-                  [&]() { next.begin(work, ring, list, memory, taken, outputs); });
-#else
-    quantizer.run(memory.squares);
-#endif
-    stream_product<S>(work, ring, list, memory, taken, next, outputs);
+    stream_product<S>(work, ring, list, memory, max(tokens, 1), outputs);
 }
 
 #endif

@@ -165,6 +165,5 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     PRECEDING_DONE;
     take_rows<WARPS>(memory.x, rows);
 #endif
-    NEXT_CHUNK<PRODUCT_SHAPE> next(list);
-    stream_product<PRODUCT_SHAPE>(work, ring, list, memory, own, next, outputs);
+    stream_product<PRODUCT_SHAPE>(work, ring, list, memory, own, outputs);
 }

@@ -209,60 +209,13 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
     __syncwarp();
 }
 
-// A warp's next chunk as far as it needs no activations: where it is, what was read ahead of the fold of its
-// tile, which share of that the warp has, and nibbles, which of a quick chunk are read while the one before it
-// is still being summed up.
-template <class S> struct NEXT_CHUNK {
-    LISTED_CHUNK at;
-    unsigned local, ahead, share;
-    CHUNK_NIBBLES nibbles;
-
-    __device__ __forceinline__ NEXT_CHUNK(const CHUNK_LIST<S> &list)
-        : at(list.at(0)), local(list.local_at(0)), ahead(0), share(0) {}
-    template <class RING_OF>
-    __device__ __forceinline__ void read(const RING_OF &ring, const STREAM_MEMORY<S> &memory,
-                                         unsigned warp, int lane) {
-        nibbles.load(ring.await(memory, warp), S::formats::unit_bytes(at.format()), lane);
-    }
-    // It is chunk number `i` of the warp.
-    template <class OUTPUT>
-    __device__ __forceinline__ void look(const typename S::WORK &work, const FOLDERS<S> &folders,
-                                         unsigned warp, unsigned i, int tokens, int lane,
-                                         const OUTPUT &output) {
-        ahead = share = 0;
-        if (!at.folds()) return;
-        const typename S::PLACE_OF place(work, local, 0);
-        if (S::most_tokens > 1)
-            share = folders.share(work, local, (warp + i * S::warps) % work.steps);
-        const int item = share * folders.lanes + lane % folders.lanes;
-        if (S::most_tokens == 1)
-            ahead = output.ahead(place.matrix, place.in_matrix, lane % UNIT_ROWS, 0);
-        else if (item < UNIT_ROWS * tokens)
-            ahead = output.ahead(place.matrix, place.in_matrix, item % UNIT_ROWS,
-                                 item / UNIT_ROWS);
-    }
-    // Of the first one, where rows are short, everything.
-    template <class RING_OF, class OUTPUT>
-    __device__ __forceinline__ void begin(const typename S::WORK &work, RING_OF &ring,
-                                          const CHUNK_LIST<S> &list,
-                                          const STREAM_MEMORY<S> &memory, int tokens,
-                                          const OUTPUT &output) {
-        const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-        if (!list.count) return;
-        look(work, FOLDERS<S>(work), warp, 0, tokens, lane, output);
-        ring.prepare(warp);
-        if constexpr (S::quick) read(ring, memory, warp, lane);
-    }
-};
-
 // Whole product of a block, for `tokens` tokens; `list` has the warp's chunks. output(matrix, tile,
 // row, token, value, other, added) is called once for every row of a tile and token; `other` is the
 // second matrix' where paired, and `added` what output.added(ahead, matrix, tile, row, token) was before
 // the values were there, with `ahead` what output.ahead(matrix, tile, row, token) read without waiting.
 template <class S, class RING_OF, class OUTPUT>
 DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LIST<S> &list,
-                           const STREAM_MEMORY<S> &memory, int tokens, NEXT_CHUNK<S> &next,
-                           const OUTPUT &output) {
+                           const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output) {
     typedef typename S::formats FORMATS_OF;
     const int lane = threadIdx.x % WARP_LANES;
     const unsigned warp = threadIdx.x / WARP_LANES;
@@ -273,43 +226,56 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
     held.first = ~0u;
     const FOLDERS<S> folders(work);
     TILE_TO_FOLD mine = {};
-    LISTED_CHUNK now = {};
-    unsigned tile = 0, i = 0;
+    LISTED_CHUNK at = list.at(0), now = {};
+    unsigned local = list.local_at(0), tile = 0, ahead = 0, share = 0, i = 0;
+    // Nibbles of a quick chunk are read while the one before it is still being summed up.
+    CHUNK_NIBBLES nibbles;
     if (S::quick && list.count) {
-        held.take(memory.x, next.at.unit(), work.units, lane);
-        if (!S::short_rows) next.read(ring, memory, warp, lane);
+        held.take(memory.x, at.unit(), work.units, lane);
+        nibbles.load(ring.await(memory, warp), FORMATS_OF::unit_bytes(at.format()), lane);
     }
 #pragma unroll 1
     while (true) {
         // What happens seldom is here, so that the text of the loop below is short and in one piece.
-        if (now.folds()) mine = {tile, next.share, next.ahead, true, tile + places < work.own};
+        if (now.folds()) mine = {tile, share, ahead, true, tile + places < work.own};
         const bool more = i < list.count;
         // What nobody waits for is folded behind the last chunk.
-        if (mine.exists && (!more || next.at.folds() ||
-                            (crowded && is_time<S>(folders, mine, memory, next.local)))) {
+        if (mine.exists && (!more || at.folds() ||
+                            (crowded && is_time<S>(folders, mine, memory, local)))) {
             fold_tile<S>(work, folders, mine, memory, tokens, lane, output);
             mine.exists = false;
         }
         if (!more) break;
-        if (!S::short_rows || i) {
-            next.look(work, folders, warp, i, tokens, lane, output);
-            if ((i + 1) % WARP_LANES == 0) list.look(work, memory, warp, i + 1);
-            ring.prepare(warp);
+        ahead = share = 0;
+        if (at.folds()) {
+            const typename S::PLACE_OF place(work, local, 0);
+            if (S::most_tokens > 1)
+                share = folders.share(work, local, (warp + i * S::warps) % work.steps);
+            const int item = share * folders.lanes + lane % folders.lanes;
+            if (S::most_tokens == 1)
+                ahead = output.ahead(place.matrix, place.in_matrix, lane % UNIT_ROWS, 0);
+            else if (item < UNIT_ROWS * tokens)
+                ahead = output.ahead(place.matrix, place.in_matrix, item % UNIT_ROWS,
+                                     item / UNIT_ROWS);
         }
+        if ((i + 1) % WARP_LANES == 0) list.look(work, memory, warp, i + 1);
+        ring.prepare(warp);
         bool seldom;
 #pragma unroll 1
         do {
             i++;
-            now = next.at, tile = next.local;
-            next.at = list.at(i), next.local = list.local_at(i);
+            now = at, tile = local;
+            at = list.at(i), local = list.local_at(i);
             const VALUES<S> values(work, memory, tile, now.place());
             if constexpr (S::quick) {
                 CHUNK_SUMS sums;
-                multiply_by_format<FORMATS_OF>(now.format(), ring.chunk(memory, warp),
-                                               next.nibbles, held.unit, lane, sums);
+                multiply_by_format<FORMATS_OF>(now.format(), ring.chunk(memory, warp), nibbles,
+                                               held.unit, lane, sums);
                 __syncwarp();
                 ring.refill(memory, warp);
-                if (i < list.count) next.read(ring, memory, warp, lane);
+                if (i < list.count)
+                    nibbles.load(ring.await(memory, warp), FORMATS_OF::unit_bytes(at.format()),
+                                 lane);
                 const float value = value_by_format<FORMATS_OF>(now.format(), sums, held.unit, lane);
                 if (crowded)
                     while (now_at(memory.folds_of(tile)) !=
@@ -317,7 +283,7 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
                         spin_pause();
                 store_value<S>(value, now.units(), lane, values.of);
                 __syncwarp();
-                if (i < list.count) held.take(memory.x, next.at.unit(), work.units, lane);
+                if (i < list.count) held.take(memory.x, at.unit(), work.units, lane);
             } else {
                 held.take(memory.x, now.unit(), work.units, lane);
                 const unsigned char *chunk = ring.await(memory, warp);
@@ -332,7 +298,7 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
                 ring.refill(memory, warp);
             }
             if (lane == 0 && !values.away) arrive(memory.arrived + now.slot());
-            seldom = i >= list.count || now.folds() || next.at.folds() || crowded ||
+            seldom = i >= list.count || now.folds() || at.folds() || crowded ||
                      (i + 1) % WARP_LANES == 0 || ring.list.is_spent();
         } while (!seldom);
     }
