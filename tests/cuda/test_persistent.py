@@ -53,6 +53,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"architecture": "gemma3", **SMALL, "layers": 2, "gemma": {"window": 3, "period": 2}},
     "qwen3moe": {"architecture": "qwen3moe", **SMALL, "layers": 2, "experts": EXPERTS},
     "qwen35": {"architecture": "qwen35", **SMALL, "layers": 2, "recurrent": RECURRENT},
+    "wide": {"architecture": "qwen3", **SMALL, "hidden": 2304, "layers": 2},
     "mixed": {"architecture": "qwen3", **SMALL, "hidden": 256, "feed_forward": 768, "layers": 2},
     "super": {
         "architecture": "qwen3", **SMALL, "heads": 4, "hidden": 1280, "feed_forward": 2816,
@@ -353,9 +354,10 @@ def test_the_variable_says_where_launches_are_put_together(folder: Path) -> None
 @pytest.mark.parametrize(
     ("name", "key", "capability", "together"),
     [
-        ("qwen3", ShapeKey(1, 1), (9, 0), True),
-        ("qwen3", ShapeKey(1, 1), (8, 0), False),
-        ("qwen3", ShapeKey(4, 4), (9, 0), False),
+        ("wide", ShapeKey(1, 1), (9, 0), True),
+        ("wide", ShapeKey(1, 1), (8, 0), False),
+        ("wide", ShapeKey(4, 4), (9, 0), False),
+        ("qwen3", ShapeKey(1, 1), (9, 0), False),
         ("qwen3moe", ShapeKey(1, 1), (9, 0), False),
     ],
     ids=str,
@@ -363,7 +365,7 @@ def test_the_variable_says_where_launches_are_put_together(folder: Path) -> None
 def test_launches_are_put_together_where_that_is_faster(
     name: str, key: ShapeKey, capability: tuple[int, int], together: bool, folder: Path
 ) -> None:
-    """All of a step of one token; never where nothing is to be."""
+    """All of a step of one token, but of short rows; never where nothing is to be."""
     model = recorded(name, folder, key)
     step = lower_graph(model.graph, key, 64, "cuda")
     device = replace(DEVICE, capability=capability)

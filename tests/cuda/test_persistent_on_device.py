@@ -106,8 +106,8 @@ def test_a_step_that_waits_forever_leaves_the_device(
     with monkeypatch.context() as patch:
         patch.setattr(StepTable, "bound", broken)
         patch.setattr(tier_module, "DEFAULT_TIMEOUT_SECONDS", 2.0)
-        runner = ModelRunner(model, open_tier("auto"), limits)
+        runner = ModelRunner(model, open_tier("8x3"), limits)
         with pytest.raises(DeviceLost, match="did not end"):
             runner.step(one_token())
     expected = generate(model, CpuTier(), REQUESTS[:1], I12)
-    assert_same(expected, generate(model, open_tier("auto"), REQUESTS[:1], I12))
+    assert_same(expected, generate(model, open_tier("8x3"), REQUESTS[:1], I12))
