@@ -82,8 +82,8 @@ class StepChoice:
 
 NEVER = StepChoice()
 FASTEST = StepChoice(BLOCKS, 1, 10, (9, 0), 9)
-"""Where it has been measured to be faster: not with four tokens, nor between launches of others, nor
-where a warp has a single unit of a row to normalize. Of 4 units (0.6B) the graph is as fast at
+"""Where it has been measured to be faster: not with four tokens, nor between launches of others,
+nor where a warp has a single unit of a row to normalize. Of 4 units (0.6B) the graph is as fast at
 context 5 and 8 % faster at 512; of 16 (8B) one launch is 5 % faster at 5."""
 
 
