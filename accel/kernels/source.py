@@ -16,7 +16,19 @@ from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
 from accel.packets.step import PRODUCTS, Op
 from contract.arithmetic import SEGMENT
-from contract.dtypes import I12, KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
+from contract.dtypes import (
+    I12,
+    IQ4_XS,
+    KV_DTYPES,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    WEIGHT_DTYPES,
+    DType,
+    StorageClass,
+)
 
 GROUP_SIZE = 128
 """Items of a work-group, but where ``Module.group_size`` says otherwise."""
@@ -55,6 +67,8 @@ BESIDE_STEPS = MappingProxyType(
 ALL_OPS = MappingProxyType({**TABLE, **FUSED, **BESIDE_STEPS})
 
 QUANTIZED = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
+SUPER_BLOCKS = (Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS)
+"""Formats whose integers times the scales of their sub-blocks are integers."""
 STORED = {
     "arrange": QUANTIZED,
     "embed": WEIGHT_DTYPES,
@@ -63,6 +77,8 @@ STORED = {
     "norm_row": QUANTIZED,
     "gate_row": QUANTIZED,
     "matmul_tiles": QUANTIZED,
+    "expand_weight": SUPER_BLOCKS,
+    "matmul_planes": SUPER_BLOCKS,
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
@@ -82,6 +98,10 @@ REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row")
 
 MATRIX_OPS = ("matmul_tiles",)
 """Ops whose kernels are worth their while where a device has matrix units."""
+
+PLANE_PRODUCT = "matmul_planes"
+PLANE_OPS = ("expand_weight", "expand_tokens", PLANE_PRODUCT)
+"""Ops of products from planes of bytes, for matrix units of Vulkan alone."""
 
 GLSL_FIRST_LINES = """\
 #version 460
@@ -132,7 +152,7 @@ class Module:
         """Items of its work-groups."""
         if self.op in MATRIX_OPS:
             return TILES_GROUP_SIZE
-        if self.op in SEGMENT_OPS:
+        if self.op in (*SEGMENT_OPS, *PLANE_OPS):
             return SEGMENT
         quantized = self.dtype is not None and self.dtype.storage is not StorageClass.FLOAT
         return PRODUCT_GROUP_SIZE if self.op in PRODUCTS and quantized else GROUP_SIZE
@@ -151,7 +171,7 @@ def module_of(op: Op) -> Module:
 def modules(repeating: bool = True) -> tuple[Module, ...]:
     """Every module there is, by op and storage type, but for those of matrix units; ``repeating``
     False leaves out REPEATING_OPS."""
-    left_out = MATRIX_OPS if repeating else (*MATRIX_OPS, *REPEATING_OPS)
+    left_out = (*MATRIX_OPS, *PLANE_OPS, *(() if repeating else REPEATING_OPS))
     names = (name for name in ALL_OPS if name not in left_out)
     return tuple(Module(name, dtype) for name in names for dtype in STORED.get(name, (None,)))
 
@@ -159,6 +179,11 @@ def modules(repeating: bool = True) -> tuple[Module, ...]:
 def matrix_modules() -> tuple[Module, ...]:
     """Those made for matrix units. Where there are none they are right, too, but slow."""
     return tuple(Module(name, dtype) for name in MATRIX_OPS for dtype in STORED[name])
+
+
+def plane_modules() -> tuple[Module, ...]:
+    """Those of products from planes of bytes."""
+    return tuple(Module(name, dtype) for name in PLANE_OPS for dtype in STORED.get(name, (None,)))
 
 
 def module_source(

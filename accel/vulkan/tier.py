@@ -20,6 +20,7 @@ from accel.packets.fused import fuse
 from accel.packets.layouts import planes_bytes
 from accel.packets.mirrors import exchange_as
 from accel.packets.places import grown
+from accel.packets.planes import with_planes
 from accel.packets.repeated import repeat_small
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_levels
@@ -283,7 +284,9 @@ class VulkanTier(Closing):
         return buffer.allocation
 
     def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = repeat_small(fuse(lower_graph(graph, form, PARTS, TIER), self.traits.matrix))
+        matrices = self.traits.matrix
+        step = repeat_small(fuse(lower_graph(graph, form, PARTS, TIER), matrices))
+        step = with_planes(step) if matrices else step
         return step, schedule_levels(step)
 
     def _recorded(

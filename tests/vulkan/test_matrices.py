@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accel.kernels.source import Language, Module, Traits, module_source
+from accel.kernels.source import PLANE_OPS, Language, Module, Traits, module_source
 from accel.vulkan import program as program_module
 from accel.vulkan.api import Vulkan
 from accel.vulkan.build import Build, compiled, kernel_file
@@ -103,7 +103,7 @@ def with_units(monkeypatch: pytest.MonkeyPatch, spoil: tuple[str, str] = ("", ""
     def kernel_of(name: str) -> KernelHeader:
         if not name.endswith(".matrix"):
             return real(name)
-        module = Module("matmul_tiles", FORMAT)
+        module = Module(name.partition(".")[0], FORMAT)
         assert name == f"{module}.matrix"
         if name not in made:
             text = module_source(Language.VULKAN, module, Traits(dot=True)).replace(*spoil)
@@ -146,14 +146,31 @@ MANY = [
 ]
 
 
-def test_steps_of_many_tokens_are_multiplied_in_tiles(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the whole tier: lowered, fused, launched, equal to the definition."""
-    with_units(monkeypatch)
-    tier = open_vulkan(traits=Traits(dot=True, matrix=True))
+def check_many(tier: VulkanTier) -> set[str]:
+    """Names of the kernels that multiply MANY, of the whole tier: lowered, fused, launched, equal
+    to the definition."""
     for case in MANY:
         problems = compare(tier, case)
         assert not problems, f"{case}: {problems}"
-    modules = {module.op for module, _ in tier._runtime.program._pipelines}
+    return {module.op for module, _ in tier._runtime.program._pipelines}
+
+
+def test_steps_of_many_tokens_are_multiplied_in_tiles(
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_units(monkeypatch)
+    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert "matmul_tiles" in modules
+    assert not {*PLANE_OPS} & modules
+
+
+def test_steps_of_very_many_are_multiplied_from_planes(
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_units(monkeypatch)
+    monkeypatch.setattr("accel.packets.planes.FORMATS", (FORMAT,))
+    monkeypatch.setattr("accel.packets.planes.PLANES_FROM", 17)
+    monkeypatch.setattr("accel.packets.planes.LEAST_ROWS", 1)
+    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
+    assert {*PLANE_OPS} <= modules
+    assert "matmul_tiles" not in modules
