@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.source import ALL_OPS
+from accel.kernels.source import ALL_OPS, PLANE_PRODUCT, STORED, Module
 from accel.packets.device_op import pieces
 from accel.packets.fused import GROUP_ROWS, GROUP_TOKENS
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
 from accel.packets.packet import ABSENT, PACKET
-from accel.packets.planes import plane_bytes
+from accel.packets.planes import plane_bytes, product_format
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 
 KERNELS = ("matmul", "matmul_tiles")
@@ -48,6 +48,12 @@ class Product:
     dtype: DType
     operands: Mapping[str, Bytes]
     strides: Mapping[str, int]
+
+    def module(self, op: str) -> Module:
+        """What executes ``op`` of KERNELS or PLANE_CALLS."""
+        if op == PLANE_PRODUCT:
+            return Module(op, product_format(self.dtype))
+        return Module(op, self.dtype if op in STORED else None)
 
     def packet(self, op: str, addresses: Mapping[str, int]) -> NDArray[np.void]:
         """PACKET[1] that has ``op`` compute it."""

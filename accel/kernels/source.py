@@ -14,21 +14,10 @@ from accel.packets.device_op import DeviceOp, DeviceOperand, pieces
 from accel.packets.fused import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
+from accel.packets.planes import PRODUCT_FORMATS, SUPER_BLOCKS
 from accel.packets.step import PRODUCTS, Op
 from contract.arithmetic import SEGMENT
-from contract.dtypes import (
-    I12,
-    IQ4_XS,
-    KV_DTYPES,
-    Q2_K,
-    Q3_K,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-    WEIGHT_DTYPES,
-    DType,
-    StorageClass,
-)
+from contract.dtypes import I12, KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
 GROUP_SIZE = 128
 """Items of a work-group, but where ``Module.group_size`` says otherwise."""
@@ -67,8 +56,6 @@ BESIDE_STEPS = MappingProxyType(
 ALL_OPS = MappingProxyType({**TABLE, **FUSED, **BESIDE_STEPS})
 
 QUANTIZED = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
-SUPER_BLOCKS = (Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS)
-"""Formats whose integers times the scales of their sub-blocks are integers."""
 STORED = {
     "arrange": QUANTIZED,
     "embed": WEIGHT_DTYPES,
@@ -78,7 +65,7 @@ STORED = {
     "gate_row": QUANTIZED,
     "matmul_tiles": QUANTIZED,
     "expand_weight": SUPER_BLOCKS,
-    "matmul_planes": SUPER_BLOCKS,
+    "matmul_planes": PRODUCT_FORMATS,
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,

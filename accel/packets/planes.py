@@ -13,8 +13,13 @@ from accel.packets.device_op import pieces
 from accel.packets.fused import FUSED, operands_of
 from accel.packets.layouts import UNIT_COLUMNS
 from accel.packets.step import Count, Op, Per, Step, Tensor
-from contract.dtypes import Q2_K, Q3_K, Q6_K
+from contract.dtypes import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, DType
 
+SUPER_BLOCKS = (Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS)
+"""Formats whose integers times the scales of their sub-blocks are below 2^13: those with planes."""
+WITH_MINIMA = (Q2_K, Q4_K, Q5_K)
+PRODUCT_FORMATS = (Q4_K, Q6_K)
+"""Of the kernels that multiply planes: with minima and without."""
 FORMATS = (Q2_K, Q3_K, Q6_K)
 """Super-blocks whose halves of a block have scales of their own, for which tiles multiply zeros."""
 PLANES_FROM = 256
@@ -31,6 +36,11 @@ def plane_bytes(rows: int, columns: int) -> int:
     """Bytes of a matrix of so many rows or tokens. A step is loaded behind the last one."""
     units, padded = pieces(columns, UNIT_COLUMNS), pieces(rows, GROUP_ROWS) * GROUP_ROWS
     return padded * (UNIT_BYTES * units + STEP_BYTES)
+
+
+def product_format(dtype: DType) -> DType:
+    """The one of PRODUCT_FORMATS whose kernel multiplies planes of ``dtype``."""
+    return Q4_K if dtype in WITH_MINIMA else Q6_K
 
 
 @dataclass(slots=True)
@@ -56,6 +66,7 @@ class _Expanding:
 
     def product(self, op: Op) -> None:
         """A product, its operands expanded."""
+        assert op.dtype is not None
         tensors, sizes = operands_of(op), op.most_sizes()
         rows, columns = sizes["rows"], sizes["columns"]
         y, x = tensors["y"], tensors["x"]
@@ -82,7 +93,7 @@ class _Expanding:
         found = tensors | {"x": self.expanded[x], "weight": weight}
         names = [operand.name for operand in FUSED["matmul_planes"].operands]
         made = _made(op, "matmul_planes", tuple(found[n] for n in names), (rows, columns))
-        self.add(replace(made, dtype=op.dtype))
+        self.add(replace(made, dtype=product_format(op.dtype)))
 
 
 def _made(like: Op, name: str, operands: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Op:

@@ -16,7 +16,8 @@ from accel.kernels.products import (
     Product,
     product_of,
 )
-from accel.kernels.source import ALL_OPS, STORED, SUPER_BLOCKS, Module
+from accel.kernels.source import ALL_OPS
+from accel.packets.planes import SUPER_BLOCKS
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue
@@ -39,7 +40,7 @@ def _agrees(queue: Queue, memory: Memory, program: Program, product: Product) ->
     addresses = {name: place.address for name, place in held.items()}
 
     def launch(name: str, operands: dict[str, int]) -> None:
-        pipeline = program.pipeline(Module(name, product.dtype if name in STORED else None))
+        pipeline = program.pipeline(product.module(name))
         packet = product.packet(name, operands)
         launch_packet(queue, memory, program, ALL_OPS[name], pipeline, packet, GROUPS)
 

@@ -19,7 +19,8 @@ from accel.kernels.products import (
     Product,
     product_of,
 )
-from accel.kernels.source import STORED, SUPER_BLOCKS, Language, Module, module_source
+from accel.kernels.source import Language, module_source
+from accel.packets.planes import SUPER_BLOCKS
 from contract.dtypes import Q4_K, DType
 from tests.kernels.metal_modules import compiled
 from tests.kernels.test_tiles import Float32, result
@@ -36,7 +37,7 @@ def expanded(product: Product, folder: Path, texts: Texts | None = None) -> Floa
     places |= {name: np.full(nbytes, 77, np.uint8) for name, nbytes in PLANES.items()}
     product = Product(product.dtype, {}, dict(product.strides) | {"bias": 0, "residual": ROWS})
     for op, operands in PLANE_CALLS:
-        module = Module(op, product.dtype if op in STORED else None)
+        module = product.module(op)
         text = module_source(Language.METAL, module)
         if texts is not None and op in texts:
             assert texts[op][0] in text
