@@ -22,10 +22,13 @@ PRODUCT_FORMATS = (Q4_K, Q6_K)
 """Of the kernels that multiply planes: with minima and without."""
 FORMATS = (Q2_K, Q3_K, Q6_K)
 """Super-blocks whose halves of a block have scales of their own, for which tiles multiply zeros."""
-PLANES_FROM = 256
-"""Tokens a step has at most from which on an expansion is worth its while."""
+PLANES_FROM = 512
+"""Tokens a step has at most from which on an expansion is worth its while: with fewer a matrix of
+LEAST_ROWS and more columns leaves most multiprocessors idle."""
+MOST_BYTES = 1 << 29
+"""Of a matrix in planes, which is step-local memory."""
 LEAST_ROWS = 2048
-"""Of a matrix: groups of fewer would leave most multiprocessors idle."""
+"""Of a matrix."""
 GROUP_ROWS = 128
 """Rows and tokens of a group of ``accel/kernels/matmul_planes.k``."""
 STEP_BYTES, UNIT_BYTES = 128, 6 * 128 + 48
@@ -115,5 +118,9 @@ def with_planes(step: Step) -> Step:
 def _is_worth_it(op: Op) -> bool:
     if op.name != "matmul_tiles" or op.dtype not in FORMATS or op.count.most < PLANES_FROM:
         return False
-    tensors = operands_of(op)
-    return op.most_sizes()["rows"] >= LEAST_ROWS and tensors["y"] != tensors["residual"]
+    tensors, sizes = operands_of(op), op.most_sizes()
+    return (
+        sizes["rows"] >= LEAST_ROWS
+        and plane_bytes(sizes["rows"], sizes["columns"]) <= MOST_BYTES
+        and tensors["y"] != tensors["residual"]
+    )
