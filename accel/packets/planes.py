@@ -25,6 +25,9 @@ FORMATS = (Q2_K, Q3_K, Q6_K)
 PLANES_FROM = 512
 """Tokens a step has at most from which on an expansion is worth its while: with fewer a matrix of
 LEAST_ROWS and more columns leaves most multiprocessors idle."""
+TILED = 256
+"""Tokens up to which steps are a form of their own, in tiles: a matrix is expanded whatever their
+number is."""
 MOST_BYTES = 1 << 29
 """Of a matrix in planes, which is step-local memory."""
 LEAST_ROWS = 2048

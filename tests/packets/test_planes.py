@@ -69,7 +69,7 @@ def test_new_integers_in_the_same_place_are_expanded_again() -> None:
 
 
 def test_others_are_multiplied_in_tiles() -> None:
-    """Few tokens, few or very many rows, scales a block, a result that lies where the residual does."""
+    """Few tokens, few or very many rows, scales a block, a result where the residual lies."""
     for other in (
         product("y", most=PLANES_FROM - 1),
         product("y", rows=LEAST_ROWS - 1),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from accel.kernels.source import PLANE_OPS, Language, Module, Traits, module_source
+from accel.packets.planes import PLANES_FROM, TILED
 from accel.vulkan import program as program_module
 from accel.vulkan.api import Vulkan
 from accel.vulkan.build import Build, compiled, kernel_file
@@ -19,6 +20,7 @@ from accel.vulkan.tier import VulkanTier
 from contract.dtypes import Q4_K
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
 from harness.parity import all_cases, compare
 from tests.vulkan.conftest import Library, OpenTier
 
@@ -174,3 +176,12 @@ def test_steps_of_very_many_are_multiplied_from_planes(
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert {*PLANE_OPS} <= modules
     assert "matmul_tiles" not in modules
+
+
+def test_steps_up_to_256_tokens_are_not_expanded(open_vulkan: OpenTier) -> None:
+    """They have a form of their own, where there are matrix units."""
+    largest = ShapeKey(PLANES_FROM, 4)
+    units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
+    assert ShapeKey(TILED, 4) in units.forms(largest)
+    assert ShapeKey(TILED, 4) not in dots.forms(largest)
+    assert ShapeKey(TILED, 4) not in units.forms(ShapeKey(PLANES_FROM - 1, 4))
