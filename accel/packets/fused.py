@@ -24,7 +24,9 @@ TILES_FROM = 16
 """Tokens a step has at most from which on its products are worth tiles."""
 NORMED_SEGMENTS = 8
 """Segments a group of ``accel/kernels/rms_norm_quantize.k`` quantizes at a time."""
-MOST_HEAD_DIM = 1024
+VECTOR_COLUMNS = 4
+"""Elements that kernels load together."""
+MOST_HEAD_DIM = 512
 """Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
 ROW_QUERIES = 4
 """Queries a group of ``accel/kernels/row_attention.k`` takes at most."""
@@ -221,6 +223,11 @@ def _integers(quantize: Op) -> dict[str, Tensor | None]:
     return {name: tensors[name] for name in ("m", "scale", "sums")}
 
 
+def _has_vectors(tensor: Tensor | None) -> bool:
+    """Whether all its rows begin at whole vectors."""
+    return tensor is not None and not (tensor.start | tensor.stride) % VECTOR_COLUMNS
+
+
 def _norm(rest: _Ops) -> Fused | None:
     ops = rest.named("rms_norm", "quantize_activation")
     if ops is None:
@@ -241,7 +248,8 @@ def _swiglu(rest: _Ops) -> Fused | None:
     if ops is None:
         return None
     gated, quantize = (operands_of(op) for op in ops)
-    if not rest.between(gated["y"], quantize["x"]):
+    vectors = all(_has_vectors(gated[name]) for name in ("gate", "up"))
+    if not vectors or not rest.between(gated["y"], quantize["x"]):
         return None
     tensors = {"gate": gated["gate"], "up": gated["up"], **_integers(ops[1])}
     sizes = ops[0].most_sizes()
