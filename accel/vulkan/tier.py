@@ -283,7 +283,9 @@ class VulkanTier(Closing):
         return buffer.allocation
 
     def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = repeat_small(fuse(lower_graph(graph, form, PARTS, TIER), self.traits.matrix))
+        lowered = lower_graph(graph, form, PARTS, TIER)
+        matrix = self.traits.matrix
+        step = repeat_small(fuse(lowered, matrix, attention=matrix))
         return step, schedule_levels(step)
 
     def _recorded(
