@@ -69,6 +69,7 @@ STORED = {
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
+    "flash_attn_tiles": (I12,),
     "head_rows": KV_DTYPES,
     "flash_attn_row": (I12,),
     "flash_attn_row_wide": (I12,),
@@ -83,7 +84,9 @@ positions."""
 REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row")
 """Ops of ``packets/repeated.py``, which not every tier of these kernels has."""
 
-MATRIX_OPS = ("matmul_tiles",)
+ATTENTION_TILES = "flash_attn_tiles"
+"""What not every tier with matrix units has."""
+MATRIX_OPS = ("matmul_tiles", ATTENTION_TILES)
 """Ops whose kernels are worth their while where a device has matrix units."""
 
 PLANE_PRODUCT = "matmul_planes"
@@ -163,9 +166,11 @@ def modules(repeating: bool = True) -> tuple[Module, ...]:
     return tuple(Module(name, dtype) for name in names for dtype in STORED.get(name, (None,)))
 
 
-def matrix_modules() -> tuple[Module, ...]:
-    """Those made for matrix units. Where there are none they are right, too, but slow."""
-    return tuple(Module(name, dtype) for name in MATRIX_OPS for dtype in STORED[name])
+def matrix_modules(attention: bool = False) -> tuple[Module, ...]:
+    """Those made for matrix units, with ``attention`` ATTENTION_TILES as well. Where there are none
+    they are right, too, but slow."""
+    names = (name for name in MATRIX_OPS if attention or name != ATTENTION_TILES)
+    return tuple(Module(name, dtype) for name in names for dtype in STORED[name])
 
 
 def plane_modules() -> tuple[Module, ...]:

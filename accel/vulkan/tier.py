@@ -286,9 +286,10 @@ class VulkanTier(Closing):
         return buffer.allocation
 
     def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        matrices = self.traits.matrix
-        step = repeat_small(fuse(lower_graph(graph, form, PARTS, TIER), matrices))
-        step = with_planes(step) if matrices else step
+        lowered = lower_graph(graph, form, PARTS, TIER)
+        matrix = self.traits.matrix
+        step = repeat_small(fuse(lowered, matrix, attention=matrix))
+        step = with_planes(step) if matrix else step
         return step, schedule_levels(step)
 
     def _recorded(

@@ -184,6 +184,21 @@ def test_a_token_by_rows_of_any_length(
     assert (row == run_graph(tier, graph, form, data)["y"].view(np.float32)).all()
 
 
+@pytest.mark.parametrize(("first", "together"), [(4, 1), (2, 0)])
+def test_a_gate_is_read_by_whole_vectors(first: int, together: int) -> None:
+    """One that begins within a vector stays apart."""
+    builder = GraphBuilder("gate")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", HIDDEN))
+    weight = builder.buffer("w", BufferKind.WEIGHT, Q4_K, (2 * HIDDEN + 8, HIDDEN), "w")
+    both = builder.emit(Opcode.MATMUL, x=x, weight=weight)
+    gate, up = (both[k : k + HIDDEN] for k in (first, first + HIDDEN))
+    gated = builder.emit(Opcode.SWIGLU, gate=gate, up=up, activation=0)
+    down = builder.buffer("down", BufferKind.WEIGHT, Q6_K, (HIDDEN, HIDDEN), "down")
+    builder.emit(Opcode.MATMUL, y=builder.output("y", "tokens", HIDDEN), x=gated, weight=down)
+    step = fuse(lowered(builder.build(), ShapeKey(20, 0)))
+    assert names(step)["swiglu_quantize"] == together
+
+
 def test_a_residual_that_is_the_product_itself_stays_apart() -> None:
     """y + y has no other operand to add."""
     builder = GraphBuilder("twice")
