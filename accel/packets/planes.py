@@ -21,7 +21,8 @@ WITH_MINIMA = (Q2_K, Q4_K, Q5_K)
 PRODUCT_FORMATS = (Q4_K, Q6_K)
 """Of the kernels that multiply planes: with minima and without."""
 FORMATS = (Q2_K, Q3_K, Q6_K)
-"""Super-blocks whose halves of a block have scales of their own, for which tiles multiply zeros."""
+"""Those worth an expansion: halves of their blocks have scales of their own, so that tiles multiply
+zeros."""
 PLANES_FROM = 512
 """Tokens a step has at most from which on an expansion is worth its while: with fewer a matrix of
 LEAST_ROWS and more columns leaves most multiprocessors idle."""
