@@ -14,6 +14,7 @@ from accel.packets.device_op import DeviceOp, DeviceOperand, pieces
 from accel.packets.fused import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
+from accel.packets.planes import PRODUCT_FORMATS, SUPER_BLOCKS
 from accel.packets.step import PRODUCTS, Op
 from contract.arithmetic import SEGMENT
 from contract.dtypes import I12, KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
@@ -63,6 +64,8 @@ STORED = {
     "norm_row": QUANTIZED,
     "gate_row": QUANTIZED,
     "matmul_tiles": QUANTIZED,
+    "expand_weight": SUPER_BLOCKS,
+    "matmul_planes": PRODUCT_FORMATS,
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
@@ -85,6 +88,10 @@ ATTENTION_TILES = "flash_attn_tiles"
 """What not every tier with matrix units has."""
 MATRIX_OPS = ("matmul_tiles", ATTENTION_TILES)
 """Ops whose kernels are worth their while where a device has matrix units."""
+
+PLANE_PRODUCT = "matmul_planes"
+PLANE_OPS = ("expand_weight", "expand_tokens", PLANE_PRODUCT)
+"""Ops of products from planes of bytes, for matrix units of Vulkan alone."""
 
 GLSL_FIRST_LINES = """\
 #version 460
@@ -135,7 +142,7 @@ class Module:
         """Items of its work-groups."""
         if self.op == "matmul_tiles":
             return TILES_GROUP_SIZE
-        if self.op in (*SEGMENT_OPS, ATTENTION_TILES):
+        if self.op in (*SEGMENT_OPS, *PLANE_OPS, ATTENTION_TILES):
             return SEGMENT
         quantized = self.dtype is not None and self.dtype.storage is not StorageClass.FLOAT
         return PRODUCT_GROUP_SIZE if self.op in PRODUCTS and quantized else GROUP_SIZE
@@ -154,7 +161,7 @@ def module_of(op: Op) -> Module:
 def modules(repeating: bool = True) -> tuple[Module, ...]:
     """Every module there is, by op and storage type, but for those of matrix units; ``repeating``
     False leaves out REPEATING_OPS."""
-    left_out = MATRIX_OPS if repeating else (*MATRIX_OPS, *REPEATING_OPS)
+    left_out = (*MATRIX_OPS, *PLANE_OPS, *(() if repeating else REPEATING_OPS))
     names = (name for name in ALL_OPS if name not in left_out)
     return tuple(Module(name, dtype) for name in names for dtype in STORED.get(name, (None,)))
 
@@ -164,6 +171,11 @@ def matrix_modules(attention: bool = False) -> tuple[Module, ...]:
     they are right, too, but slow."""
     names = (name for name in MATRIX_OPS if attention or name != ATTENTION_TILES)
     return tuple(Module(name, dtype) for name in names for dtype in STORED[name])
+
+
+def plane_modules() -> tuple[Module, ...]:
+    """Those of products from planes of bytes."""
+    return tuple(Module(name, dtype) for name in PLANE_OPS for dtype in STORED.get(name, (None,)))
 
 
 def module_source(

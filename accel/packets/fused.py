@@ -68,6 +68,10 @@ def _row(
     )
 
 
+def _expanding_groups(rows: int, columns: int) -> int:
+    return pieces(rows, TILE_ROWS) * pieces(columns, SEGMENT)
+
+
 FUSED = MappingProxyType(
     {
         op.name: op
@@ -107,6 +111,31 @@ FUSED = MappingProxyType(
             ),
             replace(
                 TABLE["flash_attn_batched"], name="flash_attn_tiles", source="flash_attn_tiles"
+            ),
+            _row(
+                "expand_weight",
+                "weight",
+                "planes",
+                "rows columns",
+                "",
+                lambda rows, columns, **_: _expanding_groups(rows, columns),
+            ),
+            _row(
+                "expand_tokens",
+                "m scale sums",
+                "planes",
+                "tokens columns",
+                "",
+                lambda tokens, columns, **_: _expanding_groups(tokens, columns),
+            ),
+            _row(
+                "matmul_planes",
+                "x weight bias? residual?",
+                "y",
+                "tokens rows columns",
+                "",
+                lambda tokens, rows, **_: pieces(rows, GROUP_ROWS) * pieces(tokens, GROUP_ROWS),
+                (),
             ),
             _row(
                 "rms_norm_quantize",

@@ -14,12 +14,14 @@ from pathlib import Path
 from accel.kernels.source import (
     ALL_OPS,
     ATTENTION_TILES,
+    PLANE_PRODUCT,
     Language,
     Module,
     Traits,
     matrix_modules,
     module_source,
     modules,
+    plane_modules,
 )
 from accel.kernels.stored import digest_of, refresh
 from accel.vulkan.compiler import COMPILER, run
@@ -79,7 +81,7 @@ def file_name(module: Module, dot: bool = False, matrix: bool = False) -> str:
 
 def builds() -> Iterator[Build]:
     """Every module, those whose text uses them with packed dot products of the device, and those
-    of matrix units."""
+    of matrix units and what they need."""
     for module in modules():
         plain = Build(module)
         yield plain
@@ -87,6 +89,8 @@ def builds() -> Iterator[Build]:
             yield Build(module, dot=True)
     for module in matrix_modules(attention=True):
         yield Build(module, matrix=True)
+    for module in plane_modules():
+        yield Build(module, matrix=module.op == PLANE_PRODUCT)
 
 
 def compiler_version() -> str:

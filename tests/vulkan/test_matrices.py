@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from accel.kernels.source import Language, Traits, matrix_modules, module_source
+from accel.kernels.source import (
+    PLANE_OPS,
+    Language,
+    Traits,
+    matrix_modules,
+    module_source,
+    plane_modules,
+)
 from accel.packets import fused
+from accel.packets.planes import PLANES_FROM, TILED
 from accel.packets.rules import lower_graph
 from accel.vulkan import program as program_module
 from accel.vulkan.api import Vulkan
@@ -119,7 +127,8 @@ def with_units(monkeypatch: pytest.MonkeyPatch, spoil: tuple[str, str] = ("", ""
         if not name.endswith(".matrix"):
             return real(name)
         if name not in made:
-            module = next(m for m in matrix_modules(attention=True) if name == f"{m}.matrix")
+            known = (*matrix_modules(attention=True), *plane_modules())
+            module = next(m for m in known if name == f"{m}.matrix")
             text = module_source(Language.VULKAN, module, Traits(dot=True)).replace(*spoil)
             text = text.replace("#define UNROLL [[unroll]]", "#define UNROLL")
             build = Build(module, dot=True)
@@ -160,17 +169,43 @@ MANY = [
 ]
 
 
-def test_steps_of_many_tokens_are_multiplied_in_tiles(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the whole tier: lowered, fused, launched, equal to the definition."""
-    with_units(monkeypatch)
-    tier = open_vulkan(traits=Traits(dot=True, matrix=True))
+def check_many(tier: VulkanTier) -> set[str]:
+    """Names of the kernels that multiply MANY, of the whole tier: lowered, fused, launched, equal
+    to the definition."""
     for case in MANY:
         problems = compare(tier, case)
         assert not problems, f"{case}: {problems}"
-    modules = {module.op for module, _ in tier._runtime.program._pipelines}
+    return {module.op for module, _ in tier._runtime.program._pipelines}
+
+
+def test_steps_of_many_tokens_are_multiplied_in_tiles(
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_units(monkeypatch)
+    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert "matmul_tiles" in modules
+    assert not {*PLANE_OPS} & modules
+
+
+def test_steps_of_very_many_are_multiplied_from_planes(
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_units(monkeypatch)
+    monkeypatch.setattr("accel.packets.planes.FORMATS", (FORMAT,))
+    monkeypatch.setattr("accel.packets.planes.PLANES_FROM", 17)
+    monkeypatch.setattr("accel.packets.planes.LEAST_ROWS", 1)
+    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
+    assert {*PLANE_OPS} <= modules
+    assert "matmul_tiles" not in modules
+
+
+def test_steps_up_to_256_tokens_are_not_expanded(open_vulkan: OpenTier) -> None:
+    """They have a form of their own, where there are matrix units."""
+    largest = ShapeKey(PLANES_FROM, 4)
+    units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
+    assert ShapeKey(TILED, 4) in units.forms(largest)
+    assert ShapeKey(TILED, 4) not in dots.forms(largest)
+    assert ShapeKey(TILED, 4) not in units.forms(ShapeKey(PLANES_FROM - 1, 4))
 
 
 PROMPTS = [
