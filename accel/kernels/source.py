@@ -140,9 +140,9 @@ class Module:
     @property
     def group_size(self) -> int:
         """Items of its work-groups."""
-        if self.op in MATRIX_OPS:
+        if self.op == "matmul_tiles":
             return TILES_GROUP_SIZE
-        if self.op in (*SEGMENT_OPS, *PLANE_OPS):
+        if self.op in (*SEGMENT_OPS, *PLANE_OPS, ATTENTION_TILES):
             return SEGMENT
         quantized = self.dtype is not None and self.dtype.storage is not StorageClass.FLOAT
         return PRODUCT_GROUP_SIZE if self.op in PRODUCTS and quantized else GROUP_SIZE
