@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +13,11 @@ from accel.cuda.bound_form import BoundForm, check_layouts, move_to_first_rows
 from accel.cuda.buffers import CudaBuffer, Weights
 from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
+from accel.cuda.kernel_file import CudaKernel, source_of
 from accel.cuda.memory import Allocation
 from accel.cuda.plan import sources_of
 from accel.cuda.planning import ALONE, Planner
-from accel.cuda.program import Compiler, Source
+from accel.cuda.program import Compiler
 from accel.cuda.recorded_form import recorded_form
 from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
@@ -39,25 +39,16 @@ from accel.packets.shares import Share
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.closing import Closing
-from contract.errors import CodecError, DeviceLost
+from contract.errors import DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
-from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, FiniteWords, Heap, TierInfo, UploadsLater, check_range
 
 PROMPT_TOKENS = 1024
 """Of a step: blocks of products fill the multiprocessors better than with 512."""
-
-
-@dataclass(frozen=True, slots=True)
-class CudaKernel:
-    """A kernel file whose code is CUDA C++, built for this device."""
-
-    header: KernelHeader
-    function: Any
 
 
 class CudaTier(Closing):
@@ -238,16 +229,9 @@ class CudaTier(Closing):
 
     def load_kernel(self, blob: bytes) -> CudaKernel:
         """Build a ``.zrt`` file of CUDA C++ source that defines a kernel of its name."""
-        header = decode_kernel(blob)
-        if header.target is not GpuTarget.CUDA_C:
-            raise CodecError(f"kernel {header.name}: target {header.target.name}, not CUDA_C")
-        try:
-            text = header.code.decode()
-        except UnicodeDecodeError as error:
-            raise CodecError(f"kernel {header.name}: source is not UTF-8 ({error})") from None
+        header, source = source_of(blob)
         with self._guarded(f"loading kernel {header.name}"):
-            function = self._runtime.modules.function(Source(header.name, text), header.name)
-        return CudaKernel(header, function)
+            return CudaKernel(header, self._runtime.modules.function(source, header.name))
 
     def lower(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from accel.cuda.device import Device
 from accel.cuda.driver import open_driver
+from accel.cuda.plan import Plan, PlannedLaunch
 from accel.cuda.products import MOST_TILE_SLOTS
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
 from accel.cuda.units import UNIT_ROWS
+from accel.packets.step import Op
 from contract import dtypes
 from contract.dtypes import DType
 from contract.ir.graph import Graph
@@ -118,9 +120,10 @@ def run_on_device(
     parts: int = 1,
     device: Device = DEVICE,
     stand_ins: Mapping[str, StandIn] = NO_STAND_INS,
+    launches_of: Callable[[Sequence[Op], Plan], Sequence[PlannedLaunch]] | None = None,
 ) -> None:
     """As ``tests.cuda.emulated_step.run_step``: ``kept`` is changed in place. The device there is
-    runs the case, whichever it is for."""
+    runs the case, whichever it is for, by the launches that are planned."""
     key, form = sizes
     layout = input_layout(graph, form)
     stored = {name: bits for name, (_, bits) in matrices.items()}

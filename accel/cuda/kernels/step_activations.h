@@ -32,12 +32,13 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
             weight[i] = load_eight(rows.weight, warp + i * warps, rows.columns, lane);
     }
     // Asks for those of `count` units from `first` on that are `wanted`, two bits a unit, and again for what
-    // is missing, until the first `normal` of them have come.
+    // is missing, until the first `normal` of them have come. That they have is a number of its own: made of
+    // `wanted` alone, NVRTC 13.0 compiles `missing one or other` of two bits as `missing both`, and the loop never ends.
     __device__ __forceinline__ void await(unsigned first, unsigned wanted) {
         const float *row = rows.x + rows.source.row(0) * rows.stride;
         row += first * UNIT_COLUMNS + 4 * lane;
         const int left = (int)rows.columns - (int)(first * UNIT_COLUMNS + 4 * lane);
-        unsigned spins = 0;
+        unsigned spins = 0, least;
         do {
 #pragma unroll
             for (int i = 0; i < 2 * most; i++) {
@@ -48,16 +49,18 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
                 v[0] = __uint_as_float(four.x), v[1] = __uint_as_float(four.y);
                 v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
             }
-            wanted = 0;
+            wanted = 0, least = ~0u;
 #pragma unroll
             for (int i = 0; i < 2 * normal; i++) {
                 const int column = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
                 const float *v = held[i / 2].of + i % 2 * 4;
-                const unsigned least = min(min(__float_as_uint(v[0]), __float_as_uint(v[1])),
-                                           min(__float_as_uint(v[2]), __float_as_uint(v[3])));
-                if (least == 0 && column < left) wanted |= 1u << i;
+                const unsigned own = min(min(__float_as_uint(v[0]), __float_as_uint(v[1])),
+                                         min(__float_as_uint(v[2]), __float_as_uint(v[3])));
+                if (column >= left) continue;
+                wanted |= (own == 0 ? 1u : 0u) << i;
+                least = min(least, own);
             }
-        } while (rows.source.waits(wanted != 0, spins));
+        } while (rows.source.waits(least == 0, spins));
         __syncwarp();
         if (!rows.source.awaited) return;
 #pragma unroll
