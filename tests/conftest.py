@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from accel.opencl import contents
+from accel.opencl import contents, modules
 from accel.opencl.device import POCL_COMPILES_ONCE
 from contract.errors import CatalogError
 from harness import tiers
@@ -22,6 +22,7 @@ from harness.catalog import DEFAULT_ID, resolve_model
 from harness.settings import SETTINGS
 from harness.synth import SynthSpec, sized_spec, write_synthetic
 from reference.model.open import Model, open_model
+from tests.kernels.rolled import rolled_source
 from tests.needs import missing
 
 SyntheticModel = Callable[..., Path]
@@ -128,6 +129,14 @@ def tiers_share_kernels(kernel_cache: Path) -> Iterator[None]:
     """Tiers that are opened by name build there too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiers, "kernel_cache", lambda tier: kernel_cache)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loops_stay_loops() -> Iterator[None]:
+    """In kernels that a processor compiles in place of an accelerator."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modules, "module_source", rolled_source)
         yield
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.source import ALL_OPS
+from accel.kernels.source import ALL_OPS, PLANE_PRODUCT, STORED, Module
 from accel.packets.device_op import pieces
 from accel.packets.fused import GROUP_ROWS, GROUP_TOKENS
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
 from accel.packets.packet import ABSENT, PACKET
+from accel.packets.planes import plane_bytes, product_format
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 
 KERNELS = ("matmul", "matmul_tiles")
@@ -24,7 +25,16 @@ ROWS = GROUP_ROWS + 41
 TOKENS = GROUP_TOKENS + 5
 UNITS = 5
 """Of 256 columns: more than a span."""
-BLOCKS = UNITS * UNIT_COLUMNS // 32
+COLUMNS = UNITS * UNIT_COLUMNS
+BLOCKS = COLUMNS // 32
+PLANES = {"weight planes": plane_bytes(ROWS, COLUMNS), "x planes": plane_bytes(TOKENS, COLUMNS)}
+"""What is expanded in front of products from planes of bytes, in bytes."""
+PLANE_CALLS = (
+    ("expand_weight", {"weight": "weight", "planes": "weight planes"}),
+    ("expand_tokens", {"m": "x", "scale": "scale", "sums": "sums", "planes": "x planes"}),
+    ("matmul_planes", {"x": "x planes", "weight": "weight planes", "y": "y"}),
+)
+"""How those are launched: an op, and which place each of its operands is."""
 GROUPS = 4
 """Work-groups either kernel is launched with: all that tiles have."""
 
@@ -39,6 +49,12 @@ class Product:
     operands: Mapping[str, Bytes]
     strides: Mapping[str, int]
 
+    def module(self, op: str) -> Module:
+        """What executes ``op`` of KERNELS or PLANE_CALLS."""
+        if op == PLANE_PRODUCT:
+            return Module(op, product_format(self.dtype))
+        return Module(op, self.dtype if op in STORED else None)
+
     def packet(self, op: str, addresses: Mapping[str, int]) -> NDArray[np.void]:
         """PACKET[1] that has ``op`` compute it."""
         names = [operand.name for operand in ALL_OPS[op].operands]
@@ -47,7 +63,9 @@ class Product:
         for name, address in addresses.items():
             packet["operand"][0, names.index(name)] = address
             packet["stride"][0, names.index(name)] = self.strides[name]
-        packet["size"][0, :3] = TOKENS, ROWS, UNITS * UNIT_COLUMNS
+        sizes = {"tokens": TOKENS, "rows": ROWS, "columns": COLUMNS}
+        for place, name in enumerate(ALL_OPS[op].sizes):
+            packet["size"][0, place] = sizes.get(name, 0)
         return packet
 
 
@@ -58,13 +76,13 @@ def product_of(dtype: DType) -> Product:
     high = rng.integers(-128, 128, (TOKENS, BLOCKS, 32), np.int8)
     low = rng.integers(0, 16, (TOKENS, BLOCKS, 32), np.int8)
     m = 16 * high.astype(np.int16) + low
-    row_bytes = tile_bytes(dtype, UNITS * UNIT_COLUMNS)
+    row_bytes = tile_bytes(dtype, COLUMNS)
     operands = {
         "x": np.stack([high, low], axis=2),
         "scale": np.ldexp(np.float32(1), rng.integers(-20, 20, (TOKENS, UNITS))),
         "sums": m.reshape(TOKENS, 2 * BLOCKS, 16).sum(axis=2, dtype=np.int32).astype(np.int16),
         "weight": rng.integers(0, 256, pieces(ROWS, TILE_ROWS) * row_bytes, np.uint8),
     }
-    strides = {"x": UNITS * UNIT_COLUMNS, "scale": UNITS, "sums": BLOCKS, "weight": row_bytes}
+    strides = {"x": COLUMNS, "m": COLUMNS, "scale": UNITS, "sums": BLOCKS, "weight": row_bytes}
     flat = {name: array.reshape(-1).view(np.uint8) for name, array in operands.items()}
-    return Product(dtype, flat, strides | {"y": ROWS})
+    return Product(dtype, flat, strides | {"y": ROWS, "planes": 0})

@@ -14,6 +14,7 @@ from accel.packets.device_op import DeviceOp, DeviceOperand, pieces
 from accel.packets.fused import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
+from accel.packets.planes import PRODUCT_FORMATS, SUPER_BLOCKS
 from accel.packets.step import PRODUCTS, Op
 from contract.arithmetic import SEGMENT
 from contract.dtypes import I12, KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
@@ -63,9 +64,12 @@ STORED = {
     "norm_row": QUANTIZED,
     "gate_row": QUANTIZED,
     "matmul_tiles": QUANTIZED,
+    "expand_weight": SUPER_BLOCKS,
+    "matmul_planes": PRODUCT_FORMATS,
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
+    "flash_attn_tiles": (I12,),
     "head_rows": KV_DTYPES,
     "flash_attn_row": (I12,),
     "flash_attn_row_wide": (I12,),
@@ -80,8 +84,14 @@ positions."""
 REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row")
 """Ops of ``packets/repeated.py``, which not every tier of these kernels has."""
 
-MATRIX_OPS = ("matmul_tiles",)
+ATTENTION_TILES = "flash_attn_tiles"
+"""What not every tier with matrix units has."""
+MATRIX_OPS = ("matmul_tiles", ATTENTION_TILES)
 """Ops whose kernels are worth their while where a device has matrix units."""
+
+PLANE_PRODUCT = "matmul_planes"
+PLANE_OPS = ("expand_weight", "expand_tokens", PLANE_PRODUCT)
+"""Ops of products from planes of bytes, for matrix units of Vulkan alone."""
 
 GLSL_FIRST_LINES = """\
 #version 460
@@ -130,9 +140,9 @@ class Module:
     @property
     def group_size(self) -> int:
         """Items of its work-groups."""
-        if self.op in MATRIX_OPS:
+        if self.op == "matmul_tiles":
             return TILES_GROUP_SIZE
-        if self.op in SEGMENT_OPS:
+        if self.op in (*SEGMENT_OPS, *PLANE_OPS, ATTENTION_TILES):
             return SEGMENT
         quantized = self.dtype is not None and self.dtype.storage is not StorageClass.FLOAT
         return PRODUCT_GROUP_SIZE if self.op in PRODUCTS and quantized else GROUP_SIZE
@@ -151,14 +161,21 @@ def module_of(op: Op) -> Module:
 def modules(repeating: bool = True) -> tuple[Module, ...]:
     """Every module there is, by op and storage type, but for those of matrix units; ``repeating``
     False leaves out REPEATING_OPS."""
-    left_out = MATRIX_OPS if repeating else (*MATRIX_OPS, *REPEATING_OPS)
+    left_out = (*MATRIX_OPS, *PLANE_OPS, *(() if repeating else REPEATING_OPS))
     names = (name for name in ALL_OPS if name not in left_out)
     return tuple(Module(name, dtype) for name in names for dtype in STORED.get(name, (None,)))
 
 
-def matrix_modules() -> tuple[Module, ...]:
-    """Those made for matrix units. Where there are none they are right, too, but slow."""
-    return tuple(Module(name, dtype) for name in MATRIX_OPS for dtype in STORED[name])
+def matrix_modules(attention: bool = False) -> tuple[Module, ...]:
+    """Those made for matrix units, with ``attention`` ATTENTION_TILES as well. Where there are none
+    they are right, too, but slow."""
+    names = (name for name in MATRIX_OPS if attention or name != ATTENTION_TILES)
+    return tuple(Module(name, dtype) for name in names for dtype in STORED[name])
+
+
+def plane_modules() -> tuple[Module, ...]:
+    """Those of products from planes of bytes."""
+    return tuple(Module(name, dtype) for name in PLANE_OPS for dtype in STORED.get(name, (None,)))
 
 
 def module_source(

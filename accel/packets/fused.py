@@ -15,8 +15,10 @@ from types import MappingProxyType
 
 from accel.packets.device_op import DeviceOp, DeviceOperand, Units, pieces
 from accel.packets.layouts import TILE_ROWS
+from accel.packets.ops import TABLE
 from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
+from contract.dtypes import I12
 
 GROUP_ROWS, GROUP_TOKENS = 128, 64
 """What a group of ``accel/kernels/matmul_tiles.k`` takes of a product."""
@@ -24,8 +26,15 @@ TILES_FROM = 16
 """Tokens a step has at most from which on its products are worth tiles."""
 NORMED_SEGMENTS = 8
 """Segments a group of ``accel/kernels/rms_norm_quantize.k`` quantizes at a time."""
-MOST_HEAD_DIM = 1024
+ATTENTION_TILES_FROM = 128
+"""Tokens a step has at most from which on its attention is: fewer are likely to be of many slots, a
+group for each."""
+VECTOR_COLUMNS = 4
+"""Elements that kernels load together."""
+MOST_HEAD_DIM = 512
 """Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
+TILES_HEAD_DIM = 128
+"""Channels of a head that ``accel/kernels/flash_attn_tiles.k`` has room for, in steps of 32."""
 ROW_QUERIES = 4
 """Queries a group of ``accel/kernels/row_attention.k`` takes at most."""
 
@@ -57,6 +66,10 @@ def _row(
         by_columns=False,
         source=name,
     )
+
+
+def _expanding_groups(rows: int, columns: int) -> int:
+    return pieces(rows, TILE_ROWS) * pieces(columns, SEGMENT)
 
 
 FUSED = MappingProxyType(
@@ -95,6 +108,34 @@ FUSED = MappingProxyType(
                 "tokens rows columns",
                 "",
                 lambda tokens, rows, **_: pieces(rows, GROUP_ROWS) * pieces(tokens, GROUP_TOKENS),
+            ),
+            replace(
+                TABLE["flash_attn_batched"], name="flash_attn_tiles", source="flash_attn_tiles"
+            ),
+            _row(
+                "expand_weight",
+                "weight",
+                "planes",
+                "rows columns",
+                "",
+                lambda rows, columns, **_: _expanding_groups(rows, columns),
+            ),
+            _row(
+                "expand_tokens",
+                "m scale sums",
+                "planes",
+                "tokens columns",
+                "",
+                lambda tokens, columns, **_: _expanding_groups(tokens, columns),
+            ),
+            _row(
+                "matmul_planes",
+                "x weight bias? residual?",
+                "y",
+                "tokens rows columns",
+                "",
+                lambda tokens, rows, **_: pieces(rows, GROUP_ROWS) * pieces(tokens, GROUP_ROWS),
+                (),
             ),
             _row(
                 "rms_norm_quantize",
@@ -155,6 +196,7 @@ class _Ops:
     start: int
     reads: Counter[str]
     matrices: bool = False
+    attention: bool = False
 
     def named(self, *names: str) -> list[Op] | None:
         """The next ops if these are their names, all done equally often."""
@@ -177,9 +219,9 @@ Fused = tuple[int, Op]
 """How many ops are replaced, and by which."""
 
 
-def fuse(step: Step, matrices: bool = False) -> Step:
+def fuse(step: Step, matrices: bool = False, attention: bool = False) -> Step:
     """The step with runs of its ops as one where there is a kernel for it; with ``matrices`` its
-    products of many tokens are for matrix units."""
+    products of many tokens are for matrix units, with ``attention`` that of many tokens too."""
     reads = Counter(
         tensor.buffer
         for op in step.ops
@@ -189,7 +231,7 @@ def fuse(step: Step, matrices: bool = False) -> Step:
     ops: list[Op] = []
     start = 0
     while start < len(step.ops):
-        rest = _Ops(step, start, reads, matrices)
+        rest = _Ops(step, start, reads, matrices, attention)
         found = next((f for rule in RULES if (f := rule(rest)) is not None), None)
         count, op = found or (1, step.ops[start])
         ops.append(op)
@@ -221,6 +263,11 @@ def _integers(quantize: Op) -> dict[str, Tensor | None]:
     return {name: tensors[name] for name in ("m", "scale", "sums")}
 
 
+def _has_vectors(tensor: Tensor | None) -> bool:
+    """Whether all its rows begin at whole vectors."""
+    return tensor is not None and not (tensor.start | tensor.stride) % VECTOR_COLUMNS
+
+
 def _norm(rest: _Ops) -> Fused | None:
     ops = rest.named("rms_norm", "quantize_activation")
     if ops is None:
@@ -241,7 +288,8 @@ def _swiglu(rest: _Ops) -> Fused | None:
     if ops is None:
         return None
     gated, quantize = (operands_of(op) for op in ops)
-    if not rest.between(gated["y"], quantize["x"]):
+    vectors = all(_has_vectors(gated[name]) for name in ("gate", "up"))
+    if not vectors or not rest.between(gated["y"], quantize["x"]):
         return None
     tensors = {"gate": gated["gate"], "up": gated["up"], **_integers(ops[1])}
     sizes = ops[0].most_sizes()
@@ -351,5 +399,21 @@ def shape_of(rope: dict[str, int], heads: int, kv_heads: int) -> dict[str, int]:
     }
 
 
-RULES: tuple[Callable[[_Ops], Fused | None], ...] = (_norm, _swiglu, _attention, _product, _heads)
+def _attention_tiles(rest: _Ops) -> Fused | None:
+    """Attention of many tokens on matrix units."""
+    op = rest.step.ops[rest.start]
+    many = rest.attention and op.count.most >= ATTENTION_TILES_FROM
+    if not many or op.name != "flash_attn_batched" or op.dtype != I12:
+        return None
+    head_dim = op.most_sizes()["head_dim"]
+    soft_cap = op.reals[op.device.reals.index("soft_cap")]
+    fits = head_dim <= TILES_HEAD_DIM and not head_dim % 32 and _has_vectors(operands_of(op)["q"])
+    if not fits or soft_cap:
+        return None
+    return 1, replace(op, device=FUSED["flash_attn_tiles"])
+
+
+RULES: tuple[Callable[[_Ops], Fused | None], ...] = (
+    *(_norm, _swiglu, _attention, _attention_tiles, _product, _heads),
+)
 """Each looks at the next ops and says what replaces them, if anything."""

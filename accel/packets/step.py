@@ -11,8 +11,8 @@ from accel.packets.device_op import DeviceOp, Split, pieces
 from contract.deferred import dataclass
 from contract.dtypes import DType
 
-PRODUCTS = ("matmul", "matmul_row", "matmul_tiles", "norm_row", "gate_row")
-"""Ops that multiply by a stored matrix."""
+PRODUCTS = ("matmul", "matmul_row", "matmul_tiles", "norm_row", "gate_row", "expand_weight")
+"""Ops that multiply by a stored matrix, or make something of it for those that do."""
 
 
 class Per(IntEnum):

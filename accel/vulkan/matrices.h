@@ -6,6 +6,7 @@
 #define VK_COMPONENT_TYPE_SINT8_KHR 3
 #define VK_COMPONENT_TYPE_SINT32_KHR 5
 #define VK_SCOPE_SUBGROUP_KHR 3
+#define VK_SUBGROUP_FEATURE_SHUFFLE_BIT 0x00000010
 typedef struct VkPhysicalDeviceCooperativeMatrixFeaturesKHR {
     VkStructureType sType;
     void *pNext;

@@ -22,13 +22,13 @@ GROUP_MEMORY_BYTES = 48 << 10
 
 
 def has_matrices(vulkan: Vulkan, instance: Any, device: Device) -> bool:
-    """Whether products of signed bytes by subgroups of 32 items are there. What they give is asked
-    when the device is opened."""
+    """Whether products of signed bytes by subgroups of 32 items are there, which tell each other
+    words. What they give is asked when the device is opened."""
     return (
         EXTENSION in device.extensions
         and device.cache_key.vendor in VENDORS
         and device.group_memory_bytes >= GROUP_MEMORY_BYTES
-        and _subgroup_items(vulkan, device) == SUBGROUP_ITEMS
+        and _has_subgroups(vulkan, device)
         and _has_features(vulkan, device)
         and _has_shape(vulkan, instance, device)
     )
@@ -41,11 +41,12 @@ def matrix_features(vulkan: Vulkan, behind: Any) -> Any:
     )
 
 
-def _subgroup_items(vulkan: Vulkan, device: Device) -> int:
+def _has_subgroups(vulkan: Vulkan, device: Device) -> bool:
     eleven = vulkan.structure("PhysicalDeviceVulkan11Properties")
     chain = vulkan.structure("PhysicalDeviceProperties2", pNext=eleven)
     vulkan.run("GetPhysicalDeviceProperties2", device.handle, chain)
-    return int(eleven.subgroupSize)
+    shuffles = eleven.subgroupSupportedOperations & vulkan.flags("SUBGROUP_FEATURE", "SHUFFLE")
+    return bool(eleven.subgroupSize == SUBGROUP_ITEMS and shuffles)
 
 
 def _has_features(vulkan: Vulkan, device: Device) -> bool:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from accel.kernels.products import FORMATS, GROUPS, KERNELS, ROWS, TOKENS, Product, product_of
-from accel.kernels.source import ALL_OPS, Module
+from accel.kernels.products import (
+    FORMATS,
+    GROUPS,
+    KERNELS,
+    PLANE_CALLS,
+    PLANES,
+    ROWS,
+    TOKENS,
+    Product,
+    product_of,
+)
+from accel.kernels.source import ALL_OPS
+from accel.packets.planes import SUPER_BLOCKS
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue
@@ -23,15 +35,28 @@ def matrices_agree(queue: Queue, memory: Memory, program: Program) -> bool:
 def _agrees(queue: Queue, memory: Memory, program: Program, product: Product) -> bool:
     held = {name: memory.adopt("self-test", data) for name, data in product.operands.items()}
     y = held["y"] = memory.allocate("self-test", 4 * TOKENS * ROWS)
+    planes = PLANES if product.dtype in SUPER_BLOCKS else {}
+    held |= {name: memory.allocate("self-test", nbytes) for name, nbytes in planes.items()}
     addresses = {name: place.address for name, place in held.items()}
+
+    def launch(name: str, operands: dict[str, int]) -> None:
+        pipeline = program.pipeline(product.module(name))
+        packet = product.packet(name, operands)
+        launch_packet(queue, memory, program, ALL_OPS[name], pipeline, packet, GROUPS)
+
+    def result() -> NDArray[np.float32]:
+        return memory.read(y, 0, y.nbytes).view(np.float32).copy()
+
     results = []
     try:
         for name in KERNELS:
-            pipeline = program.pipeline(Module(name, product.dtype))
-            packet = product.packet(name, addresses)
-            launch_packet(queue, memory, program, ALL_OPS[name], pipeline, packet, GROUPS)
-            results.append(memory.read(y, 0, y.nbytes).view(np.float32).copy())
+            launch(name, {operand: addresses[operand] for operand in (*product.operands, "y")})
+            results.append(result())
+        if planes:
+            for name, places in PLANE_CALLS:
+                launch(name, {operand: addresses[place] for operand, place in places.items()})
+            results.append(result())
     finally:
         for place in held.values():
             memory.free(place)
-    return np.array_equal(results[0], results[1], equal_nan=True)
+    return all(np.array_equal(results[0], other, equal_nan=True) for other in results[1:])

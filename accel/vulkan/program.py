@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.kernels.accessors import MOST_PUSHED_BYTES
-from accel.kernels.source import MATRIX_OPS, Module, Traits
+from accel.kernels.source import MATRIX_OPS, PLANE_PRODUCT, Module, Traits
 from accel.packets.disk_cache import read_entry, write_entry
 from accel.vulkan.build import file_name
 from accel.vulkan.device import CacheKey, Device
@@ -185,7 +185,7 @@ class Program:
 def _kernel(module: Module, traits: Traits) -> KernelHeader:
     """For matrix units, or with packed dot products where ``traits`` have them and the kernel uses
     them."""
-    if module.op in MATRIX_OPS:
+    if module.op in (*MATRIX_OPS, PLANE_PRODUCT):
         return kernel_of(file_name(module, matrix=True))
     if traits.dot:
         try:

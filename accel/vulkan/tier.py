@@ -15,11 +15,12 @@ from accel.kernels.source import Traits
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.footprint import PlannedSteps, device_footprint
-from accel.packets.forms import step_forms
+from accel.packets.forms import FEW, SPLIT_TOKENS, step_forms
 from accel.packets.fused import fuse
 from accel.packets.layouts import planes_bytes
 from accel.packets.mirrors import exchange_as
 from accel.packets.places import grown
+from accel.packets.planes import PLANES_FROM, TILED, with_planes
 from accel.packets.repeated import repeat_small
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_levels
@@ -75,7 +76,7 @@ class VulkanTier(Closing):
         self._submissions = Submissions(runtime.queue, runtime.memory)
         self._buffers: set[VulkanBuffer] = set()
         self._scratch: Allocation | None = None
-        self._steps = PlannedSteps(self._schedule)
+        self._steps = PlannedSteps(self._schedule, self.forms)
         self._lost = ""
         self._closed = False
 
@@ -126,6 +127,8 @@ class VulkanTier(Closing):
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
+        if self.traits.matrix and largest.tokens >= PLANES_FROM:
+            return step_forms(largest, (1, SPLIT_TOKENS, FEW, TILED))
         return step_forms(largest)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
@@ -283,7 +286,10 @@ class VulkanTier(Closing):
         return buffer.allocation
 
     def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = repeat_small(fuse(lower_graph(graph, form, PARTS, TIER), self.traits.matrix))
+        lowered = lower_graph(graph, form, PARTS, TIER)
+        matrix = self.traits.matrix
+        step = repeat_small(fuse(lowered, matrix, attention=matrix))
+        step = with_planes(step) if matrix else step
         return step, schedule_levels(step)
 
     def _recorded(

@@ -19,6 +19,7 @@ from accel.amd.tier import AmdTier
 from contract.opcodes import Opcode
 from harness.parity import Case, compare
 from tests.kernels.test_parity import ELSEWHERE, chosen
+from tests.parity.test_parity import by_shape
 
 pytestmark = pytest.mark.parity
 
@@ -64,6 +65,9 @@ def part(cases: list[Case], named: str) -> list[Case]:
     return cases[number - 1 :: parts]
 
 
+ASKED_FOR = by_shape(part(chosen("all"), os.environ.get("ZINC_RT_PARITY_PART", "1/1")))
+
+
 def test_parts_are_the_whole() -> None:
     cases = chosen("all")
     assert sorted(map(str, cases)) == sorted(
@@ -72,11 +76,10 @@ def test_parts_are_the_whole() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "case", part(chosen("all"), os.environ.get("ZINC_RT_PARITY_PART", "1/1")), ids=str
-)
-def test_all(tier: AmdTier, case: Case) -> None:
-    assert compare(tier, case) == {}
+@pytest.mark.parametrize("shape", ASKED_FOR)
+def test_all(tier: AmdTier, shape: str) -> None:
+    for case in ASKED_FOR[shape]:
+        assert compare(tier, case) == {}, str(case)
 
 
 def test_user_queues() -> None:

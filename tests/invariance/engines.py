@@ -52,10 +52,18 @@ TIERS: dict[str, Callable[[], Tier]] = {
 
 @contextmanager
 def bench_on(tier: str, path: Path, **sizes: Any) -> Iterator[Bench]:
-    """A bench on a tier by its name, whose oracle is the CPU tier."""
+    """A bench on a tier by its name, whose oracle is the CPU tier: what that gave requests of the
+    same model on an earlier bench is not computed again."""
+    same = path, tuple(sorted(sizes.items()))
     with ExitStack() as stack:
-        oracle = None if tier == "cpu" else stack.enter_context(Bench(path, **sizes))
-        yield stack.enter_context(Bench(path, tier=TIERS[tier](), oracle=oracle, **sizes))
+        oracle = None
+        if tier != "cpu":
+            oracle = stack.enter_context(Bench(path, **sizes))
+            oracle.traces_alone = TRACES_ALONE.setdefault(same, oracle.traces_alone)
+        bench = stack.enter_context(Bench(path, tier=TIERS[tier](), oracle=oracle, **sizes))
+        if tier == "cpu":
+            TRACES_ALONE[same] = bench.traces_alone
+        yield bench
 
 
 @dataclass(slots=True)
@@ -126,6 +134,10 @@ class Schedule:
     host_pages: int = 0
 
 
+TRACES_ALONE: dict[tuple[Any, ...], dict[Request, Trace]] = {}
+"""Of models and sizes what the CPU tier gave requests alone."""
+
+
 class Bench:
     """A model on a tier with its runner observed. ``wrap`` may put something broken in between.
 
@@ -157,7 +169,7 @@ class Bench:
         self.runner = ObservedRunner(wrap(runner))
         self.preempted = self.reused = 0
         self._oracle = oracle or self
-        self._alone: dict[Request, Trace] = {}
+        self.traces_alone: dict[Request, Trace] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -174,9 +186,9 @@ class Bench:
     def alone(self, request: Request) -> Trace:
         """The request with the oracle's engine to itself, one step at a time; computed once."""
         oracle = self._oracle
-        if request not in oracle._alone:
-            oracle._alone[request] = oracle.execute([request], Schedule())[request.id]
-        return oracle._alone[request]
+        if request not in oracle.traces_alone:
+            oracle.traces_alone[request] = oracle.execute([request], Schedule())[request.id]
+        return oracle.traces_alone[request]
 
     def execute(self, requests: Sequence[Request], schedule: Schedule) -> dict[int, Trace]:
         """Run the requests as ``schedule`` says, to the end of all that are not cancelled."""

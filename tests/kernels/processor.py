@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.source import STORED, Language, Module, Traits, module_source
+from accel.kernels.source import STORED, Language, Module, Traits
 from accel.opencl import binding as cl
 from accel.opencl.device import ICD_HINT, Device, find_devices
 from accel.opencl.program import build_program, module_options
 from contract.dtypes import DType
+from tests.kernels.rolled import rolled_source
 from tests.needs import missing, need_device
 
 
@@ -54,7 +55,7 @@ class ProcessorModules:
         self._queue.finish()
 
     def _built(self, module: Module) -> Any:
-        text = module_source(Language.OPENCL, module, self._traits)
+        text = rolled_source(Language.OPENCL, module, self._traits)
         options = module_options(self._device)
         program = build_program(self._context, self._device, {str(module): text}, options, None)
         return cl.Kernel(program, module.entry)

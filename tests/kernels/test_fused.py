@@ -24,6 +24,7 @@ from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.limits import whole_contexts
 from reference.model.open import open_model
+from tests.cuda.test_head_rows import head_values, heads_graph
 from tests.families_table import FAMILIES
 from tests.kernels.processor import cpu_device
 from tests.opencl.work_groups import work_group_tier
@@ -182,6 +183,40 @@ def test_a_token_by_rows_of_any_length(
     monkeypatch.setattr(fused_module, "fuse", lambda step: step)
     assert np.isfinite(row).all()
     assert (row == run_graph(tier, graph, form, data)["y"].view(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "neox", "pairs"), [(128, 1, 64), (320, 1, 152), (512, 0, 256), (64, 0, 24)]
+)
+def test_heads_of_any_size_have_the_bits_of_the_ops_apart(
+    tier: OpenClTier, monkeypatch: pytest.MonkeyPatch, head_dim: int, neox: int, pairs: int
+) -> None:
+    """Of one segment and of two, turned as a whole or in part."""
+    graph, form = heads_graph(I12, head_dim, neox, True, pairs), ShapeKey(5, 0)
+    rng = np.random.default_rng(head_dim)
+    width = int(graph.buffers["qkv"].shape[-1])
+    data: dict[str, NDArray[Any]] = head_values(rng, 5, head_dim, pairs)
+    data["qkv"] = rng.standard_normal((5, width)).astype(np.float32)
+    assert names(fuse(lowered(graph, form))) == {"head_rows": 1}
+    together = run_graph(tier, graph, form, data)["q"].view(np.float32)
+    monkeypatch.setattr(fused_module, "fuse", lambda step: step)
+    assert np.isfinite(together).all()
+    assert (together == run_graph(tier, graph, form, data)["q"].view(np.float32)).all()
+
+
+@pytest.mark.parametrize(("first", "together"), [(4, 1), (2, 0)])
+def test_a_gate_is_read_by_whole_vectors(first: int, together: int) -> None:
+    """One that begins within a vector stays apart."""
+    builder = GraphBuilder("gate")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", HIDDEN))
+    weight = builder.buffer("w", BufferKind.WEIGHT, Q4_K, (2 * HIDDEN + 8, HIDDEN), "w")
+    both = builder.emit(Opcode.MATMUL, x=x, weight=weight)
+    gate, up = (both[k : k + HIDDEN] for k in (first, first + HIDDEN))
+    gated = builder.emit(Opcode.SWIGLU, gate=gate, up=up, activation=0)
+    down = builder.buffer("down", BufferKind.WEIGHT, Q6_K, (HIDDEN, HIDDEN), "down")
+    builder.emit(Opcode.MATMUL, y=builder.output("y", "tokens", HIDDEN), x=gated, weight=down)
+    step = fuse(lowered(builder.build(), ShapeKey(20, 0)))
+    assert names(step)["swiglu_quantize"] == together
 
 
 def test_a_residual_that_is_the_product_itself_stays_apart() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from accel.kernels import source
+from accel.opencl import modules
 from accel.opencl.tier import OpenClTier
 from accel.packets.ops import TABLE as DEVICE_OPS
 from accel.packets.rules import lower_graph
@@ -31,6 +32,8 @@ ELSEWHERE = (
     *(Opcode.KV_WRITE_BATCHED, Opcode.FLASH_ATTN, Opcode.MOE_GATE_TOPK),
 )
 """Opcodes whose kernels take operands from everywhere, divide and take roots."""
+
+UNROLLED = Opcode.MATMUL, Opcode.FLASH_ATTN
 
 
 def chosen(most: str) -> list[Case]:
@@ -85,6 +88,15 @@ def test_other_devices(kernel_cache: Path, choices: dict[str, bool]) -> None:
     with work_group_tier(cpu_device(), kernel_cache, **choices) as tier:
         for case in CASES:
             if case.opcode in ELSEWHERE and case.dtype in (None, F32, Q4_K):
+                assert compare(tier, case) == {}, str(case)
+
+
+def test_unrolled_loops(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As accelerators get the text, see ``rolled_source``."""
+    monkeypatch.setattr(modules, "module_source", source.module_source)
+    with work_group_tier(cpu_device(), kernel_cache) as tier:
+        for case in CASES:
+            if case.opcode in UNROLLED and case.dtype in (F32, Q4_K):
                 assert compare(tier, case) == {}, str(case)
 
 

@@ -19,6 +19,7 @@ from contract.opcodes import Opcode
 from harness.parity import Case, compare
 from tests.kernels.test_parity import ELSEWHERE, chosen
 from tests.metal.conftest import OpenTier, new_mac
+from tests.parity.test_parity import SHAPES
 
 pytestmark = pytest.mark.parity
 
@@ -43,10 +44,11 @@ def test_parity(parity_tier: MetalTier, case: Case) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("case", chosen("all"), ids=str)
-def test_all(parity_tier: MetalTier, case: Case) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all(parity_tier: MetalTier, shape: str) -> None:
     """Every case of the suite."""
-    assert compare(parity_tier, case) == {}
+    for case in SHAPES[shape]:
+        assert compare(parity_tier, case) == {}, str(case)
 
 
 def test_integers_in_place_of_division_and_root(open_metal: OpenTier) -> None:

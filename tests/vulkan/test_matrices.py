@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from accel.kernels.source import Language, Module, Traits, module_source
+from accel.kernels.source import (
+    PLANE_OPS,
+    Language,
+    Traits,
+    matrix_modules,
+    module_source,
+    plane_modules,
+)
+from accel.packets import fused
+from accel.packets.planes import PLANES_FROM, TILED
+from accel.packets.rules import lower_graph
 from accel.vulkan import program as program_module
 from accel.vulkan.api import Vulkan
 from accel.vulkan.build import Build, compiled, kernel_file
@@ -16,10 +26,12 @@ from accel.vulkan.device import Instance
 from accel.vulkan.matrices import EXTENSION, GROUP_MEMORY_BYTES, SHAPE, VENDORS, has_matrices
 from accel.vulkan.product_test import matrices_agree
 from accel.vulkan.tier import VulkanTier
-from contract.dtypes import Q4_K
+from contract.dtypes import I12, Q4_K
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
 from harness.parity import all_cases, compare
+from harness.parity.execute import build_graph
 from tests.vulkan.conftest import Library, OpenTier
 
 FORMAT = Q4_K
@@ -27,7 +39,15 @@ FORMAT = Q4_K
 
 def pretended(vulkan: Vulkan, **changes: Any) -> bool:
     """Whether a device counts as having matrix units that has all it takes but for ``changes``."""
-    told = {"items": 32, "matrices": 1, "model": 1, "function": True, "type": 3, "scope": 3}
+    told = {
+        "items": 32,
+        "operations": 0x10,
+        "matrices": 1,
+        "model": 1,
+        "function": True,
+        "type": 3,
+        "scope": 3,
+    }
     told |= {"vendor": min(VENDORS), "extensions": {EXTENSION}, "memory": GROUP_MEMORY_BYTES}
     told |= changes
     ffi = vulkan.ffi
@@ -44,7 +64,9 @@ def pretended(vulkan: Vulkan, **changes: Any) -> bool:
         return 0
 
     def properties(real: Any, device: Any, chain: Any) -> None:
-        ffi.cast("VkPhysicalDeviceVulkan11Properties *", chain.pNext).subgroupSize = told["items"]
+        eleven = ffi.cast("VkPhysicalDeviceVulkan11Properties *", chain.pNext)
+        eleven.subgroupSize = told["items"]
+        eleven.subgroupSupportedOperations = told["operations"]
 
     def features(real: Any, device: Any, chain: Any) -> None:
         twelve = ffi.cast("VkPhysicalDeviceVulkan12Features *", chain.pNext)
@@ -79,6 +101,7 @@ def test_a_device_that_has_everything_has_matrix_units(vulkan: Vulkan) -> None:
     "change",
     [
         {"items": 64},
+        {"operations": 0xF},
         {"matrices": 0},
         {"model": 0},
         {"function": False},
@@ -103,9 +126,9 @@ def with_units(monkeypatch: pytest.MonkeyPatch, spoil: tuple[str, str] = ("", ""
     def kernel_of(name: str) -> KernelHeader:
         if not name.endswith(".matrix"):
             return real(name)
-        module = Module("matmul_tiles", FORMAT)
-        assert name == f"{module}.matrix"
         if name not in made:
+            known = (*matrix_modules(attention=True), *plane_modules())
+            module = next(m for m in known if name == f"{m}.matrix")
             text = module_source(Language.VULKAN, module, Traits(dot=True)).replace(*spoil)
             text = text.replace("#define UNROLL [[unroll]]", "#define UNROLL")
             build = Build(module, dot=True)
@@ -146,14 +169,80 @@ MANY = [
 ]
 
 
-def test_steps_of_many_tokens_are_multiplied_in_tiles(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the whole tier: lowered, fused, launched, equal to the definition."""
-    with_units(monkeypatch)
-    tier = open_vulkan(traits=Traits(dot=True, matrix=True))
+def check_many(tier: VulkanTier) -> set[str]:
+    """Names of the kernels that multiply MANY, of the whole tier: lowered, fused, launched, equal
+    to the definition."""
     for case in MANY:
         problems = compare(tier, case)
         assert not problems, f"{case}: {problems}"
-    modules = {module.op for module, _ in tier._runtime.program._pipelines}
+    return {module.op for module, _ in tier._runtime.program._pipelines}
+
+
+def test_steps_of_many_tokens_are_multiplied_in_tiles(
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_units(monkeypatch)
+    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert "matmul_tiles" in modules
+    assert not {*PLANE_OPS} & modules
+
+
+def test_steps_of_very_many_are_multiplied_from_planes(
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_units(monkeypatch)
+    monkeypatch.setattr("accel.packets.planes.FORMATS", (FORMAT,))
+    monkeypatch.setattr("accel.packets.planes.PLANES_FROM", 17)
+    monkeypatch.setattr("accel.packets.planes.LEAST_ROWS", 1)
+    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
+    assert {*PLANE_OPS} <= modules
+    assert "matmul_tiles" not in modules
+
+
+def test_steps_up_to_256_tokens_are_not_expanded(open_vulkan: OpenTier) -> None:
+    """They have a form of their own, where there are matrix units."""
+    largest = ShapeKey(PLANES_FROM, 4)
+    units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
+    assert ShapeKey(TILED, 4) in units.forms(largest)
+    assert ShapeKey(TILED, 4) not in dots.forms(largest)
+    assert ShapeKey(TILED, 4) not in units.forms(ShapeKey(PLANES_FROM - 1, 4))
+
+
+PROMPTS = [
+    case
+    for case in all_cases(1)
+    if case.opcode is Opcode.FLASH_ATTN_BATCHED
+    and case.dtype == I12
+    and case.sizes["tokens"] == 17
+    and case.sizes["head_dim"] in (64, 128)
+]
+
+
+def test_many_queries_are_attended_in_tiles(
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of attention, of which a few cases do; they have fewer tokens than it takes."""
+    with_units(monkeypatch)
+    monkeypatch.setattr(fused, "ATTENTION_TILES_FROM", PROMPTS[0].sizes["tokens"])
+    tier = open_vulkan(traits=Traits(dot=True, matrix=True))
+    for case in PROMPTS[::8]:
+        problems = compare(tier, case)
+        assert not problems, f"{case}: {problems}"
+    modules = {module.op for module, _ in tier._runtime.program._pipelines}
+    assert "flash_attn_tiles" in modules
+
+
+def test_queries_are_attended_in_tiles_where_they_are_whole_vectors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every other case has them within wider rows."""
+    monkeypatch.setattr(fused, "ATTENTION_TILES_FROM", PROMPTS[0].sizes["tokens"])
+    found = set()
+    for case in PROMPTS:
+        graph = build_graph(case)
+        sliced = graph.nodes[0].operands["q"].columns is not None
+        if case.params["soft_cap"] == 0.0:
+            step = lower_graph(graph, ShapeKey(case.sizes["tokens"], 0), 128, "vulkan")
+            tiles = fused.fuse(step, True, attention=True).ops[0].name == "flash_attn_tiles"
+            found.add((sliced, tiles))
+    assert found == {(False, True), (True, False)}

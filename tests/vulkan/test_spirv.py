@@ -45,10 +45,11 @@ def said_by(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         missing(f"{program} is not installed", str(error))
 
 
-def compile_raw(folder: Path, expression: str) -> bytes:
+def compile_raw(folder: Path, expression: str, extension: str = "") -> bytes:
     """What glslang makes of a kernel, before the pass."""
     source, target = folder / "kernel.comp", folder / "kernel.spv"
-    source.write_text(KERNEL.replace("EXPRESSION", expression))
+    text = KERNEL.replace("EXPRESSION", expression)
+    source.write_text(text.replace("460\n", f"460\n{extension}\n"))
     options = ("--target-env", "vulkan1.2", "-V", str(source), "-o", str(target))
     said_by(COMPILER, *options).check_returncode()
     return target.read_bytes()

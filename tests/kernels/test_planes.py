@@ -1,0 +1,86 @@
+"""Products from planes of bytes, whose small matrices the items of a subgroup multiply here: C++ of
+Metal's text beside that of the kernel of packed dots, on the same bytes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.kernels.products import (
+    GROUPS,
+    PLANE_CALLS,
+    PLANES,
+    ROWS,
+    TOKENS,
+    Product,
+    product_of,
+)
+from accel.kernels.source import Language, module_source
+from accel.packets.planes import SUPER_BLOCKS
+from contract.dtypes import Q4_K, DType
+from tests.kernels.metal_modules import compiled
+from tests.kernels.test_tiles import Float32, result
+
+Texts = Mapping[str, tuple[str, str]]
+
+
+def expanded(product: Product, folder: Path, texts: Texts | None = None) -> Float32:
+    """The product, a bias and a residual; of the kernels named in ``texts`` a part is replaced."""
+    rng = np.random.default_rng(3)
+    places = dict(product.operands) | {"y": np.full((TOKENS, ROWS), np.nan, np.float32)}
+    places["bias"] = rng.standard_normal(ROWS, np.float32)
+    places["residual"] = rng.standard_normal((TOKENS, ROWS), np.float32)
+    places |= {name: np.full(nbytes, 77, np.uint8) for name, nbytes in PLANES.items()}
+    product = Product(product.dtype, {}, dict(product.strides) | {"bias": 0, "residual": ROWS})
+    for op, operands in PLANE_CALLS:
+        module = product.module(op)
+        text = module_source(Language.METAL, module)
+        if texts is not None and op in texts:
+            assert texts[op][0] in text
+            text = text.replace(*texts[op])
+        last = {name: name for name in ("bias", "residual")} if op == "matmul_planes" else {}
+        addresses = {o: places[p].ctypes.data for o, p in (dict(operands) | last).items()}
+        run = compiled(module, text, folder)
+        assert run(product.packet(op, addresses).ctypes.data, GROUPS)
+    return places["y"]
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DType], Float32]:
+    """What packed dots give."""
+    folder = tmp_path_factory.mktemp("dots")
+    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", folder))
+
+
+@pytest.mark.parametrize("dtype", SUPER_BLOCKS, ids=str)
+def test_planes_have_the_bits_of_packed_dots(
+    right: Callable[[DType], Float32], dtype: DType, tmp_path: Path
+) -> None:
+    """All codes, scales and activations there can be, groups that are not whole, more than a span
+    of columns; what planes have no room for holds other bytes."""
+    expected, found = right(dtype), expanded(product_of(dtype), tmp_path)
+    assert np.isfinite(expected).any()
+    assert np.array_equal(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "text", "instead"),
+    [
+        ("expand_weight", "(risen + low) ^ sign", "risen ^ sign"),
+        ("expand_weight", "128 * all", "127 * all"),
+        ("expand_tokens", "& 0x03030303u", "& 0x01010101u"),
+        ("matmul_planes", "0x41041040u", "0x41041041u"),
+        ("matmul_planes", "SPAN_SEGMENTS == SPAN_SEGMENTS - 1u", "SPAN_SEGMENTS == 1u"),
+        ("matmul_planes", "value = value - AS_F32", "value = value + AS_F32"),
+    ],
+)
+def test_wrong_kernels_are_noticed(
+    right: Callable[[DType], Float32], op: str, text: str, instead: str, tmp_path: Path
+) -> None:
+    """Negative controls: planes, minima, the multiplier behind a plane, spans."""
+    found = expanded(product_of(Q4_K), tmp_path, {op: (text, instead)})
+    assert not np.array_equal(found, right(Q4_K), equal_nan=True)

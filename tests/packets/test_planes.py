@@ -1,0 +1,80 @@
+"""Where products of many tokens are expanded to planes of bytes."""
+
+from __future__ import annotations
+
+from accel.packets.fused import FUSED
+from accel.packets.planes import LEAST_ROWS, PLANES_FROM, plane_bytes, with_planes
+from accel.packets.schedule import schedule_levels
+from accel.packets.step import Count, Op, Per, Step, Tensor
+from contract.dtypes import Q4_0, Q6_K, DType
+
+COLUMNS = 512
+
+
+def made(name: str, tensors: dict[str, str], sizes: tuple[int, ...], most: int) -> Op:
+    """An op of ``name`` whose operands are whole buffers."""
+    device = FUSED[name]
+    operands = (tensors.get(operand.name) for operand in device.operands)
+    tensors_of = tuple(None if o is None else Tensor(o, 0, COLUMNS, COLUMNS) for o in operands)
+    count = Count(1, Per.TOKEN, most)
+    return Op(device, tensors_of, device.splits, count, sizes, matrix=device.matrix)
+
+
+def product(
+    name: str,
+    dtype: DType = Q6_K,
+    rows: int = LEAST_ROWS,
+    most: int = PLANES_FROM,
+    residual: str | None = None,
+) -> Op:
+    tensors = {"x": "m", "scale": "scale", "sums": "sums", "weight": f"{name}.weight", "y": name}
+    if residual is not None:
+        tensors["residual"] = residual
+    op = made("matmul_tiles", tensors, (rows, COLUMNS), most)
+    op.dtype = dtype
+    return op
+
+
+def step(*products: Op) -> Step:
+    """A norm and what multiplies its integers."""
+    results = {"x": "x", "m": "m", "scale": "scale", "sums": "sums"}
+    norm = made("rms_norm_quantize", results, (COLUMNS,), PLANES_FROM)
+    buffers = dict.fromkeys(("m", "scale", "sums"), 4 * COLUMNS)
+    return Step([norm, *products], buffers)
+
+
+def names(step: Step) -> list[str]:
+    return [op.name for op in step.ops]
+
+
+def test_matrices_are_expanded_beside_the_norm_and_activations_once() -> None:
+    expanded = with_planes(step(product("gate"), product("up")))
+    assert names(expanded) == [
+        *("expand_weight", "expand_weight", "rms_norm_quantize", "expand_tokens"),
+        *("matmul_planes", "matmul_planes"),
+    ]
+    levels = [placement.level for placement in schedule_levels(expanded).placements]
+    assert levels == [0, 0, 0, 1, 2, 2]
+    sizes = sorted(set(expanded.scratch.values()))[1:]
+    assert sizes == [plane_bytes(PLANES_FROM, COLUMNS), plane_bytes(LEAST_ROWS, COLUMNS)]
+
+
+def test_new_integers_in_the_same_place_are_expanded_again() -> None:
+    first, second = step(product("gate")), step(product("up"))
+    expanded = with_planes(Step([*first.ops, *second.ops], first.scratch))
+    assert names(expanded) == [
+        *("expand_weight", "rms_norm_quantize", "expand_tokens", "matmul_planes"),
+        *("expand_weight", "rms_norm_quantize", "expand_tokens", "matmul_planes"),
+    ]
+
+
+def test_others_are_multiplied_in_tiles() -> None:
+    """Few tokens, few or very many rows, scales a block, a result where the residual lies."""
+    for other in (
+        product("y", most=PLANES_FROM - 1),
+        product("y", rows=LEAST_ROWS - 1),
+        product("y", rows=1 << 19),
+        product("y", Q4_0),
+        product("y", residual="y"),
+    ):
+        assert names(with_planes(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
