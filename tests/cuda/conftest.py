@@ -10,7 +10,8 @@ import pytest
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
-from tests.cuda.fake_driver import FakeDriver, FakeNvrtc
+from tests.cuda.fake_driver import FakeDriver
+from tests.cuda.fake_nvrtc import FakeNvrtc
 
 OpenTier = Callable[..., CudaTier]
 

@@ -66,7 +66,8 @@ def _precompiled(compiler: str, folder: Path) -> Path:
     header = folder / "precompiled" / EMULATOR.name
     if not header.exists():
         header.parent.mkdir()
-        shutil.copy(EMULATOR, header)
+        for one in EMULATOR.parent.glob("*_emulator.h"):
+            shutil.copy(one, header.parent)
         _compile(
             compiler, "-x", "c++-header", str(header), to=header.with_name(f"{header.name}.gch")
         )

@@ -20,14 +20,8 @@ import numpy as np
 from accel.cuda.program import Source
 from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
 from tests.cuda.emulator import ENTRY, Emulated, emulate
-from tests.cuda.fake_driver import (
-    OFFSET_MASK,
-    SUCCESS,
-    CUresult,
-    FakeContext,
-    FakeDriver,
-    words,
-)
+from tests.cuda.fake_context import SUCCESS, CUresult, FakeContext, words
+from tests.cuda.fake_driver import OFFSET_MASK, FakeDriver
 
 GATHER = "all_gather"
 WORD = 8

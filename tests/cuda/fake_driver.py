@@ -1,4 +1,4 @@
-"""A test double of ``cuda.bindings.driver`` and NVRTC: a device made of host memory.
+"""A test double of ``cuda.bindings.driver``: a device made of host memory.
 
 Nothing that was enqueued runs before somebody waits or asks, as on the slowest device there could
 be, so that what is overwritten, freed or forgotten too early is wrong for sure. A kernel is what
@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import IntEnum
-from threading import RLock
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,31 +18,22 @@ import numpy as np
 from accel.cuda.self_test import _expected
 from accel.packets.ops import NUMBERS, TABLE
 from accel.packets.packet import ALIGNMENT, INPUT_MEMORY, PACKET, SCRATCH_MEMORY
+from tests.cuda.fake_context import (
+    SUCCESS,
+    CUresult,
+    EventWait,
+    FakeContext,
+    FakeEvent,
+    floats,
+    words,
+)
 
 OFFSET_MASK = (1 << 56) - 1
 PLAIN = (8, 8, PACKET.itemsize)
 """Sizes of the arguments of a plain kernel."""
-
-
-class CUresult(IntEnum):
-    """The statuses the double answers."""
-
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_INVALID_VALUE = 1
-    CUDA_ERROR_OUT_OF_MEMORY = 2
-    CUDA_ERROR_NO_DEVICE = 100
-    CUDA_ERROR_INVALID_IMAGE = 200
-    CUDA_ERROR_INVALID_CONTEXT = 201
-    CUDA_ERROR_NOT_FOUND = 500
-    CUDA_ERROR_NOT_READY = 600
-    CUDA_ERROR_ILLEGAL_ADDRESS = 700
-    CUDA_ERROR_NOT_SUPPORTED = 801
-
-
 QUERIES_PER_OPERATION = 5
 FIRST_STREAM = 1
 """Of a context, and the only one with kernels, which run when somebody waits."""
-SUCCESS = CUresult.CUDA_SUCCESS
 UNASKED_SHARED_BYTES = 48 << 10
 """Dynamic shared memory a kernel may have without asking for more."""
 ATTRIBUTES = {
@@ -55,106 +43,6 @@ ATTRIBUTES = {
     "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
     "L2_CACHE_SIZE": 1 << 20,
 }
-
-
-def floats(address: int, count: int) -> np.ndarray:
-    """float32[count] at an address."""
-    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
-
-
-def words(address: int, count: int) -> np.ndarray:
-    """uint32[count] at an address."""
-    return np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(address))
-
-
-TURN = RLock()
-"""Whose thread executes what was enqueued, by anybody."""
-
-
-def always() -> bool:
-    """Of what waits for nobody."""
-    return True
-
-
-@dataclass
-class FakeContext:
-    """``queue`` are operations nobody waited for; a fault leaves an error to every later call."""
-
-    queue: list[Callable[[], None]] = field(default_factory=list)
-    aside: dict[Any, list[Callable[[], None]]] = field(default_factory=dict)
-    """What was enqueued on other streams: done as soon as it waits for nothing or, where they are
-    ``late``, as late as somebody waits for it."""
-    late: bool = False
-    memory: dict[int, Any] = field(default_factory=dict)
-    pinned: set[int] = field(default_factory=set)
-    graph: list[Callable[[], None]] | None = None
-    error: CUresult = SUCCESS
-    hangs: bool = False
-    destroyed: bool = False
-    asked: int = 0
-    streams: int = 0
-    others: list[FakeContext] = field(default_factory=list)
-    """Contexts of other devices, which go on only while this one waits for them."""
-
-    def run(self, most: int | None = None) -> None:
-        """Execute what was enqueued, but for a kernel that hangs and what follows it."""
-        done = 0
-        with TURN:
-            while self.queue and not self.hangs and not self.error and done != most:
-                if self.advance():
-                    done += 1
-                elif not self.advance_aside() and not any(one.advance() for one in self.others):
-                    break
-            while not self.queue and self.advance_aside():
-                pass
-
-    def advance(self) -> bool:
-        """Execute what comes next; False when there is nothing, or it waits for another device."""
-        if not self.queue or self.hangs or self.error or self.destroyed:
-            return False
-        if not getattr(self.queue[0], "ready", always)():
-            return False
-        self.queue.pop(0)()
-        while not self.late and self.advance_aside():
-            pass
-        return True
-
-    def advance_aside(self) -> bool:
-        """The same of what comes next on one of the other streams."""
-        for queue in self.aside.values():
-            if queue and not self.destroyed and getattr(queue[0], "ready", always)():
-                queue.pop(0)()
-                return True
-        return False
-
-
-@dataclass
-class FakeEvent:
-    """``recorded`` and ``reached`` count its places in streams."""
-
-    recorded: int = 0
-    reached: int = 0
-
-    @property
-    def passed(self) -> bool:
-        return self.reached == self.recorded
-
-    def reach(self) -> None:
-        self.reached += 1
-
-
-@dataclass
-class EventWait:
-    """What follows in the stream waits for the place an event had then."""
-
-    event: FakeEvent
-    place: int
-
-    def ready(self) -> bool:
-        return self.event.reached >= self.place
-
-    def __call__(self) -> None:
-        pass
 
 
 class FakeDriver:
@@ -476,42 +364,3 @@ FAULT = (PLAIN, _fault)
 HANG = (PLAIN, _hang)
 TUNED = (8, 8, PACKET.itemsize, 8)
 """Sizes of the arguments of a tuned kernel that replaces one op."""
-
-
-class FakeNvrtc:
-    """NVRTC that accepts every text: the machine code is the text and how it was compiled."""
-
-    nvrtcResult = SimpleNamespace(NVRTC_SUCCESS=SUCCESS)
-
-    def __init__(self, version: tuple[int, int] = (13, 0)) -> None:
-        self.version = version
-        self.compiled: list[str] = []
-        self.refuse = b"\0"
-
-    def nvrtcVersion(self) -> tuple[Any, ...]:
-        return SUCCESS, *self.version
-
-    def nvrtcCreateProgram(self, text: bytes, name: bytes, *_: Any) -> tuple[Any, ...]:
-        return SUCCESS, SimpleNamespace(text=text, name=name.decode())
-
-    def nvrtcCompileProgram(self, program: Any, count: int, options: list[bytes]) -> tuple[Any]:
-        self.compiled.append(program.name)
-        program.code = b"\n".join([*options, program.text])
-        return (CUresult.CUDA_ERROR_INVALID_VALUE if self.refuse in program.text else SUCCESS,)
-
-    def nvrtcGetCUBINSize(self, program: Any) -> tuple[Any, ...]:
-        return SUCCESS, len(program.code)
-
-    def nvrtcGetCUBIN(self, program: Any, target: bytes) -> tuple[Any, ...]:
-        ctypes.memmove(target, program.code, len(program.code))
-        return (SUCCESS,)
-
-    def nvrtcGetProgramLogSize(self, program: Any) -> tuple[Any, ...]:
-        return SUCCESS, 13
-
-    def nvrtcGetProgramLog(self, program: Any, target: bytes) -> tuple[Any, ...]:
-        ctypes.memmove(target, b"error: no, no\0"[:13], 13)
-        return (SUCCESS,)
-
-    def nvrtcDestroyProgram(self, program: Any) -> tuple[Any, ...]:
-        return (SUCCESS,)

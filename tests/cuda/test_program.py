@@ -22,7 +22,8 @@ from accel.kernels.source import Module
 from accel.packets.build import BuildError
 from accel.packets.disk_cache import write_entry
 from contract.dtypes import Q8_0
-from tests.cuda.fake_driver import FakeDriver, FakeNvrtc
+from tests.cuda.fake_driver import FakeDriver
+from tests.cuda.fake_nvrtc import FakeNvrtc
 from tests.needs import need_installed
 
 SOURCE = Source("one.cu", 'extern "C" __global__ void one(int *x) { x[0] = N; }', (("N", 1),))

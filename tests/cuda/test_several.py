@@ -28,8 +28,9 @@ from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import LOGITS, ModelRunner, StepInput, Submission
+from tests.cuda.fake_context import CUresult
 from tests.cuda.fake_devices import DeviceContext, EmulatedDevices, FakeDevices
-from tests.cuda.fake_driver import CUresult, FakeNvrtc
+from tests.cuda.fake_nvrtc import FakeNvrtc
 from tests.cuda.test_persistent import EXPERTS, MODELS
 from tests.cuda.test_tier import GRAPH, LARGEST, LAYOUT, STATE, block_of, doubled, values_of
 

@@ -26,7 +26,8 @@ from reference.limits import Limits
 from reference.runner import ModelRunner, StepInput
 from tests.cuda.conftest import OpenTier
 from tests.cuda.emulated_step import DEVICE
-from tests.cuda.fake_driver import PLAIN, FakeDriver, words
+from tests.cuda.fake_context import words
+from tests.cuda.fake_driver import PLAIN, FakeDriver
 from tests.cuda.product_cases import Case, layer
 from tests.cuda.test_persistent import recorded
 

@@ -23,7 +23,9 @@ from contract.ir.inputs import InputCopy, InputRows, input_layout
 from contract.shape_key import ShapeKey
 from contract.tier import Fence, Heap
 from tests.cuda.conftest import OpenTier
-from tests.cuda.fake_driver import FAULT, HANG, TUNED, FakeDriver, FakeNvrtc, words
+from tests.cuda.fake_context import words
+from tests.cuda.fake_driver import FAULT, HANG, TUNED, FakeDriver
+from tests.cuda.fake_nvrtc import FakeNvrtc
 from tests.doubling import GRAPH, STATE, WIDTH, doubled, inputs_of
 from tests.growth import refused_growth
 

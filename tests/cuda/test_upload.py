@@ -20,7 +20,7 @@ from reference.quant import find_nonfinite_scale, finite_words, moderate_scales
 from reference.runner import ModelRunner
 from tests.cuda.emulator import emulate
 from tests.cuda.fake_devices import EmulatedDevices
-from tests.cuda.fake_driver import FakeNvrtc
+from tests.cuda.fake_nvrtc import FakeNvrtc
 
 LIMITS = Limits(1, 32, 2, I12, step_tokens=1, step_rows=1)
 ROWS, WIDTH = 1000, 48
