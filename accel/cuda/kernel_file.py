@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel.cuda.program import Source
-from contract.errors import CodecError
-from contract.kernel import GpuTarget, KernelHeader, decode_kernel
+from contract.kernel import GpuTarget, KernelHeader, decode_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +19,5 @@ class CudaKernel:
 
 def source_of(blob: bytes) -> tuple[KernelHeader, Source]:
     """What a file says, and its text. Raises CodecError for one that is damaged or no CUDA C++."""
-    header = decode_kernel(blob)
-    if header.target is not GpuTarget.CUDA_C:
-        raise CodecError(f"kernel {header.name}: target {header.target.name}, not CUDA_C")
-    try:
-        text = header.code.decode()
-    except UnicodeDecodeError as error:
-        raise CodecError(f"kernel {header.name}: source is not UTF-8 ({error})") from None
+    header, text = decode_text(blob, GpuTarget.CUDA_C)
     return header, Source(header.name, text)

@@ -36,7 +36,7 @@ from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.nodes import BufferDecl, Graph
-from contract.kernel import GpuTarget, KernelHeader, decode_kernel
+from contract.kernel import GpuTarget, KernelHeader, decode_text
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
@@ -176,16 +176,13 @@ class MetalTier(Closing):
     def load_kernel(self, blob: bytes) -> MetalKernel:
         """Have the device's compiler build a ``.zrt`` file of Metal text, whose kernel has the
         file's name. Raises CodecError."""
-        header = decode_kernel(blob)
-        if header.target is not GpuTarget.APPLE_METAL:
-            raise CodecError(f"kernel {header.name}: target {header.target.name}, not APPLE_METAL")
+        header, text = decode_text(blob, GpuTarget.APPLE_METAL)
         program = self._runtime.program
         items = header.workgroup_size[0]
         try:
-            text = header.code.decode()
             with self._guarded(f"kernel {header.name}"):
                 program.discard(program.build(header.name, text, header.name, items))
-        except (UnicodeDecodeError, BuildError) as error:
+        except BuildError as error:
             raise CodecError(f"kernel {header.name}: {error}") from None
         return MetalKernel(header)
 

@@ -36,7 +36,7 @@ from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, Graph
-from contract.kernel import GpuTarget, KernelHeader, decode_kernel
+from contract.kernel import GpuTarget, KernelHeader, decode_text
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
@@ -191,13 +191,7 @@ class OpenClTier(Closing):
 
     def load_kernel(self, blob: bytes) -> OpenClKernel:
         """Build a ``.zrt`` file of OpenCL C source that defines a kernel of its name."""
-        header = decode_kernel(blob)
-        if header.target is not GpuTarget.OPENCL_C:
-            raise CodecError(f"kernel {header.name}: target {header.target.name}, not OPENCL_C")
-        try:
-            source = header.code.decode()
-        except UnicodeDecodeError as error:
-            raise CodecError(f"kernel {header.name}: source is not UTF-8 ({error})") from None
+        header, source = decode_text(blob, GpuTarget.OPENCL_C)
         runtime = self._runtime
         program = build_program(
             runtime.context,

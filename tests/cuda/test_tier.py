@@ -13,13 +13,15 @@ from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
 from accel.cuda.tuned import KernelLaunch, Replacement
+from accel.packets.build import BuildError
 from accel.packets.packet import PACKET
 from accel.packets.step import Op
 from accel.packets.under_way import UnderWay
 from contract.dtypes import F32, Q8_0
-from contract.errors import DeviceLost, OutOfMemory, TierUnavailable
+from contract.errors import CodecError, DeviceLost, OutOfMemory, TierUnavailable
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.ir.inputs import InputCopy, InputRows, input_layout
+from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import Fence, Heap
 from tests.cuda.conftest import OpenTier
@@ -372,3 +374,19 @@ def test_launches_of_one_kernel_differ_in_shared_memory(
     driver.kernels["head_rows"] = (TUNED, lambda *arguments: None)
     Lowered(open_cuda()).submit(block_of(values_of(3, 1)))
     assert [name for name, _ in driver.launched].count("head_rows") == 4  # for two places of inputs
+
+
+def test_kernel_files_of_its_own_language_alone(tier: CudaTier) -> None:
+    """Another target, source that is no text, and a file that defines no kernel of its name."""
+
+    def file(name: str, target: GpuTarget, code: bytes) -> bytes:
+        return encode_kernel(KernelHeader(name, target, code))
+
+    known = file("launch_add", GpuTarget.CUDA_C, b"// a kernel")
+    assert tier.load_kernel(known).header.name == "launch_add"
+    with pytest.raises(CodecError, match="target OPENCL_C, not CUDA_C"):
+        tier.load_kernel(file("launch_add", GpuTarget.OPENCL_C, b"// a kernel"))
+    with pytest.raises(CodecError, match="UTF-8"):
+        tier.load_kernel(file("launch_add", GpuTarget.CUDA_C, b"\xff"))
+    with pytest.raises(BuildError):
+        tier.load_kernel(file("nobody", GpuTarget.CUDA_C, b"// a kernel"))
