@@ -28,10 +28,10 @@ def seeds_with(profile: Profile, what: str) -> Iterator[int]:
     return (seed for seed in count(1) if play_seed(simulated, seed).counts[what])
 
 
-@pytest.mark.parametrize("what", WANTED)
 @pytest.mark.parametrize("profile", [ON_MODEL, MEMORY_ON_MODEL], ids=["sched", "mem"])
-def test_every_request_gets_its_solo_run(profile: Profile, what: str) -> None:
-    for seed in islice(seeds_with(profile, what), 1):
+def test_every_request_gets_its_solo_run(profile: Profile) -> None:
+    """In the first schedule of each sort; some are the first of several."""
+    for seed in sorted({next(seeds_with(profile, what)) for what in WANTED}):
         outcome = play_seed(profile, seed)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
         assert outcome.counts["steps"] > 0
