@@ -1,0 +1,69 @@
+"""Products in wide tiles, whose small matrices the items of a subgroup multiply here: C++ of
+Metal's text beside that of the kernel of packed dots, on the same bytes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.kernels import products
+from accel.kernels.products import product_of
+from accel.kernels.source import Language, Module, module_source
+from accel.packets.fused import WIDE_TILE
+from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCT
+from contract.dtypes import Q4_K, DType
+from tests.kernels import test_tiles
+from tests.kernels.test_tiles import Float32, result
+
+TOKENS = WIDE_TILE + 5
+
+
+@pytest.fixture(autouse=True)
+def two_groups_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is not whole."""
+    for module in (products, test_tiles):
+        monkeypatch.setattr(module, "TOKENS", TOKENS)
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DType], Float32]:
+    """What packed dots give."""
+    folder = tmp_path_factory.mktemp("dots")
+    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", folder))
+
+
+@pytest.mark.parametrize("dtype", WIDE_FORMATS, ids=str)
+def test_wide_tiles_have_the_bits_of_packed_dots(
+    right: Callable[[DType], Float32], dtype: DType, tmp_path: Path
+) -> None:
+    """Two groups of rows and of tokens, neither whole, and more than a span of columns."""
+    expected, found = right(dtype), result(product_of(dtype), WIDE_PRODUCT, tmp_path)
+    assert found.shape[0] == TOKENS
+    assert np.isfinite(expected).any()
+    assert np.array_equal(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("SCALE_SUM(products[m], 16)", "SCALE_SUM(products[m], 15)"),
+        ("SPAN_SEGMENTS == SPAN_SEGMENTS - 1u", "SPAN_SEGMENTS == SPAN_SEGMENTS - 2u"),
+        ("2 * 128 * all", "2 * 127 * all"),
+        ("b / STEP_BLOCKS, OWN_PLACE, b %", "b / STEP_BLOCKS, OWN_PLACE, 1u - b %"),
+        ("sum[i] = 0", "sum[i] = 1"),
+    ],
+)
+def test_wrong_kernels_are_noticed(
+    right: Callable[[DType], Float32], text: str, instead: str, tmp_path: Path
+) -> None:
+    """Negative controls: a wrong weight of the high bytes, spans that end elsewhere, minima off,
+    scales of another block, sums that do not begin at zero."""
+    kernel = module_source(Language.METAL, Module(WIDE_PRODUCT, Q4_K))
+    assert text in kernel
+    wrong = kernel.replace(text, instead)
+    found = result(product_of(Q4_K), WIDE_PRODUCT, tmp_path, wrong)
+    assert not np.array_equal(found, right(Q4_K), equal_nan=True)
