@@ -14,8 +14,8 @@ WIDE_PRODUCT = "matmul_wide"
 WIDE_FORMATS = (Q4_K, Q5_K)
 """Super-blocks of 32-blocks with minima."""
 WIDE_FROM = 512
-"""Tokens a step has at most from which on they are worth it: steps of fewer may have so few that most
-of a tile is empty, or leave most multiprocessors idle."""
+"""Tokens a step has at most from which on they are worth it: steps of fewer may have so few that
+most of a tile is empty, or leave most multiprocessors idle."""
 LEAST_ROWS = 2048
 """Of a matrix: the tiles of fewer leave most multiprocessors idle."""
 
