@@ -35,7 +35,7 @@ from accel.cuda.products import (
     row_macros,
 )
 from accel.cuda.program import tuned_source
-from accel.cuda.row_end import EndPhase, end_phase, short_step
+from accel.cuda.row_end import EndPhase, LongStep, end_phase, short_step
 from accel.cuda.runs import ABSENT
 from accel.cuda.step_table import (
     HEAD,
@@ -48,6 +48,7 @@ from accel.cuda.step_table import (
 from accel.cuda.units import unit_bytes
 from accel.packets.packet import aligned
 from accel.packets.step import Op
+from contract.arithmetic import KV_TILE
 from contract.dtypes import I12, WEIGHT_DTYPES
 from contract.errors import ConfigError
 
@@ -70,21 +71,24 @@ Block = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class StepChoice:
     """``blocks`` are what to try for warps and slots, none where nothing is put together; runs have
-    ``least_phases`` of ``most_tokens``, on devices of ``least_capability``, and rows with a norm
-    are ``least_row_units`` long, the longest of them."""
+    ``least_phases`` of ``most_tokens``, on devices of ``least_capability``. Where rows with a norm
+    are shorter than ``least_row_units``, the longest of them, only steps that sample a position
+    before ``long_position`` are put together."""
 
     blocks: tuple[Block, ...] = ()
     most_tokens: int = MOST_TOKENS
     least_phases: int = LEAST_PHASES
     least_capability: tuple[int, int] = (0, 0)
     least_row_units: int = 0
+    long_position: int = 0
 
 
 NEVER = StepChoice()
-FASTEST = StepChoice(BLOCKS, 1, 10, (9, 0), 9)
-"""Where it has been measured to be faster: not with four tokens, nor between launches of others,
-nor where a warp has a single unit of a row to normalize. Of 4 units (0.6B) the graph is as fast at
-context 5 and 8 % faster at 512; of 16 (8B) one launch is 5 % faster at 5."""
+FASTEST = StepChoice(BLOCKS, 1, 10, (9, 0), 9, 2 * KV_TILE + 1)
+"""Where it has been measured to be faster: not with four tokens, nor between launches of others.
+Where a warp has a single unit of a row to normalize it is so as long as one block takes a whole
+context: of 4 units (0.6B) the graph is 6 % slower at context 5 and 5 % faster at 512. Of 16 (8B)
+one launch is 5 % faster at 5."""
 
 
 def chosen_step(choice: str) -> StepChoice:
@@ -176,14 +180,19 @@ def compose(
     launches: list[PlannedLaunch] = []
     together: list[tuple[int, int]] = []
     reading = readers_of(ops)
-    short = None
+    short, long = None, None
     at, workspace = 0, plan.workspace_bytes
     while at < len(plan.launches):
         phases, count = _run(plan.launches[at:], ops, reading, choice.most_tokens, local)
         made = None
-        if len(phases) >= choice.least_phases and _row_units(phases) >= choice.least_row_units:
+        if len(phases) >= choice.least_phases:
             end = _end(phases, ops)
-            made = _launch(phases, end, reading, device, choice.blocks, local, workspace)
+            brief = _row_units(phases) < choice.least_row_units
+            # How far a step is the host knows of those that end here.
+            if not brief or (choice.long_position and end is not None):
+                made = _launch(phases, end, reading, device, choice.blocks, local, workspace)
+            if made is not None and brief:
+                long = LongStep(plan.launches, choice.long_position)
         if made is None:
             count = max(1, count)
             launches += plan.launches[at : at + count]
@@ -202,6 +211,7 @@ def compose(
         workspace_bytes=workspace,
         together=tuple(together),
         short=short,
+        long=long,
     )
 
 

@@ -18,7 +18,7 @@ from contract.ir.nodes import BufferDecl
 
 if TYPE_CHECKING:
     from accel.cuda.persistent import StepTable
-    from accel.cuda.row_end import ShortStep
+    from accel.cuda.row_end import LongStep, ShortStep
 
 GROUPS_PER_MULTIPROCESSOR = 8
 """Most work-groups a multiprocessor gets at the launch of a plain kernel."""
@@ -53,7 +53,7 @@ class Plan:
     replacement may touch their operands in any order. ``together`` are first and last levels that
     one launch has: what others touch, too, shares no memory in all of it. The first
     ``passing_bytes`` of the workspaces are those of replacements that keep nothing there. Of steps
-    that ``short`` is about not all launches are needed.
+    that ``short`` is about not all launches are needed; those that ``long`` is about have others.
     """
 
     launches: tuple[PlannedLaunch, ...]
@@ -62,6 +62,7 @@ class Plan:
     together: tuple[tuple[int, int], ...] = ()
     passing_bytes: int = 0
     short: ShortStep | None = None
+    long: LongStep | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -116,7 +117,8 @@ def layout_of(decl: BufferDecl, device: Device) -> WeightLayout:
 def sources_of(plan: Plan) -> Iterable[Source]:
     """Everything that has to be built."""
     drawn = () if plan.short is None else plan.short.drawn
-    return (launch.source for launch in (*plan.launches, *drawn))
+    others = () if plan.long is None else plan.long.launches
+    return (launch.source for launch in (*plan.launches, *drawn, *others))
 
 
 def _replacement(ops: Remaining, device: Device) -> Replacement | None:

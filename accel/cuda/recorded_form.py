@@ -38,8 +38,11 @@ def recorded_form(
     memory, packets = runtime.memory, bound.packets
     launches = []
     gathers = iter(range(len(bound.gathers)))
-    short = bound.plan.short
-    for launch in (*bound.plan.launches, *(short.drawn if short is not None else ())):
+    plan = bound.plan
+    short, long = plan.short, plan.long
+    drawn = () if short is None else short.drawn
+    others = () if long is None else long.launches
+    for launch in (*plan.launches, *drawn, *others):
         replaced = packets[launch.first : launch.first + launch.count]
         own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
         if launch.table is not None:
@@ -50,7 +53,7 @@ def recorded_form(
             own = (*own, np.uint64(bound.workspace + launch.workspace))
         late = partial(_told, runtime, next(gathers), device, peers) if launch.gathers else None
         launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own, late))
-    count = len(bound.plan.launches)
+    count, behind = len(plan.launches), len(plan.launches) + len(drawn)
     recording = Recording(
         runtime.context,
         launches[:count],
@@ -62,9 +65,14 @@ def recorded_form(
     weakref.finalize(recording, _give_back, memory, bound.kept)
     if short is None:
         return RecordedForm(recording, None)
-    largest = recording.with_launches(launches[: short.launches])
-    drawn = recording.with_launches(launches[: short.launches] + launches[count:])
-    return RecordedForm(recording, ShortRecordings(largest, drawn, bound.sampling))
+    found = ShortRecordings(
+        recording.with_launches(launches[: short.launches]),
+        recording.with_launches(launches[: short.launches] + launches[count:behind]),
+        bound.sampling,
+        None if long is None else recording.with_launches(launches[behind:]),
+        0 if long is None else long.position,
+    )
+    return RecordedForm(recording, found)
 
 
 def _told(runtime: Runtime, number: int, device: int, peers: Sequence[PeerForm]) -> np.generic:

@@ -104,6 +104,14 @@ class ShortStep:
     sampling: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class LongStep:
+    """All ``launches`` of a step that samples this ``position`` or a later one."""
+
+    launches: tuple[PlannedLaunch, ...]
+    position: int
+
+
 def short_step(end: EndPhase, launches: int, behind: Sequence[PlannedLaunch]) -> ShortStep:
     """For a step that ``end`` ends with so many launches, with others ``behind`` them."""
     drawing = [launch for launch in behind if launch.entry in DRAWING]

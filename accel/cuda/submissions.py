@@ -37,16 +37,26 @@ PLACES = 2
 @dataclass(frozen=True, slots=True)
 class ShortRecordings:
     """What is enough for a step whose only row takes its ``largest`` logit, or is ``drawn`` from
-    logits that nothing changes; ``sampling`` is where among the inputs that is said."""
+    logits that nothing changes; ``sampling`` is where among the inputs that is said. One that
+    samples ``position`` or a later one takes ``long``, if there is one."""
 
     largest: Recording
     drawn: Recording
     sampling: int
+    long: Recording | None = None
+    position: int = 0
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """All of them."""
+        return [self.largest, self.drawn, *(() if self.long is None else (self.long,))]
 
     def enough_for(self, inputs: NDArray[np.uint8]) -> Recording | None:
         """The one for a step with these inputs, if there is one."""
         stop = self.sampling + SAMPLING.itemsize
         record = inputs[self.sampling : stop].view(SAMPLING)[0]
+        if self.long is not None and record["position"] >= self.position:
+            return self.long
         if not is_plain(record):
             return None
         return self.drawn if is_drawn(record) else self.largest
@@ -73,8 +83,7 @@ class CudaBatch:
     @property
     def recordings(self) -> list[Recording]:
         """All there are of it."""
-        short = [] if self.short is None else [self.short.largest, self.short.drawn]
-        return [self.recording, *short]
+        return [self.recording, *(() if self.short is None else self.short.recordings)]
 
 
 class Mark:

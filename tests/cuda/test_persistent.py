@@ -357,7 +357,8 @@ def test_the_variable_says_where_launches_are_put_together(folder: Path) -> None
         ("wide", ShapeKey(1, 1), (9, 0), True),
         ("wide", ShapeKey(1, 1), (8, 0), False),
         ("wide", ShapeKey(4, 4), (9, 0), False),
-        ("qwen3", ShapeKey(1, 1), (9, 0), False),
+        ("qwen3", ShapeKey(1, 1), (9, 0), True),
+        ("qwen3", ShapeKey(4, 4), (9, 0), False),
         ("qwen3moe", ShapeKey(1, 1), (9, 0), False),
     ],
     ids=str,
@@ -365,7 +366,8 @@ def test_the_variable_says_where_launches_are_put_together(folder: Path) -> None
 def test_launches_are_put_together_where_that_is_faster(
     name: str, key: ShapeKey, capability: tuple[int, int], together: bool, folder: Path
 ) -> None:
-    """All of a step of one token, but of short rows; never where nothing is to be."""
+    """All of a step of one token, where rows are short not of a long context; never where nothing is
+    to be."""
     model = recorded(name, folder, key)
     step = lower_graph(model.graph, key, 64, "cuda")
     device = replace(DEVICE, capability=capability)
@@ -373,6 +375,8 @@ def test_launches_are_put_together_where_that_is_faster(
     assert compose(plan, step.ops, device, NEVER, step.scratch) is plan
     composed = compose(plan, step.ops, device, FASTEST, step.scratch)
     assert any(launch.table for launch in composed.launches) == together
+    longer = plan.launches if together and name == "qwen3" else None
+    assert (composed.long and composed.long.launches) == longer
 
 
 def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:

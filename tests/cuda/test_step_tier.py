@@ -23,6 +23,7 @@ from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
 from contract.tier import Fence, Heap
 from reference.limits import Limits
+from reference.model.open import Model
 from reference.runner import ModelRunner, StepInput
 from tests.cuda.conftest import OpenTier
 from tests.cuda.emulated_step import DEVICE
@@ -111,6 +112,37 @@ def test_a_kernel_that_waits_forever_is_told_to_stop(
     assert words(stops[0], 1)[0] == 1
 
 
+def know_kernels(driver: FakeDriver, model: Model, limits: Limits) -> None:
+    """Those of a step of one token, which do nothing."""
+    step = lower_graph(model.graph(limits), ONE_ROW, ROW_PARTS, "cuda")
+    for launch in plan_launches(step.ops, DEVICE, step.scratch).launches:
+        sizes = (8, 8, launch.count * PACKET.itemsize, 8)
+        sizes = PLAIN if launch.workspace is None else sizes
+        driver.kernels[launch.entry] = (sizes, lambda *arguments: None)
+    driver.kernels["step_phases"] = (ARGUMENTS, lambda *arguments: None)
+
+
+def test_long_contexts_of_short_rows_take_all_launches(
+    driver: FakeDriver, open_cuda: OpenTier, folder: Path
+) -> None:
+    """From the third tile of a context on, and again not once it is short."""
+    model = recorded("qwen3", folder, ONE_ROW)
+    limits = Limits(1, 160, 10, I12, step_tokens=1, step_rows=1)
+    know_kernels(driver, model.model, limits)
+    tier = open_cuda(step="auto", graphs=False)
+    with ModelRunner(model.model, tier, limits) as runner:
+        for position in (128, 129, 5):
+            given, query = np.zeros(1, SAMPLING), np.zeros(1, QUERY_TOKEN)
+            given["position"], query["position"] = position, position - 1
+            pages = np.arange(10, dtype=np.int32).reshape(1, 10)
+            driver.launched.clear()
+            runner.step(StepInput(query, np.zeros(1, np.int32), given, pages))
+            names = [name for name, _ in driver.launched]
+            assert names.count("step_phases") == int(position < 129)
+            assert ("launch_sample_part" in names) == (position == 129)
+            assert names.count("unit_product") == (0 if position < 129 else 9)
+
+
 def test_steps_have_the_launches_their_row_needs(
     driver: FakeDriver, open_cuda: OpenTier, folder: Path
 ) -> None:
@@ -118,12 +150,7 @@ def test_steps_have_the_launches_their_row_needs(
     that is drawn needs the second half of SAMPLE behind it, one with penalties all."""
     model = recorded("qwen3", folder, ONE_ROW)
     limits = Limits(1, 96, 6, I12, step_tokens=1, step_rows=1)
-    step = lower_graph(model.model.graph(limits), ONE_ROW, ROW_PARTS, "cuda")
-    for launch in plan_launches(step.ops, DEVICE, step.scratch).launches:
-        sizes = (8, 8, launch.count * PACKET.itemsize, 8)
-        sizes = PLAIN if launch.workspace is None else sizes
-        driver.kernels[launch.entry] = (sizes, lambda *arguments: None)
-    driver.kernels["step_phases"] = (ARGUMENTS, lambda *arguments: None)
+    know_kernels(driver, model.model, limits)
     tier = open_cuda(step="4x1", graphs=False)
     # The second half of SAMPLE has packets of both where the first has no launch, and who draws
     # those of what ends the row.

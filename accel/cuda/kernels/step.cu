@@ -30,7 +30,9 @@ typedef FORMATS<FORMAT0, FORMAT1> STEP_FORMATS;
 #else
 typedef FORMATS<FORMAT0> STEP_FORMATS;
 #endif
-typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS> STEP_SHAPE;
+typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS, 1,
+              (WHOLE_ROWS && NORM_UNITS == 1)>
+    STEP_SHAPE;
 
 // Of products and numbers of tokens of all phases.
 #define TABLE_BYTES(count) (((count) * (sizeof(PHASE_WORK) + 4) + 15) / 16 * 16)

@@ -10,7 +10,7 @@
 // What each warp holds of the row: units `warps` apart, `most` of them at once, `normal` where the row
 // has a norm, which then is no longer. Everything of `normal` units is done side by side: it is one chain
 // after the other whose latency counts here.
-template <int warps, int normal, int most> struct AWAITED_ROW {
+template <int warps, int normal, int most, bool early> struct AWAITED_ROW {
     EIGHT held[most], weight[normal];
     const ACTIVATIONS &x;
     const FLOAT_ROWS<INCOMING> &rows;
@@ -34,10 +34,14 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
     // Asks for those of `count` units from `first` on that are `wanted`, two bits a unit, and again for what
     // is missing, until the first `normal` of them have come. That they have is a number of its own: made of
     // `wanted` alone, NVRTC 13.0 compiles `missing one or other` of two bits as `missing both`, and the loop never ends.
-    __device__ __forceinline__ void await(unsigned first, unsigned wanted) {
+    // Once it has asked for the first ones it does what `meanwhile` says.
+    template <class MEANWHILE>
+    __device__ __forceinline__ void await(unsigned first, unsigned wanted, bool &asked,
+                                          const MEANWHILE &meanwhile) {
         const float *row = rows.x + rows.source.row(0) * rows.stride;
         row += first * UNIT_COLUMNS + 4 * lane;
-        const int left = (int)rows.columns - (int)(first * UNIT_COLUMNS + 4 * lane);
+        const int columns = early && !rows.tokens ? 0 : (int)rows.columns;
+        const int left = columns - (int)(first * UNIT_COLUMNS + 4 * lane);
         unsigned spins = 0, least;
         do {
 #pragma unroll
@@ -50,6 +54,7 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
                 v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
             }
             wanted = 0, least = ~0u;
+            if (early && !asked) meanwhile(), asked = true;
 #pragma unroll
             for (int i = 0; i < 2 * normal; i++) {
                 const int column = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
@@ -74,16 +79,22 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
     }
     // `squares` has room for a float a unit. Units are asked for all at once, but quantized as they come: the
     // last ones of a long row come late, when the others have been there for a while.
+    // `early`: `meanwhile` is something to do, in a step without rows, too.
     __device__ __forceinline__ void run(float *squares) {
+        run(squares, []() {});
+    }
+    template <class MEANWHILE>
+    __device__ __forceinline__ void run(float *squares, const MEANWHILE &meanwhile) {
         const int count = normed ? normal : most;
+        bool asked = false;
         unsigned first = warp;
-        while (rows.tokens) {
+        while (early || rows.tokens) {
 #pragma unroll
             for (int i = 0; i < most; i++) held[i] = EIGHT{};
             unsigned wanted = (1u << 2 * count) - 1;
 #pragma unroll 1
             for (int at = 0; at < count && (at == 0 || first < x.units); at += normal) {
-                await(first, wanted);
+                await(first, wanted, asked, meanwhile);
                 if (normed)
                     normalize_units<warps>(held, weight, x, rows,
                                            ROW_SQUARES{squares, x.units, rows.columns});

@@ -82,16 +82,25 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
     };
     rows.source.picked = (const unsigned *)step.at(phase.picked);
 #if WHOLE_ROWS
-    AWAITED_ROW<S::warps, NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows, phase.norm != 0);
+    AWAITED_ROW<S::warps, NORM_UNITS, HELD_UNITS, S::short_rows> quantizer(memory.x, rows,
+                                                                           phase.norm != 0);
 #else
     ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
         memory.x, rows, phase.norm != 0);
 #endif
     quantizer.load_weights();
-    quantizer.run(memory.squares);
     const PHASE_OUTPUTS outputs = {phase, step, tokens};
     // Chunks that were asked for have to be taken in a step without rows, too.
-    stream_product<S>(work, ring, list, memory, max(tokens, 1), outputs);
+    const int taken = max(tokens, 1);
+    if constexpr (S::short_rows) {
+        FIRST_CHUNK<S> first;
+        quantizer.run(memory.squares,
+                      [&]() { first.begin(work, ring, list, memory, outputs); });
+        stream_product<S>(work, ring, list, memory, taken, outputs, first);
+    } else {
+        quantizer.run(memory.squares);
+        stream_product<S>(work, ring, list, memory, taken, outputs);
+    }
 }
 
 #endif

@@ -209,13 +209,35 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
     __syncwarp();
 }
 
+// A warp's first chunk of a product as far as it needs no activations, begun before they are there.
+template <class S> struct FIRST_CHUNK {
+    unsigned ahead;
+    CHUNK_NIBBLES nibbles;
+
+    template <class RING_OF, class OUTPUT>
+    __device__ __forceinline__ void begin(const typename S::WORK &work, RING_OF &ring,
+                                          const CHUNK_LIST<S> &list,
+                                          const STREAM_MEMORY<S> &memory, const OUTPUT &output) {
+        const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+        if (!list.count) return;
+        const LISTED_CHUNK at = list.at(0);
+        const typename S::PLACE_OF place(work, list.local_at(0), 0);
+        ahead = at.folds() ? output.ahead(place.matrix, place.in_matrix, lane % UNIT_ROWS, 0) : 0;
+        ring.prepare(warp);
+        if constexpr (S::quick)
+            nibbles.load(ring.await(memory, warp), S::formats::unit_bytes(at.format()), lane);
+    }
+};
+
 // Whole product of a block, for `tokens` tokens; `list` has the warp's chunks. output(matrix, tile,
 // row, token, value, other, added) is called once for every row of a tile and token; `other` is the
 // second matrix' where paired, and `added` what output.added(ahead, matrix, tile, row, token) was before
 // the values were there, with `ahead` what output.ahead(matrix, tile, row, token) read without waiting.
+// `begun` has the first chunk where rows are short.
 template <class S, class RING_OF, class OUTPUT>
 DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LIST<S> &list,
-                           const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output) {
+                           const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output,
+                           const FIRST_CHUNK<S> &begun = {}) {
     typedef typename S::formats FORMATS_OF;
     const int lane = threadIdx.x % WARP_LANES;
     const unsigned warp = threadIdx.x / WARP_LANES;
@@ -232,7 +254,10 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
     CHUNK_NIBBLES nibbles;
     if (S::quick && list.count) {
         held.take(memory.x, at.unit(), work.units, lane);
-        nibbles.load(ring.await(memory, warp), FORMATS_OF::unit_bytes(at.format()), lane);
+        if (S::short_rows)
+            nibbles = begun.nibbles;
+        else
+            nibbles.load(ring.await(memory, warp), FORMATS_OF::unit_bytes(at.format()), lane);
     }
 #pragma unroll 1
     while (true) {
@@ -247,19 +272,23 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
         }
         if (!more) break;
         ahead = share = 0;
-        if (at.folds()) {
-            const typename S::PLACE_OF place(work, local, 0);
-            if (S::most_tokens > 1)
-                share = folders.share(work, local, (warp + i * S::warps) % work.steps);
-            const int item = share * folders.lanes + lane % folders.lanes;
-            if (S::most_tokens == 1)
-                ahead = output.ahead(place.matrix, place.in_matrix, lane % UNIT_ROWS, 0);
-            else if (item < UNIT_ROWS * tokens)
-                ahead = output.ahead(place.matrix, place.in_matrix, item % UNIT_ROWS,
-                                     item / UNIT_ROWS);
+        if (S::short_rows && i == 0) {
+            ahead = begun.ahead;
+        } else {
+            if (at.folds()) {
+                const typename S::PLACE_OF place(work, local, 0);
+                if (S::most_tokens > 1)
+                    share = folders.share(work, local, (warp + i * S::warps) % work.steps);
+                const int item = share * folders.lanes + lane % folders.lanes;
+                if (S::most_tokens == 1)
+                    ahead = output.ahead(place.matrix, place.in_matrix, lane % UNIT_ROWS, 0);
+                else if (item < UNIT_ROWS * tokens)
+                    ahead = output.ahead(place.matrix, place.in_matrix, item % UNIT_ROWS,
+                                         item / UNIT_ROWS);
+            }
+            if ((i + 1) % WARP_LANES == 0) list.look(work, memory, warp, i + 1);
+            ring.prepare(warp);
         }
-        if ((i + 1) % WARP_LANES == 0) list.look(work, memory, warp, i + 1);
-        ring.prepare(warp);
         bool seldom;
 #pragma unroll 1
         do {
