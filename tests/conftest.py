@@ -38,7 +38,7 @@ def pytest_configure() -> None:
     """Let an interrupt reach the programs that tests interrupt: a shell's background job ignores
     it, and so would they. Tests of all formats share one OpenCL program of everything. Kernels that
     tests build by themselves PoCL then compiles as those of tiers."""
-    contents.WHOLE = True
+    contents.ALWAYS = contents.EVERYTHING
     os.environ.setdefault(*POCL_COMPILES_ONCE)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

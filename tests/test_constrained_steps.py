@@ -20,7 +20,7 @@ from reference.sched.constraints import pack_mask
 from tests.constrained import LIMITS, VOCAB, WANTED, Constrained, Row, run, step_input
 from tests.late_tier import LateTier
 from tests.needs import need_device
-from tests.opencl_parts import needed_only
+from tests.opencl_parts import SOME, holding
 
 
 def _banked() -> Tier:
@@ -43,11 +43,10 @@ SEQUENCES = (Constrained(8, 5), Constrained(2, 17, temperature=0.9), Constrained
 
 @pytest.fixture(scope="module", params=TIERS)
 def runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
-    """With a program of what the model needs, where it has one of its own."""
     model = open_model(tiny_model_path)
     with (
         model.file,
-        needed_only(request.param == "opencl-banked"),
+        holding(SOME, request.param == "opencl-banked"),
         TIERS[request.param]() as tier,
         ModelRunner(model, tier, LIMITS) as runner,
     ):

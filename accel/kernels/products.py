@@ -15,10 +15,11 @@ from accel.packets.fused import GROUP_ROWS, GROUP_TOKENS
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
 from accel.packets.packet import ABSENT, PACKET
 from accel.packets.planes import plane_bytes, product_format
+from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCT
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 
 KERNELS = ("matmul", "matmul_tiles")
-"""What is compared."""
+"""What is compared of all formats."""
 FORMATS = (Q4_K, Q6_K, Q5_1)
 """Blocks with minima, halves of blocks, blocks with scales of their own: what kernels differ in."""
 ROWS = GROUP_ROWS + 41
@@ -54,6 +55,11 @@ class Product:
         if op == PLANE_PRODUCT:
             return Module(op, product_format(self.dtype))
         return Module(op, self.dtype if op in STORED else None)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The ops that compute it from its operands as they are: what is compared."""
+        return (*KERNELS, WIDE_PRODUCT) if self.dtype in WIDE_FORMATS else KERNELS
 
     def packet(self, op: str, addresses: Mapping[str, int]) -> NDArray[np.void]:
         """PACKET[1] that has ``op`` compute it."""

@@ -16,6 +16,7 @@ from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
 from accel.packets.planes import PRODUCT_FORMATS, SUPER_BLOCKS
 from accel.packets.step import PRODUCTS, Op
+from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCT
 from contract.arithmetic import SEGMENT
 from contract.dtypes import I12, KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
@@ -64,6 +65,7 @@ STORED = {
     "norm_row": QUANTIZED,
     "gate_row": QUANTIZED,
     "matmul_tiles": QUANTIZED,
+    WIDE_PRODUCT: WIDE_FORMATS,
     "expand_weight": SUPER_BLOCKS,
     "matmul_planes": PRODUCT_FORMATS,
     "kv_write_batched": KV_DTYPES,
@@ -85,8 +87,9 @@ REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row")
 """Ops of ``packets/repeated.py``, which not every tier of these kernels has."""
 
 ATTENTION_TILES = "flash_attn_tiles"
+VULKAN_MATRIX_OPS = (WIDE_PRODUCT, ATTENTION_TILES)
 """What not every tier with matrix units has."""
-MATRIX_OPS = ("matmul_tiles", ATTENTION_TILES)
+MATRIX_OPS = ("matmul_tiles", *VULKAN_MATRIX_OPS)
 """Ops whose kernels are worth their while where a device has matrix units."""
 
 PLANE_PRODUCT = "matmul_planes"
@@ -166,10 +169,10 @@ def modules(repeating: bool = True) -> tuple[Module, ...]:
     return tuple(Module(name, dtype) for name in names for dtype in STORED.get(name, (None,)))
 
 
-def matrix_modules(attention: bool = False) -> tuple[Module, ...]:
-    """Those made for matrix units, with ``attention`` ATTENTION_TILES as well. Where there are none
+def matrix_modules(vulkan: bool = False) -> tuple[Module, ...]:
+    """Those made for matrix units, with ``vulkan`` VULKAN_MATRIX_OPS as well. Where there are none
     they are right, too, but slow."""
-    names = (name for name in MATRIX_OPS if attention or name != ATTENTION_TILES)
+    names = (name for name in MATRIX_OPS if vulkan or name not in VULKAN_MATRIX_OPS)
     return tuple(Module(name, dtype) for name in names for dtype in STORED[name])
 
 

@@ -18,8 +18,8 @@ RECURRENT = "RECURRENT"
 RECURRENT_OPS = frozenset(name for name in TABLE if name.startswith("ssm_"))
 PARTS = (*(dtype.name.upper() for dtype in WEIGHT_DTYPES), RECURRENT)
 EVERYTHING: Parts = frozenset(PARTS)
-WHOLE = False
-"""Build every part at once, whatever steps need: for tests, which would need many programs."""
+ALWAYS: Parts = frozenset()
+"""What every program holds, whatever steps need: for tests, which would need many programs."""
 
 FEW = 2
 """Programs of some parts one process makes. Who wants yet another gets everything: that is a tool
@@ -87,7 +87,7 @@ class StepPrograms:
         return self._holding(parts)
 
     def _holding(self, parts: Parts) -> Any:
-        wanted = EVERYTHING if WHOLE else parts
+        wanted = parts | ALWAYS
         with self._lock:
             for held, program in self._programs.items():
                 if wanted <= held:

@@ -22,6 +22,8 @@ from contract.dtypes import I12
 
 GROUP_ROWS, GROUP_TOKENS = 128, 64
 """What a group of ``accel/kernels/matmul_tiles.k`` takes of a product."""
+WIDE_TILE = 128
+"""Rows and tokens a group of ``accel/kernels/matmul_wide.k`` takes."""
 TILES_FROM = 16
 """Tokens a step has at most from which on its products are worth tiles."""
 NORMED_SEGMENTS = 8
@@ -108,6 +110,14 @@ FUSED = MappingProxyType(
                 "tokens rows columns",
                 "",
                 lambda tokens, rows, **_: pieces(rows, GROUP_ROWS) * pieces(tokens, GROUP_TOKENS),
+            ),
+            _row(
+                "matmul_wide",
+                "x scale sums weight bias? residual?",
+                "y",
+                "tokens rows columns",
+                "",
+                lambda tokens, rows, **_: pieces(rows, WIDE_TILE) * pieces(tokens, WIDE_TILE),
             ),
             replace(
                 TABLE["flash_attn_batched"], name="flash_attn_tiles", source="flash_attn_tiles"

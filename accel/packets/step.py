@@ -11,7 +11,10 @@ from accel.packets.device_op import DeviceOp, Split, pieces
 from contract.deferred import dataclass
 from contract.dtypes import DType
 
-PRODUCTS = ("matmul", "matmul_row", "matmul_tiles", "norm_row", "gate_row", "expand_weight")
+PRODUCTS = (
+    *("matmul", "matmul_row", "matmul_tiles", "matmul_wide", "norm_row", "gate_row"),
+    "expand_weight",
+)
 """Ops that multiply by a stored matrix, or make something of it for those that do."""
 
 

@@ -87,7 +87,7 @@ def builds() -> Iterator[Build]:
         yield plain
         if DOT_PRODUCT.search(plain.text):
             yield Build(module, dot=True)
-    for module in matrix_modules(attention=True):
+    for module in matrix_modules(vulkan=True):
         yield Build(module, matrix=True)
     for module in plane_modules():
         yield Build(module, matrix=module.op == PLANE_PRODUCT)

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from accel.kernels.products import (
     FORMATS,
     GROUPS,
-    KERNELS,
     PLANE_CALLS,
     PLANES,
     ROWS,
@@ -49,7 +48,7 @@ def _agrees(queue: Queue, memory: Memory, program: Program, product: Product) ->
 
     results = []
     try:
-        for name in KERNELS:
+        for name in product.kernels:
             launch(name, {operand: addresses[operand] for operand in (*product.operands, "y")})
             results.append(result())
         if planes:

@@ -26,6 +26,7 @@ from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
+from accel.packets.wide import with_wide_tiles
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
 from accel.vulkan.arrange import Arranger
 from accel.vulkan.device import Device
@@ -289,7 +290,7 @@ class VulkanTier(Closing):
         lowered = lower_graph(graph, form, PARTS, TIER)
         matrix = self.traits.matrix
         step = repeat_small(fuse(lowered, matrix, attention=matrix))
-        step = with_planes(step) if matrix else step
+        step = with_wide_tiles(with_planes(step)) if matrix else step
         return step, schedule_levels(step)
 
     def _recorded(

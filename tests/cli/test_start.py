@@ -57,7 +57,7 @@ if "opencl" in sys.argv:
     # As in the tests' own process: there is one program for all of them.
     from accel.opencl import contents
 
-    contents.WHOLE = True
+    contents.ALWAYS = contents.EVERYTHING
 before = collections()
 code = entry()
 modules = sorted(sys.modules)

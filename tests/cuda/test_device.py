@@ -61,7 +61,7 @@ def submit_with(tier: CudaTier, lowered: Lowered, text: str, name: str) -> objec
     first, *others = recording.launches
     kernel = replace(first.kernel, function=function, grid=(1, 1, 1), block=(1, 1, 1))
     recording.launches = [replace(first, kernel=kernel), *others]
-    recording._executable = None
+    recording._executables.clear()
     return lowered.submit(block_of(values_of(3, 1)))
 
 

@@ -33,7 +33,7 @@ from tests.memory.recurrent_layers import (
     uninterrupted,
 )
 from tests.needs import need_device
-from tests.opencl_parts import needed_only
+from tests.opencl_parts import SOME, holding
 
 SLOTS = 3
 FIRST, OTHER, RIGHT = (1, 2, 3, 4, 5), (6, 6, 0), (7, 1, 2, 2)
@@ -64,9 +64,8 @@ WAYS = [*TIERS, "late", "opencl-banked", "vulkan-own"]
 
 @pytest.fixture(scope="module", params=WAYS)
 def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
-    """With a program of what the layers need, where it has one of its own."""
     with (
-        needed_only(request.param == "opencl-banked"),
+        holding(SOME, request.param == "opencl-banked"),
         need_device(partial(_open, request.param)) as opened,
     ):
         yield opened

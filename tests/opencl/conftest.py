@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from accel.opencl import contents
 from accel.opencl.device import Device, find_device
 from accel.opencl.launcher import Mode
 from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
 from tests.needs import need_device
+from tests.opencl_parts import SOME, is_usual
 
 OpenTier = Callable[..., OpenClTier]
 
@@ -34,13 +36,18 @@ def device() -> Device:
 
 
 @pytest.fixture
-def open_opencl(device: Device, kernel_cache: Path) -> Iterator[OpenTier]:
-    """``open_opencl(**choices)`` opens a tier that is closed after the test. Its programs hold
-    everything, and all tests share them."""
+def open_opencl(
+    device: Device, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OpenTier]:
+    """``open_opencl(**choices)`` opens a tier that is closed after the test. What its programs hold
+    depends on ``choices`` alone, and all tests share them."""
     opened: list[OpenClTier] = []
+    always = contents.ALWAYS
 
     def open_it(**choices: object) -> OpenClTier:
-        tier = OpenClTier(choices=replace(Choices(cache=kernel_cache), **choices))
+        chosen = replace(Choices(cache=kernel_cache), **choices)
+        monkeypatch.setattr(contents, "ALWAYS", always if is_usual(chosen) else SOME)
+        tier = OpenClTier(choices=chosen)
         opened.append(tier)
         return tier
 

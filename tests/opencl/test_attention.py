@@ -112,7 +112,7 @@ def run_by_cores(variant: Variant) -> Run:
     queue = cl.CommandQueue(context)
     files = {
         "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
-        **op_files(KERNEL_OPS),
+        **op_files(KERNEL_OPS, frozenset()),
         "entry.cl": "".join(ENTRY.replace("NAME", name) for name in KERNEL_OPS),
     }
     options = (

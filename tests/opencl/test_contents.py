@@ -32,7 +32,7 @@ from contract.dtypes import F16, WEIGHT_DTYPES
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.families_table import FAMILIES
-from tests.opencl_parts import needed_only
+from tests.opencl_parts import holding
 
 LIMITS = Limits(1, 64, 4, F16, step_tokens=16, step_rows=4)
 Q4_K_M = frozenset({"Q4_K", "Q6_K"})
@@ -114,7 +114,7 @@ def test_a_program_is_made_once_and_serves_whoever_needs_less(
     builder: Builder, programs: StepPrograms
 ) -> None:
     """Of two graphs the second has the first one's program if that is enough."""
-    with needed_only():
+    with holding(frozenset()):
         assert programs.holding(Q4_K_M) == "program 1"
         assert programs.holding(frozenset()) == programs.holding(Q4_K_M) == "program 1"
         assert programs.holding(Q4_K_M | {RECURRENT}) == "program 2"
@@ -124,7 +124,7 @@ def test_a_program_is_made_once_and_serves_whoever_needs_less(
 
 def test_whoever_needs_many_gets_everything(builder: Builder, programs: StepPrograms) -> None:
     """A tool that runs op after op in every format does not compile a program for each."""
-    with needed_only():
+    with holding(frozenset()):
         for part in PARTS:
             programs.holding(frozenset({part}))
     assert builder.asked == [*(frozenset({part}) for part in PARTS[:2]), EVERYTHING]
@@ -150,7 +150,7 @@ def test_what_was_begun_is_waited_for(
     """A graph that needs less does not get a program of its own meanwhile; an error is told."""
     if late:
         monkeypatch.setattr(contents.threading, "Thread", LateThread)
-    with needed_only():
+    with holding(frozenset()):
         programs.expect(Q4_K_M)
         assert programs.holding(frozenset()) == "program 1"
         builder.fails = True

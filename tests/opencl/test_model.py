@@ -78,12 +78,14 @@ def assert_same(expected: Outcome, got: Outcome) -> None:
             assert np.array_equal(one, other)
 
 
-def compare(model: Model, tier: Tier, kv_dtype: DType = F32) -> None:
+def compare(
+    model: Model, tier: Tier, kv_dtype: DType = F32, requests: tuple[Request, ...] = REQUESTS
+) -> None:
     """All requests on ``tier`` against the CPU tier."""
     with CpuTier() as cpu:
-        expected = generate(model, cpu, REQUESTS, kv_dtype)
+        expected = generate(model, cpu, requests, kv_dtype)
     assert all(len(tokens) > 1 for tokens in expected[0].values())
-    assert_same(expected, generate(model, tier, REQUESTS, kv_dtype))
+    assert_same(expected, generate(model, tier, requests, kv_dtype))
 
 
 def open_way(open_opencl: OpenTier, choices: Choices) -> OpenClTier:

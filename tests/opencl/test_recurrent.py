@@ -91,7 +91,7 @@ class CoreLogarithms:
         options = (
             "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 -DDOT_VNNI=0"
         )
-        files = {**op_files(("scale",)), "logarithms.cl": ENTRY}
+        files = {**op_files(("scale",), frozenset()), "logarithms.cl": ENTRY}
         program = build_program(self._context, device, files, options, None)
         self._kernel = cl.Kernel(program, "logarithms")
 

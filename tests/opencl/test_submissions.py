@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from contract.shape_key import ShapeKey
 from contract.tier import Fence, Heap, Tier
 from reference.cpu.tier import CpuTier
 from tests.opencl.conftest import OpenTier
-from tests.opencl_parts import needed_only
 
 LARGEST = ShapeKey(64, 64)
 WIDTH = 1200
@@ -90,13 +89,6 @@ class Lowered:
 
 def same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[n], other[n]) for n in one)
-
-
-@pytest.fixture(autouse=True)
-def small_programs() -> Iterator[None]:
-    """Each way to run takes a program of its own, of which these graphs need little."""
-    with needed_only():
-        yield
 
 
 @pytest.mark.parametrize(("mode", "shared"), WAYS, ids=str)

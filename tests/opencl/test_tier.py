@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -40,15 +39,8 @@ from tests.doubling import (
 from tests.growth import refused_growth
 from tests.needs import machine_lacks
 from tests.opencl.conftest import WAYS, OpenTier
-from tests.opencl_parts import needed_only
+from tests.opencl_parts import SOME, holding
 from tests.quant.samples import random_blocks
-
-
-@pytest.fixture(autouse=True)
-def small_programs() -> Iterator[None]:
-    """Each way to run takes a program of its own, of which these graphs need little."""
-    with needed_only():
-        yield
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -277,7 +269,8 @@ def test_probe_failure_falls_back_to_launches(
     monkeypatch.setattr(PersistentLauncher, "check", _lost)
     tier = open_opencl()
     assert tier.mode is Mode.LAUNCH
-    run_doubling(tier)
+    with holding(SOME):
+        run_doubling(tier)
 
 
 def _lost(launcher: PersistentLauncher) -> None:

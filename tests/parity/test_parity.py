@@ -1,4 +1,8 @@
-"""Every opcode on every tier that runs here, against its numpy definition, all bits."""
+"""Every opcode on every tier that runs here, against its numpy definition, all bits.
+
+Where a processor compiles each case's kernel in place of a device, some opcodes are swept in part,
+see ``PARTS``; the other cases are soak tests, so that ``pytest -m parity`` runs them all.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +49,42 @@ def by_shape(cases: Iterable[Case]) -> dict[str, list[Case]]:
 
 
 SHAPES = by_shape(CASES)
+PARTS = {
+    Opcode.FLASH_ATTN: 4,
+    Opcode.FLASH_ATTN_BATCHED: 4,
+    Opcode.MOE_GATE_TOPK: 3,
+    Opcode.MOE_GATE_UP: 2,
+    Opcode.MOE_DOWN_ACC: 2,
+}
+"""Every n-th shape of an opcode, another one to begin with for each storage type: how stored values
+are read does not depend on windows, heads, experts and how many there are of them."""
+COMPILED = ("opencl", "vulkan")
+"""Tiers with kernels for each storage type and shape."""
+
+
+def places() -> dict[str, tuple[Opcode, int, int]]:
+    """Of each name in SHAPES the opcode, the number of the storage type and that of the shape,
+    which is the same for all storage types whatever inner length they allow."""
+    found: dict[str, tuple[Opcode, int, int]] = {}
+    labels: dict[Opcode, dict[object, list[str]]] = defaultdict(dict)
+    for name, (case, *_) in SHAPES.items():
+        by_dtype = labels[case.opcode]
+        own = by_dtype.setdefault(case.dtype, [])
+        first = next(iter(by_dtype.values()))
+        label = case.shape.label
+        place = first.index(label) if label in first else len(own)
+        own.append(label)
+        found[name] = case.opcode, len(by_dtype) - 1, place
+    return found
+
+
+PLACES = places()
+SWEPT = {
+    name
+    for name, (opcode, dtype, place) in PLACES.items()
+    if (dtype + place) % PARTS.get(opcode, 1) == 0
+}
+"""Every storage type and every shape of each opcode, though not each with each."""
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +117,16 @@ def examples_of(shape: str) -> list[Example]:
 
 
 ON_EVERY_TIER = pytest.mark.parametrize("tier", TIERS, indirect=True)
+SHAPES_ON_TIERS = [
+    pytest.param(
+        shape,
+        tier,
+        id=f"{shape}-{tier}",
+        marks=[pytest.mark.soak] if tier in COMPILED and shape not in SWEPT else [],
+    )
+    for shape in SHAPES
+    for tier in TIERS
+]
 
 
 def test_every_opcode_has_a_definition() -> None:
@@ -114,8 +164,15 @@ def test_barrier_is_executable(tier: Tier) -> None:
     run_barrier(tier)
 
 
-@ON_EVERY_TIER
-@pytest.mark.parametrize("shape", SHAPES)
+def test_a_part_has_every_shape_and_every_storage_type() -> None:
+    """Of every opcode."""
+    for wanted in (slice(0, 2), slice(0, 3, 2)):
+        every, swept = ({PLACES[name][wanted] for name in names} for names in (SHAPES, SWEPT))
+        assert swept == every
+    assert len(SWEPT) < len(SHAPES)
+
+
+@pytest.mark.parametrize(("shape", "tier"), SHAPES_ON_TIERS, indirect=["tier"])
 def test_parity(tier: Tier, shape: str) -> None:
     """Every element of every output and updated operand equals the definition's, whatever kind the
     operands' values are of."""

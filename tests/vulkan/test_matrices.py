@@ -127,7 +127,7 @@ def with_units(monkeypatch: pytest.MonkeyPatch, spoil: tuple[str, str] = ("", ""
         if not name.endswith(".matrix"):
             return real(name)
         if name not in made:
-            known = (*matrix_modules(attention=True), *plane_modules())
+            known = (*matrix_modules(vulkan=True), *plane_modules())
             module = next(m for m in known if name == f"{m}.matrix")
             text = module_source(Language.VULKAN, module, Traits(dot=True)).replace(*spoil)
             text = text.replace("#define UNROLL [[unroll]]", "#define UNROLL")
@@ -185,6 +185,17 @@ def test_steps_of_many_tokens_are_multiplied_in_tiles(
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert "matmul_tiles" in modules
     assert not {*PLANE_OPS} & modules
+
+
+def test_steps_of_more_are_multiplied_in_wide_tiles(
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_units(monkeypatch)
+    monkeypatch.setattr("accel.packets.wide.WIDE_FROM", 17)
+    monkeypatch.setattr("accel.packets.wide.LEAST_ROWS", 1)
+    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
+    assert "matmul_wide" in modules
+    assert "matmul_tiles" not in modules
 
 
 def test_steps_of_very_many_are_multiplied_from_planes(

@@ -1,0 +1,85 @@
+"""Products in wide tiles, whose small matrices the items of a subgroup multiply here: C++ of
+Metal's text beside that of the kernel of packed dots, on the same bytes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.kernels import products
+from accel.kernels.products import GROUPS, ROWS, product_of
+from accel.kernels.source import Language, Module, module_source
+from accel.packets.fused import WIDE_TILE
+from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCT
+from contract.dtypes import Q4_K, DType
+from tests.kernels import test_tiles
+from tests.kernels.metal_modules import compiled
+from tests.kernels.test_tiles import Float32, result
+
+TOKENS = WIDE_TILE + 5
+
+
+@pytest.fixture(autouse=True)
+def two_groups_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is not whole."""
+    for module in (products, test_tiles):
+        monkeypatch.setattr(module, "TOKENS", TOKENS)
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DType], Float32]:
+    """What packed dots give."""
+    folder = tmp_path_factory.mktemp("dots")
+    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", folder))
+
+
+@pytest.mark.parametrize("dtype", WIDE_FORMATS, ids=str)
+def test_wide_tiles_have_the_bits_of_packed_dots(
+    right: Callable[[DType], Float32], dtype: DType, tmp_path: Path
+) -> None:
+    """Two groups of rows and of tokens, neither whole, and more than a span of columns."""
+    expected, found = right(dtype), result(product_of(dtype), WIDE_PRODUCT, tmp_path)
+    assert found.shape[0] == TOKENS
+    assert np.isfinite(expected).any()
+    assert np.array_equal(found, expected, equal_nan=True)
+
+
+def test_a_residual_may_be_y(right: Callable[[DType], Float32], tmp_path: Path) -> None:
+    """No total is stored before the residual of its element is added."""
+    module = Module(WIDE_PRODUCT, Q4_K)
+    run = compiled(module, module_source(Language.METAL, module), tmp_path)
+    product, rng = product_of(Q4_K), np.random.default_rng(3)
+    bias = rng.standard_normal(ROWS, np.float32)
+    y = rng.standard_normal((TOKENS, ROWS), np.float32)
+    product = replace(product, strides={**product.strides, "bias": 0, "residual": ROWS})
+    addresses = {name: array.ctypes.data for name, array in product.operands.items()}
+    addresses |= {"bias": bias.ctypes.data, "residual": y.ctypes.data, "y": y.ctypes.data}
+    assert run(product.packet(WIDE_PRODUCT, addresses).ctypes.data, GROUPS)
+    assert np.array_equal(y, right(Q4_K), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("(ELEMENT(high, e) << 4)", "(ELEMENT(high, e) << 3)"),
+        ("SPAN_SEGMENTS == SPAN_SEGMENTS - 1u", "SPAN_SEGMENTS == SPAN_SEGMENTS - 2u"),
+        ("2 * 128 * all", "2 * 127 * all"),
+        ("b / STEP_BLOCKS, OWN_PLACE, b %", "b / STEP_BLOCKS, OWN_PLACE, 1u - b %"),
+        ("sum[i] = 0", "sum[i] = 1"),
+    ],
+)
+def test_wrong_kernels_are_noticed(
+    right: Callable[[DType], Float32], text: str, instead: str, tmp_path: Path
+) -> None:
+    """Negative controls: a wrong weight of the high bytes, spans that end elsewhere, minima off,
+    scales of another block, sums that do not begin at zero."""
+    kernel = module_source(Language.METAL, Module(WIDE_PRODUCT, Q4_K))
+    assert text in kernel
+    wrong = kernel.replace(text, instead)
+    found = result(product_of(Q4_K), WIDE_PRODUCT, tmp_path, wrong)
+    assert not np.array_equal(found, right(Q4_K), equal_nan=True)

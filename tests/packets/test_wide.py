@@ -1,0 +1,34 @@
+"""Which products of many tokens are multiplied in wide tiles."""
+
+from __future__ import annotations
+
+import pytest
+
+from accel.packets.step import Op
+from accel.packets.wide import LEAST_ROWS, WIDE_FORMATS, WIDE_FROM, with_wide_tiles
+from contract.dtypes import Q4_K, Q6_K, DType
+from tests.packets.test_planes import names, product, step
+
+
+@pytest.mark.parametrize("dtype", WIDE_FORMATS, ids=str)
+def test_products_of_many_tokens_are(dtype: DType) -> None:
+    """With the operands, sizes and count they had."""
+    before = product("gate", dtype=dtype, rows=LEAST_ROWS, most=WIDE_FROM)
+    (_, after) = with_wide_tiles(step(before)).ops
+    assert after.name == "matmul_wide"
+    assert after.operands == before.operands
+    assert (after.count, after.sizes, after.dtype) == (before.count, before.sizes, before.dtype)
+    assert after.matrices == before.matrices
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        product("gate", dtype=Q4_K, most=WIDE_FROM - 1),
+        product("gate", dtype=Q6_K, most=WIDE_FROM),
+        product("gate", dtype=Q4_K, most=WIDE_FROM, rows=LEAST_ROWS - 1),
+    ],
+    ids=["few tokens", "another format", "few rows"],
+)
+def test_others_are_not(other: Op) -> None:
+    assert names(with_wide_tiles(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
