@@ -38,7 +38,6 @@ from accel.cuda.program import tuned_source
 from accel.cuda.row_end import EndPhase, LongStep, end_phase, short_step
 from accel.cuda.runs import ABSENT
 from accel.cuda.step_table import (
-    BANK_COPIES,
     HEAD,
     HEAD_BYTES,
     RECORD_BYTES,
@@ -142,8 +141,8 @@ class StepTable:
 
     @property
     def workspace_bytes(self) -> int:
-        """State, counters and both banks, all copies of them."""
-        return self.exchange_at + 2 * BANK_COPIES * self.exchange.bank_bytes
+        """State, counters and both banks."""
+        return self.exchange_at + 2 * self.exchange.bank_bytes
 
     def bound(self, packets: NDArray[np.void], stop: int) -> NDArray[np.uint8]:
         """The bytes the kernel reads; ``stop`` is the address of the word that ends a step."""

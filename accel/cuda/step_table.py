@@ -15,8 +15,6 @@ from accel.packets.step import Op, Tensor
 
 EXCHANGE_MEMORY = 1 << 60
 """Marks an operand as an offset in the bank of exchanged floats."""
-BANK_COPIES = 1
-"""Of a bank: blocks store to all of them, and each reads one."""
 MATRICES = 3
 PRODUCT_KIND, ATTENTION_KIND, END_KIND = 0, 1, 2
 RECORD_BYTES, HEAD_BYTES = 256, 32

@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 from accel.cuda.plan import plan_launches
-from accel.cuda.step_table import (
-    ATTENTION_RECORD,
-    BANK_COPIES,
-    HEAD,
-    PRODUCT_KIND,
-    PRODUCT_RECORD,
-)
+from accel.cuda.step_table import ATTENTION_RECORD, HEAD, PRODUCT_KIND, PRODUCT_RECORD
 from accel.cuda.tier import CudaTier
 from accel.packets.packet import PACKET
 from accel.packets.rules import ROW_PARTS, lower_graph
@@ -41,7 +35,7 @@ from tests.cuda.test_persistent import recorded
 ARGUMENTS = (8, 8, 8, 8)
 ONE = ShapeKey(1, 0)
 ONE_ROW = ShapeKey(1, 1)
-KEPT_BYTES = 256 + 2 * BANK_COPIES * 768 * 4 + 1024
+KEPT_BYTES = 256 + 2 * 768 * 4 + 1024
 """The state, two banks of a row of 768 floats, and the table of three phases."""
 
 

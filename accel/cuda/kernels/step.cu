@@ -30,8 +30,9 @@ typedef FORMATS<FORMAT0, FORMAT1> STEP_FORMATS;
 #else
 typedef FORMATS<FORMAT0> STEP_FORMATS;
 #endif
+#define EARLY_UNITS 2  // of a row with a norm in each warp; of more it has not been measured
 typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS, 1,
-              (WHOLE_ROWS && NORM_UNITS == 1)>
+              (WHOLE_ROWS && NORM_UNITS <= EARLY_UNITS)>
     STEP_SHAPE;
 
 // Of products and numbers of tokens of all phases.
@@ -92,17 +93,15 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     unsigned *state = (unsigned *)workspace;
     unsigned char *banks = (unsigned char *)workspace + head->exchange_at;
     const unsigned turn = load_shared_word(state) % 2;
-    const unsigned own_copy = blockIdx.x % BANK_COPIES * head->bank_bytes;
-    const STEP_MEMORY step = {{scratch, inputs, 0, 0u},
-                              banks + (size_t)turn * BANK_COPIES * head->bank_bytes + own_copy,
-                              head->stop, head->bank_bytes, own_copy};
+    const STEP_MEMORY step = {
+        {scratch, inputs, 0, 0u}, banks + (size_t)turn * head->bank_bytes, head->stop};
     for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
         tokens[i] = step.count(phases[i].product.multiplier, phases[i].product.counted);
     if (begins)
         ((uint4 *)records)[lane_of_block] = step.resolved(coming, lane_of_block % RECORD_VECTORS);
-    uint4 *other = (uint4 *)(banks + (size_t)(1 - turn) * BANK_COPIES * head->bank_bytes);
+    uint4 *other = (uint4 *)(banks + (size_t)(1 - turn) * head->bank_bytes);
     for (unsigned i = blockIdx.x * WARPS * WARP_LANES + lane_of_block;
-         i < BANK_COPIES * head->bank_bytes / sizeof(uint4); i += gridDim.x * WARPS * WARP_LANES)
+         i < head->bank_bytes / sizeof(uint4); i += gridDim.x * WARPS * WARP_LANES)
         other[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
 

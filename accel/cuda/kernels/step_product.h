@@ -81,7 +81,7 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
 #if WHOLE_ROWS
     AWAITED_ROW<S::warps, NORM_UNITS> quantizer(memory.x, rows, phase.norm != 0);
     // Of a long row the first units have been there for a while.
-    if (!S::short_rows && work.units > S::warps * NORM_UNITS) quantizer.begin();
+    if (NORM_UNITS > 1 && work.units > S::warps * NORM_UNITS) quantizer.begin();
 #else
     ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
         memory.x, rows, phase.norm != 0);
@@ -96,7 +96,7 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
 #if WHOLE_ROWS
     FIRST_CHUNK<S> first;
     quantizer.run(memory.squares, [&]() {
-        if constexpr (S::short_rows) first.begin(work, ring, list, memory, outputs);
+        if constexpr (S::early) first.begin(work, ring, list, memory, outputs);
     });
     stream_product<S>(work, ring, list, memory, taken, outputs, first);
 #else

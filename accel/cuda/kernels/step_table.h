@@ -18,7 +18,6 @@
 #define RECORD_VECTORS 16  // of a phase
 #define OPERAND_VECTORS 8
 #define MOST_RECORDS 3     // in shared memory
-#define BANK_COPIES 1      // what many blocks read at once lies in more places of the cache
 
 struct STEP_HEAD {
     unsigned phases, exchange_at, bank_bytes, works_at;
@@ -75,9 +74,8 @@ static_assert(sizeof(PHASE_WORK) == 56, "as persistent.py has it");
 // Of one launch: where operands are in this step.
 struct STEP_MEMORY {
     LAUNCH launch;
-    unsigned char *bank;  // the block's copy of it, `own_copy` bytes behind the first
+    unsigned char *bank;
     const unsigned *stop;
-    unsigned copy_bytes, own_copy;
 
     // Vector `number` of a record with operands as addresses.
     __device__ __forceinline__ uint4 resolved(const uint4 &v, unsigned number) const {
@@ -102,9 +100,7 @@ struct STEP_MEMORY {
     }
     __device__ __forceinline__ void store(U64 operand, size_t place, float value) const {
         if (operand & EXCHANGE_MEMORY)
-#pragma unroll
-            for (int i = 0; i < BANK_COPIES; i++)
-                publish((float *)(at(operand) - own_copy + (size_t)i * copy_bytes) + place, value);
+            publish((float *)at(operand) + place, value);
         else if (operand)
             ((float *)at(operand))[place] = value;
     }
