@@ -16,7 +16,7 @@ WIDE_FORMATS = (Q4_K, Q5_K)
 WIDE_FROM = 512
 """Tokens a step has at most from which on they are worth it: steps of fewer may have so few that
 most of a tile is empty, or leave most multiprocessors idle."""
-LEAST_ROWS = 2048
+LEAST_ROWS = 2560
 """Of a matrix: the tiles of fewer leave most multiprocessors idle."""
 
 
