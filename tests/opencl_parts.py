@@ -13,7 +13,7 @@ from accel.opencl.launcher import Mode
 from accel.opencl.runtime import Choices
 
 SOME: Parts = frozenset(
-    {"F32", "F16", "BF16", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", RECURRENT}
+    {"F32", "F16", "BF16", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", RECURRENT}
 )
 """What models in Q4_K_M need, with experts and delta nets, and formats of every sort beside."""
 

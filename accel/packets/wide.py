@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from accel.packets.fused import FUSED, operands_of
+from accel.packets.fused import FUSED
 from accel.packets.step import Op, Step
 from contract.dtypes import Q4_K, Q5_K
 
 WIDE_PRODUCT = "matmul_wide"
 WIDE_FORMATS = (Q4_K, Q5_K)
 """Super-blocks of 32-blocks with minima."""
-WIDE_FROM = 128
-"""Tokens a step has at most from which on they are worth it: fewer leave half of a tile empty."""
-LEAST_ROWS = 2048
+WIDE_FROM = 512
+"""Tokens a step has at most from which on they are worth it: steps of fewer may have so few that
+most of a tile is empty, or leave most multiprocessors idle."""
+LEAST_ROWS = 2560
 """Of a matrix: the tiles of fewer leave most multiprocessors idle."""
 
 
@@ -29,7 +30,9 @@ def _wide(op: Op) -> Op:
 
 
 def _is_worth_it(op: Op) -> bool:
-    if op.name != "matmul_tiles" or op.dtype not in WIDE_FORMATS or op.count.most < WIDE_FROM:
-        return False
-    tensors, sizes = operands_of(op), op.most_sizes()
-    return sizes["rows"] >= LEAST_ROWS and tensors["y"] != tensors["residual"]
+    return (
+        op.name == "matmul_tiles"
+        and op.dtype in WIDE_FORMATS
+        and op.count.most >= WIDE_FROM
+        and op.most_sizes()["rows"] >= LEAST_ROWS
+    )

@@ -221,6 +221,23 @@ def test_broken_queries(broken: bool, folder: Path) -> None:
     assert found.all() if broken else not found.any()
 
 
+def test_integers_of_a_row_are_limited(folder: Path) -> None:
+    """All of a normalized row is so close to 2 that it is rounded to 2048, one too much."""
+    one = ShapeKey(1, 1)
+    model = recorded("qwen3", folder, one)
+    embeddings, weights = "model.token_embd.weight", "model.attn_norm.weight[0]"
+    blocks = model.raw[embeddings].reshape(320, -1, 34)[5]
+    blocks[:, :2] = np.float16([1.0]).view(np.uint8)
+    blocks[:, 2:] = np.where(np.arange(32) % 3 == 0, 0x81, 0x7F)
+    model.raw[weights].view(np.float32)[:] = np.nextafter(np.float32(2), np.float32(0))
+    for name in (embeddings, weights):
+        decl = model.graph.buffers[name]
+        stored = model.raw[name].reshape(int(decl.shape[0]) if len(decl.shape) > 1 else 1, -1)
+        model.arrays[name] = CpuTier().upload(decl, stored).matrix
+    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
+    run(steps, [5], [0], [0], 0)
+
+
 def test_attention_is_told_of_another_window(folder: Path) -> None:
     """It settles then what the one before left, also where it has nothing to merge itself."""
     one = ShapeKey(1, 1)
@@ -366,8 +383,8 @@ def test_the_variable_says_where_launches_are_put_together(folder: Path) -> None
 def test_launches_are_put_together_where_that_is_faster(
     name: str, key: ShapeKey, capability: tuple[int, int], together: bool, folder: Path
 ) -> None:
-    """All of a step of one token, where rows are short not of a long context; never where nothing is
-    to be."""
+    """All of a step of one token, where rows are short not of a long context; never where
+    nothing is to be."""
     model = recorded(name, folder, key)
     step = lower_graph(model.graph, key, 64, "cuda")
     device = replace(DEVICE, capability=capability)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,10 +118,36 @@ def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
     return [*(launch for launch in plan.launches if launch.table is not None), *drawing]
 
 
+def with_new_values(sources: list[Source]) -> Iterator[Source]:
+    """Some of them, in which each macro of each kernel has every value that it has in all."""
+    met: set[tuple[object, ...]] = set()
+    for source in sources:
+        values = {(source.name, *macro) for macro in of_any_place(source).macros}
+        if not values <= met or not values:
+            yield source
+        met |= values
+
+
+def test_some_sources_have_every_value(folder: Path) -> None:
+    """Of every macro, of every kernel; and they are fewer."""
+    every = sources(DEVICE, folder)
+    some = list(with_new_values(every))
+    values = [
+        {(source.name, *macro) for source in found for macro in of_any_place(source).macros}
+        for found in (every, some)
+    ]
+    assert values[0] == values[1]
+    assert {source.name for source in every} == {source.name for source in some}
+    assert len(some) < len(every)
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("device", [OLDER, DEVICE], ids=lambda device: str(device.architecture))
-def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path) -> None:
+def test_tuned_kernels_compile(
+    device: Device, compiler: Compiler, folder: Path, whole: bool
+) -> None:
     """With the options of the tier, hardly optimized: what is no C++, and no instruction of the
-    architecture, is told apart."""
+    architecture, is told apart. Of the older architecture one of each kernel, unless all."""
     every = sources(device, folder)
     names = {source.name for source in every}
     attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
@@ -135,7 +162,8 @@ def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path)
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)
     assert of_device == (newer if device is DEVICE else {"unit_matrix.cu"})
-    for source in every:
+    some = with_new_values(every) if device is DEVICE else {s.name: s for s in every}.values()
+    for source in every if whole else some:
         macros = (f"-D{name}={value}" for name, value in source.macros)
         options = (*OPTIONS, *macros, *QUICK)
         assert compiler.compile(source.name, source.text, device.architecture, options)

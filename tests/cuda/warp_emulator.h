@@ -125,6 +125,14 @@ DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
         sum += (short)((i < 2 ? first : second) >> i % 2 * 16) * (int)(bytes >> 8 * i & 0xFF);
     return sum;
 }
+DEVICE unsigned limited_pair(unsigned pair, unsigned most, unsigned least) {
+    unsigned limited = 0;
+    for (int at = 0; at < 32; at += 16) {
+        const short value = min((short)(pair >> at), (short)(most >> at));
+        limited |= (unsigned)(unsigned short)max(value, (short)(least >> at)) << at;
+    }
+    return limited;
+}
 template <bool SIGNED> DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0,
                                                  unsigned a1, unsigned b_high, unsigned b_low) {
     const unsigned a[2] = {a0, a1};

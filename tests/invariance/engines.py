@@ -174,6 +174,18 @@ class Bench:
     def __enter__(self) -> Self:
         return self
 
+    @property
+    def late(self) -> bool:
+        """Whether steps under way are not computed yet, and by a processor quickly enough to try
+        any number of them."""
+        return self.tier.info.asynchronous and not self.emulated
+
+    @property
+    def emulated(self) -> bool:
+        """Whether a processor plays a graphics card, whose steps take twenty times as long."""
+        info = self.tier.info
+        return info.name == "vulkan" and info.host_unified
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from contract.dtypes import F16, F32
 from contract.opcodes import Opcode
+from contract.types import Request
 from tests.families_table import DELTA_NET, FAMILIES, HYBRID
 from tests.invariance import controls, family_controls
 from tests.invariance.engines import (
@@ -49,6 +50,11 @@ POOL = request_pool(VOCAB, count=8, longest=80)
 FEW = settings(PROOF, max_examples=3)
 
 
+def pool_of(bench: Bench) -> tuple[Request, ...]:
+    """Half of it where steps take long, the longest among them."""
+    return POOL[1::2] if bench.emulated else POOL
+
+
 ON_EVERY_TIER = ("qwen3moe", "qwen35", "qwen3next", "gemma4-shared-kv")
 ON_VULKAN = ("qwen35",)
 """A processor that plays a graphics card takes long for each."""
@@ -70,21 +76,23 @@ def bench(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> It
 
 
 def test_no_schedule_changes_a_bit(bench: Bench) -> None:
-    assert_schedule_invariant(bench, POOL, Schedule(chunk_tokens=5, steps_ahead=1))
+    pool = pool_of(bench)
+    assert_schedule_invariant(bench, pool, Schedule(chunk_tokens=5, steps_ahead=1))
     assert len(bench.runner.batch_sizes) >= 4, "the batch size hardly varied"
-    prove_schedules(bench, FEW, POOL)
+    prove_schedules(bench, FEW, pool)
 
 
 def test_prefill_logits_are_decode_logits(bench: Bench) -> None:
-    prove_prefill(bench, FEW, POOL)
+    prove_prefill(bench, FEW, pool_of(bench))
     longest = max(POOL, key=lambda request: len(request.prompt))
     assert_prefill_equals_decode(bench, longest, 1)
 
 
 def test_everyone_at_once(bench: Bench) -> None:
-    """The whole pool: slots are used again and their states start anew."""
-    for steps_ahead in (0, 1, 3):
-        assert_schedule_invariant(bench, POOL, Schedule(64, steps_ahead))
+    """The whole pool: slots are used again and their states start anew. How far ahead steps are
+    submitted matters where they are computed later."""
+    for steps_ahead in (0, 1, 3) if bench.late else (3,):
+        assert_schedule_invariant(bench, pool_of(bench), Schedule(64, steps_ahead))
     assert max(bench.runner.sequence_counts) == bench.runner.limits.slots
 
 
@@ -97,7 +105,7 @@ def test_a_model_that_attends_nowhere(tier: str, synthetic_model: SyntheticModel
         opcodes = bench.runner.graph.opcodes
         assert Opcode.SSM_DELTA_NET in opcodes
         assert not opcodes & {Opcode.FLASH_ATTN, Opcode.FLASH_ATTN_BATCHED}
-        assert_schedule_invariant(bench, POOL, Schedule(chunk_tokens=5, steps_ahead=1))
+        assert_schedule_invariant(bench, pool_of(bench), Schedule(chunk_tokens=5, steps_ahead=1))
         assert_prefill_equals_decode(bench, POOL[0], 1)
 
 

@@ -1,7 +1,7 @@
 """Every op of the kernel dialect as OpenCL C on a processor, against its numpy definition.
 
-Cases are the parity suite's, a few of every opcode and storage type; ZINC_RT_PARITY_CASES asks for
-more of each, or for all.
+Cases are the parity suite's, one or two of every opcode and storage type; ZINC_RT_PARITY_CASES asks
+for so many of each, or for all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from accel.opencl import modules
 from accel.opencl.tier import OpenClTier
 from accel.packets.ops import TABLE as DEVICE_OPS
 from accel.packets.rules import lower_graph
-from contract.dtypes import F32, Q4_K
+from contract.dtypes import F16, Q4_K, WEIGHT_DTYPES, DType
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from harness.parity import STRATEGIES, Case, all_cases, compare
@@ -26,7 +26,7 @@ from harness.parity.execute import build_graph
 from tests.kernels.processor import cpu_device
 from tests.opencl.work_groups import work_group_tier
 
-MOST = os.environ.get("ZINC_RT_PARITY_CASES", "2")
+MOST = os.environ.get("ZINC_RT_PARITY_CASES", "")
 ELSEWHERE = (
     *(Opcode.EMBED, Opcode.RMS_NORM, Opcode.MATMUL, Opcode.SWIGLU, Opcode.LOAD_REQUEST_STATE),
     *(Opcode.KV_WRITE_BATCHED, Opcode.FLASH_ATTN, Opcode.MOE_GATE_TOPK),
@@ -34,6 +34,8 @@ ELSEWHERE = (
 """Opcodes whose kernels take operands from everywhere, divide and take roots."""
 
 UNROLLED = Opcode.MATMUL, Opcode.FLASH_ATTN
+FORMATS = None, F16, Q4_K
+"""Of weights F16 is read by products of many tokens, Q4_K by that of one."""
 
 
 def chosen(most: str) -> list[Case]:
@@ -50,7 +52,40 @@ def chosen(most: str) -> list[Case]:
     ]
 
 
-CASES = chosen(MOST)
+def each_somewhere(cases: list[Case]) -> list[Case]:
+    """Every opcode and every format, but each format only where it is multiplied by: other opcodes
+    that read weights have a fourth of the formats, others in turn. Vulkan has every pair."""
+    dtypes: dict[Opcode, dict[object, int]] = defaultdict(dict)
+    for case in cases:
+        dtypes[case.opcode].setdefault(case.dtype, len(dtypes) + len(dtypes[case.opcode]))
+    return [
+        case
+        for case in cases
+        if case.opcode is Opcode.MATMUL
+        or len(dtypes[case.opcode]) < len(WEIGHT_DTYPES)
+        or dtypes[case.opcode][case.dtype] % 4 == 0
+    ]
+
+
+def one_or_two() -> list[Case]:
+    """Two of each storage type, in the first of which one token reads weights, in the second many;
+    one of the two, in turn, where there are formats of all sorts. A processor's compiler takes
+    seconds for each pair of a format and a kernel, and Vulkan has every pair."""
+    groups: dict[Opcode, list[list[Case]]] = defaultdict(list)
+    for case in chosen("2"):
+        pairs = groups[case.opcode]
+        if not pairs or pairs[-1][0].dtype != case.dtype:
+            pairs.append([])
+        pairs[-1].append(case)
+    return [
+        case
+        for pairs in groups.values()
+        for number, pair in enumerate(pairs)
+        for case in (pair if len(pairs) < len(WEIGHT_DTYPES) else pair[number % 2 :][:1])
+    ]
+
+
+CASES = chosen(MOST) if MOST else one_or_two()
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +114,17 @@ def test_parity(tier: OpenClTier, case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "choices",
-    [{"shared_addresses": False}, {"native_arithmetic": False}],
+    ("choices", "formats"),
+    [({"shared_addresses": False}, FORMATS), ({"native_arithmetic": False}, FORMATS[:2])],
     ids=["banked", "integers"],
 )
-def test_other_devices(kernel_cache: Path, choices: dict[str, bool]) -> None:
-    """Memory of the device's own, and division and roots in integers."""
+def test_other_devices(
+    kernel_cache: Path, choices: dict[str, bool], formats: tuple[DType | None, ...]
+) -> None:
+    """Memory of the device's own, and division and roots in integers, which no format needs."""
     with work_group_tier(cpu_device(), kernel_cache, **choices) as tier:
         for case in CASES:
-            if case.opcode in ELSEWHERE and case.dtype in (None, F32, Q4_K):
+            if case.opcode in ELSEWHERE and case.dtype in formats:
                 assert compare(tier, case) == {}, str(case)
 
 
@@ -96,7 +133,7 @@ def test_unrolled_loops(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(modules, "module_source", source.module_source)
     with work_group_tier(cpu_device(), kernel_cache) as tier:
         for case in CASES:
-            if case.opcode in UNROLLED and case.dtype in (F32, Q4_K):
+            if case.opcode in UNROLLED and case.dtype in FORMATS:
                 assert compare(tier, case) == {}, str(case)
 
 

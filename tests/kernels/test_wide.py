@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from accel.kernels import products
-from accel.kernels.products import product_of
+from accel.kernels.products import GROUPS, ROWS, product_of
 from accel.kernels.source import Language, Module, module_source
 from accel.packets.fused import WIDE_TILE
 from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCT
 from contract.dtypes import Q4_K, DType
 from tests.kernels import test_tiles
+from tests.kernels.metal_modules import compiled
 from tests.kernels.test_tiles import Float32, result
 
 TOKENS = WIDE_TILE + 5
@@ -47,14 +49,28 @@ def test_wide_tiles_have_the_bits_of_packed_dots(
     assert np.array_equal(found, expected, equal_nan=True)
 
 
+def test_a_residual_may_be_y(right: Callable[[DType], Float32], tmp_path: Path) -> None:
+    """No total is stored before the residual of its element is added."""
+    module = Module(WIDE_PRODUCT, Q4_K)
+    run = compiled(module, module_source(Language.METAL, module), tmp_path)
+    product, rng = product_of(Q4_K), np.random.default_rng(3)
+    bias = rng.standard_normal(ROWS, np.float32)
+    y = rng.standard_normal((TOKENS, ROWS), np.float32)
+    product = replace(product, strides={**product.strides, "bias": 0, "residual": ROWS})
+    addresses = {name: array.ctypes.data for name, array in product.operands.items()}
+    addresses |= {"bias": bias.ctypes.data, "residual": y.ctypes.data, "y": y.ctypes.data}
+    assert run(product.packet(WIDE_PRODUCT, addresses).ctypes.data, GROUPS)
+    assert np.array_equal(y, right(Q4_K), equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("text", "instead"),
     [
-        ("SCALE_SUM(products[m], 16)", "SCALE_SUM(products[m], 15)"),
+        ("(ELEMENT(high, e) << 4)", "(ELEMENT(high, e) << 3)"),
         ("SPAN_SEGMENTS == SPAN_SEGMENTS - 1u", "SPAN_SEGMENTS == SPAN_SEGMENTS - 2u"),
         ("2 * 128 * all", "2 * 127 * all"),
         ("b / STEP_BLOCKS, OWN_PLACE, b %", "b / STEP_BLOCKS, OWN_PLACE, 1u - b %"),
-        ("sum[i] = 0", "sum[i] = 1"),
+        ("ELEMENT(SUM(m, n), e) = 0", "ELEMENT(SUM(m, n), e) = 1"),
     ],
 )
 def test_wrong_kernels_are_noticed(

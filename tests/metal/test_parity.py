@@ -1,6 +1,7 @@
 """Cases of the parity suite through messages, commands and C++ of the Metal texts.
 
-A few of every opcode and storage type; ZINC_RT_PARITY_CASES asks for more of each, or for all.
+One of every opcode and of every storage type; ZINC_RT_PARITY_CASES asks for so many of each pair,
+or for all.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from accel.metal.tier import MetalTier
 from contract.dtypes import F32, Q4_K
 from contract.opcodes import Opcode
 from harness.parity import Case, compare
-from tests.kernels.test_parity import ELSEWHERE, chosen
+from tests.kernels.test_parity import ELSEWHERE, chosen, each_somewhere
 from tests.metal.conftest import OpenTier, new_mac
 from tests.parity.test_parity import SHAPES
 
 pytestmark = pytest.mark.parity
 
-MOST = os.environ.get("ZINC_RT_PARITY_CASES", "1")
+MOST = os.environ.get("ZINC_RT_PARITY_CASES", "")
+CASES = chosen(MOST) if MOST else each_somewhere(chosen("1"))
 INTEGERS = Traits(divide=False, root=False, half=False)
 
 
@@ -36,7 +38,7 @@ def parity_tier(kernel_cache: Path) -> Iterator[MetalTier]:
     assert (mac.problems, mac.left_over) == ([], [])
 
 
-@pytest.mark.parametrize("case", chosen(MOST), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_parity(parity_tier: MetalTier, case: Case) -> None:
     """Every element of every output and updated operand equals the definition's."""
     problems = compare(parity_tier, case)
@@ -62,7 +64,7 @@ def test_older_compile_options(kernel_cache: Path) -> None:
     """Before macOS 15 fast mathematics are turned off by another message."""
     mac = new_mac(kernel_cache, math_mode=False)
     with MetalTier(metal=mac.metal) as tier:
-        for case in chosen("1")[::8]:
+        for case in CASES[::8]:
             assert compare(tier, case) == {}, str(case)
     assert (mac.problems, mac.left_over) == ([], [])
 

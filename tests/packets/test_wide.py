@@ -27,14 +27,8 @@ def test_products_of_many_tokens_are(dtype: DType) -> None:
         product("gate", dtype=Q4_K, most=WIDE_FROM - 1),
         product("gate", dtype=Q6_K, most=WIDE_FROM),
         product("gate", dtype=Q4_K, most=WIDE_FROM, rows=LEAST_ROWS - 1),
-        product("gate", dtype=Q4_K, most=WIDE_FROM, residual="gate"),
     ],
-    ids=["few tokens", "another format", "few rows", "a sum in its own place"],
+    ids=["few tokens", "another format", "few rows"],
 )
 def test_others_are_not(other: Op) -> None:
     assert names(with_wide_tiles(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
-
-
-def test_a_residual_elsewhere_may_be_added() -> None:
-    other = product("gate", dtype=Q4_K, most=WIDE_FROM, residual="x")
-    assert names(with_wide_tiles(step(other))) == ["rms_norm_quantize", "matmul_wide"]

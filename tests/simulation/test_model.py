@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 
 import pytest
@@ -24,14 +25,18 @@ WANTED = ("preemptions", "prefix tokens_hit", "prefix restored", "faults", "gues
 def seeds_with(profile: Profile, what: str) -> Iterator[int]:
     """Seeds of schedules in which it happens: without a model, which is fast and nearly the same;
     only sampled tokens differ."""
-    simulated = replace(profile, model=False)
-    return (seed for seed in count(1) if play_seed(simulated, seed).counts[what])
+    return (seed for seed in count(1) if times(profile, what, seed))
 
 
-@pytest.mark.parametrize("what", WANTED)
+def times(profile: Profile, what: str, seed: int) -> int:
+    """How often it happens."""
+    return play_seed(replace(profile, model=False), seed).counts[what]
+
+
 @pytest.mark.parametrize("profile", [ON_MODEL, MEMORY_ON_MODEL], ids=["sched", "mem"])
-def test_every_request_gets_its_solo_run(profile: Profile, what: str) -> None:
-    for seed in islice(seeds_with(profile, what), 1):
+def test_every_request_gets_its_solo_run(profile: Profile) -> None:
+    """In the first schedule of each sort; some are the first of several."""
+    for seed in sorted({next(seeds_with(profile, what)) for what in WANTED}):
         outcome = play_seed(profile, seed)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
         assert outcome.counts["steps"] > 0
@@ -61,9 +66,11 @@ def _no_restored_states(patch: pytest.MonkeyPatch) -> None:
 def test_wrong_bits_are_noticed(
     broken: Break, what: str, recurrent: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: as other tokens or logits than alone."""
+    """Negative control: as other tokens or logits than alone. What happens most often is played
+    first."""
     profile = replace(MEMORY_ON_MODEL, recurrent=recurrent)
-    seeds = list(islice(seeds_with(profile, what), 12))
+    seeds = sorted(islice(seeds_with(profile, what), 12), key=partial(times, profile, what))
+    seeds.reverse()
     broken(monkeypatch)
     outcomes = (play_seed(profile, seed) for seed in seeds)
     found = next((o.violation for o in outcomes if o.violation is not None), None)

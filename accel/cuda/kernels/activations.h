@@ -101,11 +101,17 @@ struct SEGMENT_SCALE {
     __device__ __forceinline__ unsigned integer(float value) const {
         return __float_as_uint(fminf(fmaxf(value * up, -limit), limit) + INTEGER_ROUNDER);
     }
+    // Two of them in a word. They are limited as integers: `value * up` is exact, or far below a half.
+    __device__ __forceinline__ unsigned pair(float low, float high) const {
+        const unsigned both = __byte_perm(__float_as_uint(__fmaf_rn(low, up, INTEGER_ROUNDER)),
+                                          __float_as_uint(__fmaf_rn(high, up, INTEGER_ROUNDER)), 0x5410);
+        return limited_pair(both, silent ? 0u : 0x07FF07FFu, silent ? 0u : 0xF801F801u);
+    }
 };
 
-// Eight integers of a lane, of 16 bits in pairs as words [half][2], as planes and sums.
-DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane,
-                           const unsigned (&pair)[2][2], bool exists) {
+// Eight integers of a lane, of 16 bits in pairs as words [half][2], as planes.
+DEVICE void store_planes(const ACTIVATIONS &x, unsigned index, int lane,
+                         const unsigned (&pair)[2][2]) {
     const unsigned of_lane = x.in_eights
                                  ? lane / 8 * 512 + lane / 4 % 2 * 128 + lane % 4 * 4
                                  : lane / 8 * 128 + lane % 4 * 16 + lane / 4 % 2 * 4;
@@ -114,35 +120,45 @@ DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane,
     unsigned char *planes = x.planes + index * apart * UNIT_PLANES + of_lane;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const unsigned *v = pair[half];
         unsigned char *place = planes + half * of_half;
-        if (exists) {
-            *(unsigned *)place = high_bytes(v[0], v[1]);
-            *(unsigned *)(place + of_low) = low_bytes(v[0], v[1]);
-        }
+        *(unsigned *)place = high_bytes(pair[half][0], pair[half][1]);
+        *(unsigned *)(place + of_low) = low_bytes(pair[half][0], pair[half][1]);
     }
-    // Sums of 16 columns of both halves, each of 16 bits: adding up they borrow from each other, and
-    // what a half lent is known in the end.
-    int both = add_pairs(pair[0][0], pair[0][1], 0x01010101u) +
-               add_pairs(pair[1][0], pair[1][1], 0x01010101u) * 65536;
+}
+// A lane's part of the sums of 16 columns of both halves, each of 16 bits: adding up they borrow from each
+// other, and what a half lent is known in the end.
+DEVICE int sums_of_lane(const unsigned (&pair)[2][2]) {
+    return add_pairs(pair[0][0], pair[0][1], 0x01010101u) +
+           add_pairs(pair[1][0], pair[1][1], 0x01010101u) * 65536;
+}
+// By every fourth lane, once four have added theirs up.
+DEVICE void store_sums(const ACTIVATIONS &x, unsigned index, int lane, int both) {
+    short *sums = x.sums + index * (size_t)(x.in_eights ? 8 : 1) * UNIT_SUMS + sum_place(lane / 4);
+    sums[0] = (short)both;
+    sums[sum_place(8)] = (short)((both - (short)both) >> 16);
+}
+DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane,
+                           const unsigned (&pair)[2][2], bool exists) {
+    if (exists) store_planes(x, index, lane, pair);
+    int both = sums_of_lane(pair);
     both += __shfl_xor_sync(ALL_LANES, both, 1);
     both += __shfl_xor_sync(ALL_LANES, both, 2);
-    if (exists && lane % 4 == 0) {
-        short *sums = x.sums + index * apart * UNIT_SUMS + sum_place(lane / 4);
-        sums[0] = (short)both;
-        sums[sum_place(8)] = (short)((both - (short)both) >> 16);
-    }
+    if (exists && lane % 4 == 0) store_sums(x, index, lane, both);
+}
+
+// Of the largest magnitude of a lane.
+DEVICE unsigned largest_bits(const EIGHT &v) {
+    float most[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) most[i] = larger_magnitude(v.of[i], v.of[i + 4]);
+    return __float_as_uint(
+        larger_magnitude(larger_magnitude(most[0], most[1]), larger_magnitude(most[2], most[3])));
 }
 
 // Rule R5's first half for one unit, which is not kept unless it `exists`.
 DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const EIGHT &v,
                           bool exists = true) {
-    float most[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) most[i] = larger_magnitude(v.of[i], v.of[i + 4]);
-    const float largest_float = larger_magnitude(larger_magnitude(most[0], most[1]),
-                                                 larger_magnitude(most[2], most[3]));
-    const SEGMENT_SCALE segment(largest_of_warp(__float_as_uint(largest_float)));
+    const SEGMENT_SCALE segment(largest_of_warp(largest_bits(v)));
     unsigned bits[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) bits[i] = segment.integer(v.of[i]);

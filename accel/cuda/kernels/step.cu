@@ -30,8 +30,9 @@ typedef FORMATS<FORMAT0, FORMAT1> STEP_FORMATS;
 #else
 typedef FORMATS<FORMAT0> STEP_FORMATS;
 #endif
+#define EARLY_UNITS 2  // of a row with a norm in each warp; of more it has not been measured
 typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS, 1,
-              (WHOLE_ROWS && NORM_UNITS == 1)>
+              (WHOLE_ROWS && NORM_UNITS <= EARLY_UNITS)>
     STEP_SHAPE;
 
 // Of products and numbers of tokens of all phases.

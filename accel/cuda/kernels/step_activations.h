@@ -7,20 +7,22 @@
 
 #include "one_row.h"
 
-// What each warp holds of the row: units `warps` apart, `most` of them at once, `normal` where the row
-// has a norm, which then is no longer. Everything of `normal` units is done side by side: it is one chain
-// after the other whose latency counts here.
-template <int warps, int normal, int most, bool early> struct AWAITED_ROW {
-    EIGHT held[most], weight[normal];
+// What each warp holds of the row: `normal` units at once, `warps` apart, and as many of those behind them,
+// which are on their way. A row with a norm has no more than the first ones. Everything of `normal` units is
+// done side by side: it is one chain after the other whose latency counts here.
+template <int warps, int normal> struct AWAITED_ROW {
+    EIGHT held[normal], coming[normal], weight[normal];
     const ACTIVATIONS &x;
     const FLOAT_ROWS<INCOMING> &rows;
+    const float *row;
     int lane, warp;
-    bool normed;
+    bool normed, asked = false;
 
     __device__ __forceinline__ AWAITED_ROW(const ACTIVATIONS &x_,
                                            const FLOAT_ROWS<INCOMING> &rows_, bool normed_)
         : x(x_),
           rows(rows_),
+          row(rows_.x + rows_.source.row(0) * rows_.stride),
           lane(threadIdx.x % WARP_LANES),
           warp(threadIdx.x / WARP_LANES),
           normed(normed_) {}
@@ -31,78 +33,104 @@ template <int warps, int normal, int most, bool early> struct AWAITED_ROW {
         for (int i = 0; i < normal; i++)
             weight[i] = load_eight(rows.weight, warp + i * warps, rows.columns, lane);
     }
-    // Asks for those of `count` units from `first` on that are `wanted`, two bits a unit, and again for what
-    // is missing, until the first `normal` of them have come. That they have is a number of its own: made of
-    // `wanted` alone, NVRTC 13.0 compiles `missing one or other` of two bits as `missing both`, and the loop never ends.
-    // Once it has asked for the first ones it does what `meanwhile` says.
-    template <class MEANWHILE>
-    __device__ __forceinline__ void await(unsigned first, unsigned wanted, bool &asked,
-                                          const MEANWHILE &meanwhile) {
-        const float *row = rows.x + rows.source.row(0) * rows.stride;
-        row += first * UNIT_COLUMNS + 4 * lane;
-        const int columns = early && !rows.tokens ? 0 : (int)rows.columns;
-        const int left = columns - (int)(first * UNIT_COLUMNS + 4 * lane);
-        unsigned spins = 0, least;
-        do {
-#pragma unroll
-            for (int i = 0; i < 2 * most; i++) {
-                const int column = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
-                if (!(wanted >> i & 1) || column >= left) continue;
-                const uint4 four = rows.source.four(row + column);
-                float *v = held[i / 2].of + i % 2 * 4;
-                v[0] = __uint_as_float(four.x), v[1] = __uint_as_float(four.y);
-                v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
-            }
-            wanted = 0, least = ~0u;
-            if (early && !asked) meanwhile(), asked = true;
-#pragma unroll
-            for (int i = 0; i < 2 * normal; i++) {
-                const int column = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
-                const float *v = held[i / 2].of + i % 2 * 4;
-                const unsigned own = min(min(__float_as_uint(v[0]), __float_as_uint(v[1])),
-                                         min(__float_as_uint(v[2]), __float_as_uint(v[3])));
-                if (column >= left) continue;
-                wanted |= (own == 0 ? 1u : 0u) << i;
-                least = min(least, own);
-            }
-        } while (rows.source.waits(least == 0, spins));
-        __syncwarp();
-        if (!rows.source.awaited) return;
+    // Asks for units from `first` on, as they are stored now, `again` for what is missing; in the place of columns that the row has not it
+    // asks for the last ones.
+    __device__ __forceinline__ void ask(EIGHT (&units)[normal], unsigned first,
+                                        bool again = false) const {
 #pragma unroll
         for (int i = 0; i < 2 * normal; i++) {
-            const int column = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
-            float *v = held[i / 2].of + i % 2 * 4;
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (column < left) v[e] = __uint_as_float(~__float_as_uint(v[e]));
+            const unsigned apart = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
+            const unsigned column = first * UNIT_COLUMNS + 4 * lane + apart;
+            float *v = units[i / 2].of + i % 2 * 4;
+            if (again && least_of_four(v) != 0) continue;
+            const uint4 four = rows.source.four(row + min(column, rows.columns - 4));
+            v[0] = __uint_as_float(four.x), v[1] = __uint_as_float(four.y);
+            v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
         }
     }
-    // `squares` has room for a float a unit. Units are asked for all at once, but quantized as they come: the
-    // last ones of a long row come late, when the others have been there for a while.
-    // `early`: `meanwhile` is something to do, in a step without rows, too.
-    __device__ __forceinline__ void run(float *squares) {
-        run(squares, []() {});
+    // Asks for units again until all have come.
+    __device__ __forceinline__ void await(unsigned first) {
+        unsigned spins = 0;
+        while (rows.source.waits(least_of(held) == 0, spins)) ask(held, first, true);
+        __syncwarp();
+        const unsigned flip = rows.source.awaited ? 0xFFFFFFFFu : 0u;
+#pragma unroll
+        for (int i = 0; i < 8 * normal; i++)
+            held[i / 8].of[i % 8] = __uint_as_float(__float_as_uint(held[i / 8].of[i % 8]) ^ flip);
+        if (rows.columns % UNIT_COLUMNS == 0) return;
+#pragma unroll
+        for (int i = 0; i < 8 * normal; i++) {
+            const unsigned apart = i / 8 * warps * UNIT_COLUMNS + i % 8 / 4 * 128;
+            if (first * UNIT_COLUMNS + 4 * lane + apart >= rows.columns) held[i / 8].of[i % 8] = 0.0f;
+        }
     }
+    static __device__ __forceinline__ unsigned least_of_four(const float *v) {
+        return min(min(__float_as_uint(v[0]), __float_as_uint(v[1])),
+                   min(__float_as_uint(v[2]), __float_as_uint(v[3])));
+    }
+    static __device__ __forceinline__ unsigned least_of(const EIGHT (&units)[normal]) {
+        unsigned least = ~0u;
+#pragma unroll
+        for (int i = 0; i < 2 * normal; i++)
+            least = min(least, least_of_four(units[i / 2].of + i % 2 * 4));
+        return least;
+    }
+    // Units from `first` on are quantized: what lanes do together is done before anything is stored of those that
+    // exist, so that units are side by side.
+    __device__ __forceinline__ void quantize(unsigned first) const {
+        unsigned largest[normal], pair[normal][2][2];
+        float scale[normal];
+        int sums[normal];
+#pragma unroll
+        for (int i = 0; i < normal; i++) largest[i] = largest_of_warp(largest_bits(held[i]));
+#pragma unroll
+        for (int i = 0; i < normal; i++) {
+            const SEGMENT_SCALE segment(largest[i]);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                pair[i][e / 2][e % 2] = segment.pair(held[i].of[2 * e], held[i].of[2 * e + 1]);
+            sums[i] = sums_of_lane(pair[i]), scale[i] = segment.scale();
+        }
+#pragma unroll
+        for (int lanes = 1; lanes < 4; lanes *= 2)
+#pragma unroll
+            for (int i = 0; i < normal; i++)
+                sums[i] += __shfl_xor_sync(ALL_LANES, sums[i], lanes);
+#pragma unroll
+        for (int i = 0; i < normal; i++) {
+            const unsigned unit = first + i * warps;
+            if (unit >= x.units) continue;
+            store_planes(x, unit, lane, pair[i]);
+            if (lane % 4 == 0) store_sums(x, unit, lane, sums[i]);
+            if (lane == 0) x.scales[unit] = scale[i];
+        }
+    }
+    // Asks for the first units.
+    __device__ __forceinline__ void begin() {
+        if (rows.tokens) ask(held, warp);
+        asked = true;
+    }
+    // `squares` has room for a float a unit; `meanwhile` is what can be done while the first units are on their
+    // way. The last ones of a long row come late, when the others have been there for a while.
     template <class MEANWHILE>
     __device__ __forceinline__ void run(float *squares, const MEANWHILE &meanwhile) {
-        const int count = normed ? normal : most;
-        bool asked = false;
-        unsigned first = warp;
-        while (early || rows.tokens) {
-#pragma unroll
-            for (int i = 0; i < most; i++) held[i] = EIGHT{};
-            unsigned wanted = (1u << 2 * count) - 1;
+        if (!asked) begin();
+        meanwhile();
+        if (rows.tokens)
 #pragma unroll 1
-            for (int at = 0; at < count && (at == 0 || first < x.units); at += normal) {
-                await(first, wanted, asked, meanwhile);
+            for (unsigned first = warp;;) {
+                const unsigned next = first + warps * normal;
+                if (next < x.units) ask(coming, next);
+                await(first);
                 if (normed)
                     normalize_units<warps>(held, weight, x, rows,
                                            ROW_SQUARES{squares, x.units, rows.columns});
-                quantize_units<warps, normal>(held, x, first, lane);
-                first += warps * normal, wanted = 0;
+                quantize(first);
+                if (next >= x.units) break;
+#pragma unroll
+                for (int i = 0; i < normal; i++) held[i] = coming[i];
+                first = next;
             }
-            if (first >= x.units) break;
-        }
         __syncthreads();
     }
 };

@@ -72,9 +72,6 @@ template <class S>
 DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, unsigned counted,
                           const STEP_MEMORY &step, STEP_RING<S> &ring, unsigned char *shared) {
     STREAM_MEMORY<S> memory(shared, work, phase.slot_bits);
-    memory.begin(work.steps, true);
-    CHUNK_LIST<S> list;
-    list.begin(work, memory, threadIdx.x / WARP_LANES);
     const int tokens = (int)min(counted, (unsigned)S::most_tokens);
     FLOAT_ROWS<INCOMING> rows = {
         step.floats(phase.x), phase.x_stride,   step.floats(phase.norm_weight), phase.eps,
@@ -82,25 +79,30 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
     };
     rows.source.picked = (const unsigned *)step.at(phase.picked);
 #if WHOLE_ROWS
-    AWAITED_ROW<S::warps, NORM_UNITS, HELD_UNITS, S::short_rows> quantizer(memory.x, rows,
-                                                                           phase.norm != 0);
+    AWAITED_ROW<S::warps, NORM_UNITS> quantizer(memory.x, rows, phase.norm != 0);
+    // Of a long row the first units have been there for a while.
+    if (NORM_UNITS > 1 && work.units > S::warps * NORM_UNITS) quantizer.begin();
 #else
     ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
         memory.x, rows, phase.norm != 0);
 #endif
+    memory.begin(work.steps, true);
+    CHUNK_LIST<S> list;
+    list.begin(work, memory, threadIdx.x / WARP_LANES);
     quantizer.load_weights();
     const PHASE_OUTPUTS outputs = {phase, step, tokens};
     // Chunks that were asked for have to be taken in a step without rows, too.
     const int taken = max(tokens, 1);
-    if constexpr (S::short_rows) {
-        FIRST_CHUNK<S> first;
-        quantizer.run(memory.squares,
-                      [&]() { first.begin(work, ring, list, memory, outputs); });
-        stream_product<S>(work, ring, list, memory, taken, outputs, first);
-    } else {
-        quantizer.run(memory.squares);
-        stream_product<S>(work, ring, list, memory, taken, outputs);
-    }
+#if WHOLE_ROWS
+    FIRST_CHUNK<S> first;
+    quantizer.run(memory.squares, [&]() {
+        if constexpr (S::early) first.begin(work, ring, list, memory, outputs);
+    });
+    stream_product<S>(work, ring, list, memory, taken, outputs, first);
+#else
+    quantizer.run(memory.squares);
+    stream_product<S>(work, ring, list, memory, taken, outputs);
+#endif
 }
 
 #endif

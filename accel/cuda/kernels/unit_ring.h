@@ -107,14 +107,14 @@ template <int most, int blocks = 1> struct PLACE {
 };
 
 // How one kernel is built: warps of a block, ring slots of a warp, most tokens, most matrices of a
-// product and its formats, and blocks that share columns. Where rows are short a warp has a chunk or two of
-// a product: what is done once counts, and is done before the row is there where it can be.
+// product and its formats, and blocks that share columns. Where a step is `early` what is
+// done once a product is done before the row is there where it can be: the first chunk is begun.
 template <int warps_, int slots_, int tokens_, int matrices_, class FORMATS_, int blocks_ = 1,
-          bool short_rows_ = false>
+          bool early_ = false>
 struct SHAPE {
     static constexpr int warps = warps_, slots = slots_, most_tokens = tokens_;
     static constexpr int matrices = matrices_, blocks = blocks_;
-    static constexpr bool short_rows = short_rows_;
+    static constexpr bool early = early_;
     typedef FORMATS_ formats;
     typedef UNIT_WORK<matrices_, blocks_> WORK;
     typedef PLACE<matrices_, blocks_> PLACE_OF;
@@ -214,7 +214,7 @@ template <class S> struct FOLDERS {
         if (S::blocks > 1 && work.folds_at(local) != work.rank()) return count;
         if (S::most_tokens == 1) {
             // Of few steps tiles that have the same warps take turns: else some warps fold nothing.
-            const bool few = S::short_rows && work.steps < S::warps;
+            const bool few = S::early && work.steps < S::warps;
             const unsigned round = few ? turn * work.steps / S::warps : turn;
             return before_last == min(round, latest - 1) ? 0 : count;
         }

@@ -233,7 +233,7 @@ template <class S> struct FIRST_CHUNK {
 // row, token, value, other, added) is called once for every row of a tile and token; `other` is the
 // second matrix' where paired, and `added` what output.added(ahead, matrix, tile, row, token) was before
 // the values were there, with `ahead` what output.ahead(matrix, tile, row, token) read without waiting.
-// `begun` has the first chunk where rows are short.
+// `begun` is the first chunk of a step that is `early`.
 template <class S, class RING_OF, class OUTPUT>
 DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LIST<S> &list,
                            const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output,
@@ -254,7 +254,7 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
     CHUNK_NIBBLES nibbles;
     if (S::quick && list.count) {
         held.take(memory.x, at.unit(), work.units, lane);
-        if (S::short_rows)
+        if (S::early)
             nibbles = begun.nibbles;
         else
             nibbles.load(ring.await(memory, warp), FORMATS_OF::unit_bytes(at.format()), lane);
@@ -272,7 +272,7 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
         }
         if (!more) break;
         ahead = share = 0;
-        if (S::short_rows && i == 0) {
+        if (S::early && i == 0) {
             ahead = begun.ahead;
         } else {
             if (at.folds()) {

@@ -79,6 +79,17 @@ template <bool SIGNED> DEVICE void multiply_sums(int (&high)[4], int (&low)[4], 
     }
 }
 
+// Of two signed numbers of 16 bits each not more than that of `most` and not less than that of `least`.
+DEVICE unsigned limited_pair(unsigned pair, unsigned most, unsigned least) {
+#if __CUDA_ARCH__ >= 900
+    asm("min.s16x2 %0, %0, %1;" : "+r"(pair) : "r"(most));
+    asm("max.s16x2 %0, %0, %1;" : "+r"(pair) : "r"(least));
+    return pair;
+#else
+    return __vmaxs2(__vmins2(pair, most), least);
+#endif
+}
+
 // Copies of 16 and of 4 bytes into shared memory, in stages: each thread waits for its own, all but
 // the latest `left` stages it ended.
 DEVICE void begin_part(void *to, const void *from) {
