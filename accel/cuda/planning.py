@@ -8,9 +8,10 @@ from pathlib import Path
 
 from accel.cuda.device import TIER, Device
 from accel.cuda.needs import Needs, kept_needs
-from accel.cuda.persistent import NEVER, StepChoice, compose
+from accel.cuda.persistent import compose
 from accel.cuda.plan import Plan, plan_launches
 from accel.cuda.registered import cuda_forms
+from accel.cuda.step_choice import NEVER, StepChoice
 from accel.packets.binding import product_factors
 from accel.packets.footprint import device_footprint, step_memory
 from accel.packets.packet import aligned

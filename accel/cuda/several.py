@@ -22,12 +22,12 @@ from accel.cuda.buffers import CudaBuffer
 from accel.cuda.device import TIER, find_device
 from accel.cuda.driver import CudaError, Driver, open_driver
 from accel.cuda.kernel_file import CudaKernel
-from accel.cuda.persistent import AUTO, VARIABLE
 from accel.cuda.planning import share_of_decl
 from accel.cuda.program import Compiler
 from accel.cuda.report import reaches
 from accel.cuda.runtime import PEER_REMEDY, Choices
 from accel.cuda.shared import SharedBatch, SharedBuffer, SharedFence
+from accel.cuda.step_choice import AUTO, VARIABLE
 from accel.cuda.tier import CudaTier
 from accel.packets.build import Progress
 from accel.packets.shares import Share

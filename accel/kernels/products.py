@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from accel.kernels.source import ALL_OPS, PLANE_PRODUCT, STORED, Module
 from accel.packets.device_op import pieces
-from accel.packets.fused import GROUP_ROWS, GROUP_TOKENS
+from accel.packets.fused_ops import GROUP_ROWS, GROUP_TOKENS
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
 from accel.packets.packet import ABSENT, PACKET
 from accel.packets.planes import plane_bytes, product_format

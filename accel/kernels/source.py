@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from accel.kernels.accessors import op_struct, packet_constants, packet_struct, pushed_macros
 from accel.packets.device_op import DeviceOp, DeviceOperand, pieces
-from accel.packets.fused import FUSED
+from accel.packets.fused_ops import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
 from accel.packets.planes import PRODUCT_FORMATS, SUPER_BLOCKS

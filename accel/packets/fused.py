@@ -11,23 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
-from accel.packets.device_op import DeviceOp, DeviceOperand, Units, pieces
-from accel.packets.layouts import TILE_ROWS
-from accel.packets.ops import TABLE
+from accel.packets.fused_ops import FUSED
 from accel.packets.step import Op, Step, Tensor
-from contract.arithmetic import PAGE_TOKENS, SEGMENT
+from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import I12
 
-GROUP_ROWS, GROUP_TOKENS = 128, 64
-"""What a group of ``accel/kernels/matmul_tiles.k`` takes of a product."""
-WIDE_TILE = 128
-"""Rows and tokens a group of ``accel/kernels/matmul_wide.k`` takes."""
 TILES_FROM = 16
 """Tokens a step has at most from which on its products are worth tiles."""
-NORMED_SEGMENTS = 8
-"""Segments a group of ``accel/kernels/rms_norm_quantize.k`` quantizes at a time."""
 ATTENTION_TILES_FROM = 128
 """Tokens a step has at most from which on its attention is: fewer are likely to be of many slots, a
 group for each."""
@@ -37,165 +28,6 @@ MOST_HEAD_DIM = 512
 """Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
 TILES_HEAD_DIM = 128
 """Channels of a head that ``accel/kernels/flash_attn_tiles.k`` has room for, in steps of 32."""
-ROW_QUERIES = 4
-"""Queries a group of ``accel/kernels/row_attention.k`` takes at most."""
-
-
-def _row(
-    name: str,
-    read: str,
-    written: str,
-    sizes: str,
-    reals: str,
-    units: Units,
-    matrices: tuple[str, ...] = ("weight",),
-) -> DeviceOp:
-    operands = [
-        DeviceOperand(o.rstrip("?"), optional=o.endswith("?"), matrix=o in matrices)
-        for o in read.split()
-    ]
-    operands += [
-        DeviceOperand(o.rstrip("?"), written=True, optional=o.endswith("?"))
-        for o in written.split()
-    ]
-    return DeviceOp(
-        name,
-        tuple(operands),
-        tuple(sizes.split()),
-        tuple(reals.split()),
-        units,
-        by_groups=True,
-        by_columns=False,
-        source=name,
-    )
-
-
-def _expanding_groups(rows: int, columns: int) -> int:
-    return pieces(rows, TILE_ROWS) * pieces(columns, SEGMENT)
-
-
-FUSED = MappingProxyType(
-    {
-        op.name: op
-        for op in (
-            _row(
-                "matmul_row",
-                "x scale sums weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "",
-                lambda rows, **_: pieces(rows, TILE_ROWS),
-            ),
-            _row(
-                "norm_row",
-                "x factors? weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "eps",
-                lambda rows, **_: pieces(rows, TILE_ROWS),
-            ),
-            _row(
-                "gate_row",
-                "x factors? gate up",
-                "y",
-                "tokens rows columns activation",
-                "eps",
-                lambda rows, **_: pieces(rows, TILE_ROWS),
-                ("gate", "up"),
-            ),
-            _row(
-                "matmul_tiles",
-                "x scale sums weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "",
-                lambda tokens, rows, **_: pieces(rows, GROUP_ROWS) * pieces(tokens, GROUP_TOKENS),
-            ),
-            _row(
-                "matmul_wide",
-                "x scale sums weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "",
-                lambda tokens, rows, **_: pieces(rows, WIDE_TILE) * pieces(tokens, WIDE_TILE),
-            ),
-            replace(
-                TABLE["flash_attn_batched"], name="flash_attn_tiles", source="flash_attn_tiles"
-            ),
-            _row(
-                "expand_weight",
-                "weight",
-                "planes",
-                "rows columns",
-                "",
-                lambda rows, columns, **_: _expanding_groups(rows, columns),
-            ),
-            _row(
-                "expand_tokens",
-                "m scale sums",
-                "planes",
-                "tokens columns",
-                "",
-                lambda tokens, columns, **_: _expanding_groups(tokens, columns),
-            ),
-            _row(
-                "matmul_planes",
-                "x weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "",
-                lambda tokens, rows, **_: pieces(rows, GROUP_ROWS) * pieces(tokens, GROUP_ROWS),
-                (),
-            ),
-            _row(
-                "rms_norm_quantize",
-                "x factors?",
-                "y? m scale sums",
-                "tokens width",
-                "eps",
-                lambda tokens, width, **_: tokens * pieces(pieces(width, SEGMENT), NORMED_SEGMENTS),
-            ),
-            _row(
-                "swiglu_quantize",
-                "gate up",
-                "m scale sums",
-                "tokens columns activation",
-                "",
-                lambda tokens, columns, **_: tokens * pieces(columns, SEGMENT),
-            ),
-            _row(
-                "flash_attn_quantize",
-                "parts query sinks?",
-                "m scale sums",
-                "tokens heads head_dim window most_parts",
-                "",
-                lambda tokens, heads, head_dim, **_: tokens * pieces(heads * head_dim, SEGMENT),
-            ),
-            _row(
-                "head_rows",
-                "q k v q_weight? k_weight? rope_table query page_table",
-                "y kv",
-                "tokens heads kv_heads head_dim neox rotary_pairs",
-                "q_eps k_eps",
-                lambda tokens, heads, kv_heads, **_: tokens * (heads + 2 * kv_heads),
-            ),
-            *(
-                _row(
-                    name,
-                    "q k v q_weight? k_weight? rope_table query page_table",
-                    "kv parts",
-                    "tokens heads kv_heads head_dim neox most_parts",
-                    "scale eps",
-                    lambda tokens, heads, kv_heads, most_parts, **_: (
-                        tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
-                    ),
-                )
-                for name in ("flash_attn_row", "flash_attn_row_wide")
-            ),
-        )
-    }
-)
-"""By their names, which are those of their kernels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from accel.packets.device_op import pieces
-from accel.packets.fused import FUSED, operands_of
+from accel.packets.fused import operands_of
+from accel.packets.fused_ops import FUSED
 from accel.packets.layouts import UNIT_COLUMNS
 from accel.packets.step import Count, Op, Per, Step, Tensor
 from contract.dtypes import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, DType

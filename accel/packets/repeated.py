@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from accel.packets.device_op import pieces
-from accel.packets.fused import FUSED, operands_of
+from accel.packets.fused import operands_of
+from accel.packets.fused_ops import FUSED
 from accel.packets.layouts import TILE_ROWS
 from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import SEGMENT

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from accel.packets.fused import FUSED
+from accel.packets.fused_ops import FUSED
 from accel.packets.step import Op, Step
 from contract.dtypes import Q4_K, Q5_K
 

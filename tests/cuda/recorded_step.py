@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
-from accel.cuda.persistent import Block, StepChoice, compose
+from accel.cuda.persistent import compose
 from accel.cuda.plan import Plan, PlannedLaunch, plan_launches
+from accel.cuda.step_choice import Block, StepChoice
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph

@@ -13,9 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from accel.cuda import phases
-from accel.cuda.persistent import BLOCKS, FASTEST, NEVER, VARIABLE, StepChoice, chosen_step, compose
+from accel.cuda.persistent import compose
 from accel.cuda.plan import plan_launches
 from accel.cuda.row_end import is_drawn, is_plain
+from accel.cuda.step_choice import BLOCKS, FASTEST, NEVER, VARIABLE, StepChoice, chosen_step
 from accel.cuda.step_table import (
     ATTENTION_KIND,
     ATTENTION_RECORD,

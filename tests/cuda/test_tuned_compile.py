@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from accel.cuda.device import Device
-from accel.cuda.persistent import BLOCKS, StepChoice, compose
+from accel.cuda.persistent import compose
 from accel.cuda.plan import PlannedLaunch, plan_launches
 from accel.cuda.planning import planned_form
 from accel.cuda.program import OPTIONS, Compiler, Source, tuned_source
+from accel.cuda.step_choice import BLOCKS, StepChoice
 from accel.cuda.units import UNITS
 from accel.packets.rules import lower_graph
 from accel.packets.shares import Share

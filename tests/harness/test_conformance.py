@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import tarfile
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from contract.errors import ConfigError, DeviceLost
 from contract.opcodes import Opcode
 from contract.ops import TABLE
-from harness.cli.main import main as zinc_rt
 from harness.conformance import (
     CaseResult,
     conformance_package,
@@ -31,7 +29,6 @@ from harness.conformance import (
     unpack,
     verify_package,
 )
-from harness.conformance.__main__ import main
 from harness.conformance.cases import DEFAULT_MODEL_CASE, VALIDATED
 from harness.conformance.identity import tree_digest
 from harness.conformance.package import MEMBERS
@@ -386,52 +383,3 @@ def test_result_line_is_complete_json():
         "findings": [{"note": "n"}],
         "waiver": "because",
     }
-
-
-def test_command_runs_a_list_and_verifies_the_package(tmp_path, capsys):
-    wanted, out = tmp_path / "list.txt", tmp_path / "p.tar.gz"
-    wanted.write_text("\n".join(SAMPLE[:4]) + "\n")
-    words = ["--tier", "cpu", "--must-pass", str(wanted), "--out", str(out)]
-    assert main(words) == 0
-    shown = capsys.readouterr().out
-    assert hashlib.sha256(out.read_bytes()).hexdigest() in shown
-    assert "no submission" in shown
-    assert zinc_rt(["conformance", "--verify", str(out), "--must-pass", str(wanted)]) == 0
-    assert capsys.readouterr().out.startswith("CONFORMANT: cpu")
-    assert main(["--verify", str(out)]) == 1
-    assert capsys.readouterr().out.startswith("NOT CONFORMANT: cpu")
-
-
-def test_a_failing_run_exits_with_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("harness.conformance.__main__.open_tier", lambda name, options: WrongAdd())
-    wanted = tmp_path / "list.txt"
-    wanted.write_text(ADD[0])
-    words = ["--tier", "cpu", "--must-pass", str(wanted), "--out", str(tmp_path / "p.tar.gz")]
-    assert main(words) == 1
-    assert f"FAIL {ADD[0]}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--tier", "abacus"], "there is no tier of that name"),
-        (["--tier", "cpu", "--must-pass", "{list}"], "this source has no case parity/none"),
-        (["--tier", "cpu", "--must-pass", "{twice}"], "occurs twice"),
-        (["--tier", "cpu", "--must-pass", "{empty}"], "holds no case"),
-        (["--tier", "cpu", "--out", "{folder}/none/p.tar.gz"], "is not a folder"),
-        (["--tier", "cpu", "--waivers", "{folder}/none"], "cannot be read"),
-        (["--tier", "cpu", "--waivers", "{list}"], "is not TOML"),
-        (["--verify", "{list}"], "does not start as a package does"),
-        (["--verify", "{folder}/none"], "cannot be read"),
-    ],
-)
-def test_command_refuses_in_one_line(tmp_path, capsys, words, problem):
-    files = {"list": "parity/none\n", "twice": "tier/opcodes\ntier/opcodes\n", "empty": "\n"}
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    places = {name: tmp_path / name for name in files}
-    assert main([word.format(folder=tmp_path, **places) for word in words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert problem in line
-    assert not list(tmp_path.glob("*.tar.gz"))

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from accel.opencl.tier import OpenClTier
 from accel.packets import fused as fused_module
-from accel.packets.fused import FUSED, fuse, operands_of
+from accel.packets.fused import fuse, operands_of
+from accel.packets.fused_ops import FUSED
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import PRODUCTS, Step

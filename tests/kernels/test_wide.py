@@ -14,7 +14,7 @@ import pytest
 from accel.kernels import products
 from accel.kernels.products import GROUPS, ROWS, product_of
 from accel.kernels.source import Language, Module, module_source
-from accel.packets.fused import WIDE_TILE
+from accel.packets.fused_ops import WIDE_TILE
 from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCT
 from contract.dtypes import Q4_K, DType
 from tests.kernels import test_tiles

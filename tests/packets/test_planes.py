@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel.packets.fused import FUSED
+from accel.packets.fused_ops import FUSED
 from accel.packets.planes import LEAST_ROWS, PLANES_FROM, plane_bytes, with_planes
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Count, Op, Per, Step, Tensor
