@@ -14,7 +14,7 @@ from accel.packets.device_op import DeviceOp, DeviceOperand, pieces
 from accel.packets.fused_ops import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
-from accel.packets.planes import PRODUCT_FORMATS, SUPER_BLOCKS
+from accel.packets.planes import EXPANDED_FORMATS, PRODUCT_FORMATS
 from accel.packets.step import PRODUCTS, Op
 from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCT
 from contract.arithmetic import SEGMENT
@@ -66,7 +66,7 @@ STORED = {
     "gate_row": QUANTIZED,
     "matmul_tiles": QUANTIZED,
     WIDE_PRODUCT: WIDE_FORMATS,
-    "expand_weight": SUPER_BLOCKS,
+    "expand_weight": EXPANDED_FORMATS,
     "matmul_planes": PRODUCT_FORMATS,
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,

@@ -14,11 +14,12 @@ from accel.packets.fused import operands_of
 from accel.packets.fused_ops import FUSED
 from accel.packets.layouts import UNIT_COLUMNS
 from accel.packets.step import Count, Op, Per, Step, Tensor
-from contract.dtypes import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, DType
+from contract.dtypes import Q2_K, Q3_K, Q4_K, Q6_K, DType
 
-SUPER_BLOCKS = (Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS)
-"""Formats whose integers times the scales of their sub-blocks are below 2^13: those with planes."""
-WITH_MINIMA = (Q2_K, Q4_K, Q5_K)
+EXPANDED_FORMATS = (Q2_K, Q3_K, Q4_K, Q6_K)
+"""Those with planes, integers times the scales of their sub-blocks being below 2^13: FORMATS and
+the one with minima that a device is asked about."""
+WITH_MINIMA = (Q2_K, Q4_K)
 PRODUCT_FORMATS = (Q4_K, Q6_K)
 """Of the kernels that multiply planes: with minima and without."""
 FORMATS = (Q2_K, Q3_K, Q6_K)

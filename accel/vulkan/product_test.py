@@ -16,7 +16,7 @@ from accel.kernels.products import (
     product_of,
 )
 from accel.kernels.source import ALL_OPS
-from accel.packets.planes import SUPER_BLOCKS
+from accel.packets.planes import EXPANDED_FORMATS
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue
@@ -34,7 +34,7 @@ def matrices_agree(queue: Queue, memory: Memory, program: Program) -> bool:
 def _agrees(queue: Queue, memory: Memory, program: Program, product: Product) -> bool:
     held = {name: memory.adopt("self-test", data) for name, data in product.operands.items()}
     y = held["y"] = memory.allocate("self-test", 4 * TOKENS * ROWS)
-    planes = PLANES if product.dtype in SUPER_BLOCKS else {}
+    planes = PLANES if product.dtype in EXPANDED_FORMATS else {}
     held |= {name: memory.allocate("self-test", nbytes) for name, nbytes in planes.items()}
     addresses = {name: place.address for name, place in held.items()}
 

@@ -20,7 +20,7 @@ from accel.kernels.products import (
     product_of,
 )
 from accel.kernels.source import Language, module_source
-from accel.packets.planes import SUPER_BLOCKS
+from accel.packets.planes import EXPANDED_FORMATS
 from contract.dtypes import Q4_K, DType
 from tests.kernels.metal_modules import compiled
 from tests.kernels.test_tiles import Float32, result
@@ -56,7 +56,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DType], Float32
     return functools.cache(lambda dtype: result(product_of(dtype), "matmul", folder))
 
 
-@pytest.mark.parametrize("dtype", SUPER_BLOCKS, ids=str)
+@pytest.mark.parametrize("dtype", EXPANDED_FORMATS, ids=str)
 def test_planes_have_the_bits_of_packed_dots(
     right: Callable[[DType], Float32], dtype: DType, tmp_path: Path
 ) -> None:
