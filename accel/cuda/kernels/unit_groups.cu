@@ -39,7 +39,8 @@ DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float 
         sum_by_warps<FORMAT_ID>(scales, unit, stage, lane, j);
     else
         sum_by_groups<FORMAT_ID, AHEAD>(scales, unit, stage, lane, j, meanwhile);
-    add_values(scales, stage + AT_TOKEN_SUMS, stage + AT_SCALES, lane, j, span);
+    constexpr bool taken = !WARP_PRODUCTS && FORMAT::halves;
+    add_values<FORMAT_ID, taken>(scales, stage + AT_TOKEN_SUMS, stage + AT_SCALES, lane, j, span);
 }
 
 struct RESULT {

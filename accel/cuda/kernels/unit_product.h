@@ -68,8 +68,8 @@ DEVICE unsigned word_of(const uint4 &v, int i) {
 DEVICE unsigned shifted(unsigned word, int left) { return left < 0 ? word >> -left : word << left; }
 
 // Sub-blocks 2 v and 2 v + 1 as operands of a product, of a format whose codes are not bytes. Where
-// odd_shift is not 0 the second counts 2^odd_shift times.
-template <int dtype>
+// odd_shift is not 0 the second counts 2^odd_shift times; codes of six bits may all count 2^left times.
+template <int dtype, int left = 0>
 DEVICE void operands_of(const uint4 &nibbles, const UPPER_PLANES<dtype> &upper, int v,
                         unsigned (&even)[4], unsigned (&odd)[4]) {
     typedef UNIT_FORMAT<dtype> FORMAT;
@@ -80,9 +80,9 @@ DEVICE void operands_of(const uint4 &nibbles, const UPPER_PLANES<dtype> &upper, 
             look_up<dtype>(x, even[r], odd[r]);
             continue;
         }
-        even[r] = x & 0x0F0F0F0Fu;
-        odd[r] = FORMAT::odd_shift ? x & 0xF0F0F0F0u : x >> 4 & 0x0F0F0F0Fu;
-        int above = FORMAT::nibbles ? 4 : 0;
+        even[r] = shifted(x, left) & 0x0F0F0F0Fu << left;
+        odd[r] = FORMAT::odd_shift ? x & 0xF0F0F0F0u : shifted(x, left - 4) & 0x0F0F0F0Fu << left;
+        int above = left + (FORMAT::nibbles ? 4 : 0);
         if (FORMAT::pairs) {
             const unsigned p = word_of(upper.pairs[v / 2], r), mask = 0x03030303u << above;
             even[r] |= shifted(p, above - v % 2 * 4) & mask;
@@ -98,9 +98,9 @@ DEVICE void operands_of(const uint4 &nibbles, const UPPER_PLANES<dtype> &upper, 
 }
 
 // The same of any format, as it lies in shared memory.
-template <int dtype> DEVICE void unit_operands(const unsigned char *unit,
-                                               const UPPER_PLANES<dtype> &upper, int lane, int v,
-                                               unsigned (&even)[4], unsigned (&odd)[4]) {
+template <int dtype, int left = 0>
+DEVICE void unit_operands(const unsigned char *unit, const UPPER_PLANES<dtype> &upper, int lane, int v,
+                          unsigned (&even)[4], unsigned (&odd)[4]) {
     typedef UNIT_FORMAT<dtype> FORMAT;
     if (FORMAT::bytes) {
         const uint4 a = vector_at(unit + 2 * v * 512 + lane * 16);
@@ -110,7 +110,7 @@ template <int dtype> DEVICE void unit_operands(const unsigned char *unit,
         return;
     }
     const uint4 nibbles = FORMAT::nibbles ? vector_at(unit + v * 512 + lane * 16) : uint4{};
-    operands_of<dtype>(nibbles, upper, v, even, odd);
+    operands_of<dtype, left>(nibbles, upper, v, even, odd);
 }
 
 DEVICE int byte_of(unsigned word, int i) { return (int)(word >> 8 * i & 0xFFu); }

@@ -39,8 +39,15 @@ template <int dtype> struct UNIT_SCALES {
         const unsigned word = factors[r][s / 4];
         return FORMAT::halves ? (int)(word << (24 - s % 4 * 8)) >> 24 : byte_of(word, s % 4);
     }
-    // Values of both rows and two tokens from the scaled sums: elements (row, token). `sums_at` has
-    // the token's sums of activations that the lane multiplies, `scale` those of the two tokens.
+    // Values of both rows and two tokens from sums of what codes of a format without minima stand for,
+    // times the factors: elements (row, token). `scale` has those of the two tokens.
+    __device__ __forceinline__ void values(const int (&j)[4], const float2 &scale,
+                                           float (&value)[4]) const {
+#pragma unroll
+        for (int e = 0; e < 4; e++) value[e] = d[e / 2] * (float)j[e] * (e % 2 ? scale.y : scale.x);
+    }
+    // The same from sums of the codes. `sums_at` has the token's sums of activations that the lane
+    // multiplies.
     __device__ __forceinline__ void values(const int (&j)[4], const uint2 &sums_at,
                                            const float2 &scale, float (&value)[4]) const {
         // Sums of activations are 256 high + low.

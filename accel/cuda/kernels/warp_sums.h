@@ -74,8 +74,9 @@ DEVICE void sum_by_warps(const UNIT_SCALES<dtype> &scales, const unsigned char *
     }
 }
 
-// Adds the values of scaled sums to those of the span; `sums` and `scale` are those of the tokens.
-template <int dtype, int N>
+// Adds the values of scaled sums to those of the span; `sums` and `scale` are those of the tokens. `taken`
+// says that what codes lie above their integers is no more in the scaled sums.
+template <int dtype, bool taken = false, int N>
 DEVICE void add_values(const UNIT_SCALES<dtype> &scales, const unsigned char *sums,
                        const unsigned char *scale, int lane, const int (&j)[N],
                        float (&span)[N]) {
@@ -84,8 +85,12 @@ DEVICE void add_values(const UNIT_SCALES<dtype> &scales, const unsigned char *su
     for (int n = 0; n < N / 4; n++) {
         const int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
         float value[4];
-        scales.values(of_eight, *(const uint2 *)(sums + (8 * n + g) * 32 + t * 8),
-                      *(const float2 *)((const float *)scale + 8 * n + 2 * t), value);
+        const float2 of_tokens = *(const float2 *)((const float *)scale + 8 * n + 2 * t);
+        if (taken)
+            scales.values(of_eight, of_tokens, value);
+        else
+            scales.values(of_eight, *(const uint2 *)(sums + (8 * n + g) * 32 + t * 8), of_tokens,
+                          value);
 #pragma unroll
         for (int e = 0; e < 4; e++) span[4 * n + e] = span[4 * n + e] + value[e];
     }
