@@ -46,8 +46,9 @@ class GroupShape:
         return GROUP_ROWS * (1 if self.split else self.groups)
 
     def row_blocks(self, rows: Sequence[int]) -> int:
-        """Blocks of all matrices; none has rows of two."""
-        return sum(-(-of_matrix // self.rows) for of_matrix in rows)
+        """Blocks of all matrices, whose tiles lie one behind the other."""
+        tiles = sum(-(-of_matrix // UNIT_ROWS) for of_matrix in rows)
+        return -(-tiles * UNIT_ROWS // self.rows)
 
     def shared_bytes(self, dtype: DType) -> int:
         """Stages with their barriers; totals of a block whose groups have rows of their own."""

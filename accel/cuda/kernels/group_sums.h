@@ -33,11 +33,12 @@ DEVICE void for_sub_blocks(const unsigned char *unit, const UPPER_PLANES<dtype> 
 }
 
 // Codes of four bits: 16 times the codes multiply the high parts, the codes themselves the low ones, in
-// one sum. `ahead`: two such sums take turns.
+// one sum. `ahead`: two such sums take turns, and those of activations times minima are two more, in which
+// high and low bytes are the halves of one operand, and minima meet zeros in the other.
 template <int dtype, bool ahead, int N, class WORK>
 DEVICE void sum_narrow_codes(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
-                             const UPPER_PLANES<dtype> &upper, U64 tokens, int lane, int (&j)[N],
-                             const WORK &meanwhile) {
+                             const UPPER_PLANES<dtype> &upper, U64 tokens, U64 token_sums, int lane,
+                             int (&j)[N], int (&p)[N], const WORK &meanwhile) {
     constexpr int sums = ahead ? 2 : 1;
     int sum[sums][N] = {};
     for_sub_blocks<dtype>(unit, upper, lane, [&](int b, const unsigned(&codes)[4]) {
@@ -63,9 +64,24 @@ DEVICE void sum_narrow_codes(const UNIT_SCALES<dtype> &scales, const unsigned ch
         }
     });
     if (!ahead) return;
+    constexpr int last = (UNIT_SUB_BLOCKS - 1) % sums;
+    const unsigned none = hidden_zero();
+    const unsigned high[4] = {scales.sums[0], scales.sums[1], none, none};
+    const unsigned low[4] = {none, none, scales.sums[0], scales.sums[1]};
+    begin_group_product();
+    multiply_group(sum[1 - last], high, token_sums, false);
+    end_group_product();
+    await_operands<1>();
+    take_sums(sum[last]);
+    add_scaled_sums<dtype>(scales, UNIT_SUB_BLOCKS - 1, sum[last], j);
+    begin_group_product();
+    multiply_unsigned_group(sum[last], low, token_sums, false);
+    end_group_product();
     await_operands<0>();
-    take_sums(sum[(UNIT_SUB_BLOCKS - 1) % sums]);
-    add_scaled_sums<dtype>(scales, UNIT_SUB_BLOCKS - 1, sum[(UNIT_SUB_BLOCKS - 1) % sums], j);
+    take_sums(sum[0]);
+    take_sums(sum[sums - 1]);
+#pragma unroll
+    for (int e = 0; e < N; e++) p[e] = 256 * sum[1 - last][e] + sum[last][e];
 }
 
 // Codes of five bits: a sum for each part.
@@ -142,19 +158,25 @@ struct NOTHING {
     __device__ __forceinline__ void operator()() const {}
 };
 
-// j of rows g and g + 8 and tokens 2 t and 2 t + 1 of every eight: elements (row, token). What is to be
-// done `meanwhile` is begun behind the first products.
+// Whether what is to be taken off is known, too: nothing, or sums of activations times minima.
+template <int dtype, bool ahead>
+constexpr bool all_summed = UNIT_FORMAT<dtype>::halves || (UNIT_FORMAT<dtype>::odd_shift != 0 && ahead);
+
+// j of rows g and g + 8 and tokens 2 t and 2 t + 1 of every eight: elements (row, token); and p, what is
+// to be taken off, if `all_summed`. `sums` are those of the tokens. What is to be done `meanwhile` is
+// begun behind the first products.
 template <int dtype, bool ahead, int N, class WORK = NOTHING>
 DEVICE void sum_by_groups(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
-                          const unsigned char *planes, int lane, int (&j)[N],
-                          const WORK &meanwhile = WORK()) {
+                          const unsigned char *planes, const unsigned char *sums, int lane, int (&j)[N],
+                          int (&p)[N], const WORK &meanwhile = WORK()) {
     UPPER_PLANES<dtype> upper;
     upper.load(unit, lane);
-    const U64 tokens = group_operand(planes, 128, EIGHT_BYTES);
+    const U64 tokens = group_operand(planes, EIGHT_HALF, EIGHT_BYTES);
+    const U64 token_sums = group_operand(sums, EIGHT_HALF, EIGHT_SUMS_BYTES);
     if constexpr (UNIT_FORMAT<dtype>::halves)
         sum_scaled_codes<dtype>(scales, unit, upper, tokens, lane, j, meanwhile);
     else if constexpr (UNIT_FORMAT<dtype>::odd_shift != 0)
-        sum_narrow_codes<dtype, ahead>(scales, unit, upper, tokens, lane, j, meanwhile);
+        sum_narrow_codes<dtype, ahead>(scales, unit, upper, tokens, token_sums, lane, j, p, meanwhile);
     else
         sum_wide_codes<dtype>(scales, unit, upper, tokens, lane, j, meanwhile);
 }

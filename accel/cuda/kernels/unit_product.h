@@ -21,7 +21,7 @@
 // Quantized activations of one token or, a stride of `units` apart, of several. Where `in_eights`
 // they are those of one token of eight that lie together, by units: planes 4,096 bytes, for every
 // sub-block the high and then the low bytes of two halves of 16 columns, of each half 16 bytes a
-// token; sums 32 bytes and scales a float a token.
+// token; sums as two such halves, their high and their low bytes; scales a float a token.
 struct ACTIVATIONS {
     unsigned char *planes;
     short *sums;
@@ -30,6 +30,8 @@ struct ACTIVATIONS {
     bool in_eights;
 };
 #define EIGHT_BYTES (8 * UNIT_PLANES)
+#define EIGHT_HALF (8 * 16)
+#define EIGHT_SUMS_BYTES (8 * UNIT_SUMS * 2)
 
 DEVICE uint4 vector_at(const unsigned char *place) { return *(const uint4 *)place; }
 
