@@ -53,8 +53,9 @@ RULES: tuple[Rule, ...] = (
     largest_rule,
     sampling_rule,
 )
-FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64)
-"""Of the forms below the largest: what the tuned kernels for few tokens are made for."""
+FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64, 128, 256)
+"""Of the forms below the largest: what the tuned kernels for few tokens are made for, and what is
+so few that products of a larger form would leave most multiprocessors idle."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
 
