@@ -352,8 +352,8 @@ def test_blocks_share_rows_where_there_are_few(
 
 @pytest.mark.parametrize(("tokens", "parts"), [(64, 4), (128, 2)])
 def test_tiles_of_all_matrices_are_one_row_of_blocks(tokens: int, parts: int) -> None:
-    """Of q, k and v by themselves the last blocks would have half of their tiles: 34 blocks, of which
-    no four times as many run at once."""
+    """Of q, k and v by themselves the last blocks would have half of their tiles: 34 blocks, four
+    times as many of which do not run at once."""
     rows = (4096, 1024, 1024)
     shape = group_shape(dtypes.Q4_K, 4096, tokens, rows, WIDE, parted=True)
     assert (shape.groups, shape.parts, shape.row_blocks(rows)) == (3, parts, 32)
