@@ -217,7 +217,7 @@ class AmdTier(Closing):
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
         seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
         with self._guarded("a step"):
-            if not fence.done and not self._submissions.waiting.until_done(fence, seconds):
+            if not self._submissions.waiting.until_done(fence, seconds):
                 raise DeviceLost(f"{self._device.name}: a step did not end within {seconds:g} s")
 
     def close(self) -> None:

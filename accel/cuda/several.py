@@ -236,7 +236,7 @@ class SeveralTier(Closing):
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
         seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
         with self._guarded("a step"):
-            if fence.done or self._waiting.until_done(fence, seconds):
+            if self._waiting.until_done(fence, seconds):
                 return
         raise self._give_up(f"a step did not end within {seconds:g} s")
 

@@ -256,7 +256,7 @@ class OpenClTier(Closing):
             raise DeviceLost(self._lost)
         try:
             seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
-            if not fence.done and not self._waiting.until_done(fence, seconds):
+            if not self._waiting.until_done(fence, seconds):
                 raise self._fail(f"a step did not end within {seconds:g} s")
             status = fence.event.command_execution_status
         except self._cl.Error as error:

@@ -32,6 +32,10 @@ class Pace:
         """One more step took ``seconds``; slow ones count little."""
         self.seconds = min(seconds, self.seconds * 1.05) if self.seconds else seconds
 
+    def missed(self, seconds: float) -> None:
+        """One ended while the host slept, within ``seconds``: the host sleeps less from now on."""
+        self.seconds = min(seconds, self.seconds * 0.9)
+
 
 class Running(Protocol):
     """Completion of one step that began no earlier than ``submitted``."""
@@ -56,22 +60,41 @@ F = TypeVar("F", bound=Running)
 class Waiting:
     """Waits for the steps of one device, which run one after the other."""
 
-    _idle_since: float = 0.0
+    _ended: float = 0.0
+    """When the last step did, by ``time.monotonic``: seen, or as it is usual, which is too early
+    rather than too late."""
+    _known: float = 0.0
+    """When the host saw it."""
 
     def until_done(self, step: Running, seconds: float) -> bool:
         """Sleep until ``step`` can be done, which begins when the one before has ended, then ask
         again and again; False when it is not done after ``seconds``."""
-        deadline = time.monotonic() + seconds
-        begun = max(step.submitted, self._idle_since)
-        ahead = begun + SLEPT_SHARE * step.pace.seconds - time.monotonic()
-        if ahead > 0:
-            time.sleep(min(ahead, seconds))
+        now = time.monotonic()
+        deadline, begun, pace = now + seconds, max(step.submitted, self._ended), step.pace
+        usual = begun + pace.seconds
+        if not step.done:
+            ahead = begun + SLEPT_SHARE * pace.seconds - now
+            if ahead > 0:
+                time.sleep(min(ahead, seconds))
+            if not step.done:
+                return self._asked(step, deadline, begun)
+            if ahead > 0:
+                # A sleep takes longer than it was to. Were that taken for the step's duration, the
+                # next one would be as long, however short steps are.
+                pace.missed(time.monotonic() - begun)
+        self._known = time.monotonic()
+        self._ended = min(usual, self._known)
+        return True
+
+    def _asked(self, step: Running, deadline: float, begun: float) -> bool:
         while not step.done:
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_SECONDS)
-        self._idle_since = time.monotonic()
-        step.pace.note(self._idle_since - begun)
+        now = time.monotonic()
+        if begun >= self._known:
+            step.pace.note(now - begun)
+        self._ended = self._known = now
         return True
 
 

@@ -57,6 +57,7 @@ static inline unsigned __ballot_sync(unsigned, bool value) {
     for (int i = 0; i < emulator::LANES; i++) bits |= all[i].word[0] << i;
     return bits;
 }
+static inline unsigned __umulhi(unsigned a, unsigned b) { return (uint64_t)a * b >> 32; }
 static inline unsigned __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline void __threadfence() {}
 static inline float __ldcg(const float *place) { return *place; }
@@ -72,6 +73,7 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
 #define WARP_H
 #define ALL_LANES 0xFFFFFFFFu
 #define WARP_LANES 32
+#define NO_LANE WARP_LANES
 #define DEVICE static inline
 #define APART static
 
@@ -83,6 +85,8 @@ DEVICE float half_bits(unsigned bits) {
         exponent ? ldexpf(1024 + fraction, (int)exponent - 25) : ldexpf(fraction, -24);
     return sign ? -value : value;
 }
+
+DEVICE int signed_byte(unsigned word, int k) { return (signed char)(word >> 8 * k); }
 
 DEVICE int byte_at(unsigned word, int i, bool is_signed) {
     return is_signed ? (int)(signed char)(word >> 8 * i) : (int)(unsigned char)(word >> 8 * i);

@@ -115,6 +115,7 @@ template <int warps, int normal> struct AWAITED_ROW {
     template <class MEANWHILE>
     __device__ __forceinline__ void run(float *squares, const MEANWHILE &meanwhile) {
         if (!asked) begin();
+        load_weights();
         meanwhile();
         if (rows.tokens)
 #pragma unroll 1

@@ -28,10 +28,7 @@ template <class S> struct STEP_RING : RING_SLOTS<S, STEP_RING<S>> {
     }
     __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
                                           unsigned slot) {
-        if (list.is_done())
-            no_copy();
-        else
-            list.copy(memory, warp, slot);
+        list.copy(memory, warp, slot);
     }
 };
 
@@ -89,7 +86,6 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
     memory.begin(work.steps, true);
     CHUNK_LIST<S> list;
     list.begin(work, memory, threadIdx.x / WARP_LANES);
-    quantizer.load_weights();
     const PHASE_OUTPUTS outputs = {phase, step, tokens};
     // Chunks that were asked for have to be taken in a step without rows, too.
     const int taken = max(tokens, 1);
@@ -100,6 +96,7 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
     });
     stream_product<S>(work, ring, list, memory, taken, outputs, first);
 #else
+    quantizer.load_weights();
     quantizer.run(memory.squares);
     stream_product<S>(work, ring, list, memory, taken, outputs);
 #endif

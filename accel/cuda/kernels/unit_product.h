@@ -248,6 +248,10 @@ struct LANE_UNIT {
     __device__ __forceinline__ unsigned of(int pair, int i, int lane) const {
         return lane / 8 == pair ? word_of(words, i) : 0;
     }
+    // The same of two pairs.
+    __device__ __forceinline__ unsigned of_two(int pairs, int i, int lane) const {
+        return lane / 16 == pairs ? word_of(words, i) : 0;
+    }
 };
 
 // One token and the two units of a chunk, in formats of super-blocks. The four pairs of columns take
@@ -269,7 +273,8 @@ struct CHUNK_NIBBLES {
 };
 
 // A lane's sums, with what they are to be multiplied by, by rows: g and g + 8 of the first unit, g and
-// g + 8 of the second. Of formats with half blocks `factors` has four bytes a row; else a byte of each
+// g + 8 of the second. Where nibbles stay where they are the first two are those of whole bytes, the last two
+// those of high halves: the lanes of even pairs want the difference, those of odd ones the latter. Of formats with half blocks `factors` has four bytes a row; else a byte of each
 // row's last three words. And d, with its minimum, of the unit and row that the lane ends with.
 struct CHUNK_SUMS {
     int of[CHUNK_UNITS][4][4];
@@ -323,7 +328,7 @@ DEVICE void multiply_chunk(const unsigned char *chunk, const CHUNK_NIBBLES &nibb
         const int m[4] = {(short)x[n].sums.x, (int)x[n].sums.x >> 16, (short)x[n].sums.y,
                           (int)x[n].sums.y >> 16};
 #pragma unroll
-        for (int q = 0; q < (FORMAT::halves ? 4 : 2); q++)
+        for (int q = 0; q < (FORMAT::halves || FORMAT::odd_shift ? 4 : 2); q++)
 #pragma unroll
             for (int e = 0; e < 4; e++) sums.of[n][q][e] = e % 2 ? -FORMAT::zero * m[q] : 0;
     }
@@ -332,9 +337,20 @@ DEVICE void multiply_chunk(const unsigned char *chunk, const CHUNK_NIBBLES &nibb
 #pragma unroll
         for (int n = 0; n < CHUNK_UNITS; n++) {
             // Sub-blocks 2 v and 2 v + 1 belong to pairs 2 (v % 2) and 2 (v % 2) + 1.
+            const int first = v % 2 * 2, at = v / 2 * 2;
+            if (FORMAT::odd_shift) {
+                const uint4 &both = nibbles.of[n][v];
+                const unsigned low = x[n].of_two(v % 2, at, lane);
+                const unsigned high = x[n].of_two(v % 2, at + 1, lane);
+                const unsigned bytes[4] = {both.x, both.y, both.z, both.w};
+                const unsigned halves[4] = {both.x & 0xF0F0F0F0u, both.y & 0xF0F0F0F0u,
+                                            both.z & 0xF0F0F0F0u, both.w & 0xF0F0F0F0u};
+                multiply_32<false>(sums.of[n][v / 2], bytes, low, high);
+                multiply_32<false>(sums.of[n][2 + v / 2], halves, low, high);
+                continue;
+            }
             unsigned even[4], odd[4];
             operands_of<dtype>(nibbles.of[n][v], upper[n], v, even, odd);
-            const int first = v % 2 * 2, at = v / 2 * 2;
             if (FORMAT::halves) {
                 const unsigned low[4] = {even[0], even[1], odd[0], odd[1]};
                 const unsigned high[4] = {even[2], even[3], odd[2], odd[3]};
@@ -356,9 +372,6 @@ DEVICE void multiply_chunk(const unsigned char *chunk, const CHUNK_NIBBLES &nibb
 DEVICE int kept_of(int a, int b, bool second, int apart) {
     return (second ? b : a) + __shfl_xor_sync(ALL_LANES, second ? a : b, apart);
 }
-
-// Byte k of a word, signed or not.
-DEVICE int signed_byte(unsigned word, int k) { return (signed char)(word >> 8 * k); }
 
 // The value that lane (g, t) ends with: of unit t % 2 and row g + 8 (t / 2).
 template <int dtype>
@@ -383,8 +396,15 @@ DEVICE float value_of_chunk(const CHUNK_SUMS &sums, const LANE_UNIT (&x)[CHUNK_U
                         (16 * sum[q][2 * r] + sum[q][2 * r + 1]);
             continue;
         }
-        j[k] = byte_of(first, k) * (16 * sum[0][2 * r] + sum[0][2 * r + 1]) +
-               byte_of(second, k) * (16 * sum[1][2 * r] + sum[1][2 * r + 1]);
+        int total[2];
+#pragma unroll
+        for (int q = 0; q < 2; q++) {
+            total[q] = 16 * sum[q][2 * r] + sum[q][2 * r + 1];
+            if (!FORMAT::odd_shift) continue;
+            const int high = 16 * sum[2 + q][2 * r] + sum[2 + q][2 * r + 1];
+            total[q] = total[q] * (t % 2 ? 0 : 1) + high * (t % 2 ? 1 : -1);
+        }
+        j[k] = byte_of(first, k) * total[0] + byte_of(second, k) * total[1];
         // Codes that count 16 times: 2 x 63 x 16 x 15 x 32 x 2047 is less than 2^31.
         if (FORMAT::odd_shift) j[k] >>= t % 2 * FORMAT::odd_shift;
         const unsigned least = __byte_perm(least_first, least_second, 0x4400u + 0x1111u * k);

@@ -39,7 +39,8 @@ template <int dtype_, int... others> struct FORMATS<dtype_, others...> {
 template <int most, int blocks = 1> struct UNIT_WORK {
     const unsigned char *matrix[most];
     unsigned tiles[most];
-    unsigned units, steps, own, formats;
+    unsigned units, steps, own, inverse;  // 2^32 / steps, rounded down
+    unsigned short formats;
     bool paired;
     __device__ __forceinline__ unsigned format_of(unsigned number) const {
         return formats >> 4 * number & 15;
@@ -74,6 +75,14 @@ template <int most, int blocks = 1> struct UNIT_WORK {
             if (!paired) all += tiles[i];
         const unsigned first = blockIdx.x / blocks;
         own = all > first ? (all - first - 1) / (gridDim.x / blocks) + 1 : 0;
+        inverse = 0xFFFFFFFFu / steps;
+    }
+    // Of the block's chunks, which of its tiles one is of, and in `step` which chunk of the tile.
+    __device__ __forceinline__ unsigned tile_of(unsigned chunk, unsigned &step) const {
+        unsigned local = __umulhi(chunk, inverse);
+        step = chunk - local * steps;
+        if (step >= steps) local++, step -= steps;
+        return local;
     }
     // Chunks of the block that a warp computes, every `warps`-th.
     __device__ __forceinline__ unsigned chunks_of(unsigned warp, unsigned warps) const {
@@ -86,10 +95,15 @@ template <int most, int blocks = 1> struct PLACE {
     typedef UNIT_WORK<most, blocks> WORK;
     unsigned local, matrix, in_matrix, step, unit;
 
-    __device__ __forceinline__ PLACE(const WORK &work, unsigned chunk)
-        : PLACE(work, chunk / work.steps, chunk % work.steps) {}
-    __device__ __forceinline__ PLACE(const WORK &work, unsigned local_, unsigned step_) {
-        local = local_, step = step_;
+    __device__ __forceinline__ PLACE(const WORK &work, unsigned chunk) {
+        local = work.tile_of(chunk, step);
+        find(work);
+    }
+    __device__ __forceinline__ PLACE(const WORK &work, unsigned local_, unsigned step_)
+        : local(local_), step(step_) {
+        find(work);
+    }
+    __device__ __forceinline__ void find(const WORK &work) {
         in_matrix = blockIdx.x / blocks + local * (gridDim.x / blocks), matrix = 0;
         unit = work.first_unit() + step * CHUNK_UNITS;
         if (work.paired) {
@@ -173,20 +187,13 @@ template <class S> struct STREAM_MEMORY {
     }
     // `again`: for another product than before.
     __device__ __forceinline__ void begin(unsigned steps, bool again) const {
-        if constexpr (S::blocks > 1) {
-            // Each warp one, since threads of a warp take turns at barriers.
-            if (threadIdx.x % WARP_LANES) return;
-            for (unsigned i = threadIdx.x / WARP_LANES; i < MOST_TILE_SLOTS; i += S::warps) {
-                open_arrivals(arrived + i, steps);
-                for (int block = 0; block < S::blocks; block++)
-                    folded[block * MOST_TILE_SLOTS + i] = 0;
-            }
-            return;
+        // Each warp one, since threads of a warp take turns at barriers.
+        if (threadIdx.x % WARP_LANES) return;
+        for (unsigned i = threadIdx.x / WARP_LANES; i < MOST_TILE_SLOTS; i += S::warps) {
+            if (again) close_arrivals(arrived + i);
+            open_arrivals(arrived + i, steps);
+            for (int block = 0; block < S::blocks; block++) folded[block * MOST_TILE_SLOTS + i] = 0;
         }
-        if (threadIdx.x >= MOST_TILE_SLOTS) return;
-        if (again) close_arrivals(arrived + threadIdx.x);
-        open_arrivals(arrived + threadIdx.x, steps);
-        folded[threadIdx.x] = 0;
     }
 };
 
@@ -236,13 +243,14 @@ template <class S> struct COPY_LIST {
     __device__ __forceinline__ bool is_spent() const {
         return next == count || next % WARP_LANES == 0;
     }
-    // Fills a slot with the next of them, which a lane knows.
+    // Fills a slot with the next of them where there is one, which a lane knows.
     __device__ __forceinline__ void copy(const STREAM_MEMORY<S> &memory, unsigned warp,
                                          unsigned slot) {
         const unsigned place = warp * S::slots + slot;
+        const bool more = !is_done();
         begin_copy(memory.barriers + place, memory.ring + place * S::slot_bytes, source, bytes,
-                   next % WARP_LANES);
-        next++;
+                   more ? next % WARP_LANES : NO_LANE);
+        next += more;
     }
     // Before a copy where they are spent.
     __device__ __forceinline__ void look(const typename S::WORK &work, unsigned warp) {
@@ -311,10 +319,7 @@ template <class S> struct RING : RING_SLOTS<S, RING<S>> {
     __device__ __forceinline__ void prepare(unsigned warp) { list.look(work, warp); }
     __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
                                           unsigned slot) {
-        if (list.is_done())
-            no_copy();
-        else
-            list.copy(memory, warp, slot);
+        list.copy(memory, warp, slot);
     }
 };
 

@@ -100,31 +100,6 @@ DEVICE void values_by_format(unsigned number, const unsigned char *chunk, const 
     }
 }
 
-// What `quick` chunks have in two halves, by the number of the format.
-template <class F>
-DEVICE void multiply_by_format(unsigned number, const unsigned char *chunk,
-                               const CHUNK_NIBBLES &nibbles, const LANE_UNIT (&x)[CHUNK_UNITS],
-                               int lane, CHUNK_SUMS &sums) {
-    if constexpr (F::last) {
-        multiply_chunk<F::dtype>(chunk, nibbles, x, lane, sums);
-    } else {
-        if (number == 0)
-            multiply_chunk<F::dtype>(chunk, nibbles, x, lane, sums);
-        else
-            multiply_by_format<typename F::rest>(number - 1, chunk, nibbles, x, lane, sums);
-    }
-}
-template <class F>
-DEVICE float value_by_format(unsigned number, const CHUNK_SUMS &sums,
-                             const LANE_UNIT (&x)[CHUNK_UNITS], int lane) {
-    if constexpr (F::last) {
-        return value_of_chunk<F::dtype>(sums, x, lane);
-    } else {
-        if (number == 0) return value_of_chunk<F::dtype>(sums, x, lane);
-        return value_by_format<typename F::rest>(number - 1, sums, x, lane);
-    }
-}
-
 // A tile of which this warp is to fold a share once all of its values have come. `ahead` is what output.ahead
 // read of the first of them. `waited_for`: the block's tiles are more than the slots for their values, so
 // that another one waits for this one's.
@@ -229,6 +204,61 @@ template <class S> struct FIRST_CHUNK {
     }
 };
 
+// Where a warp is in its list: the present chunk, of the block's tile `tile`, and the next one.
+template <class S> struct LIST_PLACE {
+    LISTED_CHUNK now, at;
+    unsigned tile, local, i;
+
+    __device__ __forceinline__ explicit LIST_PLACE(const CHUNK_LIST<S> &list)
+        : now{}, at(list.at(0)), tile(0), local(list.local_at(0)), i(0) {}
+    __device__ __forceinline__ void go_on(const CHUNK_LIST<S> &list) {
+        i++;
+        now = at, tile = local;
+        at = list.at(i), local = list.local_at(i);
+    }
+    // Whether there is more to do than the next chunk, once the present one is done.
+    template <class RING_OF>
+    __device__ __forceinline__ bool is_seldom(const CHUNK_LIST<S> &list,
+                                              const RING_OF &ring) const {
+        return i >= list.count || now.folds() || at.folds() || (i + 1) % WARP_LANES == 0 ||
+               ring.list.is_spent();
+    }
+};
+
+// Quick chunks of one format, as long as there is nothing else to do. Nibbles of a chunk are read while
+// the one before it is still being summed up.
+template <class S, class F, unsigned number, class RING_OF>
+DEVICE void quick_chunks(LIST_PLACE<S> &place, CHUNK_NIBBLES &nibbles, HELD_ACTIVATIONS<S> &held,
+                         const typename S::WORK &work, RING_OF &ring, const CHUNK_LIST<S> &list,
+                         const STREAM_MEMORY<S> &memory, bool crowded, unsigned warp, int lane) {
+    if constexpr (!F::last)
+        if (place.at.format() != number)
+            return quick_chunks<S, typename F::rest, number + 1>(place, nibbles, held, work, ring, list,
+                                                                 memory, crowded, warp, lane);
+    bool goes_on;
+#pragma unroll 1
+    do {
+        place.go_on(list);
+        const VALUES<S> values(work, memory, place.tile, place.now.place());
+        CHUNK_SUMS sums;
+        multiply_chunk<F::dtype>(ring.chunk(memory, warp), nibbles, held.unit, lane, sums);
+        __syncwarp();
+        ring.refill(memory, warp);
+        HELD_ACTIVATIONS<S> next = held;
+        if (place.i < list.count) {
+            nibbles.load(ring.await(memory, warp), S::formats::unit_bytes(place.at.format()), lane);
+            next.take(memory.x, place.at.unit(), work.units, lane);
+        }
+        const float value = value_of_chunk<F::dtype>(sums, held.unit, lane);
+        held = next;
+        store_value<S>(value, place.now.units(), lane, values.of);
+        __syncwarp();
+        if (lane == 0 && !values.away) arrive(memory.arrived + place.now.slot());
+        goes_on = !crowded && !place.is_seldom(list, ring) &&
+                  (S::formats::last || place.at.format() == number);
+    } while (goes_on);
+}
+
 // Whole product of a block, for `tokens` tokens; `list` has the warp's chunks. output(matrix, tile,
 // row, token, value, other, added) is called once for every row of a tile and token; `other` is the
 // second matrix' where paired, and `added` what output.added(ahead, matrix, tile, row, token) was before
@@ -248,9 +278,10 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
     held.first = ~0u;
     const FOLDERS<S> folders(work);
     TILE_TO_FOLD mine = {};
-    LISTED_CHUNK at = list.at(0), now = {};
-    unsigned local = list.local_at(0), tile = 0, ahead = 0, share = 0, i = 0;
-    // Nibbles of a quick chunk are read while the one before it is still being summed up.
+    LIST_PLACE<S> place(list);
+    const LISTED_CHUNK &now = place.now, &at = place.at;
+    const unsigned &local = place.local, &tile = place.tile, &i = place.i;
+    unsigned ahead = 0, share = 0;
     CHUNK_NIBBLES nibbles;
     if (S::quick && list.count) {
         held.take(memory.x, at.unit(), work.units, lane);
@@ -276,59 +307,42 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
             ahead = begun.ahead;
         } else {
             if (at.folds()) {
-                const typename S::PLACE_OF place(work, local, 0);
+                const typename S::PLACE_OF first(work, local, 0);
                 if (S::most_tokens > 1)
                     share = folders.share(work, local, (warp + i * S::warps) % work.steps);
                 const int item = share * folders.lanes + lane % folders.lanes;
                 if (S::most_tokens == 1)
-                    ahead = output.ahead(place.matrix, place.in_matrix, lane % UNIT_ROWS, 0);
+                    ahead = output.ahead(first.matrix, first.in_matrix, lane % UNIT_ROWS, 0);
                 else if (item < UNIT_ROWS * tokens)
-                    ahead = output.ahead(place.matrix, place.in_matrix, item % UNIT_ROWS,
+                    ahead = output.ahead(first.matrix, first.in_matrix, item % UNIT_ROWS,
                                          item / UNIT_ROWS);
             }
             if ((i + 1) % WARP_LANES == 0) list.look(work, memory, warp, i + 1);
             ring.prepare(warp);
         }
+        // A tile's place may still be that of another one.
+        if (crowded)
+            while (now_at(memory.folds_of(local)) != memory.turn_of(local) * folders.count)
+                spin_pause();
+        if constexpr (S::quick) {
+            quick_chunks<S, FORMATS_OF, 0>(place, nibbles, held, work, ring, list, memory, crowded,
+                                           warp, lane);
+            continue;
+        }
         bool seldom;
 #pragma unroll 1
         do {
-            i++;
-            now = at, tile = local;
-            at = list.at(i), local = list.local_at(i);
+            place.go_on(list);
             const VALUES<S> values(work, memory, tile, now.place());
-            if constexpr (S::quick) {
-                CHUNK_SUMS sums;
-                multiply_by_format<FORMATS_OF>(now.format(), ring.chunk(memory, warp), nibbles,
-                                               held.unit, lane, sums);
-                __syncwarp();
-                ring.refill(memory, warp);
-                if (i < list.count)
-                    nibbles.load(ring.await(memory, warp), FORMATS_OF::unit_bytes(at.format()),
-                                 lane);
-                const float value = value_by_format<FORMATS_OF>(now.format(), sums, held.unit, lane);
-                if (crowded)
-                    while (now_at(memory.folds_of(tile)) !=
-                           memory.turn_of(tile) * folders.count)
-                        spin_pause();
-                store_value<S>(value, now.units(), lane, values.of);
-                __syncwarp();
-                if (i < list.count) held.take(memory.x, at.unit(), work.units, lane);
-            } else {
-                held.take(memory.x, now.unit(), work.units, lane);
-                const unsigned char *chunk = ring.await(memory, warp);
-                __syncwarp();
-                if (crowded)
-                    while (now_at(memory.folds_of(tile)) !=
-                           memory.turn_of(tile) * folders.count)
-                        spin_pause();
-                values_by_format<S, FORMATS_OF>(now.format(), chunk, memory.x, held, now.unit(),
-                                                now.units(), tokens, lane, values);
-                __syncwarp();
-                ring.refill(memory, warp);
-            }
+            held.take(memory.x, now.unit(), work.units, lane);
+            const unsigned char *chunk = ring.await(memory, warp);
+            __syncwarp();
+            values_by_format<S, FORMATS_OF>(now.format(), chunk, memory.x, held, now.unit(),
+                                            now.units(), tokens, lane, values);
+            __syncwarp();
+            ring.refill(memory, warp);
             if (lane == 0 && !values.away) arrive(memory.arrived + now.slot());
-            seldom = i >= list.count || now.folds() || at.folds() || crowded ||
-                     (i + 1) % WARP_LANES == 0 || ring.list.is_spent();
+            seldom = crowded || place.is_seldom(list, ring);
         } while (!seldom);
     }
 }

@@ -5,6 +5,7 @@
 
 #define ALL_LANES 0xFFFFFFFFu
 #define WARP_LANES 32
+#define NO_LANE WARP_LANES  // that copies
 #define DEVICE static __device__ __forceinline__
 // Called, so that it has registers of its own and no caller keeps what only it needs.
 #define APART static __device__ __noinline__
@@ -13,6 +14,13 @@
 DEVICE float half_bits(unsigned bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((unsigned short)bits));
+    return value;
+}
+
+// Byte k of a word, signed.
+DEVICE int signed_byte(unsigned word, int k) {
+    int value;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(value) : "r"(word), "r"(0x8880 + 0x1111 * k));
     return value;
 }
 
@@ -199,8 +207,12 @@ typedef unsigned long long COPY_BARRIER;
 
 DEVICE void open_copies(COPY_BARRIER *, int) {}
 
+// Keeps the count of groups where there is nothing left to copy.
+DEVICE void no_copy() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
 DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *named, unsigned size,
                        unsigned owner = 0) {
+    if (owner == NO_LANE) return no_copy();
     const unsigned to = (unsigned)__cvta_generic_to_shared(slot);
     const unsigned long long source =
         __shfl_sync(ALL_LANES, (unsigned long long)named, (int)owner);
@@ -211,9 +223,6 @@ DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *named, unsigned s
                      : "memory");
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-
-// Keeps the count of groups where there is nothing left to copy.
-DEVICE void no_copy() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) {
     asm volatile("cp.async.wait_group %0;" ::"n"(slots - 1) : "memory");
