@@ -124,9 +124,7 @@ def with_planes(step: Step) -> Step:
 def _is_worth_it(op: Op) -> bool:
     if op.name != "matmul_tiles" or op.dtype not in FORMATS or op.count.most < PLANES_FROM:
         return False
-    tensors, sizes = operands_of(op), op.most_sizes()
+    sizes = op.most_sizes()
     return (
-        sizes["rows"] >= LEAST_ROWS
-        and plane_bytes(sizes["rows"], sizes["columns"]) <= MOST_BYTES
-        and tensors["y"] != tensors["residual"]
+        sizes["rows"] >= LEAST_ROWS and plane_bytes(sizes["rows"], sizes["columns"]) <= MOST_BYTES
     )

@@ -81,6 +81,25 @@ def test_planes_have_the_bits_of_packed_dots(
 def test_wrong_kernels_are_noticed(
     right: Callable[[DType], Float32], op: str, text: str, instead: str, tmp_path: Path
 ) -> None:
-    """Negative controls: planes, minima, the multiplier behind a plane, spans."""
+    """Negative controls: planes, minima, the multiplier behind a plane, spans and their totals."""
     found = expanded(product_of(Q4_K), tmp_path, {op: (text, instead)})
     assert not np.array_equal(found, right(Q4_K), equal_nan=True)
+
+
+SHORT_SPANS = ("define SPAN_SEGMENTS 4u", "define SPAN_SEGMENTS 1u")
+
+
+@pytest.mark.parametrize("instead", ["unit >= SPAN_SEGMENTS", "unit >= 2u * SPAN_SEGMENTS"])
+def test_totals_of_several_spans(instead: str, tmp_path: Path) -> None:
+    """Both kernels with a span a unit, and a total that is forgotten."""
+    product = product_of(Q4_K)
+    text = module_source(Language.METAL, product.module("matmul")).replace(*SHORT_SPANS)
+    planes = module_source(Language.METAL, product.module("matmul_planes"))
+    short = planes.replace(*SHORT_SPANS)
+    assert SHORT_SPANS[1] in text
+    assert SHORT_SPANS[1] in short
+    assert "unit >= SPAN_SEGMENTS" in short
+    short = short.replace("unit >= SPAN_SEGMENTS", instead)
+    found = expanded(product, tmp_path, {"matmul_planes": (planes, short)})
+    same = np.array_equal(found, result(product, "matmul", tmp_path, text), equal_nan=True)
+    assert same == (instead == "unit >= SPAN_SEGMENTS")

@@ -71,13 +71,16 @@ def test_a_residual_may_be_y(right: Callable[[DType], Float32], tmp_path: Path) 
         ("2 * 128 * all", "2 * 127 * all"),
         ("b / STEP_BLOCKS, OWN_PLACE, b %", "b / STEP_BLOCKS, OWN_PLACE, 1u - b %"),
         ("ELEMENT(SUM(m, n), e) = 0", "ELEMENT(SUM(m, n), e) = 1"),
+        ("STEPS - 1u, sum", "STEPS - 2u, sum"),
+        ("STEPS * unit + STEPS,", "STEPS * unit + STEPS - 1u,"),
     ],
 )
 def test_wrong_kernels_are_noticed(
     right: Callable[[DType], Float32], text: str, instead: str, tmp_path: Path
 ) -> None:
     """Negative controls: a wrong weight of the high bytes, spans that end elsewhere, minima off,
-    scales of another block, sums that do not begin at zero."""
+    scales of another block, sums that do not begin at zero, the last step of a unit with scales of
+    the one before, and the same columns put again behind it."""
     kernel = module_source(Language.METAL, Module(WIDE_PRODUCT, Q4_K))
     assert text in kernel
     wrong = kernel.replace(text, instead)

@@ -25,11 +25,8 @@ def product(
     dtype: DType = Q6_K,
     rows: int = LEAST_ROWS,
     most: int = PLANES_FROM,
-    residual: str | None = None,
 ) -> Op:
     tensors = {"x": "m", "scale": "scale", "sums": "sums", "weight": f"{name}.weight", "y": name}
-    if residual is not None:
-        tensors["residual"] = residual
     op = made("matmul_tiles", tensors, (rows, COLUMNS), most)
     op.dtype = dtype
     return op
@@ -69,12 +66,11 @@ def test_new_integers_in_the_same_place_are_expanded_again() -> None:
 
 
 def test_others_are_multiplied_in_tiles() -> None:
-    """Few tokens, few or very many rows, scales a block, a result where the residual lies."""
+    """Few tokens, few or very many rows, scales a block."""
     for other in (
         product("y", most=PLANES_FROM - 1),
         product("y", rows=LEAST_ROWS - 1),
         product("y", rows=1 << 19),
         product("y", Q4_0),
-        product("y", residual="y"),
     ):
         assert names(with_planes(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
