@@ -7,6 +7,7 @@ unset PYTHONDONTWRITEBYTECODE
 cd "$(dirname "$0")/.."
 constraints=ci/constraints.txt
 python=.venv/bin/python
+tested=test,opencl,vulkan
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -43,9 +44,17 @@ make_environment() {
     fi
 }
 
-# pip_install ARGUMENT...: quiet, within the tested versions.
+# pip_install ARGUMENT...: quiet, within the tested versions. What is imported is compiled then.
 pip_install() {
-    "$python" -m pip install --quiet --disable-pip-version-check -c "$constraints" "$@"
+    "$python" -m pip install --quiet --disable-pip-version-check --no-compile -c "$constraints" "$@"
+}
+
+# install_project EXTRAS: the project with them, unless that was done here already.
+install_project() {
+    asked="$PWD $1 $(cat pyproject.toml "$constraints" | cksum)"
+    [ "$(cat .venv/installed 2>/dev/null)" != "$asked" ] || return 0
+    pip_install -e ".[$1]" || return 1
+    echo "$asked" >.venv/installed
 }
 
 # An OpenCL device on the processor, for the fast tier.

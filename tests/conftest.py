@@ -29,8 +29,9 @@ SyntheticModel = Callable[..., Path]
 DEVICE_TIERS = ("cuda", "metal", "t1", "t2")
 """Tiers that run on no machine without a device of their own."""
 
-# A busy machine makes no property false.
-settings.register_profile("any machine", deadline=None)
+# A busy machine makes no property false. Every run draws others.
+settings.register_profile("any machine", deadline=None, max_examples=50)
+settings.register_profile("long", deadline=None, max_examples=1000)
 settings.load_profile("any machine")
 
 

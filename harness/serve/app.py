@@ -20,7 +20,7 @@ from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
 from harness.serve.model_routes import ModelHandlers
-from harness.serve.openapi import Route, openapi_document
+from harness.serve.openapi import Route
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
 from harness.serve.responses import ResponsesHandlers
@@ -54,7 +54,6 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = False
     general = Handlers(options.version)
-    general.fixed = {"openapi": openapi_document(ROUTES, options.version)}
     models = ModelHandlers(serving, options.cache_dir, pulls)
     texts = (general, ResponsesHandlers(), EmbeddingHandlers())
     handlers = (*texts, models, TenantHandlers(serving))

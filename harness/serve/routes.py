@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 from flask import Response, g
@@ -16,7 +17,7 @@ from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
-from harness.serve.openapi import Route
+from harness.serve.openapi import Route, openapi_document
 from harness.serve.responses import RESPONSES_ROUTES
 from harness.serve.service import Answered, Service
 from harness.serve.tenant_routes import TENANT_ROUTES
@@ -50,12 +51,17 @@ ROUTES = (
 Body = TypeVar("Body", bound=Struct)
 
 
+@cache
+def _document(version: str) -> Json:
+    """Made for the first who asks: it takes a fourth of the time in which a server starts."""
+    return openapi_document(ROUTES, version)
+
+
 class Handlers:
     """One method for each route that no other class has, named by it, for what answers the request
-    at hand. ``fixed`` are answers that never change."""
+    at hand."""
 
     def __init__(self, version: str) -> None:
-        self.fixed: dict[str, Json] = {}
         self._version = version
 
     @property
@@ -128,7 +134,7 @@ class Handlers:
         return self._service.metrics.text()
 
     def openapi(self) -> Json:
-        return self.fixed["openapi"]
+        return _document(self._version)
 
     def _generate(
         self,

@@ -139,7 +139,9 @@ def check_layers(size: str, run: dict[str, Any]) -> None:
     assert block == {"layers": list(range(run["layers"])), **expected}
 
 
-def test_inspect_shows_them_in_a_line_each(zinc: Zinc, files: dict[str, Path]) -> None:
+def test_inspect_shows_them_in_a_line_each(
+    zinc: Zinc, files: dict[str, Path], tiny_model: Path
+) -> None:
     text = zinc("inspect", files["35b-a3b"], "--context", CONTEXT, "--kv-dtype", "f16").out
     assert "3,454,988,928 of them for a token" in text
     assert "10 of 40 layers (3, 7, 11, ...): 16 heads (2 for keys, values) of 256" in text
@@ -150,7 +152,7 @@ def test_inspect_shows_them_in_a_line_each(zinc: Zinc, files: dict[str, Path]) -
     windows = zinc("inspect", files["26b-a4b"], "--context", CONTEXT, "--kv-dtype", "f16").out
     assert "window 1,024, 8,192 bytes a token in each" in windows
     assert "width 2,112 and 8 of 128 experts of width 704" in windows
-    assert "of them for a token" not in zinc("inspect", files["31b"]).out
+    assert "of them for a token" not in zinc("inspect", tiny_model).out
 
 
 def test_all_three_side_by_side(zinc: Zinc, files: dict[str, Path], tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ from tests.late_tier import LateTier
 from tests.needs import need_device
 
 STEPS = 240
+WAVE = 190
 """The crowd grows and shrinks once; what lowers again does it with the first step of a form."""
-EMULATED_STEPS = 80
-"""Where a processor plays the device, a step takes twenty times as long."""
+EMULATED_STEPS = 40
+"""Where a processor plays the device, a step takes twenty times as long. The crowd is quicker."""
 LONG = pytest.mark.soak, pytest.mark.timeout(3600)
 LIMITS = Limits(slots=16, context=64, pages=64, step_tokens=48, step_rows=16)
 TIERS: dict[str, Callable[[], Tier]] = {
@@ -65,9 +66,10 @@ def runner(tier: Tier, synthetic_model: Callable[..., Path]) -> Iterator[ModelRu
         yield runner
 
 
-def churn(runner: ModelRunner, steps: int) -> tuple[set[int], int]:
-    """Requests come, end and are cancelled at random: the numbers of sequences that were running,
-    and how many steps read prompts while others decoded."""
+def churn(runner: ModelRunner, steps: int, wave: int) -> tuple[set[int], int]:
+    """Requests come, end and are cancelled at random, their number from little to little in
+    ``wave`` steps: the numbers of sequences that were running, and how many steps read prompts
+    while others decoded."""
     random = np.random.default_rng(7)
     engine = Engine(runner)
     shapes: list[tuple[int, int]] = []
@@ -82,7 +84,7 @@ def churn(runner: ModelRunner, steps: int) -> tuple[set[int], int]:
     number = 0
     while engine.statistics.steps < steps:
         # The crowd that is wanted grows and shrinks, so that all numbers of sequences occur.
-        crowd = 1 + int(19.9 * abs(np.sin(engine.statistics.steps / 60)))
+        crowd = 1 + int(19.9 * abs(np.sin(np.pi * engine.statistics.steps / wave)))
         while len(running) < crowd:
             prompt = random.integers(0, 256, random.integers(1, 24))
             engine.submit(Request(number, tuple(prompt.tolist()), int(random.integers(1, 24))))
@@ -104,8 +106,9 @@ def test_steps_of_churn_lower_nothing(
     runner.prepare()
     lowerings = Lowerings(runner.tier, monkeypatch)
     info = runner.tier.info
-    steps = EMULATED_STEPS if info.name == "vulkan" and info.host_unified else most
-    sequences, mixed = churn(runner, steps)
+    emulated = info.name == "vulkan" and info.host_unified
+    steps = EMULATED_STEPS if emulated else most
+    sequences, mixed = churn(runner, steps, EMULATED_STEPS if emulated else WAVE)
     assert lowerings.count == 0
     assert {1, LIMITS.slots} <= sequences
     assert len(sequences) > 12
@@ -125,6 +128,6 @@ def test_a_lowering_in_the_middle_of_churn_is_counted(
     other = runner.tier.alloc(decl, ring.nbytes, ring.heap)
     executable.bind(port, other)
     executable.bind(port, ring)
-    churn(runner, 20)
+    churn(runner, 20, WAVE)
     runner.tier.free(other)
     assert 0 < lowerings.count <= len(executable.forms)

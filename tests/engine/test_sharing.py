@@ -35,10 +35,10 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 RUNS = [
     *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
-    ("qwen35", "cpu"),
+    pytest.param(("qwen35", "cpu"), marks=pytest.mark.soak),
     ("qwen35", "late"),
 ]
-"""Schedules on every tier, Vulkan too, are in tests/invariance."""
+"""Late is the CPU, later. Schedules on every tier, Vulkan too, are in tests/invariance."""
 SEEDED = SamplingParams(temperature=0.8, seed=11)
 
 

@@ -27,7 +27,7 @@ from tests.engine.small_engine import (
 from tests.late_tier import LateTier
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_steps_under_way_change_no_token(kept_runner: ModelRunner, data: st.DataObject) -> None:
     """Any requests joining, leaving and stopping at any time: the tokens are those of single

@@ -284,7 +284,7 @@ def test_busy_processes_are_said_and_end(tiny_model_path, monkeypatch):
             yield ids
 
     monkeypatch.setattr("harness.bench.measure.busy_processes", watched)
-    report = run_json(tiny_model_path, "--beside", "1")
+    report = run_json(tiny_model_path, "--beside", "1", "--decode-tokens", "2", "--repeat", "1")
     assert report["settings"]["beside"] == len(started) == 1
     assert "beside 1 busy processes" in render(report)
     assert not psutil.pid_exists(started[0])

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from contract.errors import ExecutionError
 from harness.bench.__main__ import main
 from harness.bench.engines import PEER
-from harness.bench.serving import alone, host, measure
+from harness.bench.serving import alone, host, measure, together
 from harness.bench.serving.alone import (
     Edited,
     edit_text,
@@ -54,13 +53,19 @@ def runner(model: Model, tiny_model_path: Path) -> Iterator[ModelRunner]:
         yield runner
 
 
-@pytest.fixture(scope="module")
-def report(tiny_model_path: Path) -> Iterator[dict[str, Any]]:
+def report_of(plan: ServingPlan) -> dict[str, Any]:
+    """Everything, over few tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alone, "EDIT_TOKENS", 8)
         patch.setattr(alone, "FIRST_TOKEN_PROMPT", 40)
         patch.setattr(alone, "ANSWER_TOKENS", 4)
-        yield run_serving(plan_of(tiny_model_path))
+        patch.setattr(together, "LEARNING_TOKENS", 8)
+        return run_serving(plan)
+
+
+@pytest.fixture(scope="module")
+def report(tiny_model_path: Path) -> dict[str, Any]:
+    return report_of(plan_of(tiny_model_path))
 
 
 def test_most_of_a_chat_comes_from_the_prefix_cache(runner: ModelRunner) -> None:
@@ -196,8 +201,7 @@ def test_flags_that_do_not_go_together_are_refused(
 @pytest.mark.peer
 def test_the_peer_decodes_as_many_together(tiny_model_path: Path) -> None:
     need_installed("llama_cpp", "peer")
-    plan = replace(plan_of(tiny_model_path, repeat=1), peer=True)
-    report = run_serving(plan)
+    report = report_of(plan_of(tiny_model_path, repeat=1, peer=True))
     assert len(report["peer"]["engines"]) == 2
     assert set(report["ratios"]["cpu"]) == {f"decode_{count}" for count in SEQUENCES}
     assert f"cpu / {PEER}" in render_serving(report)

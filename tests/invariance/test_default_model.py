@@ -27,8 +27,9 @@ TEXTS = {
 }
 
 
-ON_REAL_WEIGHTS = [tier for tier in TIERS if tier != "vulkan"]
-"""A processor that plays a graphics card takes minutes for each: it has synthetic models."""
+ON_REAL_WEIGHTS = [tier for tier in TIERS if tier not in ("late", "vulkan")]
+"""Steps computed late are the CPU's. A processor that plays a graphics card takes minutes for each:
+it has synthetic models."""
 
 
 @pytest.fixture(scope="module", params=ON_REAL_WEIGHTS)

@@ -7,7 +7,6 @@ while the steps that write them are still queued.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import pytest
@@ -19,8 +18,7 @@ from contract.tier import Tier
 from reference.memory.kv import KvMemory
 from reference.memory.page_copies import SavedPage
 from tests.memory.test_page_copies import PAGES, Pools
-from tests.memory.test_recurrent import WAYS, _open
-from tests.needs import need_device
+from tests.memory.test_recurrent import WAYS, open_way
 
 SCOPE = ("tenant", 0)
 SHARED = PAGES - 1
@@ -29,7 +27,7 @@ SHARED = PAGES - 1
 
 @pytest.fixture(scope="module", params=WAYS)
 def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
-    with need_device(partial(_open, request.param)) as opened:
+    with open_way(request.param) as opened:
         yield opened
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import pytest
@@ -21,8 +20,7 @@ from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Heap, Tier
 from reference.memory.page_copies import LOADS_UNDER_WAY, PageCopies
 from tests.memory.recurrent_layers import graph as recurrent_layers
-from tests.memory.test_recurrent import WAYS, _open
-from tests.needs import need_device
+from tests.memory.test_recurrent import WAYS, open_way
 
 PAGES = 5
 HEADS = {"state.kv[0]": (2, 64), "state.kv[1]": (1, 32)}
@@ -99,7 +97,7 @@ class Pools:
 
 @pytest.fixture(scope="module", params=WAYS)
 def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
-    with need_device(partial(_open, request.param)) as opened:
+    with open_way(request.param) as opened:
         yield opened
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import FrozenInstanceError, replace
 from functools import partial
 from types import MappingProxyType
@@ -62,12 +63,19 @@ WAYS = [*TIERS, "late", "opencl-banked", "vulkan-own"]
 """Banked, own: as devices have it whose memory the host does not share."""
 
 
+@contextmanager
+def open_way(way: str) -> Iterator[Tier]:
+    """One of ``WAYS``, as long as it is used: its programs are made by steps."""
+    with (
+        holding(SOME, way == "opencl-banked"),
+        need_device(partial(_open, way)) as opened,
+    ):
+        yield opened
+
+
 @pytest.fixture(scope="module", params=WAYS)
 def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
-    with (
-        holding(SOME, request.param == "opencl-banked"),
-        need_device(partial(_open, request.param)) as opened,
-    ):
+    with open_way(request.param) as opened:
         yield opened
 
 

@@ -196,5 +196,9 @@ def log_softmax(logits: NDArray[np.floating]) -> Float64:
 
 def mean_kl(truth: NDArray[np.floating], other: NDArray[np.floating]) -> float:
     """Mean over positions of KL(truth || other) in nats, of the softmax of logits."""
-    p, q = log_softmax(truth), log_softmax(other)
+    return mean_kl_of_logs(log_softmax(truth), log_softmax(other))
+
+
+def mean_kl_of_logs(p: Float64, q: Float64) -> float:
+    """The same of logarithms of probabilities."""
     return float((np.exp(p) * (p - q)).sum(axis=-1).mean())

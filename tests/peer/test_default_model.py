@@ -12,7 +12,7 @@ import pytest
 
 from harness.bench.engines import peer_version
 from reference.model.open import open_model
-from tests.peer.float64_llama import Float64Llama, mean_kl
+from tests.peer.float64_llama import Float64Llama, log_softmax, mean_kl_of_logs
 from tests.peer.llama_cpp_peer import GGML_TYPE_F16, GGML_TYPE_F32, Peer
 from tests.peer.our_engine import our_logits
 from tests.peer.texts import PASSAGE
@@ -53,17 +53,21 @@ def largest(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max())
 
 
-def measure(peer: Peer, path: Path, kv: str, tokens: list[int], truth: np.ndarray) -> Figures:
+def measure(
+    peer: Peer, path: Path, kv: str, tokens: list[int], truth: np.ndarray, true_logs: np.ndarray
+) -> Figures:
     ours = our_logits(path, tokens, kv_dtype=kv)
     theirs = peer.logits(path, tokens, PEER_KV[kv])
-    kl_ours, kl_peer = mean_kl(truth, ours), mean_kl(truth, theirs)
+    our_logs, their_logs = log_softmax(ours), log_softmax(theirs)
+    kl_ours = mean_kl_of_logs(true_logs, our_logs)
+    kl_peer = mean_kl_of_logs(true_logs, their_logs)
     return Figures(
         peer=peer_version(),
         kv=kv,
         positions=len(tokens),
         kl_ours_from_float64=kl_ours,
         kl_peer_from_float64=kl_peer,
-        kl_peer_from_ours=mean_kl(ours, theirs),
+        kl_peer_from_ours=mean_kl_of_logs(our_logs, their_logs),
         kl_ratio=kl_peer / kl_ours,
         top1_ours_peer=top1(ours, theirs),
         top1_ours_float64=top1(ours, truth),
@@ -81,7 +85,8 @@ def figures(default_model_path, peer) -> dict[str, Figures]:
     tokens = model.tokenizer.encode(PASSAGE)
     model.file.close()
     truth = Float64Llama(default_model_path).logits(tokens)
-    found = {kv: measure(peer, default_model_path, kv, tokens, truth) for kv in PEER_KV}
+    logs = log_softmax(truth)
+    found = {kv: measure(peer, default_model_path, kv, tokens, truth, logs) for kv in PEER_KV}
     text = json.dumps([asdict(figure) for figure in found.values()], indent=1)
     print(text)
     if os.environ.get(FIGURES_ENV):

@@ -30,7 +30,7 @@ from tests.serve.test_tenants import bearer
 
 STREAMS = 200
 KINDS = 8
-HONEST_REQUESTS = 6
+HONEST_REQUESTS = 3
 HONEST_TOKENS = 24
 CROWD_TOKENS = 16
 """Who comes to slots that are all taken waits for the end of an answer, at most as long as this."""

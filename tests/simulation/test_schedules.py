@@ -67,15 +67,10 @@ def everything_happens(report: Report) -> None:
         assert report.counts[what] > 0.005 * report.schedules, f"{what} hardly ever happens"
 
 
-@pytest.mark.parametrize("first", range(0, 3 * PART, PART))
-def test_nothing_breaks(first: int) -> None:
-    """750 schedules of about 100 steps each."""
-    everything_happens(nothing_broken(SCHEDULER, first, PART))
-
-
-def test_nothing_breaks_when_pages_are_few() -> None:
-    """250 schedules."""
-    everything_happens(nothing_broken(MEMORY, 0, PART))
+@pytest.mark.parametrize("profile", [SCHEDULER, MEMORY], ids=["scheduler", "few pages"])
+def test_nothing_breaks(profile: Profile) -> None:
+    """250 schedules of about 100 steps each."""
+    everything_happens(nothing_broken(profile, 0, PART))
 
 
 @pytest.mark.soak
