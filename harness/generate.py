@@ -31,6 +31,7 @@ from harness.memory import (
     pages_in,
     plan_steps,
     prompt_steps,
+    room_for_prompts,
 )
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
@@ -109,7 +110,7 @@ class SessionOptions:
 
     def limits(self, context: int) -> Limits:
         """The sizes of a session of so many positions."""
-        chunk = min(self.chunk or PROMPT_TOKENS, context)
+        chunk = room_for_prompts(self.chunk, context, self.slots)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
         if self.hidden_states:
             rows = max(rows, min(READ_ROWS, chunk))

@@ -133,6 +133,12 @@ def prompt_steps(best: int) -> Sequence[int]:
     return steps
 
 
+def room_for_prompts(chunk: int | None, context: int, slots: int) -> int:
+    """Prompt tokens a step has room for: of several prompts together, but of none beyond its
+    context."""
+    return min(chunk or PROMPT_TOKENS, context * slots)
+
+
 def plan_steps(
     model: Model, tier: Tier, by_steps: Sequence[LimitsAt], asked: int | None, budget: int
 ) -> tuple[MemoryPlan, LimitsAt]:

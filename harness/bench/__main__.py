@@ -61,6 +61,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--peer", choices=[PEER], help="measure this engine too")
     parser.add_argument(
+        "--peer-gpu",
+        action="store_true",
+        help="with --peer: it has the whole model on a graphics card, instead of nothing there",
+    )
+    parser.add_argument(
         "--serve", action="store_true", help="measure many requests at once instead; see below"
     )
     parser.add_argument(
@@ -125,6 +130,7 @@ def _serve(args: argparse.Namespace) -> int:
         decode_tokens=plan.decode_tokens,
         repeat=plan.repeat,
         beside=plan.beside,
+        peer_gpu=plan.peer_gpu,
     )
     report = run_serving(serving, note)
     if args.json:
@@ -150,6 +156,8 @@ def _plan(args: argparse.Namespace) -> BenchmarkPlan:
     for flag in usual:
         if getattr(args, flag) < 1:
             raise ConfigError(f"--{flag.replace('_', '-')}: must be at least 1")
+    if args.peer_gpu and not args.peer:
+        raise ConfigError(f"--peer-gpu: which peer? Add --peer {PEER}")
     if args.peer:
         check_peer()
     return BenchmarkPlan(
@@ -161,6 +169,7 @@ def _plan(args: argparse.Namespace) -> BenchmarkPlan:
         decode_tokens=args.decode_tokens,
         repeat=args.repeat,
         beside=args.beside,
+        peer_gpu=args.peer_gpu,
     )
 
 

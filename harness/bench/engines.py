@@ -16,6 +16,10 @@ from harness.startup import load_ahead
 PEER = "llama.cpp"
 PEER_PACKAGE = "llama-cpp-python"
 INSTALL_PEER = "pip install 'zinc-rt[peer]'"
+BUILD_PEER_FOR_GPU = (
+    "CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-cache-dir"
+    f" --no-binary {PEER_PACKAGE} {PEER_PACKAGE}"
+)
 ADAPTED_TIER = "opencl"
 """The tier whose steps get as many workers as are found to be fastest."""
 CHUNK_TOKENS = 512
@@ -41,6 +45,8 @@ class Setup:
     flash_attention: bool = False
     """The peer's choice between two ways of computing attention."""
     sequences: int = 1
+    peer_gpu: bool = False
+    """Whether the peer has all of the model on a graphics card, or nothing at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +149,21 @@ class TierEngine:
 
 
 class PeerEngine:
-    """llama.cpp through the C functions of its Python binding."""
+    """llama.cpp through the C functions of its Python binding.
+
+    Raises ConfigError when it is to compute on a graphics card and was built for none.
+    """
 
     def __init__(self, setup: Setup) -> None:
         check_peer()
         import llama_cpp
         import numpy
 
+        if setup.peer_gpu and not llama_cpp.llama_supports_gpu_offload():
+            raise ConfigError(
+                f"--peer-gpu: {PEER} as installed was built for no graphics card; "
+                f"for NVIDIA's: {BUILD_PEER_FOR_GPU}"
+            )
         self._api: Any = llama_cpp
         self._numpy = numpy
         self._llama = llama_cpp.Llama(
@@ -159,7 +173,9 @@ class PeerEngine:
             n_ubatch=CHUNK_TOKENS,
             n_threads=setup.threads,
             n_threads_batch=setup.threads,
-            n_gpu_layers=0,
+            n_gpu_layers=-1 if setup.peer_gpu else 0,
+            offload_kqv=setup.peer_gpu,
+            op_offload=setup.peer_gpu,
             type_k=GGML_TYPES[setup.kv_dtype],
             type_v=GGML_TYPES[setup.kv_dtype],
             flash_attn=setup.flash_attention,

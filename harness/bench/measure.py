@@ -40,7 +40,8 @@ Say = Callable[[str], None]
 class BenchmarkPlan:
     """What is measured. ``engines`` are names for ``open_engine``, the peer last if it takes part.
 
-    ``beside`` is how many busy processes keep the machine company.
+    ``beside`` is how many busy processes keep the machine company; with ``peer_gpu`` the peer has
+    the model on a graphics card.
     """
 
     model: Path
@@ -51,6 +52,7 @@ class BenchmarkPlan:
     decode_tokens: int = 64
     repeat: int = 5
     beside: int = 0
+    peer_gpu: bool = False
 
     @property
     def context(self) -> int:
@@ -167,7 +169,13 @@ def _contexts(plan: BenchmarkPlan) -> dict[str, int]:
 
 
 def _setup(plan: BenchmarkPlan) -> Setup:
-    return Setup(str(plan.model.resolve()), plan.threads, plan.context, plan.kv_dtype)
+    return Setup(
+        str(plan.model.resolve()),
+        plan.threads,
+        plan.context,
+        plan.kv_dtype,
+        peer_gpu=plan.peer_gpu,
+    )
 
 
 def in_turn(engines: Sequence[str], repetition: int) -> Sequence[str]:
@@ -195,6 +203,7 @@ def _best_of_peer(plan: BenchmarkPlan, prompt: Sequence[int]) -> tuple[Setup, di
     return best, {
         "version": peer_version(),
         "flash_attention": best.flash_attention,
+        "gpu": best.peer_gpu,
         "tried_seconds": tried,
     }
 

@@ -70,7 +70,8 @@ def _subject(report: Report) -> list[str]:
         peer = report["peer"]
         tried = ", ".join(f"{name} {digits(s)} s" for name, s in peer["tried_seconds"].items())
         used = flash_name(peer["flash_attention"])
-        subject.append(f"{PEER} of {peer['version']} {used} (prompt and answer: {tried})")
+        where = "on its graphics card " if peer["gpu"] else ""
+        subject.append(f"{PEER} of {peer['version']} {where}{used} (prompt and answer: {tried})")
     return subject
 
 

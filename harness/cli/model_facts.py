@@ -18,13 +18,14 @@ from contract.ir.cost import graph_cost
 from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from contract.spec import KV
-from contract.tier import PROMPT_TOKENS, Tier
+from contract.tier import Tier
 from harness.cli.layer_facts import active_parameters, layer_facts
 from harness.memory import (
     check_storage,
     longest_context,
     plans_of,
     prompt_steps,
+    room_for_prompts,
     storage_problem,
     whole_context,
 )
@@ -109,7 +110,7 @@ class Wanted:
 
     def limits(self, context: int, kv_dtype: DType) -> Limits:
         """Of an engine of so many positions."""
-        tokens = min(self.chunk or PROMPT_TOKENS, context) + self.slots
+        tokens = room_for_prompts(self.chunk, context, self.slots) + self.slots
         return whole_contexts(self.slots, context, kv_dtype, tokens, self.slots, min(64, context))
 
 

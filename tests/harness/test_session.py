@@ -189,8 +189,8 @@ def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
 def test_a_step_of_as_many_prompt_tokens_as_the_tier_reads_best(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Less of them where that costs context, and where sequences decode beside; what is asked for
-    is taken as it is."""
+    """Less of them where that costs context, where sequences decode beside, and where the slots
+    together have no room for so many; what is asked for is taken as it is."""
     info = CpuTier.info.fget(CpuTier())
     monkeypatch.setattr(CpuTier, "info", replace(info, prompt_tokens=1024))
 
@@ -201,6 +201,8 @@ def test_a_step_of_as_many_prompt_tokens_as_the_tier_reads_best(
     options = SessionOptions(tier="cpu", context=1024)
     assert chunks(options) == (1024, 256)
     assert chunks(replace(options, context=200)) == (200, 200)
+    assert chunks(replace(options, context=200, slots=4)) == (800, 256)
+    assert chunks(replace(options, context=300, slots=4)) == (1024, 256)
     assert chunks(replace(options, chunk=700)) == (700, 700)
     assert chunks(replace(options, all_logits=True)) == (256, 256)
     planned = {}

@@ -14,7 +14,7 @@ from contract.errors import RequestError
 from harness.bench.busy import busy_processes
 from harness.bench.engines import PEER, Setup, peer_flash_choices, peer_version
 from harness.bench.machine import machine_facts
-from harness.bench.measure import FIRST_PROMPT, Samples, Say, in_turn, summary
+from harness.bench.measure import FIRST_PROMPT, Samples, Say, flash_name, in_turn, summary
 from harness.bench.serving.alone import (
     edit_text,
     edited_twice,
@@ -161,7 +161,8 @@ def _measure_together(
             name: partial(decode_together, runner) for name, runner in runners.items()
         }
         for setup in _peer_setups(plan):
-            name = f"{PEER} {'with' if setup.flash_attention else 'without'} flash attention"
+            where = "on its graphics card " if setup.peer_gpu else ""
+            name = f"{PEER} {where}{flash_name(setup.flash_attention)}"
             say(f"opening {name}")
             worker = stack.enter_context(Worker(PEER, setup, FIRST_PROMPT))
             measures[name] = partial(_peer_rate, worker)
@@ -194,7 +195,14 @@ def _peer_setups(plan: ServingPlan) -> list[Setup]:
         return []
     context = plan.prompt_tokens + plan.decode_tokens + 1
     model = str(plan.model.resolve())
-    setup = Setup(model, plan.threads, context, plan.kv_dtype, sequences=SEQUENCES[-1])
+    setup = Setup(
+        model,
+        plan.threads,
+        context,
+        plan.kv_dtype,
+        sequences=SEQUENCES[-1],
+        peer_gpu=plan.peer_gpu,
+    )
     return [replace(setup, flash_attention=flash) for flash in peer_flash_choices(plan.kv_dtype)]
 
 

@@ -44,6 +44,7 @@ class ServingPlan:
     repeat: int = 3
     beside: int = 0
     host_steps: int = 200
+    peer_gpu: bool = False
 
     @property
     def limits(self) -> Limits:
