@@ -19,13 +19,15 @@ FOUR_SUM_GROUPS = 2
 """Of a block, for which there are registers when four sums are under way at once."""
 MOST_SPLIT_TOKENS = 64
 """With more tokens there are blocks enough without splitting columns among groups."""
+MOST_PARTED_TOKENS = 256
+"""With more there are blocks enough without any that share rows, and what they leave is much."""
 TOKEN_BYTES = 512
 """Of a unit: two planes."""
 SUM_BYTES = 32
 BARRIER_BYTES = 8
 SPAN_UNITS = 4
 FOLD_TIME = 20
-"""What a fold of spans adds to packing, in tenths of a microsecond."""
+"""What a fold of the spans of MOST_SPLIT_TOKENS adds to packing, in tenths of a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ class GroupShape:
         return GROUP_ROWS * (1 if self.split else self.groups)
 
     def row_blocks(self, rows: Sequence[int]) -> int:
-        """Blocks of all matrices; none has rows of two."""
-        return sum(-(-of_matrix // self.rows) for of_matrix in rows)
+        """Blocks of all matrices, whose tiles lie one behind the other."""
+        tiles = sum(-(-of_matrix // UNIT_ROWS) for of_matrix in rows)
+        return -(-tiles * UNIT_ROWS // self.rows)
 
     def shared_bytes(self, dtype: DType) -> int:
         """Stages with their barriers; totals of a block whose groups have rows of their own."""
@@ -102,11 +105,11 @@ def group_shape(
 
     def time(shape: GroupShape) -> int:
         blocks = shape.row_blocks(rows) * shape.work(tokens) * shape.parts
-        fold = FOLD_TIME if shape.parts > 1 else 0
+        fold = _fold_time(tokens) if shape.parts > 1 else 0
         return -(-blocks // device.multiprocessors) * _block_time(shape, dtype, columns) + fold
 
     shapes = _fitting(dtype, tokens, device)
-    if parted and tokens <= MOST_SPLIT_TOKENS:
+    if parted and tokens <= MOST_PARTED_TOKENS:
         shapes += _parted(shapes, span_count(columns))
     return min(shapes, key=time)
 
@@ -129,11 +132,11 @@ def shapes_beside(
             each = _block_time(shape, dtype, columns)
             for _ in range(shape.row_blocks(of_launch) * shape.work(tokens) * shape.parts):
                 heapreplace(free, free[0] + each)
-        return max(free) + (FOLD_TIME if shapes[0].parts > 1 else 0)
+        return max(free) + (_fold_time(tokens) if shapes[0].parts > 1 else 0)
 
     fitting = [_fitting(dtype, tokens, device) for dtype, _ in rows]
     every = list(product(*fitting))
-    if parted and tokens <= MOST_SPLIT_TOKENS:
+    if parted and tokens <= MOST_PARTED_TOKENS:
         every += product(*(_parted(shapes, span_count(columns)) for shapes in fitting))
     return min(every, key=time)
 
@@ -145,6 +148,10 @@ def _parted(shapes: Sequence[GroupShape], spans: int) -> list[GroupShape]:
         for shape in shapes
         for parts in range(2, spans // (shape.groups if shape.split else 1) + 1)
     ]
+
+
+def _fold_time(tokens: int) -> int:
+    return FOLD_TIME * -(-tokens // MOST_SPLIT_TOKENS)
 
 
 def _block_time(shape: GroupShape, dtype: DType, columns: int) -> int:

@@ -45,8 +45,9 @@ class BoundLaunch:
     others: Callable[[], np.generic] | None = None
 
 
-FEW_LAUNCHES = 16
-"""Of so many it takes no time to make another graph."""
+FEW_LAUNCHES = 512
+"""Of so many it takes some ten milliseconds to make another graph, as many as copies of inputs in
+the stream of the steps take away in a thousand of them."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

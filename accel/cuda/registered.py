@@ -24,7 +24,7 @@ from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import attention_matrix_rule, matrix_rule
 from accel.cuda.products import product_rule
-from accel.cuda.sampling import sampling_rule
+from accel.cuda.sampling import largest_rule, sampling_rule
 from accel.cuda.tuned import ArrangedLayout, LayoutRule, Rule
 from accel.cuda.units import UNITS, embed_rule, unit_layout
 from accel.packets.forms import SPLIT_TOKENS, step_forms
@@ -50,10 +50,12 @@ RULES: tuple[Rule, ...] = (
     matrix_rule,
     product_rule,
     gated_rows_rule,
+    largest_rule,
     sampling_rule,
 )
-FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64)
-"""Of the forms below the largest: what the tuned kernels for few tokens are made for."""
+FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64, 128, 256)
+"""Of the forms below the largest: what the tuned kernels for few tokens are made for, and what is
+so few that products of a larger form would leave most multiprocessors idle."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
 

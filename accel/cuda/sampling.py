@@ -1,11 +1,13 @@
-"""SAMPLE's second half by several blocks a row: ``kernels/sample_row.h`` says how."""
+"""SAMPLE by several blocks a row, see ``kernels/sample_part.cu`` and ``kernels/sample_row.h``."""
 
 from __future__ import annotations
 
 from accel.cuda.device import Device
 from accel.cuda.runs import ABSENT
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.kernels.source import GROUP_SIZE
 
+MOST_PART_BLOCKS = 1 << 12
 THREADS = 512
 BINS = 2048
 MOST_PARTS = 32
@@ -16,6 +18,19 @@ MOST_VOCABULARY = 1 << 19
 LISTED_NEAR, LISTED_BYTES = 4096, 12
 SUMS_BYTES = 16
 TALLY_BYTES = 16 * BINS
+
+
+def largest_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """What finds the largest values."""
+    op = ops[0]
+    if op.name != "sample_part":
+        return None
+    sizes = op.most_sizes()
+    blocks = max(1, min(sizes["rows"] * sizes["parts"], MOST_PART_BLOCKS))
+    launch = KernelLaunch(
+        "sample_part.cu", "sample_part", (blocks, 1, 1), (GROUP_SIZE, 1, 1), op="sample_part"
+    )
+    return Replacement(1, (launch,))
 
 
 def sampling_rule(ops: Remaining, device: Device) -> Replacement | None:

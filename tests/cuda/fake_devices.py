@@ -34,8 +34,10 @@ INSTRUCTIONS = {
     r'asm\("cvt\.f32\.f16.*': "value = half_bits(bits);",
     r'asm\("dp4a\.s32\.s32.*': "sum = emulated_dot(a, b, true);",
     r'asm\("dp4a\.s32\.u32.*': "sum = emulated_dot(a, b, false);",
-    r"KERNEL\((\w+)\)(?=\s*\{)": r'extern "C" __global__ void launch_\1' + PLAIN,
 }
+ENTRIES = r"KERNEL\((\w+)\)(?=\s*\{)", r'extern "C" __global__ void launch_\1' + PLAIN
+OTHERWISE = "#undef KERNEL"
+"""In the text of a kernel that has a plain one's as a function."""
 DOT = """
 static int emulated_dot(unsigned a, unsigned b, bool is_signed) {
     int sum = 0;
@@ -267,6 +269,8 @@ class EmulatedDevices(FakeDevices):
         text = source.text
         for pattern, instead in INSTRUCTIONS.items():
             text = re.sub(pattern, instead, text)
+        if OTHERWISE not in text:
+            text = re.sub(*ENTRIES, text)
         with self._building:
             if source not in self._built:
                 before = DOT if "BLOCK_MEMORY" in text else REDEFINED + DOT

@@ -89,7 +89,7 @@ def test_a_layer_of_many_tokens(biases: bool, gated: bool, most: int, folder: Pa
     case = layer(9, dtypes.Q5_K, biases, gated)
     step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
     entries = [launch.entry for launch in plan_launches(step.ops, DEVICE, step.scratch).launches]
-    pack = "unit_pack_fours" if most > MOST_SPLIT_TOKENS else "unit_pack"
+    pack = _pack_of(most)
     products = [pack, "unit_groups"] * (1 + gated)
     assert entries == [pack, "unit_groups", "unit_groups", *products]
     got, want = run(case, folder, most), layer_by_definition(case, biases)
@@ -187,7 +187,7 @@ def test_three_matrices_share_a_launch(tokens: int, folder: Path) -> None:
     and the gate by itself."""
     case = layer(tokens, dtypes.Q4_K)
     step, plan = planned(case)
-    pack = "unit_pack_fours" if tokens > MOST_SPLIT_TOKENS else "unit_pack"
+    pack = _pack_of(tokens)
     assert [launch.entry for launch in plan.launches[:3]] == [pack, "unit_groups", pack]
     older = plan_launches(step.ops, OLDER, step.scratch)
     few = tokens <= MOST_GATED
@@ -240,6 +240,8 @@ def test_many_tokens_are_packed_by_fours(
         (dtypes.Q4_K, True, 9, 16, 170),
         (dtypes.Q6_K, False, 6, 8, 170),
         (dtypes.Q5_K, True, 16, 16, 227),
+        (dtypes.Q4_K, True, 70, 128, 227),
+        (dtypes.Q6_K, False, 130, 256, 227),
     ],
     ids=str,
 )
@@ -255,7 +257,8 @@ def test_spans_folded_by_the_next_run(
     step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
     plan = plan_launches(step.ops, device, step.scratch)
     products = "unit_spans" if most <= MOST_TOKENS else "unit_groups"
-    assert [launch.entry for launch in plan.launches] == ["unit_pack", products] * 2
+    packs = [_pack_of(most), "unit_pack"]
+    assert [launch.entry for launch in plan.launches] == [packs[0], products, packs[1], products]
     assert dict(plan.launches[1].source.macros)["PARTS"] > 1
     assert plan.passing_bytes == 4 * 6 * most * hidden
     got = run(case, folder, most, device)
@@ -267,7 +270,14 @@ def test_spans_folded_by_the_next_run(
     assert np.array_equal(got["y"], want, equal_nan=True)
 
 
-@pytest.mark.parametrize(("tokens", "most", "shared"), [(61, 64, 227), (9, 16, 170)])
+def _pack_of(most: int) -> str:
+    """What packs rows of so many tokens that are no sum of spans."""
+    return "unit_pack_fours" if most > MOST_SPLIT_TOKENS else "unit_pack"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most", "shared"), [(61, 64, 227), (9, 16, 170), (67, 128, 227)]
+)
 @pytest.mark.parametrize("biased", [False, True])
 def test_spans_nobody_packs(
     biased: bool, tokens: int, most: int, shared: int, folder: Path
@@ -290,7 +300,7 @@ def test_spans_nobody_packs(
     step = lower_graph(last.graph, ShapeKey(most, 0), 1, "cuda")
     plan = plan_launches(step.ops, device, step.scratch)
     products = "unit_spans" if most <= MOST_TOKENS else "unit_groups"
-    assert [launch.entry for launch in plan.launches] == ["unit_pack", products, "unit_fold"]
+    assert [launch.entry for launch in plan.launches] == [_pack_of(most), products, "unit_fold"]
     got = run(last, folder, most, device)["sum"]
     want = matmul(first_only["first"][1], dtypes.Q4_K, case.x)
     want = case.x[:, 256 : 256 + hidden] + (want + case.vectors["bias"] if biased else want)
@@ -324,6 +334,9 @@ def test_blocks_leave_few_multiprocessors_idle(
         (dtypes.Q4_K, 12288, 64, 6),
         (dtypes.Q4_K, 4096, 16, 2),
         (dtypes.Q4_K, 1024, 16, 1),
+        (dtypes.Q4_K, 12288, 128, 4),
+        (dtypes.Q6_K, 12288, 128, 2),
+        (dtypes.Q4_K, 12288, 256, 2),
         (dtypes.Q4_K, 12288, 512, 1),
     ],
     ids=str,
@@ -335,6 +348,15 @@ def test_blocks_share_rows_where_there_are_few(
     shape = group_shape(dtype, columns, tokens, (4096,), WIDE, parted=True)
     assert shape.parts == parts
     assert parts == 1 or not shape.split or columns // 1024 // parts >= shape.groups
+
+
+@pytest.mark.parametrize(("tokens", "parts"), [(64, 4), (128, 2)])
+def test_tiles_of_all_matrices_are_one_row_of_blocks(tokens: int, parts: int) -> None:
+    """Of q, k and v by themselves the last blocks would have half of their tiles: 34 blocks, four
+    times as many of which do not run at once."""
+    rows = (4096, 1024, 1024)
+    shape = group_shape(dtypes.Q4_K, 4096, tokens, rows, WIDE, parted=True)
+    assert (shape.groups, shape.parts, shape.row_blocks(rows)) == (3, parts, 32)
 
 
 @pytest.mark.parametrize(

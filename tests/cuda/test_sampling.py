@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import STEP_BUFFER
 from contract.ir.nodes import View
 from contract.opcodes import Opcode
-from contract.records import OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, SLOT
+from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, SLOT
 from contract.shape_key import ShapeKey
 from reference.ops.sample import NO_TOKEN, sample
 from tests.cuda.emulated_step import DEVICE, Bytes, aligned_memory, rows_of, run_step
@@ -49,33 +50,6 @@ def emit_sample(builder: GraphBuilder, vocab: int) -> View:
     return token
 
 
-def find_values(packet: np.void, key: ShapeKey, scratch: Bytes, inputs: Bytes) -> None:
-    """sample_part, for rows without mask, biases and penalties."""
-    vocab, parts = int(packet["size"][1]), int(packet["size"][2])
-    memory = scratch, inputs
-
-    def rows(number: int, width: int, dtype: Any) -> NDArray[Any]:
-        return rows_of(packet, number, (key.rows, width), dtype, memory, width)
-
-    logits, records = rows(0, vocab, np.float32), rows(1, 16, np.int32)
-    values, best = rows(5, vocab, np.float32), rows(6, 3 * parts, np.int32)
-    temperature = records.view(SAMPLING)["temperature"]
-    with np.errstate(over="ignore", invalid="ignore"):
-        made = logits / np.where(temperature > 0, temperature, np.float32(1))
-    values[:] = np.where(temperature > 0, made, values)
-    for row in range(key.rows):
-        for part in range(parts):
-            begin, end = vocab * part // parts, vocab * (part + 1) // parts
-            share = made[row, begin:end]
-            record = best[row, 3 * part : 3 * part + 3]
-            record[:] = 0, NO_TOKEN, 1
-            if begin == end:
-                continue
-            found = int(np.nan_to_num(share, nan=-np.inf).argmax())
-            record[:1].view(np.float32)[:] = share[found]
-            record[1:] = begin + found, np.isfinite(logits[row, begin:end]).all()
-
-
 def drawn(logits: Float32, records: NDArray[np.void], folder: Path, most: int = 0) -> list[int]:
     """Tokens of a step, and those of the definition, which must be the same."""
     rows, vocab = logits.shape
@@ -91,7 +65,6 @@ def drawn(logits: Float32, records: NDArray[np.void], folder: Path, most: int = 
         {},
         folder,
         parts=ROW_PARTS,
-        stand_ins={"sample_part": find_values},
     )
     with np.errstate(over="ignore", invalid="ignore"):
         want = sample(logits=logits, sampling=sampling, recent=RECENT)
@@ -134,7 +107,7 @@ def ended_graph(vocab: int) -> Graph:
 
 def behind(ops: Sequence[Op], plan: Plan) -> list[PlannedLaunch]:
     """What draws a row of which a persistent launch has left the largest logit."""
-    part = plan.launches[0]
+    part = replace(plan.launches[0], workspace=None)
     return [part, *short_step(EndPhase(ops, 0), 0, plan.launches).drawn]
 
 
@@ -284,6 +257,59 @@ def test_small_vocabularies(vocab: int, rows: int, folder: Path) -> None:
     drawn(logits, np.array(records, SAMPLING), folder)
 
 
+def test_rows_whose_logits_are_changed_beside_others(folder: Path) -> None:
+    """Penalties, biases and a mask, each of a row between rows that have none, greedy and drawn."""
+    rng = np.random.default_rng(5)
+    vocab, masks, biases = 3001, 1, 3
+    builder = GraphBuilder("changed")
+    operands = {
+        "logits": builder.buffer("logits", BufferKind.REQUEST, F32, ("rows", vocab)),
+        "sampling": builder.buffer("sampling", BufferKind.REQUEST, I32, ("rows", 16)),
+        "recent": builder.buffer("recent", BufferKind.STATE, I32, (2, 8)),
+        "allowed": builder.buffer("allowed", BufferKind.REQUEST, I32, (masks, -(-vocab // 32))),
+        "bias": builder.buffer("bias", BufferKind.REQUEST, I32, (biases, 2)),
+        "token": builder.buffer("token", BufferKind.OUTPUT, I32, ("rows",)),
+    }
+    builder.emit(Opcode.SAMPLE, **operands)
+    changes: list[dict[str, float]] = [
+        {},
+        {"repeat_penalty": 3.0, "repeat_last_n": 6, "slot": 1},
+        {"presence_penalty": 5.0, "frequency_penalty": 0.5, "repeat_last_n": 8},
+        {"bias_first": 1, "bias_count": 2},
+        {"mask": 1},
+        {},
+    ]
+    records = np.array(
+        [
+            record(**{"repeat_penalty": 1.0, "temperature": temperature, **fields})
+            for temperature in (0.0, 0.7)
+            for fields in changes
+        ],
+        SAMPLING,
+    )
+    logits = rng.standard_normal((len(records), vocab)).astype(np.float32)
+    best = int(logits[1].argmax())
+    logits[:, best] = 9.0
+    bias = np.array([(best, 50.0), (best, -20.0), (7, 12.0)], LOGIT_BIAS)
+    allowed = rng.integers(0, 1 << 31, (masks, -(-vocab // 32))).astype(np.int32)
+    allowed[0, best // 32] = 0
+    recent = np.full((2, 8), best, np.int32)
+    inputs = {
+        "logits": logits,
+        "sampling": records.view(np.int32).reshape(len(records), 16),
+        "allowed": allowed,
+        "bias": bias.view(np.int32).reshape(biases, 2),
+    }
+    token = aligned_memory(4 * len(records)).view(np.int32)
+    key = ShapeKey(0, len(records))
+    kept = {"token": token, "recent": recent}
+    run_step(builder.build(), (key, key), inputs, kept, {}, folder, parts=ROW_PARTS)
+    assert token.tolist() == sample(recent=recent, **inputs).tolist()
+    greedy = token[: len(changes)].tolist()
+    assert greedy[0] == greedy[5] == best
+    assert best not in greedy[1:5]
+
+
 @pytest.mark.parametrize("vocab", [3, 41])
 def test_a_row_ends_where_the_next_begins(vocab: int, folder: Path) -> None:
     """Parts do not divide a vocabulary, all tokens are kept: one of another row would weigh."""
@@ -298,5 +324,5 @@ def test_sums_that_would_overflow_are_left_to_the_plain_kernel() -> None:
         step = lower_graph(sampling_graph(vocab), ShapeKey(0, 1), ROW_PARTS, "cuda")
         return [launch.entry for launch in plan_launches(step.ops, DEVICE, step.scratch).launches]
 
-    assert entries(MOST_VOCABULARY)[1:] == ["sample_bins", "sample_draw"]
-    assert entries(MOST_VOCABULARY + 1)[1:] == ["launch_sample"]
+    assert entries(MOST_VOCABULARY) == ["sample_part", "sample_bins", "sample_draw"]
+    assert entries(MOST_VOCABULARY + 1) == ["sample_part", "launch_sample"]

@@ -139,7 +139,7 @@ def test_long_contexts_of_short_rows_take_all_launches(
             runner.step(StepInput(query, np.zeros(1, np.int32), given, pages))
             names = [name for name, _ in driver.launched]
             assert names.count("step_phases") == int(position < 129)
-            assert ("launch_sample_part" in names) == (position == 129)
+            assert ("sample_part" in names) == (position == 129)
             assert names.count("unit_product") == (0 if position < 129 else 9)
 
 
@@ -168,7 +168,7 @@ def test_steps_have_the_launches_their_row_needs(
             runner.step(StepInput(query, np.zeros(1, np.int32), given, pages))
             names = [name for name, _ in driver.launched]
             assert names.count("step_phases") == 1
-            assert ("launch_sample_part" in names) == (recent > 0)
+            assert ("sample_part" in names) == (recent > 0)
             assert ("sample_draw" in names) == (recent > 0 or temperature > 0)
             for name in ("launch_stream_out", "launch_store_request_state"):
                 assert (name in names) == (recent > 0)

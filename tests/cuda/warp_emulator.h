@@ -276,6 +276,11 @@ template <int N>
 DEVICE void multiply_signed_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
     multiply_rows_of_group<true>(sum, a, b, more);
 }
+DEVICE unsigned hidden_zero() { return 0; }
+template <int N>
+DEVICE void multiply_unsigned_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
+    multiply_rows_of_group<false, false>(sum, a, b, more);
+}
 #define GROUP_SUMS(NAME, SIGNED, SIGNED_B)                                       \
     template <int N>                                                             \
     DEVICE void set_##NAME(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {  \

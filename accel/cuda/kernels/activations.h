@@ -133,9 +133,20 @@ DEVICE int sums_of_lane(const unsigned (&pair)[2][2]) {
 }
 // By every fourth lane, once four have added theirs up.
 DEVICE void store_sums(const ACTIVATIONS &x, unsigned index, int lane, int both) {
-    short *sums = x.sums + index * (size_t)(x.in_eights ? 8 : 1) * UNIT_SUMS + sum_place(lane / 4);
-    sums[0] = (short)both;
-    sums[sum_place(8)] = (short)((both - (short)both) >> 16);
+    const short sum[2] = {(short)both, (short)((both - (short)both) >> 16)};
+    if (x.in_eights) {
+        unsigned char *bytes = (unsigned char *)(x.sums + index * (size_t)8 * UNIT_SUMS);
+        bytes += sum_place(lane / 4);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            bytes[sum_place(8 * i)] = (unsigned char)((unsigned)sum[i] >> 8);
+            bytes[EIGHT_HALF + sum_place(8 * i)] = (unsigned char)sum[i];
+        }
+        return;
+    }
+    short *sums = x.sums + index * (size_t)UNIT_SUMS + sum_place(lane / 4);
+    sums[0] = sum[0];
+    sums[sum_place(8)] = sum[1];
 }
 DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane,
                            const unsigned (&pair)[2][2], bool exists) {
@@ -239,8 +250,8 @@ DEVICE ACTIVATIONS among_eights(unsigned char *planes, short *sums, float *scale
                                 unsigned units) {
     const size_t eight = (size_t)(token / 8 * 8) * units;
     const unsigned place = token % 8;
-    return {planes + eight * UNIT_PLANES + place * 16, sums + eight * UNIT_SUMS + place * UNIT_SUMS,
-            scales + eight + place, units, true};
+    return {planes + eight * UNIT_PLANES + place * 16,
+            sums + eight * UNIT_SUMS + place * (UNIT_SUMS / 2), scales + eight + place, units, true};
 }
 
 // Rows of floats that become activations; weight 0 where a norm has none.

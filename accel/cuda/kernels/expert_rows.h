@@ -100,8 +100,10 @@ DEVICE void add_unit_rows(const unsigned char *unit, const CHUNK_ROWS<rows> &x, 
         const int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
         const unsigned place = index * rows + 8 * n;
         float value[4];
-        scales.values(of_eight, *(const uint2 *)(x.sums + (place + g) * UNIT_SUMS + t * 4),
-                      *(const float2 *)(x.scales + place + 2 * t), value);
+        const uint2 sums = *(const uint2 *)(x.sums + (place + g) * UNIT_SUMS + t * 4);
+        int p[4];
+        scales.minima_of(sums, p);
+        scales.values(of_eight, p, *(const float2 *)(x.scales + place + 2 * t), value);
 #pragma unroll
         for (int e = 0; e < 4; e++) span[4 * n + e] = span[4 * n + e] + value[e];
     }

@@ -55,8 +55,10 @@ template <int dtype> DEVICE void scaled_values_of_tokens(const unsigned char *un
     const int both[4] = {j[0], 0, j[1], 0};
     const float scale = x.scales[(size_t)min(t, tokens - 1) * x.units + index];
     float values[4];
-    scales.values(both, *(const uint2 *)(x.sums + column * UNIT_SUMS + t * 4), {scale, scale},
-                  values);
+    const uint2 sums = *(const uint2 *)(x.sums + column * UNIT_SUMS + t * 4);
+    int p[4];
+    scales.minima_of(sums, p);
+    scales.values(both, p, {scale, scale}, values);
     value[0] = values[0], value[1] = values[2];
 }
 

@@ -22,7 +22,7 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define SHARE_TILES (SHARE_GROUPS * GROUP_WARPS)
 #define PAIRED (GATE >= 0)
 #define BLOCK_TILES (PAIRED ? SHARE_TILES / 2 : SHARE_TILES)  // of each matrix
-#define SUMS_BYTES (8 * UNIT_SUMS * 2)  // of eight tokens
+#define SUMS_BYTES EIGHT_SUMS_BYTES
 #define SCALES_BYTES (8 * 4)
 #define AT_TOKEN_SUMS (BLOCK_TOKENS * UNIT_PLANES)
 #define AT_SCALES (AT_TOKEN_SUMS + BLOCK_TOKENS * UNIT_SUMS * 2)
@@ -31,9 +31,10 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define AT_BARRIERS (SHARES * STAGES * STAGE_BYTES)
 #define AT_TOTALS (AT_BARRIERS + SHARES * STAGES * 8)  // [VALUES][thread]
 
-// Tiles `first_tile` to `tiles` - 1 of a matrix, of a pair those of `others` as well.
+// Tiles `first_tile` to `tiles` - 1 of all matrices, one behind the other, or of both of a pair. `own` is the
+// warp's, 0 where there is none.
 struct GROUP_WORK {
-    const unsigned char *planes, *sums, *weights, *others;
+    const unsigned char *planes, *sums, *own;
     const float *scales;
     unsigned units, tiles, first_tile, first_token, tokens;
     unsigned first_unit, end_unit;  // of the block's part of the columns
@@ -41,14 +42,6 @@ struct GROUP_WORK {
     __device__ __forceinline__ unsigned own_tiles() const {
         const unsigned each = min(tiles - first_tile, (unsigned)BLOCK_TILES);
         return PAIRED ? 2 * each : each;
-    }
-    // Where the tile of warp `warp` of a share lies; `exists` says whether there is one.
-    __device__ __forceinline__ const unsigned char *tile_of(unsigned warp, bool &exists) const {
-        const unsigned of_group = warp / GROUP_WARPS * (GROUP_WARPS / 2) + warp % 2;
-        const unsigned tile = first_tile + (PAIRED ? of_group : warp);
-        exists = warp < SHARE_TILES && tile < tiles;
-        return (PAIRED && warp / 2 % 2 ? others : weights) +
-               (size_t)tile * units * FORMAT::unit_bytes;
     }
     // Eights of tokens that exist.
     __device__ __forceinline__ unsigned eights() const {
@@ -73,11 +66,9 @@ struct STAGE_RING {
         COPY_BARRIER *barrier = barriers + step % STAGES;
         if (warp == 0)
             announce(barrier, work.own_tiles() * FORMAT::unit_bytes + work.eights() * of_eight);
-        bool exists;
-        const unsigned char *tile = work.tile_of(warp, exists);
-        if (exists)
+        if (work.own)
             copy_to_stage(barrier, stage(step) + AT_UNITS + warp * FORMAT::unit_bytes,
-                          tile + (size_t)unit * FORMAT::unit_bytes, FORMAT::unit_bytes);
+                          work.own + (size_t)unit * FORMAT::unit_bytes, FORMAT::unit_bytes);
     }
     // An eight of tokens is one warp's work or, where there are enough of them, two warps'.
     __device__ __forceinline__ void fetch_tokens(const GROUP_WORK &work, unsigned step,
@@ -122,9 +113,8 @@ struct LANE_COPY {
         const unsigned part = threadIdx.x % WARP_LANES, eights = work.eights();
         of_block = work.own_tiles() * FORMAT::unit_bytes +
                    eights * (EIGHT_BYTES + SUMS_BYTES + SCALES_BYTES);
-        bool exists;
-        from = work.tile_of(warp, exists);
-        to = AT_UNITS + warp * FORMAT::unit_bytes, bytes = exists ? FORMAT::unit_bytes : 0;
+        from = work.own;
+        to = AT_UNITS + warp * FORMAT::unit_bytes, bytes = from ? FORMAT::unit_bytes : 0;
         if (part == 0) return;
         // Two warps have an eight, if there are enough.
         constexpr bool apart = SHARE_TILES >= 2 * EIGHTS;

@@ -30,6 +30,14 @@ template <int left> DEVICE void await_operands() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
 }
 
+// A zero for operands: one that a compiler sees it shares with those that say where sums begin, which are no
+// constants then, and clears all sums.
+DEVICE unsigned hidden_zero() {
+    unsigned zero;
+    asm volatile("mov.u32 %0, 0;" : "=r"(zero));
+    return zero;
+}
+
 // What threads wrote to shared memory is seen by products behind the next barrier.
 DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -57,14 +65,14 @@ DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, uns
 DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) { await_copy<1>(barrier, phase); }
 DEVICE bool have_come(COPY_BARRIER *barrier, unsigned phase) { return have_arrived(barrier, phase); }
 
-// sum = A B, or where `more` sum += A B: A of bytes, unsigned or signed, B of signed ones. Sums as of
+// sum = A B, or where `more` sum += A B, KIND being the types of the bytes of A and B. Sums as of
 // mma.m16n8k32, four for every 8 tokens. They must have had values before, whichever: a compiler may
 // leave out what reads those that have none.
 #define GROUP_PRODUCTS(NAME, KIND)                                                  \
     DEVICE void NAME(int (&sum)[8], const unsigned (&a)[4], U64 b, bool more) {     \
         asm volatile(                                                               \
             "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"                              \
-            "wgmma.mma_async.sync.aligned.m64n16k32.s32." KIND ".s8 "               \
+            "wgmma.mma_async.sync.aligned.m64n16k32.s32." KIND " "               \
             "{%0,%1,%2,%3,%4,%5,%6,%7}, "                                           \
             "{%8,%9,%10,%11}, %12, p; }"                                            \
             : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), \
@@ -74,7 +82,7 @@ DEVICE bool have_come(COPY_BARRIER *barrier, unsigned phase) { return have_arriv
     DEVICE void NAME(int (&sum)[16], const unsigned (&a)[4], U64 b, bool more) {    \
         asm volatile(                                                               \
             "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"                              \
-            "wgmma.mma_async.sync.aligned.m64n32k32.s32." KIND ".s8 "               \
+            "wgmma.mma_async.sync.aligned.m64n32k32.s32." KIND " "               \
             "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "             \
             "{%16,%17,%18,%19}, %20, p; }"                                          \
             : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), \
@@ -86,7 +94,7 @@ DEVICE bool have_come(COPY_BARRIER *barrier, unsigned phase) { return have_arriv
     DEVICE void NAME(int (&sum)[32], const unsigned (&a)[4], U64 b, bool more) {    \
         asm volatile(                                                               \
             "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                              \
-            "wgmma.mma_async.sync.aligned.m64n64k32.s32." KIND ".s8 "               \
+            "wgmma.mma_async.sync.aligned.m64n64k32.s32." KIND " "               \
             "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,"   \
             "%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "                \
             "{%32,%33,%34,%35}, %36, p; }"                                          \
@@ -100,8 +108,9 @@ DEVICE bool have_come(COPY_BARRIER *barrier, unsigned phase) { return have_arriv
               "+r"(sum[30]), "+r"(sum[31])                                          \
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));  \
     }
-GROUP_PRODUCTS(multiply_group, "u8")
-GROUP_PRODUCTS(multiply_signed_group, "s8")
+GROUP_PRODUCTS(multiply_group, "u8.s8")
+GROUP_PRODUCTS(multiply_signed_group, "s8.s8")
+GROUP_PRODUCTS(multiply_unsigned_group, "u8.u8")
 
 // The same of 32 or 64 columns, KIND being the types of A and B; `set_` begins sums that need not have
 // had values, `add_` adds to them.

@@ -6,6 +6,7 @@
 // values of spans go to the workspace, all spans of a matrix behind those of the one in front and of the
 // ROWS_IN_FRONT of other launches, for unit_pack.cu or head_rows.cu to fold with what stands behind the
 // product.
+// Tiles of all matrices lie one behind the other: a block may have those of two.
 // Where SPLIT is 0 the WARP_GROUPS of a block take rows of their own and share the tokens; where it
 // is 1 they share 64 rows and take spans of the columns in turn, which are folded in order. Where
 // there is a GATE, two warps of a group take rows of the first matrix and two the same rows of the
@@ -34,25 +35,32 @@ DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float 
     const unsigned char *unit = stage + AT_UNITS + tile * FORMAT::unit_bytes;
     SCALES scales;
     scales.load(unit, lane);
-    int j[VALUES] = {};
-    if (WARP_PRODUCTS)
+    int j[VALUES] = {}, p[VALUES] = {};
+    const unsigned char *sums = stage + AT_TOKEN_SUMS, *of_tokens = stage + AT_SCALES;
+    if (WARP_PRODUCTS) {
+        meanwhile();
         sum_by_warps<FORMAT_ID>(scales, unit, stage, lane, j);
+    } else {
+        sum_by_groups<FORMAT_ID, AHEAD>(scales, unit, stage, sums, lane, j, p, meanwhile);
+    }
+    if (!WARP_PRODUCTS && all_summed<FORMAT_ID, AHEAD>)
+        add_values(scales, of_tokens, lane, j, p, span);
     else
-        sum_by_groups<FORMAT_ID, AHEAD>(scales, unit, stage, lane, j, meanwhile);
-    add_values(scales, stage + AT_TOKEN_SUMS, stage + AT_SCALES, lane, j, span);
+        add_values(scales, sums, of_tokens, lane, j, span);
 }
 
 struct RESULT {
     float *y;
     const float *bias, *residual;
     size_t stride, residual_stride;
-    unsigned rows, rows_in_front, first_token, tokens;
+    // `row` is the first of the warp's tile, of a matrix of so many `rows`.
+    unsigned rows, row, rows_in_front, first_token, tokens;
     uint activation;
 
-    // Element i of a thread whose warp's tile begins at row `row`.
-    __device__ __forceinline__ void store(unsigned row, int i, float value) const {
+    // Element i of a thread whose warp's tile begins at `first_row`.
+    __device__ __forceinline__ void store(unsigned first_row, int i, float value) const {
         const unsigned lane = threadIdx.x % WARP_LANES;
-        row += lane / 4 + 8 * (i / 2 % 2);
+        const unsigned row = first_row + lane / 4 + 8 * (i / 2 % 2);
         const size_t token = first_token + i / 4 * 8 + lane % 4 * 2 + i % 2;
         if (row >= rows || token >= tokens) return;
         if (bias) value = value + bias[row];
@@ -61,13 +69,12 @@ struct RESULT {
     }
     // All elements of one span, which others add: `y` has all rows of a token together, all tokens of a
     // span.
-    __device__ __forceinline__ void store_span(unsigned span, unsigned row,
+    __device__ __forceinline__ void store_span(unsigned span,
                                                const float (&values)[VALUES]) const {
-        const unsigned lane = threadIdx.x % WARP_LANES;
-        row += lane / 4;
+        const unsigned lane = threadIdx.x % WARP_LANES, own_row = row + lane / 4;
         const unsigned token = first_token + lane % 4 * 2;
-        float *own = y + ((size_t)span * tokens + token) * rows + row;
-        const bool first = row < rows, second = row + 8 < rows;
+        float *own = y + ((size_t)span * tokens + token) * rows + own_row;
+        const bool first = own_row < rows, second = own_row + 8 < rows;
 #pragma unroll
         for (int n = 0; n < 2 * EIGHTS; n++) {
             const unsigned behind = n / 2 * 8 + n % 2;
@@ -107,7 +114,20 @@ DEVICE unsigned steps_of(const GROUP_WORK &work, unsigned group) {
     return units / round * SPAN_UNITS + min(own, (unsigned)SPAN_UNITS);
 }
 
-// Fills all stages, weights first: those may be read while the kernels in front still run.
+// Asks for the first `ahead` units, weights first: those may be read while the kernels in front still run.
+DEVICE void begin_units(LANE_COPY &copy, const STAGE_RING &ring, unsigned ahead) {
+    if (threadIdx.x == 0) open_stages(ring.barriers, STAGES);
+    __syncthreads();
+    if (copy.of_weights())
+        for (unsigned step = 0; step < ahead; step++) copy.fetch(ring, step);
+    if (!BESIDE) PRECEDING_DONE;
+    if (FOLLOWED) FOLLOWING_MAY_START;
+    if (!copy.of_weights())
+        for (unsigned step = 0; step < ahead; step++) copy.fetch(ring, step);
+    __syncwarp();
+}
+
+// The same of a share where groups are split, all stages.
 DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned group,
                        unsigned steps) {
     const unsigned warp = threadIdx.x / WARP_LANES % SHARE_TILES;
@@ -131,39 +151,57 @@ DEVICE void share_barrier(unsigned group) {
         __syncthreads();
 }
 
-// Takes the block's rows of a matrix; false where they lie in the matrices behind it.
-DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &block,
+DEVICE unsigned tiles_of(const LAUNCH &launch, int w) {
+    return (packet_of(launch, w / 16)->size[MATMUL_ROWS] + UNIT_ROWS - 1) / UNIT_ROWS;
+}
+
+// Takes the warp's tile, number `tile` of a matrix; false where it lies in the matrices behind that.
+DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &tile,
                         GROUP_WORK &work, RESULT &result) {
-    result.rows = packet_of(launch, w / 16)->size[MATMUL_ROWS];
-    work.tiles = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
-    const unsigned blocks = (work.tiles + BLOCK_TILES - 1) / BLOCK_TILES;
-    if (block >= blocks) {
-        block -= blocks, result.rows_in_front += result.rows;
+    const unsigned rows = packet_of(launch, w / 16)->size[MATMUL_ROWS], tiles = tiles_of(launch, w);
+    if (tile >= tiles) {
+        tile -= tiles, result.rows_in_front += rows;
         return false;
     }
-    work.first_tile = block * BLOCK_TILES;
-    work.weights = operand_at(launch, w);
+    work.own = operand_at(launch, w) + (size_t)tile * work.units * FORMAT::unit_bytes;
+    result.rows = rows, result.row = tile * UNIT_ROWS;
     result.y = (float *)operand_at(launch, y);
     result.stride = stride_at(launch, y);
     result.bias = (const float *)operand_at(launch, b);
     return true;
 }
 
-// Takes the rows of block `block` of all matrices; false where there are none left.
+// Takes the tiles of block `block`; false where there are none left.
 DEVICE bool open_rows(const LAUNCH &launch, unsigned block, GROUP_WORK &work, RESULT &result) {
+    const unsigned warp = threadIdx.x / WARP_LANES % SHARE_TILES;
     result.rows_in_front = ROWS_IN_FRONT;
-    bool found = open_matrix(launch, W0, B0, Y0, block, work, result);
+    result.rows = result.row = 0;
+    work.own = 0;
+    work.first_tile = block * BLOCK_TILES, work.tiles = tiles_of(launch, W0);
+    unsigned tile = work.first_tile + warp;
 #if MATRICES > 1
-    if (!PAIRED && !found) found = open_matrix(launch, W1, B1, Y1, block, work, result);
-    work.others = operand_at(launch, W1);
+    if (PAIRED) {
+        tile = work.first_tile + warp / GROUP_WARPS * (GROUP_WARPS / 2) + warp % 2;
+        open_matrix(launch, W0, B0, Y0, tile, work, result);
+        if (work.own && warp / 2 % 2)
+            work.own = operand_at(launch, W1) + (size_t)tile * work.units * FORMAT::unit_bytes;
+        return work.first_tile < work.tiles;
+    }
+#endif
+    bool found = open_matrix(launch, W0, B0, Y0, tile, work, result);
+#if MATRICES > 1
+    if (!found) found = open_matrix(launch, W1, B1, Y1, tile, work, result);
+    work.tiles += tiles_of(launch, W1);
 #endif
 #if MATRICES > 2
-    if (!found) found = open_matrix(launch, W2, B2, Y2, block, work, result);
+    if (!found) found = open_matrix(launch, W2, B2, Y2, tile, work, result);
+    work.tiles += tiles_of(launch, W2);
 #endif
 #if MATRICES > 3
-    if (!found) found = open_matrix(launch, W3, B3, Y3, block, work, result);
+    if (!found) found = open_matrix(launch, W3, B3, Y3, tile, work, result);
+    work.tiles += tiles_of(launch, W3);
 #endif
-    return found;
+    return work.first_tile < work.tiles;
 }
 
 // What all blocks have in common.
@@ -182,9 +220,9 @@ DEVICE void open_step(const LAUNCH &launch, unsigned tokens, GROUP_WORK &work, R
 
 // What becomes of the values of a span, which are zeros then: a block that has all spans of its rows
 // adds them up, in order.
-DEVICE void end_span(const RESULT &result, unsigned span, unsigned row, float *totals,
+DEVICE void end_span(const RESULT &result, unsigned span, float *totals,
                      float (&values)[VALUES]) {
-    if (PARTS > 1) result.store_span(span, row, values);
+    if (PARTS > 1) result.store_span(span, values);
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
         if (PARTS == 1)
@@ -195,35 +233,51 @@ DEVICE void end_span(const RESULT &result, unsigned span, unsigned row, float *t
 
 #if PARTS > 1
 
-// Units of a share, one after the other.
+// Units of a share, one after the other; `more(step)` asks for what follows a step.
+template <class MORE>
 DEVICE void pass_units(const GROUP_WORK &work, const RESULT &result, const STAGE_RING &ring,
-                       unsigned steps, float *totals) {
+                       unsigned steps, const MORE &more) {
     const unsigned group = SPLIT ? threadIdx.x / GROUP_THREADS : 0;
     const unsigned tile = threadIdx.x / WARP_LANES % SHARE_TILES;
-    const unsigned row = (work.first_tile + tile) * UNIT_ROWS;
     const int lane = threadIdx.x % WARP_LANES;
     float span[VALUES] = {};
     for (unsigned step = 0; step < steps; step++) {
         ring.await(step);
         share_barrier(group);
-        const unsigned next = step + STAGES - 1, unit = unit_of(work, group, step);
-        if (next < steps && next >= STAGES)
-            ring.fetch(work, next, unit_of(work, group, next), tile);
-        add_unit(ring.stage(step), tile, lane, span);
+        const unsigned unit = unit_of(work, group, step);
+        add_unit(ring.stage(step), tile, lane, span, [&]() {
+            const unsigned next = step + STAGES - 1;
+            if (next < steps && next >= STAGES) more(next);
+            __syncwarp();
+        });
         if (unit % SPAN_UNITS == SPAN_UNITS - 1 || unit + 1 == work.units)
-            end_span(result, unit / SPAN_UNITS, row, totals, span);
+            end_span(result, unit / SPAN_UNITS, 0, span);
     }
 }
 
 // Blocks that share rows leave the values of every span for unit_pack.cu to fold.
+#if SPLIT
 DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
-    const unsigned group = SPLIT ? threadIdx.x / GROUP_THREADS : 0;
-    const unsigned steps = steps_of(work, group);
+    const unsigned group = threadIdx.x / GROUP_THREADS;
+    const unsigned warp = threadIdx.x / WARP_LANES % SHARE_TILES, steps = steps_of(work, group);
     const STAGE_RING ring = {memory + group * STAGES * STAGE_BYTES,
                              (COPY_BARRIER *)(memory + AT_BARRIERS) + group * STAGES};
     begin_rows(work, ring, group, steps);
-    pass_units(work, result, ring, steps, 0);
+    pass_units(work, result, ring, steps, [&](unsigned next) {
+        ring.fetch(work, next, unit_of(work, group, next), warp);
+    });
 }
+#else
+DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
+    const unsigned steps = steps_of(work, 0), ahead = min(steps, (unsigned)STAGES);
+    const STAGE_RING ring = {memory, (COPY_BARRIER *)(memory + AT_BARRIERS)};
+    LANE_COPY copy;
+    copy.open(work, threadIdx.x / WARP_LANES);
+    copy.from += (size_t)work.first_unit * copy.bytes;
+    begin_units(copy, ring, ahead);
+    pass_units(work, result, ring, steps, [&](unsigned next) { copy.fetch(ring, next); });
+}
+#endif
 
 #elif SPLIT
 
@@ -267,11 +321,10 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
         show_to_products();
         __syncthreads();
     }
-    const unsigned row = work.first_tile * UNIT_ROWS;
     if (!PAIRED) {
 #pragma unroll
         for (int i = 0; i < VALUES; i++)
-            if (i / EIGHTS == group) result.store(row + warp * UNIT_ROWS, i, total[i % EIGHTS]);
+            if (i / EIGHTS == group) result.store(result.row, i, total[i % EIGHTS]);
         return;
     }
     float *totals = (float *)memory;
@@ -279,7 +332,7 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
     for (int i = 0; i < EIGHTS; i++)
         totals[(group * EIGHTS + i) * GROUP_THREADS + thread] = total[i];
     __syncthreads();
-    result.store_gated(row, totals, GROUP_THREADS, group * EIGHTS, EIGHTS);
+    result.store_gated(work.first_tile * UNIT_ROWS, totals, GROUP_THREADS, group * EIGHTS, EIGHTS);
 }
 
 #else
@@ -299,11 +352,11 @@ DEVICE void end_block(const LAUNCH &launch, unsigned tokens, unsigned block, con
     GROUP_WORK work;
     RESULT result;
     open_block(launch, tokens, block, work, result);
-    const unsigned thread = threadIdx.x, tile = thread / WARP_LANES, group = tile / GROUP_WARPS;
+    const unsigned thread = threadIdx.x, group = thread / GROUP_THREADS;
     if (!PAIRED) {
 #pragma unroll
         for (int i = 0; i < VALUES; i++)
-            result.store((work.first_tile + tile) * UNIT_ROWS, i, totals[i * THREADS + thread]);
+            result.store(result.row, i, totals[i * THREADS + thread]);
         return;
     }
     group_barrier(1 + group);
@@ -331,15 +384,7 @@ DEVICE void multiply_blocks(const LAUNCH &launch, unsigned tokens, unsigned char
     float *totals = (float *)(memory + AT_TOTALS);
     LANE_COPY copy;
     bool left = open_copy(launch, tokens, blockIdx.x, copy);
-    if (threadIdx.x == 0) open_stages(ring.barriers, STAGES);
-    __syncthreads();
-    if (copy.of_weights())
-        for (unsigned step = 0; step < ahead; step++) copy.fetch(ring, step);
-    if (!BESIDE) PRECEDING_DONE;
-    if (FOLLOWED) FOLLOWING_MAY_START;
-    if (!copy.of_weights())
-        for (unsigned step = 0; step < ahead; step++) copy.fetch(ring, step);
-    __syncwarp();
+    begin_units(copy, ring, ahead);
     float span[VALUES] = {};
     unsigned step = 0;
     for (unsigned block = blockIdx.x; left; block += gridDim.x) {
@@ -352,7 +397,7 @@ DEVICE void multiply_blocks(const LAUNCH &launch, unsigned tokens, unsigned char
                 __syncwarp();
             });
             if (unit % SPAN_UNITS == SPAN_UNITS - 1 || unit + 1 == units)
-                end_span(RESULT{}, unit / SPAN_UNITS, 0, totals + threadIdx.x, span);
+                end_span(RESULT{}, unit / SPAN_UNITS, totals + threadIdx.x, span);
         }
         end_block(launch, tokens, block, totals);
     }

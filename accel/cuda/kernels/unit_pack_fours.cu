@@ -79,7 +79,7 @@ DEVICE unsigned largest_of_token(const LANE_COLUMNS &v) {
 }
 
 // Sums of 16 columns, of which a lane has parts of those of steps q and q + 4 in both halves of part[q].
-// It stores two neighbours at `sums`, which are its token's.
+// It stores two neighbours at `sums`, which are its token's, as high and as low bytes.
 DEVICE void store_sums(short *sums, const int (&part)[STEPS / 2], int lane, bool exists) {
     const int q = lane % 4, upper = lane / 4 % 2;
     const int a = (q & 2 ? part[2] : part[0]) +
@@ -92,7 +92,10 @@ DEVICE void store_sums(short *sums, const int (&part)[STEPS / 2], int lane, bool
     const unsigned other = __shfl_xor_sync(ALL_LANES, apart, 4);
     const unsigned pair =
         upper ? __byte_perm(other, apart, 0x7632) : __byte_perm(apart, other, 0x5410);
-    if (exists) *(unsigned *)(sums + q * 4 + upper * 2) = pair;
+    if (!exists) return;
+    unsigned short *bytes = (unsigned short *)sums + q * 2 + upper;
+    bytes[0] = (unsigned short)__byte_perm(pair, 0, 0x4431);
+    bytes[EIGHT_HALF / 2] = (unsigned short)__byte_perm(pair, 0, 0x4420);
 }
 
 // Rule R5's first half for a unit of four tokens, each of which is kept if it `exists`. Planes, sums and

@@ -21,7 +21,7 @@
 // Quantized activations of one token or, a stride of `units` apart, of several. Where `in_eights`
 // they are those of one token of eight that lie together, by units: planes 4,096 bytes, for every
 // sub-block the high and then the low bytes of two halves of 16 columns, of each half 16 bytes a
-// token; sums 32 bytes and scales a float a token.
+// token; sums as two such halves, their high and their low bytes; scales a float a token.
 struct ACTIVATIONS {
     unsigned char *planes;
     short *sums;
@@ -30,6 +30,8 @@ struct ACTIVATIONS {
     bool in_eights;
 };
 #define EIGHT_BYTES (8 * UNIT_PLANES)
+#define EIGHT_HALF (8 * 16)
+#define EIGHT_SUMS_BYTES (8 * UNIT_SUMS * 2)
 
 DEVICE uint4 vector_at(const unsigned char *place) { return *(const uint4 *)place; }
 
@@ -68,8 +70,8 @@ DEVICE unsigned word_of(const uint4 &v, int i) {
 DEVICE unsigned shifted(unsigned word, int left) { return left < 0 ? word >> -left : word << left; }
 
 // Sub-blocks 2 v and 2 v + 1 as operands of a product, of a format whose codes are not bytes. Where
-// odd_shift is not 0 the second counts 2^odd_shift times.
-template <int dtype>
+// odd_shift is not 0 the second counts 2^odd_shift times; codes of six bits may all count 2^left times.
+template <int dtype, int left = 0>
 DEVICE void operands_of(const uint4 &nibbles, const UPPER_PLANES<dtype> &upper, int v,
                         unsigned (&even)[4], unsigned (&odd)[4]) {
     typedef UNIT_FORMAT<dtype> FORMAT;
@@ -80,9 +82,9 @@ DEVICE void operands_of(const uint4 &nibbles, const UPPER_PLANES<dtype> &upper, 
             look_up<dtype>(x, even[r], odd[r]);
             continue;
         }
-        even[r] = x & 0x0F0F0F0Fu;
-        odd[r] = FORMAT::odd_shift ? x & 0xF0F0F0F0u : x >> 4 & 0x0F0F0F0Fu;
-        int above = FORMAT::nibbles ? 4 : 0;
+        even[r] = shifted(x, left) & 0x0F0F0F0Fu << left;
+        odd[r] = FORMAT::odd_shift ? x & 0xF0F0F0F0u : shifted(x, left - 4) & 0x0F0F0F0Fu << left;
+        int above = left + (FORMAT::nibbles ? 4 : 0);
         if (FORMAT::pairs) {
             const unsigned p = word_of(upper.pairs[v / 2], r), mask = 0x03030303u << above;
             even[r] |= shifted(p, above - v % 2 * 4) & mask;
@@ -98,9 +100,9 @@ DEVICE void operands_of(const uint4 &nibbles, const UPPER_PLANES<dtype> &upper, 
 }
 
 // The same of any format, as it lies in shared memory.
-template <int dtype> DEVICE void unit_operands(const unsigned char *unit,
-                                               const UPPER_PLANES<dtype> &upper, int lane, int v,
-                                               unsigned (&even)[4], unsigned (&odd)[4]) {
+template <int dtype, int left = 0>
+DEVICE void unit_operands(const unsigned char *unit, const UPPER_PLANES<dtype> &upper, int lane, int v,
+                          unsigned (&even)[4], unsigned (&odd)[4]) {
     typedef UNIT_FORMAT<dtype> FORMAT;
     if (FORMAT::bytes) {
         const uint4 a = vector_at(unit + 2 * v * 512 + lane * 16);
@@ -110,7 +112,7 @@ template <int dtype> DEVICE void unit_operands(const unsigned char *unit,
         return;
     }
     const uint4 nibbles = FORMAT::nibbles ? vector_at(unit + v * 512 + lane * 16) : uint4{};
-    operands_of<dtype>(nibbles, upper, v, even, odd);
+    operands_of<dtype, left>(nibbles, upper, v, even, odd);
 }
 
 DEVICE int byte_of(unsigned word, int i) { return (int)(word >> 8 * i & 0xFFu); }

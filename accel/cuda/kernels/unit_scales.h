@@ -39,23 +39,31 @@ template <int dtype> struct UNIT_SCALES {
         const unsigned word = factors[r][s / 4];
         return FORMAT::halves ? (int)(word << (24 - s % 4 * 8)) >> 24 : byte_of(word, s % 4);
     }
-    // Values of both rows and two tokens from the scaled sums: elements (row, token). `sums_at` has
-    // the token's sums of activations that the lane multiplies, `scale` those of the two tokens.
-    __device__ __forceinline__ void values(const int (&j)[4], const uint2 &sums_at,
-                                           const float2 &scale, float (&value)[4]) const {
-        // Sums of activations are 256 high + low.
+    // What is to be taken off, as sums of activations times `sums`: of both rows and two tokens, elements
+    // (row, token). The lane multiplies the high and the low bytes of its token's sums.
+    __device__ __forceinline__ void minima_of(unsigned high_bytes, unsigned low_bytes,
+                                              int (&p)[4]) const {
         int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-        multiply_sums<FORMAT::halves>(high, low, sums[0], sums[1],
-                                      __byte_perm(sums_at.x, sums_at.y, 0x7531),
-                                      __byte_perm(sums_at.x, sums_at.y, 0x6420));
+        multiply_sums<FORMAT::halves>(high, low, sums[0], sums[1], high_bytes, low_bytes);
+#pragma unroll
+        for (int e = 0; e < 4; e++) p[e] = 256 * high[e] + low[e];
+    }
+    // The same of four sums of 16 bits.
+    __device__ __forceinline__ void minima_of(const uint2 &token_sums, int (&p)[4]) const {
+        minima_of(__byte_perm(token_sums.x, token_sums.y, 0x7531),
+                  __byte_perm(token_sums.x, token_sums.y, 0x6420), p);
+    }
+    // Values from the scaled sums; `scale` has those of the two tokens.
+    __device__ __forceinline__ void values(const int (&j)[4], const int (&p)[4], const float2 &scale,
+                                           float (&value)[4]) const {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int p = 256 * high[e] + low[e], r = e / 2;
+            const int r = e / 2;
             const float of_token = e % 2 ? scale.y : scale.x;
             if (FORMAT::minima)
-                value[e] = (d[r] * (float)j[e] - d_min[r] * (float)p) * of_token;
+                value[e] = (d[r] * (float)j[e] - d_min[r] * (float)p[e]) * of_token;
             else
-                value[e] = d[r] * (float)(j[e] - FORMAT::zero * p) * of_token;
+                value[e] = d[r] * (float)(j[e] - FORMAT::zero * p[e]) * of_token;
         }
     }
 };

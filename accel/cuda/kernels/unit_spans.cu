@@ -23,7 +23,6 @@
 #define PAIRED (GATE >= 0)
 #define VALUES (4 * EIGHTS)  // of a lane
 #define PIECE_VALUES (VALUES * WARP_LANES)
-#define EIGHT_SUMS_BYTES (8 * UNIT_SUMS * 2)
 #define EIGHT_SCALES_BYTES (8 * 4)
 #define PLANES_BYTES (EIGHTS * EIGHT_BYTES)  // of a unit, as the following
 #define SUMS_BYTES (EIGHTS * EIGHT_SUMS_BYTES)

@@ -74,21 +74,38 @@ DEVICE void sum_by_warps(const UNIT_SCALES<dtype> &scales, const unsigned char *
     }
 }
 
-// Adds the values of scaled sums to those of the span; `sums` and `scale` are those of the tokens.
+// Adds the values of scaled sums `j` of which `p` is to be taken off to those of the span; `scale` has those
+// of the tokens.
+template <int dtype, int N>
+DEVICE void add_values(const UNIT_SCALES<dtype> &scales, const unsigned char *scale, int lane,
+                       const int (&j)[N], const int (&p)[N], float (&span)[N]) {
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+        const int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
+        const int taken[4] = {p[4 * n], p[4 * n + 1], p[4 * n + 2], p[4 * n + 3]};
+        float value[4];
+        scales.values(of_eight, taken, *(const float2 *)((const float *)scale + 8 * n + lane % 4 * 2),
+                      value);
+#pragma unroll
+        for (int e = 0; e < 4; e++) span[4 * n + e] = span[4 * n + e] + value[e];
+    }
+}
+
+// The same, single warps multiplying the `sums` of the tokens.
 template <int dtype, int N>
 DEVICE void add_values(const UNIT_SCALES<dtype> &scales, const unsigned char *sums,
                        const unsigned char *scale, int lane, const int (&j)[N],
                        float (&span)[N]) {
-    const int g = lane / 4, t = lane % 4;
+    int p[N];
 #pragma unroll
     for (int n = 0; n < N / 4; n++) {
-        const int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
-        float value[4];
-        scales.values(of_eight, *(const uint2 *)(sums + (8 * n + g) * 32 + t * 8),
-                      *(const float2 *)((const float *)scale + 8 * n + 2 * t), value);
+        const unsigned *words = (const unsigned *)(sums + n * EIGHT_SUMS_BYTES) + lane;
+        int taken[4];
+        scales.minima_of(words[0], words[EIGHT_HALF / 4], taken);
 #pragma unroll
-        for (int e = 0; e < 4; e++) span[4 * n + e] = span[4 * n + e] + value[e];
+        for (int e = 0; e < 4; e++) p[4 * n + e] = taken[e];
     }
+    add_values(scales, scale, lane, j, p, span);
 }
 
 #endif
