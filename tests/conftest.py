@@ -24,6 +24,7 @@ from harness.synth import SynthSpec, sized_spec, write_synthetic
 from reference.model.open import Model, open_model
 from tests.kernels.rolled import rolled_source
 from tests.needs import missing
+from tests.opencl_parts import little_optimized
 
 SyntheticModel = Callable[..., Path]
 DEVICE_TIERS = ("cuda", "metal", "t1", "t2")
@@ -138,6 +139,13 @@ def loops_stay_loops() -> Iterator[None]:
     """In kernels that a processor compiles in place of an accelerator."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(modules, "module_source", rolled_source)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_are_built_quickly() -> Iterator[None]:
+    """But for the one that users of a processor have."""
+    with little_optimized():
         yield
 
 

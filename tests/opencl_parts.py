@@ -1,21 +1,50 @@
-"""Which parts the OpenCL programs of a test hold."""
+"""Which parts the OpenCL programs of a test hold, and how PoCL compiles them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from accel.opencl import contents
+from accel.opencl import contents, runtime
 from accel.opencl.contents import RECURRENT, Parts
+from accel.opencl.device import Device
 from accel.opencl.launcher import Mode
+from accel.opencl.program import build_step_program, module_options
 from accel.opencl.runtime import Choices
 
 SOME: Parts = frozenset(
     {"F32", "F16", "BF16", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", RECURRENT}
 )
 """What models in Q4_K_M need, with experts and delta nets, and formats of every sort beside."""
+
+QUICK = "-cl-opt-disable"
+"""Takes half of the compiler's time off."""
+USUAL = {"-DPERSISTENT=1", "-DSHARED_ADDRESSES=1", "-DNATIVE_DIVIDE=1", "-DNATIVE_SQRT=1"}
+"""Of the one program that users of a processor have."""
+
+
+def quick_options(device: Device) -> str:
+    """Of kernels of accelerators on a processor."""
+    return f"{module_options(device)} {QUICK}"
+
+
+def quick_step_program(context: Any, device: Device, parts: Parts, options: str, *rest: Any) -> Any:
+    """``build_step_program``, optimized where a processor's users have that program."""
+    if not USUAL.issubset(options.split()):
+        options = f"{options} {QUICK}"
+    return build_step_program(context, device, parts, options, *rest)
+
+
+@contextmanager
+def little_optimized() -> Iterator[None]:
+    """The code of ways to run that users of a processor seldom get, and of accelerators."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "module_options", quick_options)
+        patch.setattr(runtime, "build_step_program", quick_step_program)
+        yield
 
 
 @contextmanager

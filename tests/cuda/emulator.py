@@ -14,6 +14,7 @@ from accel.cuda.program import Source
 from tests.needs import missing
 
 EMULATOR = Path(__file__).with_name("warp_emulator.h")
+BLOCKS = Path(__file__).with_name("block_emulator.cpp")
 OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-w")
 ENTRY = re.compile(
     r'extern "C" __global__ void\s+(?:__cluster_dims__\((?P<cluster>\w+)[^)]*\)\s+)?'
@@ -57,21 +58,26 @@ def emulate(source: Source, folder: Path) -> Emulated:
     if not library.exists():
         code = folder / f"{name}.cpp"
         code.write_text(text, encoding="utf-8")
-        _compile(compiler, "-shared", f"-I{_precompiled(compiler, folder)}", str(code), to=library)
+        once = _compiled_once(compiler, folder)
+        blocks = str(once / BLOCKS.with_suffix(".o").name)
+        _compile(compiler, "-shared", f"-I{once}", str(code), blocks, to=library)
     return Emulated(ctypes.CDLL(str(library)))
 
 
-def _precompiled(compiler: str, folder: Path) -> Path:
-    """Where ``warp_emulator.h`` is found as the compiler keeps it: parsed once for all kernels."""
-    header = folder / "precompiled" / EMULATOR.name
+def _compiled_once(compiler: str, folder: Path) -> Path:
+    """Where ``warp_emulator.h`` is found as the compiler keeps it, and what runs blocks: parsed and
+    compiled once for all kernels."""
+    once = folder / "once"
+    header, blocks = once / EMULATOR.name, once / BLOCKS.with_suffix(".o").name
     if not header.exists():
-        header.parent.mkdir()
+        once.mkdir()
+        _compile(compiler, "-c", str(BLOCKS), to=blocks)
         for one in EMULATOR.parent.glob("*_emulator.h"):
-            shutil.copy(one, header.parent)
+            shutil.copy(one, once)
         _compile(
             compiler, "-x", "c++-header", str(header), to=header.with_name(f"{header.name}.gch")
         )
-    return header.parent
+    return once
 
 
 def _compile(compiler: str, *words: str, to: Path) -> None:

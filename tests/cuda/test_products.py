@@ -35,8 +35,15 @@ from tests.cuda.product_cases import (
 )
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize("dtype", QUANTIZED, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tokens"),
+    [
+        pytest.param(dtype, tokens, marks=[pytest.mark.soak] if tokens == 3 and number % 2 else [])
+        for number, dtype in enumerate(QUANTIZED)
+        for tokens in (1, 3)
+    ],
+    ids=str,
+)
 def test_a_product_has_the_bits_of_the_definition(dtype: DType, tokens: int, folder: Path) -> None:
     """Rows that fill no tile, a last span of one unit, of 32-blocks a last unit of 3 blocks."""
     columns = 1280 + (96 if dtype.block_elements == 32 else 0)

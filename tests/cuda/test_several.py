@@ -86,7 +86,9 @@ def contexts(driver: FakeDevices) -> list[DeviceContext]:
     return [one for one in driver.contexts if not one.destroyed]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe", "qwen35moe"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "qwen35moe", pytest.param("qwen3moe", marks=pytest.mark.soak)]
+)
 def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
     """Families of every sort: biases, norms behind products, experts, recurrent layers."""
     model, driver = model_of(name, folder), EmulatedDevices(folder)

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from accel.kernels.source import STORED, Language, Module, Traits
 from accel.opencl import binding as cl
 from accel.opencl.device import ICD_HINT, Device, find_devices
-from accel.opencl.program import build_program, module_options
+from accel.opencl.program import build_program
 from contract.dtypes import DType
 from tests.kernels.rolled import rolled_source
 from tests.needs import missing, need_device
+from tests.opencl_parts import quick_options
 
 
 def cpu_device() -> Device:
@@ -56,6 +57,6 @@ class ProcessorModules:
 
     def _built(self, module: Module) -> Any:
         text = rolled_source(Language.OPENCL, module, self._traits)
-        options = module_options(self._device)
+        options = quick_options(self._device)
         program = build_program(self._context, self._device, {str(module): text}, options, None)
         return cl.Kernel(program, module.entry)

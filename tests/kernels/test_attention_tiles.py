@@ -33,8 +33,8 @@ class Tiles(Attention):
 
 
 @pytest.fixture(scope="module")
-def tiles(tmp_path_factory: pytest.TempPathFactory) -> Tiles:
-    return Tiles(tmp_path_factory.mktemp("tiles"))
+def tiles(kernel_cache: Path) -> Tiles:
+    return Tiles(kernel_cache)
 
 
 def prompt(slot: int, first: int, end: int) -> tuple[tuple[int, int], ...]:
@@ -90,11 +90,11 @@ def test_what_is_not_finite_stays_in_its_head(tiles: Tiles, broken: str) -> None
         ("SCALE_SUM(of_low, 16)", "SCALE_SUM(of_low, 15)"),
     ],
 )
-def test_wrong_kernels_are_noticed(text: str, instead: str, tmp_path: Path) -> None:
+def test_wrong_kernels_are_noticed(text: str, instead: str, kernel_cache: Path) -> None:
     """Negative controls: keys in places of others, a sum in another order, spans that end
     elsewhere, a wrong weight."""
     kernel = module_source(Language.METAL, MODULE)
     assert text in kernel
     call = CALLS["spans"]
-    found = Tiles(tmp_path, kernel.replace(text, instead)).run(call, GROUPS)
+    found = Tiles(kernel_cache, kernel.replace(text, instead)).run(call, GROUPS)
     assert not np.array_equal(found, defined(call), equal_nan=True)

@@ -12,7 +12,7 @@ from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
 from tests.kernels.processor import cpu_device
-from tests.opencl.test_model import REQUESTS, assert_same, generate
+from tests.opencl.test_model import SHORT, assert_same, generate
 from tests.opencl.work_groups import work_group_tier
 
 
@@ -22,6 +22,6 @@ def test_a_model_gives_the_same_bits(
 ) -> None:
     """Prompts in chunks, decode, sampling of every sort, in a format that has few kernels."""
     model = open_model(synthetic_model(quant="q8_0"))
-    expected = generate(model, CpuTier(), REQUESTS, I12)
+    expected = generate(model, CpuTier(), SHORT, I12)
     with work_group_tier(cpu_device(), kernel_cache, shared_addresses=shared) as tier:
-        assert_same(expected, generate(model, tier, REQUESTS, I12))
+        assert_same(expected, generate(model, tier, SHORT, I12))

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from accel.kernels import source
-from accel.opencl import modules
+from accel.opencl import modules, runtime
+from accel.opencl.program import module_options
 from accel.opencl.tier import OpenClTier
 from accel.packets.ops import TABLE as DEVICE_OPS
 from accel.packets.rules import lower_graph
@@ -129,8 +130,9 @@ def test_other_devices(
 
 
 def test_unrolled_loops(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As accelerators get the text, see ``rolled_source``."""
+    """As accelerators get the text, see ``rolled_source``, and optimized."""
     monkeypatch.setattr(modules, "module_source", source.module_source)
+    monkeypatch.setattr(runtime, "module_options", module_options)
     with work_group_tier(cpu_device(), kernel_cache) as tier:
         for case in CASES:
             if case.opcode in UNROLLED and case.dtype in FORMATS:

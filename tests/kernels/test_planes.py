@@ -50,19 +50,18 @@ def expanded(product: Product, folder: Path, texts: Texts | None = None) -> Floa
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DType], Float32]:
+def right(kernel_cache: Path) -> Callable[[DType], Float32]:
     """What packed dots give."""
-    folder = tmp_path_factory.mktemp("dots")
-    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", folder))
+    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", kernel_cache))
 
 
 @pytest.mark.parametrize("dtype", EXPANDED_FORMATS, ids=str)
 def test_planes_have_the_bits_of_packed_dots(
-    right: Callable[[DType], Float32], dtype: DType, tmp_path: Path
+    right: Callable[[DType], Float32], dtype: DType, kernel_cache: Path
 ) -> None:
     """All codes, scales and activations there can be, groups that are not whole, more than a span
     of columns; what planes have no room for holds other bytes."""
-    expected, found = right(dtype), expanded(product_of(dtype), tmp_path)
+    expected, found = right(dtype), expanded(product_of(dtype), kernel_cache)
     assert np.isfinite(expected).any()
     assert np.array_equal(found, expected, equal_nan=True)
 
@@ -79,10 +78,10 @@ def test_planes_have_the_bits_of_packed_dots(
     ],
 )
 def test_wrong_kernels_are_noticed(
-    right: Callable[[DType], Float32], op: str, text: str, instead: str, tmp_path: Path
+    right: Callable[[DType], Float32], op: str, text: str, instead: str, kernel_cache: Path
 ) -> None:
     """Negative controls: planes, minima, the multiplier behind a plane, spans and their totals."""
-    found = expanded(product_of(Q4_K), tmp_path, {op: (text, instead)})
+    found = expanded(product_of(Q4_K), kernel_cache, {op: (text, instead)})
     assert not np.array_equal(found, right(Q4_K), equal_nan=True)
 
 
@@ -90,7 +89,7 @@ SHORT_SPANS = ("define SPAN_SEGMENTS 4u", "define SPAN_SEGMENTS 1u")
 
 
 @pytest.mark.parametrize("instead", ["unit >= SPAN_SEGMENTS", "unit >= 2u * SPAN_SEGMENTS"])
-def test_totals_of_several_spans(instead: str, tmp_path: Path) -> None:
+def test_totals_of_several_spans(instead: str, kernel_cache: Path) -> None:
     """Both kernels with a span a unit, and a total that is forgotten."""
     product = product_of(Q4_K)
     text = module_source(Language.METAL, product.module("matmul")).replace(*SHORT_SPANS)
@@ -100,6 +99,6 @@ def test_totals_of_several_spans(instead: str, tmp_path: Path) -> None:
     assert SHORT_SPANS[1] in short
     assert "unit >= SPAN_SEGMENTS" in short
     short = short.replace("unit >= SPAN_SEGMENTS", instead)
-    found = expanded(product, tmp_path, {"matmul_planes": (planes, short)})
-    same = np.array_equal(found, result(product, "matmul", tmp_path, text), equal_nan=True)
+    found = expanded(product, kernel_cache, {"matmul_planes": (planes, short)})
+    same = np.array_equal(found, result(product, "matmul", kernel_cache, text), equal_nan=True)
     assert same == (instead == "unit >= SPAN_SEGMENTS")

@@ -51,18 +51,17 @@ def result(product: Product, op: str, folder: Path, text: str = "") -> Float32:
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DType], Float32]:
+def right(kernel_cache: Path) -> Callable[[DType], Float32]:
     """What packed dots give."""
-    folder = tmp_path_factory.mktemp("dots")
-    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", folder))
+    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", kernel_cache))
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_tiles_have_the_bits_of_packed_dots(
-    right: Callable[[DType], Float32], dtype: DType, tmp_path: Path
+    right: Callable[[DType], Float32], dtype: DType, kernel_cache: Path
 ) -> None:
     """Two groups of rows and of tokens, neither whole, and more than a span of columns."""
-    expected, found = right(dtype), result(product_of(dtype), "matmul_tiles", tmp_path)
+    expected, found = right(dtype), result(product_of(dtype), "matmul_tiles", kernel_cache)
     assert np.isfinite(expected).any()
     assert np.array_equal(found, expected, equal_nan=True)
 
@@ -76,11 +75,11 @@ def test_tiles_have_the_bits_of_packed_dots(
     ],
 )
 def test_wrong_kernels_are_noticed(
-    right: Callable[[DType], Float32], text: str, instead: str, tmp_path: Path
+    right: Callable[[DType], Float32], text: str, instead: str, kernel_cache: Path
 ) -> None:
     """Negative controls: a wrong weight of the high bytes, spans that end elsewhere, minima off."""
     kernel = module_source(Language.METAL, Module("matmul_tiles", Q4_K))
     assert text in kernel
     wrong = kernel.replace(text, instead)
-    found = result(product_of(Q4_K), "matmul_tiles", tmp_path, wrong)
+    found = result(product_of(Q4_K), "matmul_tiles", kernel_cache, wrong)
     assert not np.array_equal(found, right(Q4_K), equal_nan=True)

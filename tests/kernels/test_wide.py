@@ -32,27 +32,26 @@ def two_groups_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DType], Float32]:
+def right(kernel_cache: Path) -> Callable[[DType], Float32]:
     """What packed dots give."""
-    folder = tmp_path_factory.mktemp("dots")
-    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", folder))
+    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", kernel_cache))
 
 
 @pytest.mark.parametrize("dtype", WIDE_FORMATS, ids=str)
 def test_wide_tiles_have_the_bits_of_packed_dots(
-    right: Callable[[DType], Float32], dtype: DType, tmp_path: Path
+    right: Callable[[DType], Float32], dtype: DType, kernel_cache: Path
 ) -> None:
     """Two groups of rows and of tokens, neither whole, and more than a span of columns."""
-    expected, found = right(dtype), result(product_of(dtype), WIDE_PRODUCT, tmp_path)
+    expected, found = right(dtype), result(product_of(dtype), WIDE_PRODUCT, kernel_cache)
     assert found.shape[0] == TOKENS
     assert np.isfinite(expected).any()
     assert np.array_equal(found, expected, equal_nan=True)
 
 
-def test_a_residual_may_be_y(right: Callable[[DType], Float32], tmp_path: Path) -> None:
+def test_a_residual_may_be_y(right: Callable[[DType], Float32], kernel_cache: Path) -> None:
     """No total is stored before the residual of its element is added."""
     module = Module(WIDE_PRODUCT, Q4_K)
-    run = compiled(module, module_source(Language.METAL, module), tmp_path)
+    run = compiled(module, module_source(Language.METAL, module), kernel_cache)
     product, rng = product_of(Q4_K), np.random.default_rng(3)
     bias = rng.standard_normal(ROWS, np.float32)
     y = rng.standard_normal((TOKENS, ROWS), np.float32)
@@ -76,7 +75,7 @@ def test_a_residual_may_be_y(right: Callable[[DType], Float32], tmp_path: Path) 
     ],
 )
 def test_wrong_kernels_are_noticed(
-    right: Callable[[DType], Float32], text: str, instead: str, tmp_path: Path
+    right: Callable[[DType], Float32], text: str, instead: str, kernel_cache: Path
 ) -> None:
     """Negative controls: a wrong weight of the high bytes, spans that end elsewhere, minima off,
     scales of another block, sums that do not begin at zero, the last step of a unit with scales of
@@ -84,5 +83,5 @@ def test_wrong_kernels_are_noticed(
     kernel = module_source(Language.METAL, Module(WIDE_PRODUCT, Q4_K))
     assert text in kernel
     wrong = kernel.replace(text, instead)
-    found = result(product_of(Q4_K), WIDE_PRODUCT, tmp_path, wrong)
+    found = result(product_of(Q4_K), WIDE_PRODUCT, kernel_cache, wrong)
     assert not np.array_equal(found, right(Q4_K), equal_nan=True)

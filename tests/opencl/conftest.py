@@ -27,6 +27,11 @@ WAYS = {
     "integer-remedies": Choices(native_arithmetic=False),
 }
 """Every way the tier can run on a CPU device."""
+EACH_WAY = [
+    pytest.param(way, marks=[pytest.mark.soak] if way == "banked-launch" else []) for way in WAYS
+]
+"""Launches and banks in the gate apart; both at once has what runs by work-groups, see
+tests/kernels/test_model.py."""
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 
@@ -15,8 +16,8 @@ from accel.packets.schedule import schedule_workers
 from contract.dtypes import F32, Q4_K, Q5_0, Q5_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from harness.parity import compare, generate
-from tests.opencl.conftest import WAYS, OpenTier
+from harness.parity import Case, compare, generate
+from tests.opencl.conftest import EACH_WAY, WAYS, OpenTier
 from tests.opencl.expert_graphs import expert_layers
 from tests.opencl.lanes import arranged
 from tests.opencl.test_schedule import KEYS, WORKERS, _races
@@ -45,8 +46,42 @@ def sampled_cases(kinds: tuple[str, ...] = ("normal", "nan")) -> list:
     ]
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "persistent"])
-def test_every_way_gives_the_bits_of_the_definition(open_opencl: OpenTier, way: str) -> None:
+def each_shape_once(cases: list[Case]) -> list[Case]:
+    """Every shape and every format of each opcode, though not each with each. The shapes of all
+    formats are in one order, behind them those that only some have."""
+    return [
+        case
+        for formats in grouped(cases)
+        for number, group in enumerate(formats)
+        for place, case in enumerate(group)
+        if (number + place) % len(formats) == 0 or place >= min(map(len, formats))
+    ]
+
+
+def grouped(cases: list[Case]) -> list[list[list[Case]]]:
+    """By opcode and by format."""
+    found: dict[Opcode, dict[DType | None, list[Case]]] = defaultdict(lambda: defaultdict(list))
+    for case in cases:
+        found[case.opcode][case.dtype].append(case)
+    return [list(formats.values()) for formats in found.values()]
+
+
+def test_a_part_has_every_shape_and_every_format() -> None:
+    """Of every opcode."""
+    every = sampled_cases(("normal",))
+    some = {str(case) for case in each_shape_once(every)}
+    for formats in grouped(every):
+        assert all(any(str(case) in some for case in group) for group in formats)
+        for shapes in zip_longest(*formats):
+            assert any(str(case) in some for case in shapes)
+    assert len(some) < len(every)
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("way", [way for way in EACH_WAY if way.values != ("persistent",)])
+def test_every_way_gives_the_bits_of_the_definition(
+    open_opencl: OpenTier, way: str, whole: bool
+) -> None:
     """Launches, banks, one worker: the parity suite itself runs the usual way only."""
     chosen = WAYS[way]
     tier = open_opencl(
@@ -55,7 +90,8 @@ def test_every_way_gives_the_bits_of_the_definition(open_opencl: OpenTier, way: 
         shared_addresses=chosen.shared_addresses,
         native_arithmetic=chosen.native_arithmetic,
     )
-    for case in sampled_cases(("normal",)):
+    cases = sampled_cases(("normal",))
+    for case in cases if whole else each_shape_once(cases):
         assert compare(tier, case) == {}, str(case)
 
 

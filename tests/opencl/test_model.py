@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
-from tests.opencl.conftest import WAYS, OpenTier
+from tests.opencl.conftest import EACH_WAY, WAYS, OpenTier
 
 CONTEXT = 96
 REQUESTS = (
@@ -28,6 +29,12 @@ REQUESTS = (
     Request(3, (7,), 20, SamplingParams(temperature=1.3, top_p=0.8, min_p=0.01, seed=2**40)),
     Request(4, tuple(range(30, 60)), 8, SamplingParams(repeat_penalty=1.3, presence_penalty=0.2)),
 )
+SHORT = tuple(
+    replace(request, prompt=request.prompt[len(request.prompt) // 2 :], max_tokens=3 + request.id)
+    for request in REQUESTS
+)
+"""Of 24, 6, 1 and 15 tokens: more than a chunk, a window and a page. Few steps follow: a processor
+that plays a graphics card takes long for each token."""
 
 Outcome = tuple[dict[int, list[int]], dict[int, list[NDArray[np.float32]]]]
 
@@ -49,7 +56,7 @@ def generate(
     return tokens, logits
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_steps_fed_on_the_device_sample_the_same_tokens(
     open_opencl: OpenTier, tiny_model_path: Path, way: str
 ) -> None:
@@ -94,7 +101,7 @@ def open_way(open_opencl: OpenTier, choices: Choices) -> OpenClTier:
     return open_opencl(**{name: getattr(choices, name) for name in names})
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_every_way_of_running_gives_the_cpu_tiers_bits(
     open_opencl: OpenTier, tiny_model_path: Path, way: str
 ) -> None:

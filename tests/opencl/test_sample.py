@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from accel.opencl import runtime
 from accel.opencl.device import Device
+from accel.opencl.program import module_options
 from accel.opencl.tier import OpenClTier
 from contract.opcodes import Opcode
 from contract.records import SAMPLING
@@ -43,7 +45,9 @@ def cases() -> Iterator[Case]:
 def work_groups(
     open_opencl: OpenTier, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> OpenClTier:
-    """A tier that takes its device for an accelerator."""
+    """A tier that takes its device for an accelerator; its kernels are optimized, since they run
+    for longer than they are compiled."""
+    monkeypatch.setattr(runtime, "module_options", module_options)
     return open_work_groups(open_opencl, device, monkeypatch)
 
 

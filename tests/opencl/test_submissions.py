@@ -23,7 +23,11 @@ from tests.opencl.conftest import OpenTier
 LARGEST = ShapeKey(64, 64)
 WIDTH = 1200
 """Floats of a row: outputs of the largest step are above what is always brought to the host."""
-WAYS = [(mode, shared) for mode in (Mode.PERSISTENT, Mode.LAUNCH) for shared in (True, False)]
+WAYS = [
+    *((mode, True) for mode in (Mode.PERSISTENT, Mode.LAUNCH)),
+    (Mode.PERSISTENT, False),
+    pytest.param(Mode.LAUNCH, False, marks=pytest.mark.soak),
+]
 
 
 def chained() -> Graph:

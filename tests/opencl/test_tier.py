@@ -38,12 +38,12 @@ from tests.doubling import (
 )
 from tests.growth import refused_growth
 from tests.needs import machine_lacks
-from tests.opencl.conftest import WAYS, OpenTier
+from tests.opencl.conftest import EACH_WAY, WAYS, OpenTier
 from tests.opencl_parts import SOME, holding
 from tests.quant.samples import random_blocks
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_replays_read_new_inputs(open_opencl: OpenTier, way: str) -> None:
     """One batch, many submissions: what the host writes is seen by the next one."""
     chosen = WAYS[way]

@@ -55,6 +55,7 @@ PARTS = {
     Opcode.MOE_GATE_TOPK: 3,
     Opcode.MOE_GATE_UP: 2,
     Opcode.MOE_DOWN_ACC: 2,
+    Opcode.SHARED_EXPERT: 2,
 }
 """Every n-th shape of an opcode, another one to begin with for each storage type: how stored values
 are read does not depend on windows, heads, experts and how many there are of them."""
