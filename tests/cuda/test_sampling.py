@@ -206,6 +206,8 @@ RULES = [
     {"top_p": 0.0},
     {"min_p": 1.0},
     {"temperature": 0.0},
+    {"temperature": 0.3},
+    {"temperature": 2.5, "top_k": 40, "top_p": 0.95},
     {"top_k": 20000},
     {"top_k": 5, "min_p": 0.0001},
     {"top_k": 2, "min_p": 0.0001},
