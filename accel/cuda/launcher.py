@@ -45,7 +45,7 @@ class BoundLaunch:
     others: Callable[[], np.generic] | None = None
 
 
-FEW_LAUNCHES = 512
+MOST_BRIEF_LAUNCHES = 512
 """Of so many it takes some ten milliseconds to make another graph, as many as copies of inputs in
 the stream of the steps take away in a thousand of them."""
 
@@ -67,7 +67,7 @@ class Recording:
     @property
     def is_brief(self) -> bool:
         """Whether what lies between two steps counts, and a graph for another place does not."""
-        return len(self.launches) <= FEW_LAUNCHES
+        return len(self.launches) <= MOST_BRIEF_LAUNCHES
 
     def with_launches(self, launches: Sequence[BoundLaunch]) -> Recording:
         """Another one, of other launches."""

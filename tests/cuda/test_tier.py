@@ -73,18 +73,18 @@ def output(fence: Fence) -> np.ndarray:
 
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("late", [True, False])
-@pytest.mark.parametrize("few_launches", [0, 16])
+@pytest.mark.parametrize("most_brief", [0, 16])
 def test_queued_steps_keep_their_inputs_and_outputs(
     driver: FakeDriver,
     open_cuda: OpenTier,
     graphs: bool,
     late: bool,
-    few_launches: int,
+    most_brief: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Inputs are overwritten as soon as they were submitted; nothing is waited for in between, and
     copies beside the steps are made at once or as late as can be."""
-    monkeypatch.setattr(launcher, "FEW_LAUNCHES", few_launches)
+    monkeypatch.setattr(launcher, "MOST_BRIEF_LAUNCHES", most_brief)
     lowered = Lowered(open_cuda(graphs=graphs))
     driver.current.late = late
     for first in range(3):

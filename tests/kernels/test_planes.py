@@ -3,7 +3,6 @@ Metal's text beside that of the kernel of packed dots, on the same bytes."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -47,12 +46,6 @@ def expanded(product: Product, folder: Path, texts: Texts | None = None) -> Floa
         run = compiled(module, text, folder)
         assert run(product.packet(op, addresses).ctypes.data, GROUPS)
     return places["y"]
-
-
-@pytest.fixture(scope="module")
-def right(kernel_cache: Path) -> Callable[[DType], Float32]:
-    """What packed dots give."""
-    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", kernel_cache))
 
 
 @pytest.mark.parametrize("dtype", EXPANDED_FORMATS, ids=str)

@@ -3,7 +3,6 @@ that of the kernel of packed dots, on the same bytes."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,12 +47,6 @@ def result(product: Product, op: str, folder: Path, text: str = "") -> Float32:
     packet = product.packet(op, {name: array.ctypes.data for name, array in arrays.items()})
     assert run(packet.ctypes.data, GROUPS)
     return y
-
-
-@pytest.fixture(scope="module")
-def right(kernel_cache: Path) -> Callable[[DType], Float32]:
-    """What packed dots give."""
-    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", kernel_cache))
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)

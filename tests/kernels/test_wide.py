@@ -3,7 +3,6 @@ Metal's text beside that of the kernel of packed dots, on the same bytes."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +28,6 @@ def two_groups_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one is not whole."""
     for module in (products, test_tiles):
         monkeypatch.setattr(module, "TOKENS", TOKENS)
-
-
-@pytest.fixture(scope="module")
-def right(kernel_cache: Path) -> Callable[[DType], Float32]:
-    """What packed dots give."""
-    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", kernel_cache))
 
 
 @pytest.mark.parametrize("dtype", WIDE_FORMATS, ids=str)

@@ -10,7 +10,7 @@
 #undef GROUP
 #undef GROUPS
 #define KERNEL(name)                                                                          \
-    DEVICE void name##_as_ever(U64 scratch, U64 inputs, const PACKET &packet, unsigned only)
+    DEVICE void name##_plain(U64 scratch, U64 inputs, const PACKET &packet, unsigned only)
 #define GROUP only
 #define GROUPS 0x80000000u
 #include "sample_part.k"
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_SIZE)
     for (unsigned unit = blockIdx.x; unit < op.rows * op.parts; unit += gridDim.x) {
         const ADDRESS how = ROW(op.sampling, unit / op.parts, SAMPLING_WORDS);
         if (is_changed(op, how))
-            sample_part_as_ever(scratch, inputs, packets.of[0], unit);
+            sample_part_plain(scratch, inputs, packets.of[0], unit);
         else
             take_part(op, unit, F32_AT(how, SAMPLING_TEMPERATURE));
     }

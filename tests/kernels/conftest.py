@@ -1,0 +1,19 @@
+"""What products on matrix units are compared with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel.kernels.products import product_of
+from contract.dtypes import DType
+from tests.kernels.test_tiles import Float32, result
+
+
+@pytest.fixture(scope="module")
+def right(kernel_cache: Path) -> Callable[[DType], Float32]:
+    """What packed dots give, with as many tokens as a module has."""
+    return functools.cache(lambda dtype: result(product_of(dtype), "matmul", kernel_cache))
