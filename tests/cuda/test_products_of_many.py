@@ -14,6 +14,7 @@ from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, group_shape, shapes_besid
 from accel.cuda.packing import MOST_FOUR_WARPS
 from accel.cuda.plan import plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
+from accel.cuda.registered import cuda_forms
 from accel.cuda.span_products import MOST_TOKENS, span_shape
 from accel.cuda.units import UNIT_ROWS
 from accel.packets.rules import lower_graph
@@ -348,6 +349,15 @@ def test_blocks_share_rows_where_there_are_few(
     shape = group_shape(dtype, columns, tokens, (4096,), WIDE, parted=True)
     assert shape.parts == parts
     assert parts == 1 or not shape.split or columns // 1024 // parts >= shape.groups
+
+
+@pytest.mark.parametrize("tokens", [65, 128, 129, 200, 256])
+def test_steps_of_some_tokens_have_a_form_that_fills_the_device(tokens: int) -> None:
+    """By the largest form's blocks, which share no rows, 65 tokens would be 32 of them."""
+    form = next(form for form in cuda_forms(ShapeKey(1088, 64)) if form.tokens >= tokens)
+    shape = group_shape(dtypes.Q4_K, 12288, form.tokens, (4096,), WIDE, parted=True)
+    blocks = shape.row_blocks((4096,)) * -(-tokens // shape.tokens) * shape.parts
+    assert 0.7 < blocks / WIDE.multiprocessors <= 1
 
 
 @pytest.mark.parametrize(("tokens", "parts"), [(64, 4), (128, 2)])
