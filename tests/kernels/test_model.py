@@ -16,7 +16,6 @@ from tests.kernels.processor import cpu_device
 from tests.opencl.test_model import SHORT, assert_same, generate
 from tests.opencl.work_groups import work_group_tier
 
-
 GREEDY = tuple(Request(one.id, one.prompt, 3, ignore_end=True) for one in SHORT[:2])
 
 
