@@ -119,20 +119,26 @@ def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
     return [*(launch for launch in plan.launches if launch.table is not None), *drawing]
 
 
-def with_new_values(sources: list[Source]) -> Iterator[Source]:
-    """Some of them, in which each macro of each kernel has every value that it has in all."""
-    met: set[tuple[object, ...]] = set()
-    for source in sources:
-        values = {(source.name, *macro) for macro in of_any_place(source).macros}
-        if not values <= met or not values:
-            yield source
-        met |= values
+def values_of(source: Source) -> frozenset[tuple[object, ...]]:
+    """The source, and what each of its macros is."""
+    macros = of_any_place(source).macros
+    return frozenset({(source.name,), *((source.name, *macro) for macro in macros)})
+
+
+def with_every_value(sources: list[Source]) -> Iterator[Source]:
+    """Some of them, in which each macro of each kernel has every value that it has in all: first
+    those with the most that none before has."""
+    left = frozenset[tuple[object, ...]]().union(*map(values_of, sources))
+    while left:
+        source = max(sources, key=lambda one: len(values_of(one) & left))
+        left -= values_of(source)
+        yield source
 
 
 def test_some_sources_have_every_value(folder: Path) -> None:
     """Of every macro, of every kernel; and they are fewer."""
     every = sources(DEVICE, folder)
-    some = list(with_new_values(every))
+    some = list(with_every_value(every))
     values = [
         {(source.name, *macro) for source in found for macro in of_any_place(source).macros}
         for found in (every, some)
@@ -163,7 +169,7 @@ def test_tuned_kernels_compile(
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)
     assert of_device == (newer if device is DEVICE else {"unit_matrix.cu"})
-    some = with_new_values(every) if device is DEVICE else {s.name: s for s in every}.values()
+    some = with_every_value(every) if device is DEVICE else {s.name: s for s in every}.values()
     for source in every if whole else some:
         macros = (f"-D{name}={value}" for name, value in source.macros)
         options = (*OPTIONS, *macros, *QUICK)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.dtypes import I12
+from contract.types import Request
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
@@ -15,13 +16,25 @@ from tests.kernels.processor import cpu_device
 from tests.opencl.test_model import SHORT, assert_same, generate
 from tests.opencl.work_groups import work_group_tier
 
+GREEDY = tuple(Request(one.id, one.prompt, 3, ignore_end=True) for one in SHORT[:2])
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "banked"])
+
+@pytest.mark.parametrize(
+    ("shared", "requests"),
+    [
+        pytest.param(True, SHORT, id="shared"),
+        pytest.param(False, GREEDY, id="banked"),
+        pytest.param(False, SHORT, id="banked-sampled", marks=pytest.mark.soak),
+    ],
+)
 def test_a_model_gives_the_same_bits(
-    synthetic_model: SyntheticModel, kernel_cache: Path, shared: bool
+    synthetic_model: SyntheticModel,
+    kernel_cache: Path,
+    shared: bool,
+    requests: tuple[Request, ...],
 ) -> None:
     """Prompts in chunks, decode, sampling of every sort, in a format that has few kernels."""
     model = open_model(synthetic_model(quant="q8_0"))
-    expected = generate(model, CpuTier(), SHORT, I12)
+    expected = generate(model, CpuTier(), requests, I12)
     with work_group_tier(cpu_device(), kernel_cache, shared_addresses=shared) as tier:
-        assert_same(expected, generate(model, tier, SHORT, I12))
+        assert_same(expected, generate(model, tier, requests, I12))

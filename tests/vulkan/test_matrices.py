@@ -4,12 +4,16 @@ of a subgroup do here."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from accel.kernels.source import (
     PLANE_OPS,
+    PLANE_PRODUCT,
     Language,
     Traits,
     matrix_modules,
@@ -17,9 +21,11 @@ from accel.kernels.source import (
     plane_modules,
 )
 from accel.packets import fused
+from accel.packets.device_op import DeviceOp
 from accel.packets.few import FEW_FORMS
 from accel.packets.planes import PLANES_FROM, TILED
 from accel.packets.rules import lower_graph
+from accel.packets.wide import WIDE_PRODUCT
 from accel.vulkan import program as program_module
 from accel.vulkan.api import Vulkan
 from accel.vulkan.build import Build, compiled, kernel_file
@@ -27,7 +33,7 @@ from accel.vulkan.device import Instance
 from accel.vulkan.matrices import EXTENSION, GROUP_MEMORY_BYTES, SHAPE, VENDORS, has_matrices
 from accel.vulkan.product_test import matrices_agree
 from accel.vulkan.tier import VulkanTier
-from contract.dtypes import I12, Q4_K
+from contract.dtypes import I12, Q4_K, Q5_1
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -158,9 +164,50 @@ def test_a_device_is_asked_for_the_bits_of_packed_dots(
 def test_a_device_that_multiplies_wrong_is_noticed(
     tier: VulkanTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: elements are not where the kernel looks for them."""
+    """Negative control: elements are not where the kernel looks for them. Of a format with one
+    kernel, which a processor's compiler has soon; the others are those of the next test."""
     with_units(monkeypatch, ("rows.stride * ELEMENT_ROW(e)", "rows.stride * (ELEMENT_ROW(e) ^ 8u)"))
+    monkeypatch.setattr("accel.vulkan.product_test.FORMATS", (Q5_1,))
     assert not agree(tier)
+
+
+class HeldHere:
+    """Memory of the host in place of a device's; what is allocated stays in ``allocated``."""
+
+    def __init__(self) -> None:
+        self.allocated: list[SimpleNamespace] = []
+
+    def adopt(self, what: str, data: NDArray[np.uint8]) -> SimpleNamespace:
+        return SimpleNamespace(address=0, nbytes=data.nbytes, bytes=data)
+
+    def allocate(self, what: str, nbytes: int) -> SimpleNamespace:
+        self.allocated.append(self.adopt(what, np.zeros(nbytes, np.uint8)))
+        return self.allocated[-1]
+
+    def read(self, place: SimpleNamespace, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        return place.bytes[offset : offset + nbytes].copy()
+
+    def free(self, place: SimpleNamespace) -> None:
+        """Nothing is given back."""
+
+
+@pytest.mark.parametrize("wrong", [None, "matmul_tiles", WIDE_PRODUCT, PLANE_PRODUCT])
+def test_every_kernel_is_compared_with_packed_dots(
+    monkeypatch: pytest.MonkeyPatch, wrong: str | None
+) -> None:
+    """Kernels that do nothing agree, but not where one of them changes a bit."""
+    memory = HeldHere()
+    launched = []
+
+    def launch(queue: Any, memory_: Any, program: Any, op: DeviceOp, *rest: Any) -> None:
+        launched.append(op.name)
+        memory.allocated[0].bytes[-4] ^= op.name == wrong
+
+    monkeypatch.setattr("accel.vulkan.product_test.launch_packet", launch)
+    monkeypatch.setattr("accel.vulkan.product_test.FORMATS", (FORMAT,))
+    program = SimpleNamespace(pipeline=lambda module: None)
+    assert matrices_agree(cast(Any, None), cast(Any, memory), cast(Any, program)) is (wrong is None)
+    assert wrong is None or wrong in launched
 
 
 MANY = [
