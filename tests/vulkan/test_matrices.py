@@ -22,7 +22,7 @@ from accel.kernels.source import (
 )
 from accel.packets import fused
 from accel.packets.device_op import DeviceOp
-from accel.packets.few import FEW_FORMS
+from accel.packets.few import FEW_FORMS, FEW_PRODUCT
 from accel.packets.planes import PLANES_FROM, TILED
 from accel.packets.rules import lower_graph
 from accel.packets.wide import WIDE_PRODUCT
@@ -191,7 +191,7 @@ class HeldHere:
         """Nothing is given back."""
 
 
-@pytest.mark.parametrize("wrong", [None, "matmul_tiles", WIDE_PRODUCT, PLANE_PRODUCT])
+@pytest.mark.parametrize("wrong", [None, "matmul_tiles", FEW_PRODUCT, WIDE_PRODUCT, PLANE_PRODUCT])
 def test_every_kernel_is_compared_with_packed_dots(
     monkeypatch: pytest.MonkeyPatch, wrong: str | None
 ) -> None:
