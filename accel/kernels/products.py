@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from accel.kernels.source import ALL_OPS, PLANE_PRODUCT, STORED, Module
 from accel.packets.device_op import pieces
+from accel.packets.few import FEW_PRODUCT
 from accel.packets.fused_ops import GROUP_ROWS, GROUP_TOKENS
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
 from accel.packets.packet import ABSENT, PACKET
@@ -59,7 +60,8 @@ class Product:
     @property
     def kernels(self) -> tuple[str, ...]:
         """The ops that compute it from its operands as they are: what is compared."""
-        return (*KERNELS, WIDE_PRODUCT) if self.dtype in WIDE_FORMATS else KERNELS
+        wide = (WIDE_PRODUCT,) if self.dtype in WIDE_FORMATS else ()
+        return (*KERNELS, FEW_PRODUCT, *wide)
 
     def packet(self, op: str, addresses: Mapping[str, int]) -> NDArray[np.void]:
         """PACKET[1] that has ``op`` compute it."""

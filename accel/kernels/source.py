@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from accel.kernels.accessors import op_struct, packet_constants, packet_struct, pushed_macros
 from accel.packets.device_op import DeviceOp, DeviceOperand, pieces
+from accel.packets.few import FEW_PRODUCT
 from accel.packets.fused_ops import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
@@ -66,6 +67,7 @@ STORED = {
     "gate_row": QUANTIZED,
     "matmul_tiles": QUANTIZED,
     WIDE_PRODUCT: WIDE_FORMATS,
+    FEW_PRODUCT: QUANTIZED,
     "expand_weight": EXPANDED_FORMATS,
     "matmul_planes": PRODUCT_FORMATS,
     "kv_write_batched": KV_DTYPES,
@@ -87,7 +89,7 @@ REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row")
 """Ops of ``packets/repeated.py``, which not every tier of these kernels has."""
 
 ATTENTION_TILES = "flash_attn_tiles"
-VULKAN_MATRIX_OPS = (WIDE_PRODUCT, ATTENTION_TILES)
+VULKAN_MATRIX_OPS = (WIDE_PRODUCT, FEW_PRODUCT, ATTENTION_TILES)
 """What not every tier with matrix units has."""
 MATRIX_OPS = ("matmul_tiles", *VULKAN_MATRIX_OPS)
 """Ops whose kernels are worth their while where a device has matrix units."""

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from accel.kernels.source import Traits
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
+from accel.packets.few import FEW_FORMS, with_few_tokens
 from accel.packets.footprint import PlannedSteps, device_footprint
-from accel.packets.forms import FEW, SPLIT_TOKENS, step_forms
+from accel.packets.forms import SPLIT_TOKENS, step_forms
 from accel.packets.fused import fuse
 from accel.packets.layouts import planes_bytes
 from accel.packets.mirrors import exchange_as
@@ -128,9 +129,10 @@ class VulkanTier(Closing):
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
-        if self.traits.matrix and largest.tokens >= PLANES_FROM:
-            return step_forms(largest, (1, SPLIT_TOKENS, FEW, TILED))
-        return step_forms(largest)
+        if not self.traits.matrix:
+            return step_forms(largest)
+        tiled = (TILED,) if largest.tokens >= PLANES_FROM else ()
+        return step_forms(largest, (1, SPLIT_TOKENS, *FEW_FORMS, *tiled))
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory, in an arena that has room for the buffers to come."""
@@ -290,7 +292,7 @@ class VulkanTier(Closing):
         lowered = lower_graph(graph, form, PARTS, TIER)
         matrix = self.traits.matrix
         step = repeat_small(fuse(lowered, matrix, attention=matrix))
-        step = with_wide_tiles(with_planes(step)) if matrix else step
+        step = with_few_tokens(with_wide_tiles(with_planes(step))) if matrix else step
         return step, schedule_levels(step)
 
     def _recorded(

@@ -31,6 +31,7 @@ Float32 = NDArray[np.float32]
 
 FORMATS = (Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, Q4_0, Q5_1, Q8_0, MXFP4)
 """Every way there is to keep integers and scales."""
+TILES = ("matmul_tiles", "matmul_few")
 
 
 def result(product: Product, op: str, folder: Path, text: str = "") -> Float32:
@@ -49,30 +50,32 @@ def result(product: Product, op: str, folder: Path, text: str = "") -> Float32:
     return y
 
 
+@pytest.mark.parametrize("op", TILES)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_tiles_have_the_bits_of_packed_dots(
-    right: Callable[[DType], Float32], dtype: DType, kernel_cache: Path
+    right: Callable[[DType], Float32], dtype: DType, op: str, kernel_cache: Path
 ) -> None:
     """Two groups of rows and of tokens, neither whole, and more than a span of columns."""
-    expected, found = right(dtype), result(product_of(dtype), "matmul_tiles", kernel_cache)
+    expected, found = right(dtype), result(product_of(dtype), op, kernel_cache)
     assert np.isfinite(expected).any()
     assert np.array_equal(found, expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("op", TILES)
 @pytest.mark.parametrize(
     ("text", "instead"),
     [
         ("const int dot = 16 * ELEMENT(high, e)", "const int dot = 15 * ELEMENT(high, e)"),
         ("SPAN_SEGMENTS == SPAN_SEGMENTS - 1u", "SPAN_SEGMENTS == SPAN_SEGMENTS - 2u"),
-        ("128 * all", "127 * all"),
+        ("128 * minima.sum", "127 * minima.sum"),
     ],
 )
 def test_wrong_kernels_are_noticed(
-    right: Callable[[DType], Float32], text: str, instead: str, kernel_cache: Path
+    right: Callable[[DType], Float32], text: str, instead: str, op: str, kernel_cache: Path
 ) -> None:
     """Negative controls: a wrong weight of the high bytes, spans that end elsewhere, minima off."""
-    kernel = module_source(Language.METAL, Module("matmul_tiles", Q4_K))
+    kernel = module_source(Language.METAL, Module(op, Q4_K))
     assert text in kernel
     wrong = kernel.replace(text, instead)
-    found = result(product_of(Q4_K), "matmul_tiles", kernel_cache, wrong)
+    found = result(product_of(Q4_K), op, kernel_cache, wrong)
     assert not np.array_equal(found, right(Q4_K), equal_nan=True)

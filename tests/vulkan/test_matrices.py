@@ -17,6 +17,7 @@ from accel.kernels.source import (
     plane_modules,
 )
 from accel.packets import fused
+from accel.packets.few import FEW_FORMS
 from accel.packets.planes import PLANES_FROM, TILED
 from accel.packets.rules import lower_graph
 from accel.vulkan import program as program_module
@@ -182,9 +183,28 @@ def test_steps_of_many_tokens_are_multiplied_in_tiles(
     open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_units(monkeypatch)
+    monkeypatch.setattr("accel.packets.few.FEW_FORMS", (16,))
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert "matmul_tiles" in modules
     assert not {*PLANE_OPS} & modules
+
+
+def test_steps_of_few_tokens_are_multiplied_in_small_tiles(
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_units(monkeypatch)
+    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
+    assert "matmul_few" in modules
+    assert "matmul_tiles" not in modules
+
+
+def test_steps_of_few_tokens_have_forms_of_their_own(open_vulkan: OpenTier) -> None:
+    """Where there are matrix units, which are worth it from fewer tokens on than packed dots."""
+    largest = ShapeKey(FEW_FORMS[-1] + 1, 4)
+    units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
+    wanted = {ShapeKey(most, 4) for most in FEW_FORMS}
+    assert wanted <= {*units.forms(largest)}
+    assert not wanted & {*dots.forms(largest)}
 
 
 def test_steps_of_more_are_multiplied_in_wide_tiles(
