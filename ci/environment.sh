@@ -53,6 +53,8 @@ pip_install() {
 install_project() {
     asked="$PWD $1 $(cat pyproject.toml "$constraints" | cksum)"
     [ "$(cat .venv/installed 2>/dev/null)" != "$asked" ] || return 0
+    # The one that comes with Python 3.11 takes twice the time to read what an index offers.
+    pip_install --upgrade pip || return 1
     pip_install -e ".[$1]" || return 1
     echo "$asked" >.venv/installed
 }

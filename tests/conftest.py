@@ -21,6 +21,8 @@ from harness import tiers
 from harness.catalog import DEFAULT_ID, resolve_model
 from harness.settings import SETTINGS
 from harness.synth import SynthSpec, sized_spec, write_synthetic
+from reference.cpu import threads
+from reference.cpu import tier as cpu_tier
 from reference.model.open import Model, open_model
 from tests.kernels.rolled import rolled_source
 from tests.needs import missing
@@ -29,6 +31,8 @@ from tests.opencl_parts import little_optimized
 SyntheticModel = Callable[..., Path]
 DEVICE_TIERS = ("cuda", "metal", "t1", "t2")
 """Tiers that run on no machine without a device of their own."""
+ALL_CORES = ("conformance", "cpu", "parity", "quant")
+"""Folders of tests that compare what several threads compute with definitions."""
 
 # A busy machine makes no property false. Every run draws others.
 settings.register_profile("any machine", deadline=None, max_examples=50)
@@ -82,6 +86,18 @@ def no_event_loop() -> None:
     """No earlier module left an event loop running: every coroutine after it would be refused."""
     with pytest.raises(RuntimeError, match="no running event loop"):
         asyncio.get_running_loop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tests_share_the_cores(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where tests run beside each other, a CPU tier that is not told how many threads has one:
+    more would take the lock of the interpreter from each other, and the core from another test."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = request.path.relative_to(Path(__file__).parent).parts[0]
+        if "PYTEST_XDIST_WORKER" in os.environ and folder not in ALL_CORES:
+            for module in (threads, cpu_tier):
+                patch.setattr(module, "thread_count", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.simulation.controls import a_waiting_request_is_lost
 
 JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
 """Where tests run beside each other, processes of their own only take time to begin."""
-PART = 250
+PART = 100
 """Schedules of one test."""
 RARE = (
     "cancels",
@@ -69,7 +69,7 @@ def everything_happens(report: Report) -> None:
 
 @pytest.mark.parametrize("profile", [SCHEDULER, MEMORY], ids=["scheduler", "few pages"])
 def test_nothing_breaks(profile: Profile) -> None:
-    """250 schedules of about 100 steps each."""
+    """100 schedules of about 100 steps each."""
     everything_happens(nothing_broken(profile, 0, PART))
 
 
