@@ -15,7 +15,7 @@ from accel.packets.fused_ops import GROUP_ROWS, GROUP_TOKENS
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
 from accel.packets.packet import ABSENT, PACKET
 from accel.packets.planes import plane_bytes, product_format
-from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCT
+from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCTS
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 
 KERNELS = ("matmul", "matmul_tiles")
@@ -59,7 +59,7 @@ class Product:
     @property
     def kernels(self) -> tuple[str, ...]:
         """The ops that compute it from its operands as they are: what is compared."""
-        return (*KERNELS, WIDE_PRODUCT) if self.dtype in WIDE_FORMATS else KERNELS
+        return (*KERNELS, *WIDE_PRODUCTS) if self.dtype in WIDE_FORMATS else KERNELS
 
     def packet(self, op: str, addresses: Mapping[str, int]) -> NDArray[np.void]:
         """PACKET[1] that has ``op`` compute it."""

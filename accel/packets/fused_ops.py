@@ -16,6 +16,8 @@ GROUP_ROWS, GROUP_TOKENS = 128, 64
 """What a group of ``accel/kernels/matmul_tiles.k`` takes of a product."""
 WIDE_TILE = 128
 """Rows and tokens a group of ``accel/kernels/matmul_wide.k`` takes."""
+NARROW_TOKENS = 64
+"""Tokens a group of ``accel/kernels/matmul_narrow.k`` takes, with WIDE_TILE rows."""
 NORMED_SEGMENTS = 8
 """Segments a group of ``accel/kernels/rms_norm_quantize.k`` quantizes at a time."""
 ROW_QUERIES = 4
@@ -99,6 +101,14 @@ FUSED = MappingProxyType(
                 "tokens rows columns",
                 "",
                 lambda tokens, rows, **_: pieces(rows, WIDE_TILE) * pieces(tokens, WIDE_TILE),
+            ),
+            _row(
+                "matmul_narrow",
+                "x scale sums weight bias? residual?",
+                "y",
+                "tokens rows columns",
+                "",
+                lambda tokens, rows, **_: pieces(rows, WIDE_TILE) * pieces(tokens, NARROW_TOKENS),
             ),
             replace(
                 TABLE["flash_attn_batched"], name="flash_attn_tiles", source="flash_attn_tiles"
