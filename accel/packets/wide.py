@@ -4,8 +4,11 @@ Vulkan, in place of ``matmul_tiles``, whose bits and operands are theirs.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
+from itertools import groupby
 
+from accel.packets.fused import operands_of
 from accel.packets.fused_ops import FUSED
 from accel.packets.step import Op, Step
 from contract.dtypes import Q4_K, Q5_K
@@ -22,9 +25,31 @@ LEAST_ROWS = 2560
 in tiles of 64."""
 
 
+LONGEST_FIRST = ("matmul_tiles", WIDE_PRODUCT, NARROW_PRODUCT)
+"""Products side by side, by how long a group takes: the last ones fill what others leave idle."""
+
+
 def with_wide_tiles(step: Step) -> Step:
-    """The step with those of its products in wide tiles that are faster so."""
-    return Step([_wide(op) if _is_worth_it(op) else op for op in step.ops], step.scratch)
+    """The step with those of its products in wide tiles that are faster so, and products of the
+    same activations LONGEST_FIRST."""
+    ops = [_wide(op) if _is_worth_it(op) else op for op in step.ops]
+    made: list[Op] = []
+    for _, beside in groupby(ops, _beside):
+        made += sorted(beside, key=_length)
+    return Step(made, step.scratch)
+
+
+def _beside(op: Op) -> Hashable:
+    """The same of products that may be launched in any order: they read the same activations and
+    nothing that another one writes."""
+    tensors = operands_of(op)
+    if op.name in LONGEST_FIRST and tensors["residual"] is None:
+        return tensors["x"]
+    return id(op)
+
+
+def _length(op: Op) -> int:
+    return LONGEST_FIRST.index(op.name) if op.name in LONGEST_FIRST else 0
 
 
 def _wide(op: Op) -> Op:
