@@ -16,7 +16,7 @@ from accel.packets.fused_ops import GROUP_ROWS, GROUP_TOKENS
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
 from accel.packets.packet import ABSENT, PACKET
 from accel.packets.planes import plane_bytes, product_format
-from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCT
+from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCTS
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 
 KERNELS = ("matmul", "matmul_tiles")
@@ -60,7 +60,7 @@ class Product:
     @property
     def kernels(self) -> tuple[str, ...]:
         """The ops that compute it from its operands as they are: what is compared."""
-        wide = (WIDE_PRODUCT,) if self.dtype in WIDE_FORMATS else ()
+        wide = WIDE_PRODUCTS if self.dtype in WIDE_FORMATS else ()
         return (*KERNELS, FEW_PRODUCT, *wide)
 
     def packet(self, op: str, addresses: Mapping[str, int]) -> NDArray[np.void]:

@@ -17,7 +17,7 @@ from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
 from accel.packets.planes import EXPANDED_FORMATS, PRODUCT_FORMATS
 from accel.packets.step import PRODUCTS, Op
-from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCT
+from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCTS
 from contract.arithmetic import SEGMENT
 from contract.dtypes import I12, KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
@@ -66,8 +66,8 @@ STORED = {
     "norm_row": QUANTIZED,
     "gate_row": QUANTIZED,
     "matmul_tiles": QUANTIZED,
-    WIDE_PRODUCT: WIDE_FORMATS,
     FEW_PRODUCT: QUANTIZED,
+    **dict.fromkeys(WIDE_PRODUCTS, WIDE_FORMATS),
     "expand_weight": EXPANDED_FORMATS,
     "matmul_planes": PRODUCT_FORMATS,
     "kv_write_batched": KV_DTYPES,
@@ -89,7 +89,7 @@ REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row")
 """Ops of ``packets/repeated.py``, which not every tier of these kernels has."""
 
 ATTENTION_TILES = "flash_attn_tiles"
-VULKAN_MATRIX_OPS = (WIDE_PRODUCT, FEW_PRODUCT, ATTENTION_TILES)
+VULKAN_MATRIX_OPS = (*WIDE_PRODUCTS, FEW_PRODUCT, ATTENTION_TILES)
 """What not every tier with matrix units has."""
 MATRIX_OPS = ("matmul_tiles", *VULKAN_MATRIX_OPS)
 """Ops whose kernels are worth their while where a device has matrix units."""

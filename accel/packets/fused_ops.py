@@ -18,6 +18,8 @@ WIDE_TILE = 128
 """Rows and tokens a group of ``accel/kernels/matmul_wide.k`` takes."""
 FEW_TOKENS = 16
 """Tokens a group of ``accel/kernels/matmul_few.k`` takes."""
+NARROW_TOKENS = 64
+"""Tokens a group of ``accel/kernels/matmul_narrow.k`` takes, with WIDE_TILE rows."""
 NORMED_SEGMENTS = 8
 """Segments a group of ``accel/kernels/rms_norm_quantize.k`` quantizes at a time."""
 ROW_QUERIES = 4
@@ -109,6 +111,14 @@ FUSED = MappingProxyType(
                 "tokens rows columns",
                 "",
                 lambda tokens, rows, **_: pieces(rows, TILE_ROWS) * pieces(tokens, FEW_TOKENS),
+            ),
+            _row(
+                "matmul_narrow",
+                "x scale sums weight bias? residual?",
+                "y",
+                "tokens rows columns",
+                "",
+                lambda tokens, rows, **_: pieces(rows, WIDE_TILE) * pieces(tokens, NARROW_TOKENS),
             ),
             replace(
                 TABLE["flash_attn_batched"], name="flash_attn_tiles", source="flash_attn_tiles"

@@ -12,9 +12,8 @@ from contract.deferred import dataclass
 from contract.dtypes import DType
 
 PRODUCTS = (
-    *("matmul", "matmul_row", "matmul_tiles", "matmul_wide", "matmul_few"),
-    *("norm_row", "gate_row"),
-    "expand_weight",
+    *("matmul", "matmul_row", "matmul_tiles", "matmul_wide", "matmul_narrow", "matmul_few"),
+    *("norm_row", "gate_row", "expand_weight"),
 )
 """Ops that multiply by a stored matrix, or make something of it for those that do."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from accel.packets.step import PRODUCTS, Op
@@ -27,12 +27,24 @@ def work_of(op: Op) -> int:
     return op.count.most * elements
 
 
-def cut(work: Sequence[int], most: int) -> list[range]:
-    """Runs of consecutive launches of at most ``most`` work, or of a single launch."""
+def cut(work: Sequence[int], most: int, waits: Sequence[bool] = ()) -> list[range]:
+    """Runs of consecutive launches of at most ``most`` work, or of a single launch. Given which of
+    them wait for those before, launches side by side stay together where they are no more."""
     starts, total = [0], 0
-    for index, amount in enumerate(work):
+    for run in _levels(work, most, waits):
+        amount = sum(work[run.start : run.stop])
         if total and total + amount > most:
-            starts.append(index)
+            starts.append(run.start)
             total = 0
         total += amount
     return [range(*pair) for pair in pairwise([*starts, len(work)])]
+
+
+def _levels(work: Sequence[int], most: int, waits: Sequence[bool]) -> Iterator[range]:
+    """Launches side by side, or each for itself where together they are more than ``most``."""
+    starts = [index for index in range(len(work)) if not waits or waits[index] or not index]
+    for start, stop in pairwise([*starts, len(work)]):
+        if sum(work[start:stop]) <= most:
+            yield range(start, stop)
+        else:
+            yield from (range(index, index + 1) for index in range(start, stop))

@@ -85,7 +85,9 @@ class Recording:
             if self._batches:
                 self._queue.finish()
                 self.close()
-            runs = work.cut([launch.work for launch in self._launches], self._batch_work)
+            works = [launch.work for launch in self._launches]
+            waits = [launch.wait for launch in self._launches]
+            runs = work.cut(works, self._batch_work, waits)
             self._batches = [self._record(run, run.stop) for run in runs]
             self._version = self._places.version
         return self._batches

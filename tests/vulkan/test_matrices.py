@@ -254,14 +254,15 @@ def test_steps_of_few_tokens_have_forms_of_their_own(open_vulkan: OpenTier) -> N
     assert not wanted & {*dots.forms(largest)}
 
 
+@pytest.mark.parametrize(("least", "product"), [(1, "matmul_wide"), (1 << 20, "matmul_narrow")])
 def test_steps_of_more_are_multiplied_in_wide_tiles(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch, least: int, product: str
 ) -> None:
     with_units(monkeypatch)
     monkeypatch.setattr("accel.packets.wide.WIDE_FROM", 17)
-    monkeypatch.setattr("accel.packets.wide.LEAST_ROWS", 1)
+    monkeypatch.setattr("accel.packets.wide.LEAST_ROWS", least)
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
-    assert "matmul_wide" in modules
+    assert product in modules
     assert "matmul_tiles" not in modules
 
 
