@@ -19,7 +19,7 @@ FOUR_SUM_GROUPS = 2
 """Of a block, for which there are registers when four sums are under way at once."""
 MOST_SPLIT_TOKENS = 64
 """With more tokens there are blocks enough without splitting columns among groups."""
-MOST_PARTED_TOKENS = 256
+MOST_PARTED_TOKENS = 384
 """With more there are blocks enough without any that share rows, and what they leave is much."""
 TOKEN_BYTES = 512
 """Of a unit: two planes."""
