@@ -22,6 +22,8 @@ from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue
 from accel.vulkan.self_test import launch_packet
 
+UNWRITTEN = np.full(TOKENS * ROWS, np.nan, np.float32)
+
 
 def matrices_agree(queue: Queue, memory: Memory, program: Program) -> bool:
     """Whether products on matrix units equal those of packed dots, bit for bit.
@@ -43,15 +45,21 @@ def _agrees(queue: Queue, memory: Memory, program: Program, product: Product) ->
         packet = product.packet(name, operands)
         launch_packet(queue, memory, program, ALL_OPS[name], pipeline, packet, GROUPS)
 
+    def begin() -> None:
+        """A kernel that writes nothing is to leave NaN, not what the one before it made."""
+        memory.write(y, 0, UNWRITTEN.view(np.uint8))
+
     def result() -> NDArray[np.float32]:
         return memory.read(y, 0, y.nbytes).view(np.float32).copy()
 
     results = []
     try:
         for name in product.kernels:
+            begin()
             launch(name, {operand: addresses[operand] for operand in (*product.operands, "y")})
             results.append(result())
         if planes:
+            begin()
             for name, places in PLANE_CALLS:
                 launch(name, {operand: addresses[place] for operand, place in places.items()})
             results.append(result())
