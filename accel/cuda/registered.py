@@ -53,9 +53,9 @@ RULES: tuple[Rule, ...] = (
     largest_rule,
     sampling_rule,
 )
-FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64, 128, 192, 256, 320, 384)
+FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64, 128, 192, 256, 320, 384, 512)
 """Of the forms below the largest: what the tuned kernels for few tokens are made for, and what is
-so few that products of a larger form would leave most multiprocessors idle."""
+so few that products cut for a larger form would leave many multiprocessors idle."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
 

@@ -10,14 +10,14 @@ from accel.kernels.source import GROUP_SIZE
 MOST_PART_BLOCKS = 1 << 12
 THREADS = 512
 BINS = 2048
-MOST_PARTS = 32
+MOST_PARTS = 128
 LEAST_PARTS = 4
 BLOCKS_PER_MULTIPROCESSOR = 2
 MOST_VOCABULARY = 1 << 19
 """Sums of halves of weights stay below 2^32."""
 LISTED_NEAR, LISTED_BYTES = 4096, 12
 SUMS_BYTES = 16
-TALLY_BYTES = 16 * BINS
+PART_TALLY_BYTES, TALLY_BYTES = 16 * BINS, 12 * BINS
 
 
 def largest_rule(ops: Remaining, device: Device) -> Replacement | None:
@@ -45,8 +45,8 @@ def sampling_rule(ops: Remaining, device: Device) -> Replacement | None:
     blocks = BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors
     parts = max(LEAST_PARTS, min(MOST_PARTS, blocks // max(1, rows)))
     macros = {"THREADS": THREADS, "PARTS": parts, "LOGITS_AT": ABSENT, "RING_AT": ABSENT}
-    drawn = THREADS // 32 * SUMS_BYTES + 8 * THREADS + 16 + 16 * parts + 16
-    shared = {"sample_bins": TALLY_BYTES, "sample_draw": drawn + LISTED_NEAR * LISTED_BYTES}
+    drawn = THREADS // 32 * SUMS_BYTES + 12 * THREADS + 16 + 8 * parts + 16
+    shared = {"sample_bins": PART_TALLY_BYTES, "sample_draw": drawn + LISTED_NEAR * LISTED_BYTES}
     launches = [
         KernelLaunch(
             f"{entry}.cu", entry, (parts, rows, 1), (THREADS, 1, 1), nbytes, macros, op="sample"

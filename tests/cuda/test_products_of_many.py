@@ -353,11 +353,11 @@ def test_blocks_share_rows_where_there_are_few(
     assert parts == 1 or not shape.split or columns // 1024 // parts >= shape.groups
 
 
-@pytest.mark.parametrize("tokens", [65, 128, 129, 192, 200, 256, 257, 320, 321, 384])
+@pytest.mark.parametrize("tokens", [65, 128, 129, 192, 200, 256, 257, 320, 321, 384, 385, 512])
 @pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q6_K], ids=str)
 def test_steps_of_some_tokens_have_a_form_that_fills_the_device(dtype: DType, tokens: int) -> None:
-    """By the largest form's blocks, which share no rows, 65 tokens would be 32 of them, and 320 in
-    Q6_K 160, of which the last 28 run alone."""
+    """By the largest form's blocks, which share no rows, 65 tokens would be 32 of them, 320 in
+    Q6_K 160, of which the last 28 run alone, and 512 in Q4_K 176."""
     form = next(form for form in cuda_forms(ShapeKey(1088, 64)) if form.tokens >= tokens)
     shape = group_shape(dtype, 12288, form.tokens, (4096,), WIDE, parted=True)
     blocks = shape.row_blocks((4096,)) * -(-tokens // shape.tokens) * shape.parts

@@ -39,6 +39,9 @@ static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 static inline unsigned atomicAdd(unsigned *place, unsigned value) {
     return (*place += value) - value;
 }
+static inline unsigned long long atomicAdd(unsigned long long *place, unsigned long long value) {
+    return (*place += value) - value;
+}
 static inline unsigned long long atomicMax(unsigned long long *place, unsigned long long value) {
     const unsigned long long before = *place;
     *place = before > value ? before : value;

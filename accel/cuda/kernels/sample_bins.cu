@@ -5,12 +5,18 @@
 
 #define OWN_BINS (BINS / THREADS)
 
+// Of a block's part.
+struct PART_TALLY {
+    unsigned count[BINS], enough[BINS], low[BINS], high[BINS];
+};
+
 // Sums of a bin; its words are zeros from here on.
 DEVICE SUMS take_bin(TALLY &tally, unsigned bin) {
-    const unsigned low = load_shared_word(tally.low + bin), high = load_shared_word(tally.high + bin);
-    const SUMS sums = {((U64)high << HALF_WEIGHT_BITS) + low, load_shared_word(tally.count + bin),
+    const unsigned *words = (const unsigned *)(tally.sums + bin);
+    const U64 both = wide(load_shared_word(words), load_shared_word(words + 1));
+    const SUMS sums = {both & (((U64)1 << COUNT_SHIFT) - 1), (unsigned)(both >> COUNT_SHIFT),
                        load_shared_word(tally.enough + bin)};
-    tally.count[bin] = tally.enough[bin] = tally.low[bin] = tally.high[bin] = 0;
+    tally.sums[bin] = 0, tally.enough[bin] = 0;
     return sums;
 }
 
@@ -92,9 +98,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
     if (blockIdx.y >= op.rows) return;
-    TALLY &tally = *(TALLY *)shared;
+    PART_TALLY &tally = *(PART_TALLY *)shared;
     const SAMPLED row = open_row(launch, op, blockIdx.y, workspace, (unsigned *)shared);
-    if (!row.is_drawn()) return;
+    if (!row.is_drawn() || row.is_whole()) return;
     for (unsigned bin = threadIdx.x; bin < BINS; bin += THREADS)
         tally.count[bin] = tally.enough[bin] = tally.low[bin] = tally.high[bin] = 0;
     __syncthreads();
@@ -103,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float value[LOADED];
         load_values(row, base, end, value);
 #pragma unroll 1
-        for (int i = 0; i < LOADED; i++) {
+        for (int i = 0; i < LOADED && base + i * THREADS < end; i++) {
             const unsigned id = base + i * THREADS + threadIdx.x;
             const unsigned weight = id < end ? row.weight_at(value[0]) : 0u;
             const unsigned bin = row.bin_of(value[0]);
@@ -112,16 +118,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             atomicAdd(tally.count + bin, 1u);
             atomicAdd(tally.low + bin, weight & HALF_WEIGHT);
             atomicAdd(tally.high + bin, weight >> HALF_WEIGHT_BITS);
-            if (row.is_enough(weight)) atomicAdd(tally.enough + bin, 1u);
+            if (row.least > 0 && row.is_enough(weight)) atomicAdd(tally.enough + bin, 1u);
         }
     }
     __syncthreads();
     TALLY &of_row = row.state->tally;
     for (unsigned bin = threadIdx.x; bin < BINS; bin += THREADS) {
         if (tally.count[bin] == 0) continue;
-        atomicAdd(of_row.count + bin, tally.count[bin]);
-        atomicAdd(of_row.low + bin, tally.low[bin]);
-        atomicAdd(of_row.high + bin, tally.high[bin]);
+        const U64 weight = ((U64)tally.high[bin] << HALF_WEIGHT_BITS) + tally.low[bin];
+        atomicAdd(of_row.sums + bin, ((U64)tally.count[bin] << COUNT_SHIFT) + weight);
         if (tally.enough[bin]) atomicAdd(of_row.enough + bin, tally.enough[bin]);
     }
     __syncthreads();

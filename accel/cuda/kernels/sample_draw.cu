@@ -25,12 +25,12 @@ struct PREFIX_END {
     }
 };
 
-// As many pieces as there are threads of what the end of a prefix may be in, with what they weigh in two
-// halves; the piece that has it, and what is before that one.
+// As many pieces as there are threads of what the end of a prefix may be in, with their tokens and what they
+// weigh in two halves; the piece that has it, its tokens, and what is before that one.
 struct PIECES {
-    unsigned low[THREADS], high[THREADS];
+    unsigned low[THREADS], high[THREADS], count[THREADS];
     U64 before;
-    unsigned found;
+    unsigned found, tokens;
 };
 
 // The list of a row, in shared memory where it has room; keys are between `least` and `most`.
@@ -95,6 +95,7 @@ struct LIST {
                 if (shift == 0) break;
             }
             if (by_id) break;
+            if (pieces.tokens == 1) return {~first, ID_BITS};
             key = ~first, first = 0, last = row.vocab - 1;
         }
         return {key, first};
@@ -104,7 +105,7 @@ struct LIST {
                                                 unsigned first, unsigned last, unsigned shift,
                                                 U64 base, U64 bound) {
         __syncthreads();
-        pieces.low[threadIdx.x] = pieces.high[threadIdx.x] = 0;
+        pieces.low[threadIdx.x] = pieces.high[threadIdx.x] = pieces.count[threadIdx.x] = 0;
         if (threadIdx.x == 0) pieces.found = THREADS;
         __syncthreads();
 #pragma unroll 1
@@ -113,6 +114,7 @@ struct LIST {
             const unsigned place = (by_id ? one.id & ID_BITS : ~one.key) - first;
             if (!(one.id & set) || (by_id && one.key != key) || place > last - first) continue;
             const unsigned own = by_weight ? one.weight : 1u;
+            atomicAdd(pieces.count + (place >> shift), 1u);
             atomicAdd(pieces.low + (place >> shift), own & HALF_WEIGHT);
             if (by_weight) atomicAdd(pieces.high + (place >> shift), own >> HALF_WEIGHT_BITS);
         }
@@ -121,7 +123,7 @@ struct LIST {
         SUMS all;
         const U64 before = base + sums_before({own, 0, 0}, room, all).weight;
         if (before < bound && bound <= before + own)
-            pieces.found = threadIdx.x, pieces.before = before;
+            pieces.found = threadIdx.x, pieces.tokens = pieces.count[threadIdx.x], pieces.before = before;
         __syncthreads();
         return pieces.found < THREADS;
     }
@@ -177,7 +179,7 @@ struct DRAWN {
     SUMS room[WARPS];
     PIECES pieces;
     unsigned low[PARTS], high[PARTS];
-    U64 weight[PARTS], target;
+    U64 target;
     unsigned part;
 };
 
@@ -193,23 +195,19 @@ DEVICE void draw_part(const SAMPLED &row, const LIST &list, const PREFIX_END &en
         atomicAdd(drawn.high + part, one.weight >> HALF_WEIGHT_BITS);
     }
     __syncthreads();
-    for (unsigned part = threadIdx.x; part < PARTS; part += THREADS) {
+    const unsigned part = threadIdx.x;
+    U64 own = 0;
+    if (part < PARTS) {
         const unsigned *above = (const unsigned *)(row.state->above + part);
-        const U64 listed = ((U64)drawn.high[part] << HALF_WEIGHT_BITS) + drawn.low[part];
-        drawn.weight[part] = wide(load_shared_word(above), load_shared_word(above + 1)) + listed;
+        own = ((U64)drawn.high[part] << HALF_WEIGHT_BITS) + drawn.low[part];
+        own += wide(load_shared_word(above), load_shared_word(above + 1));
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        U64 total = 0;
-        for (unsigned part = 0; part < PARTS; part++) total += drawn.weight[part];
-        const U64 u = philox_draw(U32_AT(row.how, SAMPLING_SEED_LOW), U32_AT(row.how, SAMPLING_SEED_HIGH),
-                                  U32_AT(row.how, SAMPLING_POSITION));
-        U64 target = u * (total >> 32) + (u * (total & 0xFFFFFFFFu) >> 32);
-        unsigned part = 0;
-        for (; part + 1 < PARTS && target >= drawn.weight[part]; part++)
-            target -= drawn.weight[part];
-        drawn.part = part, drawn.target = target;
-    }
+    SUMS all;
+    const U64 before = sums_before({own, 0, 0}, drawn.room, all).weight, total = all.weight;
+    const U64 u = philox_draw(U32_AT(row.how, SAMPLING_SEED_LOW), U32_AT(row.how, SAMPLING_SEED_HIGH),
+                              U32_AT(row.how, SAMPLING_POSITION));
+    const U64 target = u * (total >> 32) + (u * (total & 0xFFFFFFFFu) >> 32);
+    if (before <= target && target < before + own) drawn.part = part, drawn.target = target - before;
     __syncthreads();
 }
 
@@ -252,7 +250,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     }
     ROW_STATE *state = row.state;
-    const BOUNDS bounds = state->bounds;
+    BOUNDS bounds = state->bounds;
+    if (row.is_whole()) bounds.first = bounds.last = bounds.cut = NO_BIN;
     const unsigned lane = threadIdx.x % WARP_LANES, part = blockIdx.x;
     const unsigned begin = part * row.part_size(), end = row.part_end(part);
     SUMS above = {0, 0, 0}, all;
@@ -260,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float value[LOADED];
         load_values(row, base, end, value);
 #pragma unroll 1
-        for (int i = 0; i < LOADED; i++) {
+        for (int i = 0; i < LOADED && base + i * THREADS < end; i++) {
             const unsigned id = base + i * THREADS + threadIdx.x;
             const unsigned weight = id < end ? row.weight_at(value[0]) : 0u;
             const unsigned bin = weight ? row.bin_of(value[0]) : NO_BIN;

@@ -40,8 +40,11 @@ struct BOUNDS {
     unsigned first, last, cut, kept;
 };
 
+// Of a row: the weight of a bin's tokens with their count above it, so that a block adds both at once.
+#define COUNT_SHIFT 44
 struct TALLY {
-    unsigned count[BINS], enough[BINS], low[BINS], high[BINS];
+    U64 sums[BINS];
+    unsigned enough[BINS];
 };
 
 struct ROW_STATE {
@@ -84,6 +87,10 @@ struct SAMPLED {
     }
     __device__ __forceinline__ bool is_enough(unsigned weight) const {
         return (U64)weight << THRESHOLD_BITS >= least;
+    }
+    // Whether nothing is left out, so that it does not matter in which bins tokens are.
+    __device__ __forceinline__ bool is_whole() const {
+        return I32_AT(how, SAMPLING_TOP_K) <= 0 && F32_AT(how, SAMPLING_TOP_P) >= 1.0f && least == 0;
     }
     __device__ __forceinline__ unsigned part_size() const { return (vocab + PARTS - 1) / PARTS; }
     __device__ __forceinline__ unsigned part_end(unsigned part) const {
