@@ -20,7 +20,7 @@ from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCTS
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 
 KERNELS = ("matmul", "matmul_tiles")
-"""What is compared of all formats."""
+"""What is compared of all formats on every tier; Vulkan has more, see ``Product.kernels``."""
 FORMATS = (Q4_K, Q6_K, Q5_1)
 """Blocks with minima, halves of blocks, blocks with scales of their own: what kernels differ in."""
 ROWS = GROUP_ROWS + 41

@@ -40,7 +40,8 @@ struct BOUNDS {
     unsigned first, last, cut, kept;
 };
 
-// Of a row: the weight of a bin's tokens with their count above it, so that a block adds both at once.
+// Of a row: the weight of a bin's tokens with their count above it, so that a block adds both at once. 2^19
+// tokens of at most 2^24 are below the first bit of the count, and their number fits above it.
 #define COUNT_SHIFT 44
 struct TALLY {
     U64 sums[BINS];
