@@ -16,7 +16,7 @@ from tests.needs import missing
 
 EMULATOR = Path(__file__).with_name("warp_emulator.h")
 BLOCKS = Path(__file__).with_name("block_emulator.cpp")
-OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-w")
+OPTIONS = ("-std=c++17", "-Og", "-ffp-contract=off", "-fPIC", "-w")
 LINUX = sys.platform == "linux"
 # Most of linking is reading what libraries of the system define, of which kernels use little.
 LINKED = ("-shared", "-nodefaultlibs") if LINUX else ("-shared",)

@@ -91,6 +91,10 @@ DEVICE float half_bits(unsigned bits) {
 
 DEVICE int signed_byte(unsigned word, int k) { return (signed char)(word >> 8 * k); }
 
+DEVICE int byte_at(unsigned word, int i, bool is_signed) {
+    return is_signed ? (int)(signed char)(word >> 8 * i) : (int)(unsigned char)(word >> 8 * i);
+}
+
 // Operands of mma as its documentation lays them out, k columns of 16 rows and of 8 columns.
 template <bool SIGNED, bool SIGNED_B = true>
 DEVICE void multiply(int (&sum)[4], const unsigned *a, const unsigned *b, int k) {
