@@ -54,6 +54,55 @@ const Message *exchange(const Message &mine) {
     return warp.there[round & 1];
 }
 
+// Bytes as numbers of 16 bits, whose products compilers add up several at a time.
+static void widen(int16_t *to, const unsigned char *bytes, int count, bool is_signed) {
+    if (is_signed)
+        for (int n = 0; n < count; n++) to[n] = (signed char)bytes[n];
+    else
+        for (int n = 0; n < count; n++) to[n] = bytes[n];
+}
+
+static int product(const int16_t *a, const int16_t *b, int k) {
+    int sum = 0;
+    for (int n = 0; n < k; n++) sum += a[n] * b[n];
+    return sum;
+}
+
+// One of the 16 rows of the operand a: four lanes have 4 bytes of each 16.
+static void widen_row(int16_t *to, const Message *all, int row, int k, bool is_signed) {
+    for (int n = 0; n < k; n += 4) {
+        const uint32_t word = all[row % 8 * 4 + n % 16 / 4].word[n / 16 * 2 + row / 8];
+        widen(to + n, (const unsigned char *)&word, 4, is_signed);
+    }
+}
+
+void add_products(int *sum, const Message *all, int k, bool is_signed, bool is_signed_b) {
+    const int lane = current % LANES;
+    int16_t row[2][32], column[32];
+    for (int r = 0; r < 2; r++) widen_row(row[r], all, lane / 4 + r * 8, k, is_signed);
+    for (int c = 0; c < 2; c++) {
+        for (int n = 0; n < k; n += 4) {
+            const uint32_t word = all[(lane % 4 * 2 + c) * 4 + n % 16 / 4].word[4 + n / 16];
+            widen(column + n, (const unsigned char *)&word, 4, is_signed_b);
+        }
+        for (int r = 0; r < 2; r++) sum[r * 2 + c] += product(row[r], column, k);
+    }
+}
+
+void add_rows(int *sum, int count, const Message *all, const unsigned char *tokens, unsigned lead,
+              unsigned stride, bool is_signed, bool is_signed_b) {
+    const int lane = current % LANES;
+    int16_t row[2][32], token[32];
+    for (int r = 0; r < 2; r++) widen_row(row[r], all, lane / 4 + r * 8, 32, is_signed);
+    for (int i = 0; i < count; i += 4)
+        for (int c = 0; c < 2; c++) {
+            const unsigned char *own = tokens + i / 4 * stride + (lane % 4 * 2 + c) * 16;
+            widen(token, own, 16, is_signed_b);
+            widen(token + 16, own + lead, 16, is_signed_b);
+            for (int r = 0; r < 2; r++) sum[i + r * 2 + c] += product(row[r], token, 32);
+        }
+}
+
 void block_barrier() {
     const unsigned round = block->barrier_round;
     if (++block->at_barrier == block->threads) block->at_barrier = 0, block->barrier_round++;

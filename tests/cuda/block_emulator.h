@@ -82,6 +82,13 @@ extern unsigned current;
 void yield();
 // What every lane of the warp brought.
 const Message *exchange(const Message &mine);
+// To the four sums a lane has of 16 rows and 8 columns: products of k bytes, `all` being what every
+// lane has of both operands.
+void add_products(int *sum, const Message *all, int k, bool is_signed, bool is_signed_b);
+// To the `count` sums a lane has of 16 rows and 2 * count tokens: products of 32 bytes. Of a token
+// those lie in two halves `lead` apart, eight tokens `stride` apart.
+void add_rows(int *sum, int count, const Message *all, const unsigned char *tokens, unsigned lead,
+              unsigned stride, bool is_signed, bool is_signed_b);
 void block_barrier();
 // Of the four warps that name it.
 void group_barrier(unsigned id);

@@ -71,7 +71,7 @@ def _compiled_once(compiler: str, folder: Path) -> Path:
     header, blocks = once / EMULATOR.name, once / BLOCKS.with_suffix(".o").name
     if not header.exists():
         once.mkdir()
-        _compile(compiler, "-c", str(BLOCKS), to=blocks)
+        _compile(compiler, "-O3", "-c", str(BLOCKS), to=blocks)
         for one in EMULATOR.parent.glob("*_emulator.h"):
             shutil.copy(one, once)
         _compile(
