@@ -54,55 +54,6 @@ const Message *exchange(const Message &mine) {
     return warp.there[round & 1];
 }
 
-// Bytes as numbers of 16 bits, whose products compilers add up several at a time.
-static void widen(int16_t *to, const unsigned char *bytes, int count, bool is_signed) {
-    if (is_signed)
-        for (int n = 0; n < count; n++) to[n] = (signed char)bytes[n];
-    else
-        for (int n = 0; n < count; n++) to[n] = bytes[n];
-}
-
-static int product(const int16_t *a, const int16_t *b, int k) {
-    int sum = 0;
-    for (int n = 0; n < k; n++) sum += a[n] * b[n];
-    return sum;
-}
-
-// One of the 16 rows of the operand a: four lanes have 4 bytes of each 16.
-static void widen_row(int16_t *to, const Message *all, int row, int k, bool is_signed) {
-    for (int n = 0; n < k; n += 4) {
-        const uint32_t word = all[row % 8 * 4 + n % 16 / 4].word[n / 16 * 2 + row / 8];
-        widen(to + n, (const unsigned char *)&word, 4, is_signed);
-    }
-}
-
-void add_products(int *sum, const Message *all, int k, bool is_signed, bool is_signed_b) {
-    const int lane = current % LANES;
-    int16_t row[2][32], column[32];
-    for (int r = 0; r < 2; r++) widen_row(row[r], all, lane / 4 + r * 8, k, is_signed);
-    for (int c = 0; c < 2; c++) {
-        for (int n = 0; n < k; n += 4) {
-            const uint32_t word = all[(lane % 4 * 2 + c) * 4 + n % 16 / 4].word[4 + n / 16];
-            widen(column + n, (const unsigned char *)&word, 4, is_signed_b);
-        }
-        for (int r = 0; r < 2; r++) sum[r * 2 + c] += product(row[r], column, k);
-    }
-}
-
-void add_rows(int *sum, int count, const Message *all, const unsigned char *tokens, unsigned lead,
-              unsigned stride, bool is_signed, bool is_signed_b) {
-    const int lane = current % LANES;
-    int16_t row[2][32], token[32];
-    for (int r = 0; r < 2; r++) widen_row(row[r], all, lane / 4 + r * 8, 32, is_signed);
-    for (int i = 0; i < count; i += 4)
-        for (int c = 0; c < 2; c++) {
-            const unsigned char *own = tokens + i / 4 * stride + (lane % 4 * 2 + c) * 16;
-            widen(token, own, 16, is_signed_b);
-            widen(token + 16, own + lead, 16, is_signed_b);
-            for (int r = 0; r < 2; r++) sum[i + r * 2 + c] += product(row[r], token, 32);
-        }
-}
-
 void block_barrier() {
     const unsigned round = block->barrier_round;
     if (++block->at_barrier == block->threads) block->at_barrier = 0, block->barrier_round++;
@@ -127,6 +78,63 @@ void arrive_at_cluster() {
 }
 void await_cluster() {
     while (meetings == block->fibers[current]->met) yield();
+}
+
+// 16 bits of every byte, which compilers multiply several at a time.
+static void widen(const unsigned char *bytes, int count, bool is_signed, int16_t *to) {
+    if (is_signed)
+        for (int i = 0; i < count; i++) to[i] = (signed char)bytes[i];
+    else
+        for (int i = 0; i < count; i++) to[i] = bytes[i];
+}
+
+static int product(const int16_t *a, const int16_t *b, int count) {
+    int sum = 0;
+    for (int i = 0; i < count; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+// Of the rows that a lane has sums of.
+static void widen_rows(const Message *all, int k, bool is_signed, int16_t (&rows)[2][32]) {
+    const int lane = current % LANES;
+    unsigned char bytes[32];
+    for (int i = 0; i < 2; i++) {
+        for (int n = 0; n < k; n += 4)
+            memcpy(bytes + n, &all[lane / 4 * 4 + n % 16 / 4].word[n / 16 * 2 + i], 4);
+        widen(bytes, k, is_signed, rows[i]);
+    }
+}
+
+void multiply(int *sum, const unsigned *a, const unsigned *b, int k, bool is_signed,
+              bool is_signed_b) {
+    Message mine = {};
+    memcpy(mine.word, a, k / 2);
+    memcpy(mine.word + 4, b, k / 4);
+    const Message *all = exchange(mine);
+    int16_t rows[2][32], column[32];
+    widen_rows(all, k, is_signed, rows);
+    for (int i = 0; i < 2; i++) {
+        unsigned char bytes[32];
+        for (int n = 0; n < k; n += 4)
+            memcpy(bytes + n, &all[(current % 4 * 2 + i) * 4 + n % 16 / 4].word[4 + n / 16], 4);
+        widen(bytes, k, is_signed_b, column);
+        for (int r = 0; r < 2; r++) sum[2 * r + i] += product(rows[r], column, k);
+    }
+}
+
+void multiply_rows(int *sum, int count, const unsigned (&a)[4], const unsigned char *columns,
+                   unsigned lead, unsigned stride, bool is_signed, bool is_signed_b) {
+    Message mine = {};
+    memcpy(mine.word, a, sizeof a);
+    int16_t rows[2][32], column[32];
+    widen_rows(exchange(mine), 32, is_signed, rows);
+    for (int i = 0; i < count; i++) {
+        if (i & 2) continue;
+        const unsigned char *own = columns + i / 4 * stride + (current % 4 * 2 + i % 2) * 16;
+        widen(own, 16, is_signed_b, column);
+        widen(own + lead, 16, is_signed_b, column + 16);
+        for (int r = 0; r < 2; r++) sum[i + 2 * r] += product(rows[r], column, 32);
+    }
 }
 
 static void enter() {

@@ -98,10 +98,7 @@ DEVICE int byte_at(unsigned word, int i, bool is_signed) {
 // Operands of mma as its documentation lays them out, k columns of 16 rows and of 8 columns.
 template <bool SIGNED, bool SIGNED_B = true>
 DEVICE void multiply(int (&sum)[4], const unsigned *a, const unsigned *b, int k) {
-    emulator::Message mine = {};
-    for (int i = 0; i < k / 8; i++) mine.word[i] = a[i];
-    for (int i = 0; i < k / 16; i++) mine.word[4 + i] = b[i];
-    emulator::add_products(sum, emulator::exchange(mine), k, SIGNED, SIGNED_B);
+    emulator::multiply(sum, a, b, k, SIGNED, SIGNED_B);
 }
 template <bool SIGNED>
 DEVICE void multiply_32(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -247,12 +244,10 @@ DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) {
 }
 template <bool SIGNED, bool SIGNED_B = true, int N>
 DEVICE void multiply_rows_of_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
-    emulator::Message mine = {};
-    for (int i = 0; i < 4; i++) mine.word[i] = a[i];
-    if (!more)
-        for (int &one : sum) one = 0;
-    emulator::add_rows(sum, N, emulator::exchange(mine), shared + (b & 0xFFFFF), b >> 20 & 0xFFFF,
-                       b >> 36, SIGNED, SIGNED_B);
+    const unsigned char *place = shared + (b & 0xFFFFF);
+    const unsigned lead = b >> 20 & 0xFFFF, stride = b >> 36;
+    if (!more) memset(sum, 0, sizeof sum);
+    emulator::multiply_rows(sum, N, a, place, lead, stride, SIGNED, SIGNED_B);
     __syncwarp();
 }
 template <int N>
