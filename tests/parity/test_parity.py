@@ -54,12 +54,17 @@ PARTS = {
     Opcode.FLASH_ATTN: 4,
     Opcode.FLASH_ATTN_BATCHED: 4,
     Opcode.MOE_GATE_TOPK: 3,
-    Opcode.MOE_GATE_UP: 2,
-    Opcode.MOE_DOWN_ACC: 2,
-    Opcode.SHARED_EXPERT: 2,
+    Opcode.MOE_GATE_UP: 4,
+    Opcode.MOE_DOWN_ACC: 4,
+    Opcode.SHARED_EXPERT: 3,
+    Opcode.LM_HEAD: 2,
+    Opcode.EMBED: 2,
+    Opcode.RMS_NORM_FUSED_QKV: 2,
+    Opcode.RMS_NORM_FUSED_MLP_GATE_UP: 2,
 }
 """Every n-th shape of an opcode, another one to begin with for each storage type: how stored values
-are read does not depend on windows, heads, experts and how many there are of them."""
+are read does not depend on windows, heads, experts and how many there are of them, nor on what
+stands before a product, all of which are swept as MATMUL."""
 COMPILED = ("opencl", "vulkan")
 """Tiers with kernels for each storage type and shape."""
 
@@ -67,7 +72,6 @@ LONGEST = (
     "moe_gate_topk-f32-2x16391x1",
     "sample-33x1000x64x9-masks-biases",
     "sample-17x1000x64x9",
-    "shared_expert-f16-9x1300x257",
     "flash_attn_batched-f32-widest-8x1x512",
     "log_probabilities-5x5000x20",
     "log_probabilities-17x1000x5",
@@ -193,6 +197,14 @@ def test_a_part_has_every_shape_and_every_storage_type() -> None:
         every, swept = ({PLACES[name][wanted] for name in names} for names in (SHAPES, SWEPT))
         assert swept == every
     assert len(SWEPT) < len(SHAPES)
+
+
+def test_a_part_reads_stored_values_of_every_type() -> None:
+    """One of its shapes at least is not the empty one."""
+    filled = {
+        name for name in SHAPES if all(SHAPES[name][0].sizes.get(n, 1) for n in ("tokens", "rows"))
+    }
+    assert {PLACES[name][:2] for name in SWEPT & filled} == {PLACES[name][:2] for name in SHAPES}
 
 
 def test_of_the_longest_no_kind_of_values_is_left_out() -> None:

@@ -25,7 +25,7 @@ from accel.packets.device_op import DeviceOp
 from accel.packets.few import FEW_FORMS, FEW_PRODUCT
 from accel.packets.planes import PLANES_FROM, TILED
 from accel.packets.rules import lower_graph
-from accel.packets.wide import WIDE_PRODUCT
+from accel.packets.wide import WIDE_PRODUCT, WIDE_PRODUCTS
 from accel.vulkan import program as program_module
 from accel.vulkan.api import Vulkan
 from accel.vulkan.build import Build, compiled, kernel_file
@@ -154,11 +154,18 @@ def agree(tier: VulkanTier) -> bool:
     return matrices_agree(runtime.queue, runtime.memory, runtime.program)
 
 
+@pytest.mark.parametrize(
+    "wide", [WIDE_PRODUCTS[1:], pytest.param(WIDE_PRODUCTS, marks=pytest.mark.soak)], ids=len
+)
 def test_a_device_is_asked_for_the_bits_of_packed_dots(
-    tier: VulkanTier, monkeypatch: pytest.MonkeyPatch
+    tier: VulkanTier, monkeypatch: pytest.MonkeyPatch, wide: tuple[str, ...]
 ) -> None:
+    """Wide tiles are narrow ones with more matrices, of which a processor's compiler takes twice as
+    long; tests of kernels have the bits of both."""
     with_units(monkeypatch)
+    monkeypatch.setattr("accel.kernels.products.WIDE_PRODUCTS", wide)
     assert agree(tier)
+    assert {*wide} <= {module.op for module, _ in tier._runtime.program._pipelines}
 
 
 def test_a_device_that_multiplies_wrong_is_noticed(
@@ -262,7 +269,13 @@ def test_steps_of_few_tokens_have_forms_of_their_own(open_vulkan: OpenTier) -> N
     assert not wanted & {*dots.forms(largest)}
 
 
-@pytest.mark.parametrize(("least", "product"), [(1, "matmul_wide"), (1 << 20, "matmul_narrow")])
+@pytest.mark.parametrize(
+    ("least", "product"),
+    [
+        pytest.param(1, "matmul_wide", marks=pytest.mark.soak),
+        (1 << 20, "matmul_narrow"),
+    ],
+)
 def test_steps_of_more_are_multiplied_in_wide_tiles(
     open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch, least: int, product: str
 ) -> None:
