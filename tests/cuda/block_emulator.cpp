@@ -80,6 +80,63 @@ void await_cluster() {
     while (meetings == block->fibers[current]->met) yield();
 }
 
+// 16 bits of every byte, which compilers multiply several at a time.
+static void widen(const unsigned char *bytes, int count, bool is_signed, int16_t *to) {
+    if (is_signed)
+        for (int i = 0; i < count; i++) to[i] = (signed char)bytes[i];
+    else
+        for (int i = 0; i < count; i++) to[i] = bytes[i];
+}
+
+static int product(const int16_t *a, const int16_t *b, int count) {
+    int sum = 0;
+    for (int i = 0; i < count; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+// Of the rows that a lane has sums of.
+static void widen_rows(const Message *all, int k, bool is_signed, int16_t (&rows)[2][32]) {
+    const int lane = current % LANES;
+    unsigned char bytes[32];
+    for (int i = 0; i < 2; i++) {
+        for (int n = 0; n < k; n += 4)
+            memcpy(bytes + n, &all[lane / 4 * 4 + n % 16 / 4].word[n / 16 * 2 + i], 4);
+        widen(bytes, k, is_signed, rows[i]);
+    }
+}
+
+void multiply(int *sum, const unsigned *a, const unsigned *b, int k, bool is_signed,
+              bool is_signed_b) {
+    Message mine = {};
+    memcpy(mine.word, a, k / 2);
+    memcpy(mine.word + 4, b, k / 4);
+    const Message *all = exchange(mine);
+    int16_t rows[2][32], column[32];
+    widen_rows(all, k, is_signed, rows);
+    for (int i = 0; i < 2; i++) {
+        unsigned char bytes[32];
+        for (int n = 0; n < k; n += 4)
+            memcpy(bytes + n, &all[(current % 4 * 2 + i) * 4 + n % 16 / 4].word[4 + n / 16], 4);
+        widen(bytes, k, is_signed_b, column);
+        for (int r = 0; r < 2; r++) sum[2 * r + i] += product(rows[r], column, k);
+    }
+}
+
+void multiply_rows(int *sum, int count, const unsigned (&a)[4], const unsigned char *columns,
+                   unsigned lead, unsigned stride, bool is_signed, bool is_signed_b) {
+    Message mine = {};
+    memcpy(mine.word, a, sizeof a);
+    int16_t rows[2][32], column[32];
+    widen_rows(exchange(mine), 32, is_signed, rows);
+    for (int i = 0; i < count; i++) {
+        if (i & 2) continue;
+        const unsigned char *own = columns + i / 4 * stride + (current % 4 * 2 + i % 2) * 16;
+        widen(own, 16, is_signed_b, column);
+        widen(own + lead, 16, is_signed_b, column + 16);
+        for (int r = 0; r < 2; r++) sum[i + 2 * r] += product(rows[r], column, 32);
+    }
+}
+
 static void enter() {
     for (;;) {
         body();

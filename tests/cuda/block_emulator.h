@@ -91,6 +91,13 @@ void part_barrier(unsigned threads);
 void arrive_at_cluster();
 void await_cluster();
 void publish(unsigned *place, unsigned word);
+// To four sums of a lane the products of its warp's 16 rows and 8 columns of k bytes.
+void multiply(int *sum, const unsigned *a, const unsigned *b, int k, bool is_signed,
+              bool is_signed_b);
+// The same of 32 bytes with count / 2 columns: 16 bytes of eight of them lie one after the other, the
+// next 16 `lead` bytes behind, the next eight columns `stride`.
+void multiply_rows(int *sum, int count, const unsigned (&a)[4], const unsigned char *columns,
+                   unsigned lead, unsigned stride, bool is_signed, bool is_signed_b);
 
 void run_blocks(unsigned blocks, unsigned threads, void (*kernel)());
 // Clusters from the last to the first, so that none has what one in front of it writes; the blocks of

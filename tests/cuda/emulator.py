@@ -7,6 +7,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from tests.needs import missing
 EMULATOR = Path(__file__).with_name("warp_emulator.h")
 BLOCKS = Path(__file__).with_name("block_emulator.cpp")
 OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-w")
+LINUX = sys.platform == "linux"
+# Most of linking is reading what libraries of the system define, of which kernels use little.
+LINKED = ("-shared", "-nodefaultlibs") if LINUX else ("-shared",)
+LIBRARIES = ("libstdc++.so.6", "libm.so.6") if LINUX else ()
 ENTRY = re.compile(
     r'extern "C" __global__ void\s+(?:__cluster_dims__\((?P<cluster>\w+)[^)]*\)\s+)?'
     r"(?:__launch_bounds__\([^)]*\)\s+)?(?P<entry>\w+)\((?P<parameters>[^)]*)\)"
@@ -60,7 +65,9 @@ def emulate(source: Source, folder: Path) -> Emulated:
         code.write_text(text, encoding="utf-8")
         once = _compiled_once(compiler, folder)
         blocks = str(once / BLOCKS.with_suffix(".o").name)
-        _compile(compiler, "-shared", f"-I{once}", str(code), blocks, to=library)
+        _compile(compiler, *LINKED, f"-I{once}", str(code), blocks, to=library)
+    for needed in LIBRARIES:
+        ctypes.CDLL(needed, ctypes.RTLD_GLOBAL)
     return Emulated(ctypes.CDLL(str(library)))
 
 
@@ -71,7 +78,8 @@ def _compiled_once(compiler: str, folder: Path) -> Path:
     header, blocks = once / EMULATOR.name, once / BLOCKS.with_suffix(".o").name
     if not header.exists():
         once.mkdir()
-        _compile(compiler, "-c", str(BLOCKS), to=blocks)
+        # What kernels call the most; options behind others count.
+        _compile(compiler, "-O3", "-c", str(BLOCKS), to=blocks)
         for one in EMULATOR.parent.glob("*_emulator.h"):
             shutil.copy(one, once)
         _compile(

@@ -98,20 +98,7 @@ DEVICE int byte_at(unsigned word, int i, bool is_signed) {
 // Operands of mma as its documentation lays them out, k columns of 16 rows and of 8 columns.
 template <bool SIGNED, bool SIGNED_B = true>
 DEVICE void multiply(int (&sum)[4], const unsigned *a, const unsigned *b, int k) {
-    emulator::Message mine = {};
-    for (int i = 0; i < k / 8; i++) mine.word[i] = a[i];
-    for (int i = 0; i < k / 16; i++) mine.word[4 + i] = b[i];
-    const emulator::Message *all = emulator::exchange(mine);
-    const int lane = emulator::current % 32;
-    for (int r = 0; r < 4; r++) {
-        const int row = lane / 4 + r / 2 * 8, column = lane % 4 * 2 + r % 2;
-        for (int n = 0; n < k; n++) {
-            const int t = n % 16 / 4, half = n / 16;
-            const unsigned x = all[row % 8 * 4 + t].word[half * 2 + row / 8];
-            const unsigned y = all[column * 4 + t].word[4 + half];
-            sum[r] += byte_at(x, n % 4, SIGNED) * byte_at(y, n % 4, SIGNED_B);
-        }
-    }
+    emulator::multiply(sum, a, b, k, SIGNED, SIGNED_B);
 }
 template <bool SIGNED>
 DEVICE void multiply_32(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -257,22 +244,10 @@ DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) {
 }
 template <bool SIGNED, bool SIGNED_B = true, int N>
 DEVICE void multiply_rows_of_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
-    emulator::Message mine = {};
-    for (int i = 0; i < 4; i++) mine.word[i] = a[i];
-    const emulator::Message *all = emulator::exchange(mine);
-    const int lane = emulator::current % 32;
     const unsigned char *place = shared + (b & 0xFFFFF);
     const unsigned lead = b >> 20 & 0xFFFF, stride = b >> 36;
-    for (int i = 0; i < N; i++) {
-        const int row = lane / 4 + i / 2 % 2 * 8, token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const unsigned char *own = place + token / 8 * stride + token % 8 * 16;
-        int total = more ? sum[i] : 0;
-        for (int n = 0; n < 32; n++) {
-            const unsigned x = all[row % 8 * 4 + n % 16 / 4].word[n / 16 * 2 + row / 8];
-            total += byte_at(x, n % 4, SIGNED) * byte_at(own[n / 16 * lead + n % 16], 0, SIGNED_B);
-        }
-        sum[i] = total;
-    }
+    if (!more) memset(sum, 0, sizeof sum);
+    emulator::multiply_rows(sum, N, a, place, lead, stride, SIGNED, SIGNED_B);
     __syncwarp();
 }
 template <int N>

@@ -41,6 +41,14 @@ FEW_STEPS = (1, 3)
 """Those where a processor plays a graphics card: 40 tokens take it seconds, and no memory."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_others_left_is_not_searched() -> None:
+    """Each case asks for a collection, which took ten times the case among what earlier modules
+    keep."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
     if way == "cpu":

@@ -20,10 +20,7 @@ from tests.simulation.controls import Break
 
 ON_MODEL = replace(SCHEDULER, context=96, requests=12, vocab=MODEL_VOCAB, model=True)
 MEMORY_ON_MODEL = replace(ON_MODEL, name="mem", features=MEMORY.features, recurrent=0.5)
-WANTED = (
-    ("preemptions", "prefix tokens_hit", "prefix restored", "faults"),
-    ("guesses right",),
-)
+WANTED = {"preemptions", "prefix tokens_hit", "prefix restored", "faults", "guesses right"}
 
 
 def seeds_with(profile: Profile, *wanted: str) -> Iterator[int]:
@@ -43,13 +40,19 @@ def counts(profile: Profile, seed: int) -> Counter[str]:
     return play_seed(replace(profile, model=False), seed).counts
 
 
-@pytest.mark.parametrize("profile", [ON_MODEL, MEMORY_ON_MODEL], ids=["sched", "mem"])
-def test_every_request_gets_its_solo_run(profile: Profile) -> None:
-    """In the first schedule of each sort; one may be the first of several."""
-    for seed in sorted({next(seeds_with(profile, *wanted)) for wanted in WANTED}):
+@pytest.mark.parametrize(
+    ("profile", "seeds"),
+    [(ON_MODEL, (8, 255)), (MEMORY_ON_MODEL, (255, 363))],
+    ids=["sched", "mem"],
+)
+def test_every_request_gets_its_solo_run(profile: Profile, seeds: tuple[int, ...]) -> None:
+    """In schedules during which everything happens that could change a bit."""
+    happened: Counter[str] = Counter()
+    for seed in seeds:
         outcome = play_seed(profile, seed)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
-        assert outcome.counts["steps"] > 0
+        happened += outcome.counts
+    assert happened.keys() >= WANTED, "these seeds no longer do: choose others"
 
 
 @pytest.mark.soak
