@@ -24,7 +24,7 @@ from tests.needs import need_device
 STEPS = 240
 WAVE = 190
 """The crowd grows and shrinks once; what lowers again does it with the first step of a form."""
-EMULATED_STEPS = 40
+EMULATED_STEPS = 34
 """Where a processor plays the device, a step takes twenty times as long. The crowd is quicker."""
 LONG = pytest.mark.soak, pytest.mark.timeout(3600)
 LIMITS = Limits(slots=16, context=64, pages=64, step_tokens=48, step_rows=16)

@@ -54,7 +54,7 @@ PROOF = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-FEWER = settings(PROOF, max_examples=3)
+FEWER = settings(PROOF, max_examples=2)
 """Where the bench is emulated."""
 LONG = settings(PROOF, max_examples=200, derandomize=False)
 """Others every time."""

@@ -166,12 +166,10 @@ PAGES_AND_SLOTS = frozenset(list(CASES)[:8]) - {"q4_k_m-f16-1", "q4_k_m-q8_0-4"}
 """What one model's pages take is the same arithmetic on every device that has its own memory."""
 BANKED = ("q4_k_m", "q5_1", "q6_k", "q8_0", "f16")
 """Weights of formats in SOME; memory of their own is of all formats alike."""
-ELSEWHERE = {
-    "vulkan": frozenset(list(FAMILY_CASES)[::2]),
-    "vulkan-own": frozenset(list(FAMILY_CASES)[1::2]),
-}
-"""Families that the other of two ways has: what a family holds, and whose memory that is, are
-counted apart."""
+DIVIDED = [case for case in CASES if case not in PAGES_AND_SLOTS]
+ELSEWHERE = {"vulkan": frozenset(DIVIDED[::2]), "vulkan-own": frozenset(DIVIDED[1::2])}
+"""Models that the other of two ways has: what a model holds, and whose memory that is, are counted
+apart."""
 COMBINED = [
     pytest.param(way, case, id=f"{way}-{case}")
     for way in WAYS

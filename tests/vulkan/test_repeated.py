@@ -120,7 +120,8 @@ def test_parts_of_several_tiles(
     """Spans, where the context has more tiles than there are parts."""
     monkeypatch.setattr(vulkan_tier, "PARTS", 16)
     sizes = {"layers": 1, "hidden": 256, "feed_forward": 256, "vocab": 320}
-    model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES["norms"]))
+    sizes |= {"heads": 2, "kv_heads": 1, "head_dim": 64}
+    model = open_model(synthetic_model(architecture="qwen3", quant="q4_k_m", **sizes))
     stops = {1022: 4}
     expected = decoded(CpuTier(), model, 1152, stops)
     got = decoded(open_vulkan(), model, 1152, stops)
