@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,19 +45,10 @@ def test_every_module_was_built_from_the_text_of_now() -> None:
     assert files == {DIGESTS, *(f"{name}.zrt" for name in known)}
 
 
-def one_of_each() -> list[Build]:
-    """Of each op, the last of its formats, which has packed dots where the op uses them."""
-    return [*{build.module.op: build for build in builds()}.values()]
-
-
-@pytest.mark.parametrize(
-    "chosen", [one_of_each, pytest.param(builds, marks=pytest.mark.soak)], ids=["some", "all"]
-)
-def test_building_again_gives_the_same_files(chosen: Callable[[], Iterable[Build]]) -> None:
-    """Byte for byte with the compiler they were made with; with another one they compile. That all
-    were made from the text of now is told by digests."""
+def test_building_again_gives_the_same_files() -> None:
+    """Byte for byte with the compiler they were made with; with another one they compile."""
     same = need_compiler() == read_digests(FOLDER).compiler
-    for build in chosen():
+    for build in builds():
         made = kernel_file(build, finished(build, glslang().compile(build.text)))
         assert not same or made == (FOLDER / f"{build.name}.zrt").read_bytes(), build.name
 
