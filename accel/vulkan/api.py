@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from importlib import resources
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -131,15 +129,11 @@ OUT_OF_MEMORY = (
 """Errors that mean: what was asked for cannot be had."""
 
 
-@functools.cache
 def _declared() -> Any:
     try:
-        import cffi
+        from accel.vulkan.bindings import ffi
     except ImportError as error:
         raise TierUnavailable(TIER, f"cffi cannot be imported ({error})", EXTRA_HINT) from None
-    ffi = cffi.FFI()
-    for header in ("declarations.h", "matrices.h"):
-        ffi.cdef(resources.files("accel.vulkan").joinpath(header).read_text("utf-8"))
     return ffi
 
 

@@ -1,4 +1,5 @@
-"""Makes ``declarations.h`` from Vulkan's own header: what this tier calls, and what that needs.
+"""Makes ``declarations.h`` from Vulkan's own header: what this tier calls, and what that needs; and
+``bindings.py`` of it and ``matrices.h``, which cffi loads without a parser for C.
 
 python -m accel.vulkan.declare /usr/include/vulkan/vulkan_core.h
 """
@@ -7,7 +8,14 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from pathlib import Path
+
+import cffi
+
+FOLDER = Path(__file__).parent
+HEADERS = ("declarations.h", "matrices.h")
+BINDINGS = "bindings.py"
 
 FUNCTIONS = (
     *("CreateInstance", "DestroyInstance", "EnumerateInstanceVersion"),
@@ -163,10 +171,22 @@ def _structure_types(header: Header, lines: list[str]) -> list[str]:
     return found
 
 
+def bindings() -> str:
+    """The text of the module whose ``ffi`` knows what the headers beside this file declare."""
+    ffi = cffi.FFI()
+    for header in HEADERS:
+        ffi.cdef((FOLDER / header).read_text("utf-8"))
+    ffi.set_source("accel.vulkan.bindings", None)
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, BINDINGS)
+        ffi.emit_python_code(str(made))
+        return made.read_text("utf-8")
+
+
 def main(path: str) -> None:
-    """Write ``declarations.h`` beside this file."""
-    text = declarations(Header(Path(path).read_text()))
-    Path(__file__).with_name("declarations.h").write_text(text)
+    """Write ``declarations.h`` and ``bindings.py`` beside this file."""
+    (FOLDER / HEADERS[0]).write_text(declarations(Header(Path(path).read_text())), "utf-8")
+    (FOLDER / BINDINGS).write_text(bindings(), "utf-8")
 
 
 if __name__ == "__main__":

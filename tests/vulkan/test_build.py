@@ -22,7 +22,7 @@ from accel.vulkan.build import (
     kernel_file,
 )
 from accel.vulkan.compiler import INSTALL_HINT
-from accel.vulkan.declare import Header, declarations
+from accel.vulkan.declare import BINDINGS, HEADERS, Header, bindings, declarations
 from accel.vulkan.spirv import exact
 from tests.kernels.glslang import glslang
 from tests.needs import missing
@@ -81,9 +81,13 @@ def test_declarations_are_those_of_the_header() -> None:
     if not HEADER.is_file():
         missing(f"{HEADER} is not there", "apt install libvulkan-dev")
     made = declarations(Header(HEADER.read_text()))
-    kept = Path(build_module.__file__).with_name("declarations.h").read_text()
+    kept = Path(build_module.__file__).with_name(HEADERS[0]).read_text()
     versions = [text.splitlines()[0] for text in (made, kept)]
     assert made == kept or versions[0] != versions[1]
+
+
+def test_bindings_are_those_of_the_declarations() -> None:
+    assert bindings() == Path(build_module.__file__).with_name(BINDINGS).read_text()
 
 
 def test_products_of_quantized_matrices_have_packed_dots() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from accel.kernels.judging import ALL_NATIVE, kernels_of
-from accel.vulkan import api as api_module
 from accel.vulkan.api import Vulkan, load_vulkan
 from accel.vulkan.device import FEATURES_12, Device, Instance, Kind
 from accel.vulkan.report import device_lines
@@ -33,12 +32,10 @@ def refused(library: Vulkan, device: str = "") -> TierUnavailable:
 
 
 def test_without_cffi_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cffi", None)
-    api_module._declared.cache_clear()
+    monkeypatch.delitem(sys.modules, "accel.vulkan.bindings", raising=False)
+    monkeypatch.setitem(sys.modules, "_cffi_backend", None)
     with pytest.raises(TierUnavailable, match=r"pip install 'zinc-rt\[vulkan\]'"):
         load_vulkan()
-    monkeypatch.undo()
-    api_module._declared.cache_clear()
 
 
 def test_without_a_loader_what_to_install_is_said() -> None:
