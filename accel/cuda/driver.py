@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -96,6 +98,19 @@ class Context:
         self._driver.call("cuCtxSetCurrent", self._handle)
         return self._driver.call(function, *arguments)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Calls of a finalizer. It may run between the two calls of ``call`` of another context,
+        wherever the collector of garbage starts, so that one is current again behind them."""
+        if self.closed:
+            yield
+            return
+        self._driver.call("cuCtxPushCurrent", self._handle)
+        try:
+            yield
+        finally:
+            self._driver.call("cuCtxPopCurrent")
+
     def reach(self, other: Context) -> None:
         """Let kernels use the memory of a context on another device. Raises CudaError."""
         self.call("cuCtxEnablePeerAccess", other._handle, 0)
@@ -124,4 +139,5 @@ class Handle:
 
 def _destroy(context: Context, value: Any, destroy: str) -> None:
     if not context.closed:
-        context.call(destroy, value)
+        with context.aside():
+            context.call(destroy, value)

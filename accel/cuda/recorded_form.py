@@ -104,5 +104,6 @@ def _shape(runtime: Runtime, launch: PlannedLaunch) -> LaunchShape:
 
 def _give_back(memory: Memory, allocations: list[Allocation]) -> None:
     if not memory.context.closed:
-        for allocation in allocations:
-            memory.free(allocation)
+        with memory.context.aside():
+            for allocation in allocations:
+                memory.free(allocation)

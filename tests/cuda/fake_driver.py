@@ -9,7 +9,9 @@ KERNELS says of its name; what it is compiled from is not looked at. It proves t
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
 from collections.abc import Callable
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,6 +70,8 @@ class FakeDriver:
         self.attributes = {**ATTRIBUTES, **attributes}
         self.devices = 1
         self.current = FakeContext()
+        self.covered: dict[int, list[FakeContext]] = defaultdict(list)
+        """By contexts that each thread made current for a while."""
         self.calls: list[str] = []
         self.launched: list[tuple[str, list[Any]]] = []
         self.kernels = dict(KERNELS)
@@ -124,6 +128,15 @@ class FakeDriver:
     def cuCtxSetCurrent(self, context: FakeContext) -> tuple[Any, ...]:
         self.current = context
         return (SUCCESS,)
+
+    def cuCtxPushCurrent(self, context: FakeContext) -> tuple[Any, ...]:
+        self.covered[get_ident()].append(self.current)
+        self.current = context
+        return (SUCCESS,)
+
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+        popped, self.current = self.current, self.covered[get_ident()].pop()
+        return SUCCESS, popped
 
     def cuCtxDestroy(self, context: FakeContext) -> tuple[Any, ...]:
         if self.faulted:
@@ -295,7 +308,10 @@ class FakeDriver:
         assert any(a <= address and address + nbytes <= a + len(b) for a, b in blocks), "not ours"
 
 
-CONTEXTLESS = {"cuInit", "cuDriverGetVersion", "cuCtxCreate", "cuCtxSetCurrent", "cuCtxDestroy"}
+CONTEXTLESS = {
+    *("cuInit", "cuDriverGetVersion", "cuCtxCreate", "cuCtxDestroy"),
+    *("cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"),
+}
 
 
 def _self_test(driver: FakeDriver, scratch: int, inputs: int, argument: int) -> None:
