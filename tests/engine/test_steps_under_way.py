@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -148,7 +149,8 @@ def test_no_call_inside_a_step_swallows_an_interrupt(tiny_model_path: Path) -> N
 
 
 def _calls_of(function: Callable[[], object], interrupted_at: int = -1) -> int:
-    """How many Python functions run; the one of that number raises KeyboardInterrupt."""
+    """How many Python functions run; the one of that number raises KeyboardInterrupt. Finalizers of
+    garbage, which may run anywhere and from which nothing is raised, wait meanwhile."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> None:
@@ -160,11 +162,13 @@ def _calls_of(function: Callable[[], object], interrupted_at: int = -1) -> int:
                 raise KeyboardInterrupt
 
     before = sys.gettrace()
+    gc.disable()
     sys.settrace(trace)
     try:
         function()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 
