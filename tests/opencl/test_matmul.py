@@ -209,7 +209,7 @@ def in_blocks(products: Products, number: int, most: int) -> tuple[DType, int]:
     return dtype, dtype.block_elements * max(1, most // dtype.block_elements)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(shape=shapes())
 @example(shape=(4, 33, 1536, 100, 2, 1))
 def test_product_equals_definition(products: Products, shape) -> None:

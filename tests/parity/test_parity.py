@@ -64,7 +64,7 @@ PARTS = {
 }
 """Every n-th shape of an opcode, another one to begin with for each storage type: how stored values
 are read does not depend on windows, heads, experts and how many there are of them, nor on what
-stands before a product, all of which are swept as MATMUL."""
+stands before or behind a product. Of MATMUL all are swept."""
 COMPILED = ("opencl", "vulkan")
 """Tiers with kernels for each storage type and shape."""
 
