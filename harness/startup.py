@@ -37,8 +37,11 @@ def keep_interrupts() -> None:
 
     One that meets a finalizer or the callback of a weak reference, of which every import runs some,
     is reported as unraisable and forgotten, and the program goes on. The interrupt comes again a
-    moment later, until it meets code that an exception can leave.
+    moment later, until it meets code that an exception can leave. Not on Windows, where no signal
+    can be sent to a thread.
     """
+    if sys.platform == "win32":
+        return
     report = sys.unraisablehook
 
     def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -98,16 +97,20 @@ class Context:
         self._driver.call("cuCtxSetCurrent", self._handle)
         return self._driver.call(function, *arguments)
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Calls of a finalizer. It may run between the two calls of ``call`` of another context,
-        wherever the collector of garbage starts, so that one is current again behind them."""
+    def when_gone(self, owner: object, function: Callable[..., object], *arguments: Any) -> None:
+        """``function(*arguments)`` once nobody holds ``owner``, if the context is still there.
+
+        The collector of garbage may run that between the two calls of another context's ``call``,
+        so that one is current again behind it.
+        """
+        weakref.finalize(owner, self._aside, function, *arguments)
+
+    def _aside(self, function: Callable[..., object], *arguments: Any) -> None:
         if self.closed:
-            yield
             return
         self._driver.call("cuCtxPushCurrent", self._handle)
         try:
-            yield
+            function(*arguments)
         finally:
             self._driver.call("cuCtxPopCurrent")
 
@@ -134,10 +137,4 @@ class Handle:
 
     def __init__(self, context: Context, value: Any, destroy: str) -> None:
         self.value = value
-        weakref.finalize(self, _destroy, context, value, destroy)
-
-
-def _destroy(context: Context, value: Any, destroy: str) -> None:
-    if not context.closed:
-        with context.aside():
-            context.call(destroy, value)
+        context.when_gone(self, context.call, destroy, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +61,7 @@ def recorded_form(
         runtime.graphs,
         [theirs for theirs, _ in peers],
     )
-    weakref.finalize(recording, _give_back, memory, bound.kept)
+    memory.context.when_gone(recording, _give_back, memory, bound.kept)
     if short is None:
         return RecordedForm(recording, None)
     found = ShortRecordings(
@@ -103,7 +102,5 @@ def _shape(runtime: Runtime, launch: PlannedLaunch) -> LaunchShape:
 
 
 def _give_back(memory: Memory, allocations: list[Allocation]) -> None:
-    if not memory.context.closed:
-        with memory.context.aside():
-            for allocation in allocations:
-                memory.free(allocation)
+    for allocation in allocations:
+        memory.free(allocation)
