@@ -72,9 +72,10 @@ class Compiler:
         return value
 
     def _bytes(self, program: Any, what: str) -> bytes:
-        data: bytes = b" " * self._made(getattr(self._nvrtc, f"nvrtcGet{what}Size")(program))
+        # NVRTC writes here: never bytes, of which Python has each of length one only once.
+        data = bytearray(self._made(getattr(self._nvrtc, f"nvrtcGet{what}Size")(program)))
         getattr(self._nvrtc, f"nvrtcGet{what}")(program, data)
-        return data
+        return bytes(data)
 
     def _text(self, program: Any, what: str) -> str:
         return self._bytes(program, what).rstrip(b"\0").decode(errors="replace")

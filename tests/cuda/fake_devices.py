@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock, local
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,6 @@ class FakeDevices(FakeDriver):
     """``count`` devices that reach each other, but for those ``apart``: pairs of numbers."""
 
     def __init__(self, count: int = 2, **attributes: int) -> None:
-        self._thread = local()
         super().__init__(**attributes)
         self.devices = count
         self.apart: set[tuple[int, int]] = set()
@@ -93,15 +92,6 @@ class FakeDevices(FakeDriver):
         self.gathers = 0
         self.broken: tuple[FakeContext, Callable[[], None]] | None = None
         """A context, and what happens there instead of a gather."""
-
-    @property
-    def current(self) -> FakeContext:
-        """Each thread has its own."""
-        return self._thread.__dict__.setdefault("context", self._first)
-
-    @current.setter
-    def current(self, context: FakeContext) -> None:
-        self._thread.context = self._first = context
 
     def new_context(self, device: int) -> FakeContext:
         made = DeviceContext(device=device)

@@ -9,9 +9,8 @@ KERNELS says of its name; what it is compiled from is not looked at. It proves t
 from __future__ import annotations
 
 import ctypes
-from collections import defaultdict
 from collections.abc import Callable
-from threading import get_ident
+from threading import local
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,9 +68,7 @@ class FakeDriver:
         self.version = version
         self.attributes = {**ATTRIBUTES, **attributes}
         self.devices = 1
-        self.current = FakeContext()
-        self.covered: dict[int, list[FakeContext]] = defaultdict(list)
-        """By contexts that each thread made current for a while."""
+        self._thread = _Thread()
         self.calls: list[str] = []
         self.launched: list[tuple[str, list[Any]]] = []
         self.kernels = dict(KERNELS)
@@ -93,6 +90,15 @@ class FakeDriver:
             if needs and self.current.error:
                 return lambda *_: (self.current.error,)
         return value
+
+    @property
+    def current(self) -> FakeContext:
+        """That of the thread that asks: it has none until it chooses one."""
+        return self._thread.current
+
+    @current.setter
+    def current(self, context: FakeContext) -> None:
+        self._thread.current = context
 
     def cuInit(self, flags: int) -> tuple[Any, ...]:
         return (SUCCESS if self.devices else CUresult.CUDA_ERROR_NO_DEVICE,)
@@ -130,12 +136,12 @@ class FakeDriver:
         return (SUCCESS,)
 
     def cuCtxPushCurrent(self, context: FakeContext) -> tuple[Any, ...]:
-        self.covered[get_ident()].append(self.current)
+        self._thread.covered.append(self.current)
         self.current = context
         return (SUCCESS,)
 
     def cuCtxPopCurrent(self) -> tuple[Any, ...]:
-        popped, self.current = self.current, self.covered[get_ident()].pop()
+        popped, self.current = self.current, self._thread.covered.pop()
         return SUCCESS, popped
 
     def cuCtxDestroy(self, context: FakeContext) -> tuple[Any, ...]:
@@ -306,6 +312,14 @@ class FakeDriver:
     def _on_device(self, address: int, nbytes: int) -> None:
         blocks = self.current.memory.items()
         assert any(a <= address and address + nbytes <= a + len(b) for a, b in blocks), "not ours"
+
+
+class _Thread(local):
+    """A thread's stack of contexts."""
+
+    def __init__(self) -> None:
+        self.current = FakeContext(destroyed=True)
+        self.covered: list[FakeContext] = []
 
 
 CONTEXTLESS = {

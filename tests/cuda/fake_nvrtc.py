@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ class FakeNvrtc:
         self.version = version
         self.compiled: list[str] = []
         self.refuse = b"\0"
+        self.log = b"error: no, no"
 
     def nvrtcVersion(self) -> tuple[Any, ...]:
         return SUCCESS, *self.version
@@ -33,16 +33,22 @@ class FakeNvrtc:
     def nvrtcGetCUBINSize(self, program: Any) -> tuple[Any, ...]:
         return SUCCESS, len(program.code)
 
-    def nvrtcGetCUBIN(self, program: Any, target: bytes) -> tuple[Any, ...]:
-        ctypes.memmove(target, program.code, len(program.code))
+    def nvrtcGetCUBIN(self, program: Any, target: bytearray) -> tuple[Any, ...]:
+        _write(target, program.code)
         return (SUCCESS,)
 
     def nvrtcGetProgramLogSize(self, program: Any) -> tuple[Any, ...]:
-        return SUCCESS, 13
+        return SUCCESS, len(self.log) + 1
 
-    def nvrtcGetProgramLog(self, program: Any, target: bytes) -> tuple[Any, ...]:
-        ctypes.memmove(target, b"error: no, no\0"[:13], 13)
+    def nvrtcGetProgramLog(self, program: Any, target: bytearray) -> tuple[Any, ...]:
+        _write(target, self.log + b"\0")
         return (SUCCESS,)
 
     def nvrtcDestroyProgram(self, program: Any) -> tuple[Any, ...]:
         return (SUCCESS,)
+
+
+def _write(target: bytearray, data: bytes) -> None:
+    """As NVRTC does through a pointer, which would change even what Python shares."""
+    assert isinstance(target, bytearray), f"{type(target).__name__} is written to"
+    target[:] = data

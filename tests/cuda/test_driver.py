@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from accel.cuda.driver import Context, Driver, Handle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from accel.cuda.driver import Context, CudaError, Driver, Handle
 from tests.cuda.fake_driver import FakeDriver
 
 
@@ -31,6 +35,25 @@ def test_a_finalizer_leaves_the_context_of_a_call_current() -> None:
     assert "cuEventDestroy" in fake.calls
     assert address in fake.current.memory
     second.call("cuMemFree", address)
+
+
+def test_each_thread_has_its_own_context() -> None:
+    """What one makes current for a while is not what a call of another thread is in."""
+    fake = FakeDriver()
+    driver = Driver(fake)
+    first, second = Context(driver, 0), Context(driver, 0)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(first.call, "cuStreamCreate", 0).result()
+        address = driver.call("cuMemAlloc", 256)
+        assert other.submit(lambda: address in fake.current.memory).result() is False
+    second.call("cuMemFree", address)
+
+
+def test_a_thread_has_no_context_until_it_chooses_one() -> None:
+    driver = Driver(FakeDriver())
+    Context(driver, 0)
+    with ThreadPoolExecutor(1) as other, pytest.raises(CudaError, match="INVALID_CONTEXT"):
+        other.submit(driver.call, "cuMemAlloc", 256).result()
 
 
 def test_a_finalizer_of_a_closed_context_calls_nothing() -> None:

@@ -85,9 +85,9 @@ def built_by_nvrtc(text: str, architecture: str) -> str:
     try:
         nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = b" " * size
+        log = bytearray(size)
         nvrtc.nvrtcGetProgramLog(program, log)
-        return log.decode().strip("\0 ")
+        return log.decode().strip("\0")
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
