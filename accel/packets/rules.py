@@ -13,6 +13,7 @@ from accel.packets.rules_recurrent import RECURRENT_RULES
 from accel.packets.step import Step
 from contract.arithmetic import SPAN
 from contract.errors import UnsupportedOp
+from contract.ir.early_rows import early_rows
 from contract.ir.expand import EXPANSIONS, expand
 from contract.ir.nodes import Graph, Node
 from contract.opcodes import Opcode
@@ -35,10 +36,10 @@ def lower_graph(
     """The ops of ``graph`` for steps of ``form`` on ``tier``; row reductions are cut in ``parts``,
     and so is the context of attention of at most ``split_tokens`` tokens.
 
-    Fused opcodes without a rule are written out first. Raises UnsupportedOp for an opcode that is
-    not in OPCODES and for sizes no op has room for.
+    Output rows are picked early, and fused opcodes without a rule written out first. Raises
+    UnsupportedOp for an opcode that is not in OPCODES and for sizes no op has room for.
     """
-    graph = expand(graph, frozenset(RULES))
+    graph = expand(early_rows(graph, form), frozenset(RULES))
     missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
     if missing:
         raise UnsupportedOp(tier, missing)

@@ -17,6 +17,7 @@ from contract.ir.analysis import (
     weight_storage,
 )
 from contract.ir.cost import Cost, graph_cost
+from contract.ir.early_rows import early_rows
 from contract.ir.export import cost_fields, to_document
 from contract.ir.nodes import Graph
 from contract.ir.scratch import plan_scratch
@@ -95,7 +96,8 @@ def _decode(graph: Graph, context: int) -> dict[str, Any]:
 def _prefill(graph: Graph, context: int) -> dict[str, Any]:
     """A prompt from position 0: its tokens attend half of it in the mean; one row of logits."""
     tokens = min(PROMPT_TOKENS, context)
-    work = graph_cost(graph, ShapeKey(tokens, 1), (tokens + 1) // 2)
+    key = ShapeKey(tokens, 1)
+    work = graph_cost(early_rows(graph, key), key, (tokens + 1) // 2)
     return {"tokens": tokens, "flops": work.flops, "flops_per_token": work.flops // tokens}
 
 

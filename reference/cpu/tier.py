@@ -22,6 +22,7 @@ from contract.closing import Closing
 from contract.dtypes import BF16, F16, F32, I12, I32, DType, StorageClass
 from contract.errors import CodecError, OutOfMemory, UnsupportedOp
 from contract.footprint import Footprint, owns_upload
+from contract.ir.early_rows import early_rows
 from contract.ir.graph import BufferDecl, BufferKind, Graph, Node, View
 from contract.ir.inputs import InputCopy, InputLayout, InputRows, step_of
 from contract.ir.scratch import ScratchPlan, buffer_bytes, concrete_shape, plan_scratch
@@ -152,12 +153,13 @@ class CpuTier(Closing):
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
         _check_opcodes(graph)
+        graph = self._as_run(graph, largest)
         return cpu_footprint(graph, largest, frozenset(self._fast), self.threads)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the arena as large as the largest step needs; lowered steps take nothing here."""
         _check_opcodes(graph)
-        self._grow_arena(plan_scratch(graph, largest).nbytes)
+        self._grow_arena(plan_scratch(self._as_run(graph, largest), largest).nbytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CpuBuffer:
         """Zeroed host memory. Raises OutOfMemory naming the buffer."""
@@ -212,6 +214,7 @@ class CpuTier(Closing):
         """Memory for steps of ``form``. Raises UnsupportedOp for a missing opcode and OutOfMemory
         when its scratch buffers do not fit."""
         _check_opcodes(graph)
+        graph = self._as_run(graph, form)
         plan = plan_scratch(graph, form)
         self._grow_arena(plan.nbytes)
         if self._inputs.data.nbytes < inputs.nbytes:
@@ -247,6 +250,10 @@ class CpuTier(Closing):
     def close(self) -> None:
         """Drop all buffers."""
         self._buffers.clear()
+
+    def _as_run(self, graph: Graph, form: ShapeKey) -> Graph:
+        """Definitions run a graph as it was written, so that they are the oracle of this, too."""
+        return early_rows(graph, form) if self._fast else graph
 
     def _grow_arena(self, nbytes: int) -> None:
         if self._arena.nbytes < nbytes:

@@ -15,6 +15,7 @@ from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.amd.conftest import DRIVERS, OpenTier
+from tests.few_rows import assert_definitions
 from tests.opencl.test_model import REQUESTS, assert_same, generate
 
 SHORT = (
@@ -39,6 +40,11 @@ def test_logits_and_tokens_are_the_cpu_tiers(
     model = open_model(tiny_model_path)
     expected = generate(model, CpuTier(), requests)
     assert_same(expected, generate(model, open_amd(tier=DRIVERS[driver]), requests))
+
+
+def test_steps_of_few_rows_are_the_definitions(open_amd: OpenTier, tiny_model_path: Path) -> None:
+    """Rows are picked in the last layer: some, none, and those of the middle of a chunk."""
+    assert_definitions(open_model(tiny_model_path), open_amd())
 
 
 @pytest.mark.parametrize("driver", ["amdkfd", pytest.param("user queues", marks=pytest.mark.soak)])

@@ -20,6 +20,7 @@ from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from accel.packets.step import Op, Tensor
+from contract.ir.early_rows import early_rows
 from contract.ir.graph import Graph
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferDecl, BufferKind
@@ -40,7 +41,8 @@ NOWHERE = 1
 
 @dataclass
 class RecordedModel:
-    """``graph`` of ``model`` with memory for each of its buffers in steps of ``key``."""
+    """``graph`` of ``model``, as it is lowered for steps of ``key``, with memory for each of its
+    buffers in them."""
 
     model: Model
     limits: Limits
@@ -50,7 +52,7 @@ class RecordedModel:
     arrays: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.graph = self.model.graph(self.limits)
+        self.graph = early_rows(self.model.graph(self.limits), self.key)
         tier = CpuTier()
         for decl in self.graph.buffers.values():
             if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):

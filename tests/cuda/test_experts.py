@@ -57,7 +57,7 @@ def recorded(name: str, folder: Path, key: ShapeKey, quant: str) -> RecordedMode
     path = folder / f"experts-{name}-{quant}.gguf"
     if not path.exists():
         write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
-    limits = Limits(2, 96, 12, I12, step_tokens=72, step_rows=4)
+    limits = Limits(2, 96, 12, I12, step_tokens=72, step_rows=24)
     return RecordedModel(open_model(path), limits, key)
 
 
@@ -120,8 +120,8 @@ def test_tokens_that_share_experts(
     name: str, quant: str, tokens: int, most: int, folder: Path
 ) -> None:
     """One to several chunks of an expert, full ones and others; more of them than one block of the
-    router takes."""
-    key, form = ShapeKey(tokens, 1), ShapeKey(most, 2)
+    router takes. So many rows are read that none are picked in front of it."""
+    key, form = ShapeKey(tokens, tokens // 3), ShapeKey(most, most // 3)
     steps = TunedSteps(recorded(name, folder, key, quant), form, DEVICE, ROUTED, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [FIVE]
     positions = [i // 2 for i in range(tokens)]

@@ -12,6 +12,7 @@ from contract.types import Request
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
+from tests.few_rows import assert_definitions
 from tests.kernels.processor import cpu_device
 from tests.opencl.test_model import SHORT, assert_same, generate
 from tests.opencl.work_groups import work_group_tier
@@ -38,3 +39,12 @@ def test_a_model_gives_the_same_bits(
     expected = generate(model, CpuTier(), requests, I12)
     with work_group_tier(cpu_device(), kernel_cache, shared_addresses=shared) as tier:
         assert_same(expected, generate(model, tier, requests, I12))
+
+
+def test_steps_of_few_rows_are_the_definitions(
+    synthetic_model: SyntheticModel, kernel_cache: Path
+) -> None:
+    """Rows are picked in the last layer: some, none, and those of the middle of a chunk."""
+    model = open_model(synthetic_model(quant="q8_0"))
+    with work_group_tier(cpu_device(), kernel_cache) as tier:
+        assert_definitions(model, tier, I12)

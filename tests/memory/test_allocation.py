@@ -89,10 +89,11 @@ def plan_on(model: Model, tier: Tier, limits: Limits) -> tuple[MemoryPlan, Footp
     return plan_memory(graph, limits, footprint, tier.info.host_unified), footprint
 
 
-def step_of(tokens: int, limits: Limits) -> StepInput:
-    """The first tokens of slot 0, whose last row is wanted; they differ, so that experts do."""
+def step_of(tokens: int, limits: Limits, first: int = 0) -> StepInput:
+    """Tokens from ``first`` on at the begin of slot 0, whose last row is wanted; they differ, so
+    that experts do."""
     query = np.zeros(tokens, QUERY_TOKEN)
-    query["token"] = np.arange(tokens)
+    query["token"] = first + np.arange(tokens)
     query["position"] = np.arange(tokens)
     pages = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
     return StepInput(
@@ -119,6 +120,9 @@ def measure(model: Model, tier: Tier, limits: Limits, trace: bool = False) -> tu
             runner.prepare()
             for tokens in FEW_STEPS if isinstance(tier, VulkanTier) else STEPS:
                 runner.step(step_of(tokens, limits))
+            if isinstance(tier, CpuTier) and model.config.experts is not None:
+                for token in range(ROWS_FOR_EXPERTS):
+                    runner.step(step_of(1, limits, token))
             gc.collect()
             return tier.allocated_bytes - before, tracemalloc.get_traced_memory()[0]
     finally:
@@ -132,7 +136,10 @@ DENSE = [
     ({"architecture": "qwen2", "quant": "f16"}, F16, 1),
 ]
 EXPERTS = {"count": 6, "used": 2, "width": 88}
-"""Few enough for the first step to use all of them; widths of no whole 16 rows."""
+"""Few enough for the first step to use all of them, but in the last layer, which computes rows;
+widths of no whole 16 rows."""
+ROWS_FOR_EXPERTS = 12
+"""With which the last layer has used all of them."""
 FAMILY_CASES = {
     "qwen3moe": ("q4_k_m", F16, 4),
     "qwen35": ("q8_0", Q8_0, 4),

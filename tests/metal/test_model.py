@@ -18,6 +18,7 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.amd.test_model import SHORT
 from tests.families_table import FAMILIES
+from tests.few_rows import assert_definitions
 from tests.metal.conftest import OpenTier
 from tests.opencl.test_families import MODELS, TRACED, WORKLOAD
 from tests.opencl.test_model import REQUESTS, assert_same, compare, generate
@@ -48,6 +49,11 @@ def test_cut_steps_and_weights_read_where_they_are(
     tier = open_metal()
     expected = generate(model, CpuTier(), SHORT)
     assert_same(expected, generate(model, tier, SHORT))
+
+
+def test_steps_of_few_rows_are_the_definitions(open_metal: OpenTier, tiny_model_path: Path) -> None:
+    """Rows are picked in the last layer: some, none, and those of the middle of a chunk."""
+    assert_definitions(open_model(tiny_model_path), open_metal())
 
 
 @pytest.mark.parametrize("ahead", [0, 3])

@@ -14,6 +14,7 @@ from harness.validate import Workload, validate
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from tests.families_table import FAMILIES
+from tests.few_rows import ATTENDS_LAST, assert_definitions
 from tests.opencl.test_model import compare
 
 SyntheticModel = Callable[..., Path]
@@ -51,6 +52,16 @@ def test_logits_and_tokens_are_the_cpu_tiers(
     quant, kv_dtype = MODELS[name]
     path = synthetic_model(quant=quant, **FAMILIES[name])
     compare(open_model(path), tier, kv_dtype)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "attends last"])
+def test_steps_of_few_rows_are_the_definitions(
+    tier: OpenClTier, synthetic_model: SyntheticModel, name: str
+) -> None:
+    """Rows are picked in the last layer: some, none, and those of the middle of a chunk."""
+    quant, kv_dtype = MODELS.get(name, ("q4_k_m", F16))
+    model = open_model(synthetic_model(quant=quant, **FAMILIES.get(name, ATTENDS_LAST)))
+    assert_definitions(model, tier, kv_dtype)
 
 
 def test_every_architecture_is_here() -> None:

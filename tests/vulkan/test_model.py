@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.dtypes import F16
 from contract.types import Request
 from harness.validate import Workload, validate
 from reference.cpu.tier import CpuTier
@@ -15,6 +16,7 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.families_table import FAMILIES
+from tests.few_rows import ATTENDS_LAST, assert_definitions
 from tests.opencl.test_families import MODELS, TRACED, WORKLOAD
 from tests.opencl.test_model import CONTEXT, SHORT, compare
 from tests.vulkan.conftest import WAYS, OpenTier
@@ -26,6 +28,12 @@ QUANTS = {"qwen3next": "q4_0", "gemma4-shared-kv": "q5_0"}
 of parity have them."""
 GREEDY = tuple(Request(one.id, one.prompt, 3, ignore_end=True) for one in SHORT[:2])
 """How tokens are sampled is no matter of the architecture."""
+PICKED = {
+    "qwen2": FAMILIES["qwen2"],
+    "qwen35moe": ATTENDS_LAST,
+    "gemma4": FAMILIES["gemma4-per-layer-embeddings"],
+}
+"""Two tensors that rows are picked of, two of which one is normed again, three."""
 FAMILY_MODELS = {name: (QUANTS.get(name, quant), kv) for name, (quant, kv) in MODELS.items()}
 
 
@@ -65,6 +73,15 @@ def test_logits_and_tokens_are_the_cpu_tiers(
     quant, kv_dtype = FAMILY_MODELS[name]
     path = synthetic_model(quant=quant, **FAMILIES[name])
     compare(open_model(path), open_vulkan(), kv_dtype, GREEDY)
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_steps_of_few_rows_are_the_definitions(
+    open_vulkan: OpenTier, synthetic_model: SyntheticModel, name: str
+) -> None:
+    """Rows are picked in the last layer: some, none, and those of the middle of a chunk."""
+    model = open_model(synthetic_model(quant="q4_k_m", **PICKED[name]))
+    assert_definitions(model, open_vulkan(), F16)
 
 
 @pytest.mark.parametrize("name", TRACED)

@@ -1,0 +1,88 @@
+"""Rows picked in the last layer: the bits of real kernels, and what stays with tuned ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accel.cuda.device import Device
+from accel.cuda.plan import plain_ops, plan_launches
+from accel.cuda.registered import cuda_forms
+from accel.packets import rules
+from accel.packets.rules import ROW_PARTS, lower_graph
+from contract.dtypes import I12
+from contract.ir.nodes import Graph
+from contract.shape_key import ShapeKey
+from reference.limits import Limits
+from tests.cuda.emulated_step import DEVICE, OLDER
+from tests.cuda.fake_devices import EmulatedDevices
+from tests.cuda.recorded_step import PersistentSteps, RecordedModel
+from tests.cuda.test_persistent import FOUR_WARPS, run
+from tests.cuda.test_several import model_of, opened
+from tests.few_rows import assert_definitions
+
+SLOTS = 16
+LARGEST = ShapeKey(512 + SLOTS, SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "quant"),
+    [
+        ("super", "q4_k_m"),
+        *(
+            pytest.param(name, "q8_0", marks=pytest.mark.soak)
+            for name in ("llama", "gemma3", "qwen3moe", "qwen35moe")
+        ),
+    ],
+)
+def test_steps_of_few_rows_are_the_definitions(name: str, quant: str, folder: Path) -> None:
+    """Some rows, none, and those of the middle of a chunk."""
+    with opened(EmulatedDevices(folder, 1), "0") as tier:
+        assert_definitions(model_of(name, folder, quant), tier, I12)
+
+
+@pytest.mark.soak
+def test_two_devices_pick_alike(folder: Path) -> None:
+    with opened(EmulatedDevices(folder), "0,1") as tier:
+        assert_definitions(model_of("qwen35moe", folder), tier, I12)
+
+
+@pytest.mark.parametrize("device", [DEVICE, OLDER], ids=["groups", "single warps"])
+@pytest.mark.parametrize("name", ["super", "qwen3moe", "qwen35"])
+def test_no_form_loses_a_tuned_kernel(
+    name: str, device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rows are picked a plain kernel more does that; forms of decoding are what they were."""
+    graph = model_of(name, folder, "q4_k_m").graph(
+        Limits(SLOTS, 64, 64, I12, step_tokens=LARGEST.tokens, step_rows=SLOTS)
+    )
+    early = {form: _plain(graph, form, device) for form in cuda_forms(LARGEST)}
+    monkeypatch.setattr(rules, "early_rows", lambda graph, form: graph)
+    for form, found in early.items():
+        late = _plain(graph, form, device)
+        picked = found.count("select_rows") - late.count("select_rows")
+        assert picked == (form.tokens >= 64)
+        assert set(found) <= set(late)
+        assert len(found) - picked <= len(late)
+        if not picked:
+            assert found == late
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_prompts_last_products_as_one_launch(rows: int, folder: Path) -> None:
+    """Where a persistent step is asked for they are one in a form of a single row, and none may
+    wait for what a step without rows does not make."""
+    form, tokens = ShapeKey(24, 1), 18
+    limits = Limits(2, 96, 12, I12, step_tokens=24, step_rows=1)
+    recorded = RecordedModel(model_of("qwen3", folder), limits, ShapeKey(tokens, rows))
+    steps = PersistentSteps(recorded, form, DEVICE, FOUR_WARPS, folder)
+    assert [len(launch.table.phases) for launch in steps.launches if launch.table] == [4]
+    for step in range(2):
+        positions = list(range(step * tokens, (step + 1) * tokens))
+        run(steps, list(range(7, 7 + tokens)), positions, [0] * tokens, step)
+
+
+def _plain(graph: Graph, form: ShapeKey, device: Device) -> list[str]:
+    step = lower_graph(graph, form, ROW_PARTS, "cuda")
+    return [step.ops[n].name for n in plain_ops(plan_launches(step.ops, device, step.scratch))]
