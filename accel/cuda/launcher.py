@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from accel.cuda.driver import Context, Handle
+from accel.cuda.garbage import nothing_collected
 from accel.cuda.tuned import Extent
 from accel.packets.places import Places
 
@@ -93,11 +94,13 @@ class Recording:
     def _captured(self, stream: Any, inputs: int) -> Handle:
         context = self.context
         mode = context.binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        context.call("cuStreamBeginCapture", stream, mode)
-        try:
-            self._launch_all(stream, inputs)
-        finally:
-            graph = context.call("cuStreamEndCapture", stream)
+        # A finalizer that waits for a device, of any context, breaks its thread's capture.
+        with nothing_collected():
+            context.call("cuStreamBeginCapture", stream, mode)
+            try:
+                self._launch_all(stream, inputs)
+            finally:
+                graph = context.call("cuStreamEndCapture", stream)
         try:
             executable = context.call("cuGraphInstantiate", graph, 0)
             return Handle(context, executable, "cuGraphExecDestroy")

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from threading import RLock
+from threading import RLock, local
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ class CUresult(IntEnum):
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
     CUDA_ERROR_NOT_SUPPORTED = 801
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901
 
 
 SUCCESS = CUresult.CUDA_SUCCESS
@@ -128,3 +130,19 @@ class EventWait:
 
     def __call__(self) -> None:
         pass
+
+
+class Capture(list[Callable[[], Any]]):
+    """What is captured of a stream, ``broken`` by a call of its thread that may wait for the
+    device, in whatever context (CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)."""
+
+    broken = False
+
+
+class Thread(local):
+    """A thread's stack of contexts, and what it captures."""
+
+    def __init__(self) -> None:
+        self.current = FakeContext(destroyed=True)
+        self.covered: list[FakeContext] = []
+        self.captures: Capture | None = None

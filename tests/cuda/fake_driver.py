@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from threading import local
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,10 +20,12 @@ from accel.packets.ops import NUMBERS, TABLE
 from accel.packets.packet import ALIGNMENT, INPUT_MEMORY, PACKET, SCRATCH_MEMORY
 from tests.cuda.fake_context import (
     SUCCESS,
+    Capture,
     CUresult,
     EventWait,
     FakeContext,
     FakeEvent,
+    Thread,
     floats,
     words,
 )
@@ -68,7 +69,7 @@ class FakeDriver:
         self.version = version
         self.attributes = {**ATTRIBUTES, **attributes}
         self.devices = 1
-        self._thread = _Thread()
+        self._thread = Thread()
         self.calls: list[str] = []
         self.launched: list[tuple[str, list[Any]]] = []
         self.kernels = dict(KERNELS)
@@ -89,6 +90,9 @@ class FakeDriver:
                 return lambda *_: (CUresult.CUDA_ERROR_INVALID_CONTEXT,)
             if needs and self.current.error:
                 return lambda *_: (self.current.error,)
+            if name in MAY_WAIT and self._thread.captures is not None:
+                self._thread.captures.broken = True
+                return lambda *_: (CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, None)
         return value
 
     @property
@@ -213,11 +217,15 @@ class FakeDriver:
         return (self.current.error,)
 
     def cuStreamBeginCapture(self, stream: Any, mode: int) -> tuple[Any, ...]:
-        self.current.graph = []
+        self.current.graph = Capture()
+        self._thread.captures = self.current.graph
         return (SUCCESS,)
 
     def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:
         graph, self.current.graph = self.current.graph, None
+        self._thread.captures = None
+        if graph.broken:
+            return CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, None
         return SUCCESS, graph
 
     def cuGraphInstantiate(self, graph: Any, flags: int) -> tuple[Any, ...]:
@@ -314,14 +322,10 @@ class FakeDriver:
         assert any(a <= address and address + nbytes <= a + len(b) for a, b in blocks), "not ours"
 
 
-class _Thread(local):
-    """A thread's stack of contexts."""
-
-    def __init__(self) -> None:
-        self.current = FakeContext(destroyed=True)
-        self.covered: list[FakeContext] = []
-
-
+MAY_WAIT = {
+    *("cuCtxDestroy", "cuMemAlloc", "cuMemFree", "cuMemHostRegister", "cuModuleLoadData"),
+    *("cuStreamQuery", "cuStreamSynchronize", "cuEventQuery", "cuEventSynchronize"),
+}
 CONTEXTLESS = {
     *("cuInit", "cuDriverGetVersion", "cuCtxCreate", "cuCtxDestroy"),
     *("cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"),
