@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 
 
 class StorageClass(Enum):

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.deferred import dataclass
 from contract.errors import ExecutionError
 from contract.ir.inputs import InputRows, input_layout, step_of
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
+from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
 
@@ -43,7 +43,7 @@ class ExecutableGraph:
         self.tier = tier
         self.graph = graph
         self.inputs = input_layout(graph, largest)
-        self.forms = tuple(tier.forms(largest))
+        self.buckets = tuple(tier.buckets(largest))
         self._largest = largest
         self._batches: dict[ShapeKey, PacketBatch] = {}
         self._buffers: dict[str, Buffer] = {}
@@ -80,31 +80,31 @@ class ExecutableGraph:
         except KeyError:
             raise ExecutionError(f"graph {self.graph.name}: port {port!r} is not bound") from None
 
-    def form_of(self, step: ShapeKey) -> ShapeKey:
+    def bucket_of(self, step: ShapeKey) -> ShapeKey:
         """The smallest form that holds ``step``; ExecutionError when none does."""
-        for form in self.forms:
-            if step.tokens <= form.tokens and step.rows <= form.rows:
-                return form
+        for bucket in self.buckets:
+            if step.tokens <= bucket.tokens and step.rows <= bucket.rows:
+                return bucket
         raise ExecutionError(
             f"graph {self.graph.name}: a step of {step} is larger than {self._largest}"
         )
 
-    def record(self, form: ShapeKey) -> None:
-        """Lower the graph for ``form`` unless it was.
+    def record(self, bucket: ShapeKey) -> None:
+        """Lower the graph for ``bucket`` unless it was.
 
         Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises.
         """
-        if form not in self._batches:
+        if bucket not in self._batches:
             for decl in self.graph.buffers.values():
                 if decl.kind not in STEP_LOCAL:
                     self.buffer(decl.name)
-            self._batches[form] = self.tier.lower(self.graph, self._buffers, form, self.inputs)
+            self._batches[bucket] = self.tier.lower(self.graph, self._buffers, bucket, self.inputs)
 
     def batch(self, inputs: NDArray[np.uint8]) -> PacketBatch:
         """The batch for a step with these inputs, lowered if it is the first of its form."""
-        form = self.form_of(step_of(inputs))
-        self.record(form)
-        return self._batches[form]
+        bucket = self.bucket_of(step_of(inputs))
+        self.record(bucket)
+        return self._batches[bucket]
 
     def replay(
         self,

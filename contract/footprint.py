@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from contract.deferred import dataclass
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes, plan_scratch
 from contract.ir.source import parse_source
+from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 
 
@@ -18,7 +18,7 @@ class Footprint:
 
     ``buffers`` are allocated, by name of the buffer; ``mapped`` are read in place where the model
     file is mapped. ``scratch`` is shared by all steps, ``variants`` is what the lowered forms keep.
-    ``workspace`` is what a step takes and gives back at most. ``mirrors`` is host memory beside
+    ``workspace`` is what a step takes and gives back at most. ``staging`` is host memory beside
     the memory of a device that does not share the host's.
     """
 
@@ -27,7 +27,7 @@ class Footprint:
     scratch: int = 0
     variants: int = 0
     workspace: int = 0
-    mirrors: int = 0
+    staging: int = 0
 
 
 def declared_footprint(graph: Graph, largest: ShapeKey) -> Footprint:

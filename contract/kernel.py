@@ -37,8 +37,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from contract.deferred import dataclass
 from contract.errors import CodecError
+from contract.lazy_dataclass import dataclass
 from contract.spec import MAX_BINDINGS
 
 MAGIC = b"ZRT\0"

@@ -14,8 +14,8 @@ from enum import Enum, Flag, auto
 from functools import lru_cache
 
 from contract import dtypes
-from contract.deferred import dataclass
 from contract.dtypes import DType
+from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 
 Dim = int | str

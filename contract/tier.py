@@ -19,11 +19,11 @@ from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.deferred import dataclass
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, Graph
 from contract.ir.inputs import InputLayout, InputRows
 from contract.kernel import KernelHeader
+from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 
@@ -90,7 +90,7 @@ class PacketBatch(Protocol):
     """A graph lowered for one form, ready to be submitted any number of times."""
 
     @property
-    def form(self) -> ShapeKey:
+    def bucket(self) -> ShapeKey:
         """The most tokens and rows of a step it can execute."""
 
     @property
@@ -137,7 +137,7 @@ class DeviceTier(Protocol[B, P, F]):
     def available_bytes(self) -> int:
         """Memory it could still allocate, as far as the device can say."""
 
-    def forms(self, largest: ShapeKey) -> Sequence[ShapeKey]:
+    def buckets(self, largest: ShapeKey) -> Sequence[ShapeKey]:
         """What steps up to ``largest`` are lowered as, smallest first: each holds the steps of at
         most its tokens and rows, the last one all."""
 
@@ -185,9 +185,9 @@ class DeviceTier(Protocol[B, P, F]):
         """A kernel from its ``.zrt`` file; CodecError when it is not for this tier."""
 
     def lower(
-        self, graph: Graph, buffers: Mapping[str, B], form: ShapeKey, inputs: InputLayout
+        self, graph: Graph, buffers: Mapping[str, B], bucket: ShapeKey, inputs: InputLayout
     ) -> P:
-        """The graph in native form, for every step that ``form`` holds.
+        """The graph in native form, for every step that ``bucket`` holds.
 
         ``buffers`` holds every buffer that is not SCRATCH or REQUEST; these lie in a step's inputs
         as ``inputs`` says.
@@ -265,10 +265,10 @@ class UploadsLater(Protocol):
         """Return when all was read: whether all that has to be finite is."""
 
 
-def check_form(form: ShapeKey, step: ShapeKey) -> None:
-    """Raise ValueError unless ``form`` holds ``step``."""
-    if step.tokens > form.tokens or step.rows > form.rows:
-        raise ValueError(f"a step of {step} was submitted to a batch for at most {form}")
+def check_bucket(bucket: ShapeKey, step: ShapeKey) -> None:
+    """Raise ValueError unless ``bucket`` holds ``step``."""
+    if step.tokens > bucket.tokens or step.rows > bucket.rows:
+        raise ValueError(f"a step of {step} was submitted to a batch for at most {bucket}")
 
 
 def check_range(buffer: Buffer, offset: int, nbytes: int) -> None:

@@ -8,8 +8,8 @@ from dataclasses import field
 from enum import Enum
 from typing import NamedTuple
 
-from contract.deferred import dataclass
 from contract.errors import ConfigError, RequestError
+from contract.lazy_dataclass import dataclass
 
 MIN_TEMPERATURE = 1e-3
 """Below it a quotient of logits could overflow binary32; 0 means greedy."""

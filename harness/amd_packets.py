@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from accel.amd.device import Device
 from accel.amd.fake_kernel import FakeKernel
 from accel.amd.kernel import Kernel, LinuxKernel
-from accel.amd.packet_test import packet_tests
+from accel.amd.packet_check import packet_tests
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.closing import Closing
-from contract.deferred import dataclass
+from contract.context_manager import ContextManager
 from contract.dtypes import BY_NAME, DEFAULT_KV
+from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.generation import SILENT, Generation
@@ -36,7 +36,7 @@ from harness.memory import (
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
-from reference.engine.speculation import PromptLookup
+from reference.engine.drafter import PromptLookup
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.memory.recurrent import state_bytes
@@ -171,7 +171,7 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     return Prepared(model, tier, template, plan, sizes(plan.context))
 
 
-class Session(Closing):
+class Session(ContextManager):
     """A model on a tier, ready to generate for one user. A context manager."""
 
     def __init__(
@@ -329,7 +329,7 @@ def make_engine(runner: ModelRunner, model: Model, options: SessionOptions, **mo
         runner,
         end_of_generation=model.tokenizer.eog_ids,
         chunk_tokens=options.chunk,
-        chunk_beside=PROMPT_TOKENS if options.chunk is None else None,
+        chunk_while_decoding=PROMPT_TOKENS if options.chunk is None else None,
         prefix_cache=kept != 0,
         cached_pages=None if kept is None else pages_in(runner, kept),
         # Costs a page of memory and three lowered graphs, which one sequence would rarely repay.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request, TokenEvent
 from harness.answer_text import AnswerText
 from harness.progress import NullProgress, Progress

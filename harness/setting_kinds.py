@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1

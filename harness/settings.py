@@ -16,9 +16,9 @@ from typing import Any
 
 import platformdirs
 
-from contract.deferred import dataclass
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
 from contract.errors import ConfigError
+from contract.lazy_dataclass import dataclass
 from harness.setting_kinds import (
     INT32_MAX,
     PATH,

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import platformdirs
 
-from contract.deferred import dataclass
 from contract.errors import TierUnavailable
+from contract.lazy_dataclass import dataclass
 from contract.tier import TIER_NAMES, Tier
 
 AUTO = "auto"
@@ -70,17 +70,17 @@ def _open_cpu(options: TierOptions) -> Tier:
 
 
 def _open_opencl(options: TierOptions) -> Tier:
-    from accel.opencl.crew import Crews, FixedCrew
     from accel.opencl.launcher import Mode
     from accel.opencl.runtime import Choices
     from accel.opencl.tier import OpenClTier
+    from accel.opencl.worker_tuner import Crews, FixedWorkers
 
     fixed = options.opencl_workers
     cache = kernel_cache("opencl")
     choices = Choices(
         mode=Mode(options.opencl_mode),
         threads=options.threads,
-        crew=Crews if fixed is None else lambda most: FixedCrew(min(fixed, most)),
+        worker_tuner=Crews if fixed is None else lambda most: FixedWorkers(min(fixed, most)),
         cache=cache,
     )
     return OpenClTier(options.opencl_device or options.device, choices, options.note)
@@ -91,8 +91,8 @@ def _open_cuda(options: TierOptions) -> Tier:
 
     # The tier is many modules, which most machines have no use for.
     import_binding()
+    from accel.cuda.multi_device import open_cuda
     from accel.cuda.runtime import Choices
-    from accel.cuda.several import open_cuda
 
     cache = kernel_cache("cuda")
     return open_cuda(options.device, Choices(cache=cache), options.note)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import field
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason
 
 CELLS_PER_OCTAVE = 32

@@ -4,8 +4,8 @@ all go by."""
 from __future__ import annotations
 
 from contract.arithmetic import MASK_WORD_BITS, MOST_LOG_PROBABILITIES, PAGE_TOKENS
-from contract.deferred import dataclass
 from contract.dtypes import F32, DType
+from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.spec import KV
 

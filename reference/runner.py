@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.closing import Closing
-from contract.deferred import dataclass
+from contract.context_manager import ContextManager
 from contract.errors import DeviceLost
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputRows
 from contract.ir.scratch import buffer_bytes
+from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Heap, Tier, UploadsLater
 from reference.limits import Limits
@@ -118,7 +118,7 @@ class Submission:
     first_event: int
 
 
-class ModelRunner(Closing):
+class ModelRunner(ContextManager):
     """Executes steps of ``model`` on ``tier``; owns the KV pool. A context manager.
 
     ``recurrent`` saves, restores and copies what delta-net layers keep of a slot's sequence.
@@ -205,8 +205,8 @@ class ModelRunner(Closing):
 
     def prepare(self) -> None:
         """Lower every form of a step now, so that no step pays for it."""
-        for form in self._executable.forms:
-            self._executable.record(form)
+        for bucket in self._executable.buckets:
+            self._executable.record(bucket)
 
     def buffer(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a non-scratch buffer, for tests and diagnosis."""

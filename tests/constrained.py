@@ -91,12 +91,12 @@ def run(
     definitions of rules R9 and R10 on the logits it came with.
     """
     rows: list[list[Row]] = [[] for _ in sequences]
-    under_way: deque[tuple[StepInput, object]] = deque()
+    in_flight: deque[tuple[StepInput, object]] = deque()
     for number in range(steps):
         inputs = step_input(sequences, number)
-        under_way.append((inputs, runner.submit(inputs)))
-        while len(under_way) > (depth if number < steps - 1 else 0):
-            given, submission = under_way.popleft()
+        in_flight.append((inputs, runner.submit(inputs)))
+        while len(in_flight) > (depth if number < steps - 1 else 0):
+            given, submission = in_flight.popleft()
             output = runner.collect(submission)  # type: ignore[arg-type]
             check_by_definition(given, output)
             for index, kept in enumerate(rows):

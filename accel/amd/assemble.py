@@ -28,7 +28,7 @@ MOST_SOURCE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AssemblyJob:
     """What a source does not say: the storage type of a ``.k``, whether the GPU divides itself,
     the items of a work-group of a ``.s``, and for which GPU."""
 
@@ -38,7 +38,7 @@ class Wanted:
     gpu: Generation = GFX12
 
 
-def kernel_from(path: Path, wanted: Wanted) -> KernelHeader:
+def kernel_from(path: Path, wanted: AssemblyJob) -> KernelHeader:
     """The kernel of a ``.k``, ``.s`` or ``.zrt`` file, checked.
 
     Raises ConfigError for what cannot be one, CompileError with the compiler's log, and CodecError
@@ -59,7 +59,7 @@ def kernel_from(path: Path, wanted: Wanted) -> KernelHeader:
     return kernel
 
 
-def _compiled(path: Path, data: bytes, wanted: Wanted) -> KernelHeader:
+def _compiled(path: Path, data: bytes, wanted: AssemblyJob) -> KernelHeader:
     if len(data) > MOST_SOURCE_BYTES:
         raise ConfigError(f"{path}: {len(data):,} bytes of source, at most {MOST_SOURCE_BYTES:,}")
     try:
@@ -85,7 +85,7 @@ the package that there is not"
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _from_dialect(path: Path, text: str, wanted: Wanted) -> KernelHeader:
+def _from_dialect(path: Path, text: str, wanted: AssemblyJob) -> KernelHeader:
     """The file is named after the op whose packet it reads."""
     op = path.stem.split(".")[0]
     if op not in ALL_OPS:
@@ -105,7 +105,7 @@ def _dtype(path: Path, op: str, name: str) -> DType | None:
     return known[name]
 
 
-def _from_assembly(path: Path, text: str, wanted: Wanted) -> KernelHeader:
+def _from_assembly(path: Path, text: str, wanted: AssemblyJob) -> KernelHeader:
     if not 0 < wanted.items <= MAX_WORKGROUP or wanted.items % 32:
         raise ConfigError(f"--items {wanted.items}: waves have 32 items, groups at most 1024")
     code = read_code_object(assembled(text, wanted.gpu))

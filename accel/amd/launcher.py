@@ -14,8 +14,8 @@ from accel.amd.program import LoadedKernel, Modules
 from accel.amd.queue import Queue
 from accel.kernels.source import module_of
 from accel.packets.packet import ABSENT, PACKET, aligned
-from accel.packets.places import Places
 from accel.packets.step import Op, Placement
+from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
 
 ARGUMENTS = np.dtype(
@@ -84,7 +84,7 @@ class Recording:
         self.place.host[self._words_at :].view(np.uint32)[:] = words
         self._bound_to = -1
 
-    def bind(self, places: Places) -> None:
+    def bind(self, places: StepAddresses) -> None:
         """Arguments follow the scratch memory where it has moved; nothing of this may run."""
         if places.version == self._bound_to:
             return

@@ -131,9 +131,9 @@ class Paper:
         matrices: bool = True,
         split_tokens: int = SPLIT_TOKENS,
     ) -> None:
-        self.form = ShapeKey(slots * chunk, slots)
+        self.bucket = ShapeKey(slots * chunk, slots)
         self.graph = graph
-        self.step: Step = step_of(graph, self.form, "t1", matrices, split_tokens)
+        self.step: Step = step_of(graph, self.bucket, "t1", matrices, split_tokens)
         self.schedule: Schedule = schedule_levels(self.step)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self._map = mmap.mmap(-1, REGION * len(REGIONS), flags=flags)
@@ -194,7 +194,7 @@ class Paper:
 
     def _fill(self, slots: int, context: int, chunk: int) -> None:
         """Packets, and inputs."""
-        layout = input_layout(self.graph, self.form)
+        layout = input_layout(self.graph, self.bucket)
         packets = bind_step(self.step, self.schedule, layout, self._address, self._matrix)
         assert packets.dtype == PACKET
         first = PACKETS_AT

@@ -12,7 +12,7 @@ import numpy as np
 from accel.amd import pm4
 from accel.amd.device import Allocation, Device, QueueMemory
 from accel.amd.topology import PAGE
-from accel.packets.under_way import POLL_SECONDS
+from accel.packets.in_flight import POLL_SECONDS
 from contract.errors import DeviceLost
 
 RING_BYTES = 64 << 10

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from accel.amd.device import Device, Driver
 from accel.amd.kernel import Kernel
 from accel.amd.kfd import Kfd
-from accel.amd.packet_test import check_packets
-from accel.amd.product_test import matrices_agree
+from accel.amd.packet_check import check_packets
+from accel.amd.product_check import matrices_agree
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
-from accel.amd.self_test import Asked, divides
+from accel.amd.self_check import ProbeCase, divides
 from accel.amd.userq import UserQueues
-from accel.packets.places import Places
+from accel.packets.step_memory import StepAddresses
 from contract.errors import OutOfMemory, TierUnavailable
 
 
@@ -40,7 +40,7 @@ class Runtime:
     device: Device
     queue: Queue
     modules: Modules
-    places: Places = field(default_factory=Places)
+    places: StepAddresses = field(default_factory=StepAddresses)
     _matrices: bool | None = None
 
     def multiplies(self) -> bool:
@@ -50,7 +50,7 @@ class Runtime:
         """
         if self._matrices is None:
             self._matrices = self.device.generation.matrices and matrices_agree(
-                Asked(self.device, self.queue, self.modules)
+                ProbeCase(self.device, self.queue, self.modules)
             )
         return self._matrices
 
@@ -82,7 +82,7 @@ def open_runtime(tier: str, kernel: Kernel, wanted: str, choices: Choices) -> Ru
             undo.callback(modules.close)
             check_packets(device, queue, modules)
             if choices.native is None:
-                modules.native = divides(Asked(device, queue, modules))
+                modules.native = divides(ProbeCase(device, queue, modules))
             else:
                 modules.native = choices.native
         except (OSError, OutOfMemory) as error:

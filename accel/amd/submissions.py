@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from accel.amd.device import Allocation
 from accel.amd.launcher import Recording
 from accel.amd.queue import Queue
-from accel.packets.places import Places
-from accel.packets.under_way import Pace, Waiting
+from accel.packets.in_flight import CompletionWaiter, Pace
+from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from contract.tier import check_form
+from contract.tier import check_bucket
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -31,7 +31,7 @@ class AmdBatch:
     one more recording, ``recordings`` are those there are, ``outputs`` where each OUTPUT buffer
     lies."""
 
-    form: ShapeKey
+    bucket: ShapeKey
     packets: int
     barriers: int
     record: Callable[[], Recording]
@@ -71,8 +71,8 @@ class Submissions:
     """All that was submitted and may still run."""
 
     queue: Queue
-    places: Places
-    waiting: Waiting = field(default_factory=Waiting)
+    places: StepAddresses
+    waiting: CompletionWaiter = field(default_factory=CompletionWaiter)
     _last: AmdFence | None = None
 
     def submit(
@@ -85,7 +85,7 @@ class Submissions:
     ) -> AmdFence:
         """See ``contract.tier.Tier.submit``. Raises DeviceLost."""
         step = step_of(inputs)
-        check_form(batch.form, step)
+        check_bucket(batch.bucket, step)
         if self._last is not None and self._last.outputs:
             self.queue.wait(self._last.number, seconds)
             assert self._last.done

@@ -21,19 +21,19 @@ from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording, launches_of
 from accel.amd.program import LoadedKernel, checked
 from accel.amd.runtime import Choices, open_runtime
-from accel.amd.steps import for_matrices, forms_of, step_of
+from accel.amd.steps import buckets_of, for_matrices, step_of
 from accel.amd.submissions import AmdBatch, AmdFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.footprint import PlannedSteps, device_footprint
+from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS
 from accel.packets.layouts import planes_bytes
-from accel.packets.places import grown
 from accel.packets.rules import OPCODES
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
-from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
+from accel.packets.step_memory import grown
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import DeviceLost, TierError
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows
@@ -52,7 +52,7 @@ class AmdKernel:
     header: KernelHeader
 
 
-class AmdTier(Closing):
+class AmdTier(ContextManager):
     """See ``contract.tier.Tier``. ``device`` is part of a GPU's name; ``kernel`` is the system, or
     a simulated one; ``tier`` is t1 or t2.
 
@@ -72,7 +72,7 @@ class AmdTier(Closing):
         self._buffers: set[AmdBuffer] = set()
         self._batches: weakref.WeakSet[AmdBatch] = weakref.WeakSet()
         self._scratch: Allocation | None = None
-        self._steps = PlannedSteps(self._schedule, forms_of)
+        self._steps = PlannedSteps(self._schedule, buckets_of)
         self._lost = ""
         self._closed = False
 
@@ -100,9 +100,9 @@ class AmdTier(Closing):
         """What is left of it."""
         return self._device.available
 
-    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+    def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
-        return forms_of(largest)
+        return buckets_of(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
@@ -175,11 +175,11 @@ class AmdTier(Closing):
         self,
         graph: Graph,
         buffers: Mapping[str, AmdBuffer],
-        form: ShapeKey,
+        bucket: ShapeKey,
         inputs: InputLayout,
     ) -> AmdBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
-        step, schedule = self._steps.of(graph, form)
+        step, schedule = self._steps.of(graph, bucket)
         with self._guarded(f"packets of {graph.name}"):
             self._reserve(schedule.shared_bytes)
             packets = bind_step(
@@ -198,7 +198,7 @@ class AmdTier(Closing):
             return Recording(self._device, graph.name, launches, place.address, inputs.nbytes, go)
 
         outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
-        batch = AmdBatch(form, len(launches), schedule.barriers, record, outputs)
+        batch = AmdBatch(bucket, len(launches), schedule.barriers, record, outputs)
         weakref.finalize(batch, self._forget, place, batch.recordings)
         return batch
 
@@ -267,10 +267,10 @@ class AmdTier(Closing):
             buffer.allocation = place
         return buffer.allocation
 
-    def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+    def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         with self._guarded("the self-test of products"):
-            matrices = for_matrices(form) and self._runtime.multiplies()
-        step = step_of(graph, form, self._device.tier, matrices)
+            matrices = for_matrices(bucket) and self._runtime.multiplies()
+        step = step_of(graph, bucket, self._device.tier, matrices)
         return step, schedule_levels(step)
 
     def _reserve(self, nbytes: int) -> None:

@@ -16,9 +16,9 @@ from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module
 from accel.packets.buffers import ArrangedMatrix
 from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS, WeightLayout, tile_bytes
-from accel.packets.mirrors import Bytes
 from accel.packets.packet import PACKET
 from accel.packets.stacks import Stack
+from accel.packets.staging_buffers import Bytes
 from contract.dtypes import DType, StorageClass
 
 Launch = Callable[[int, range], None]

@@ -4,9 +4,9 @@ some a block a token; of many on blocks of rows."""
 from __future__ import annotations
 
 from accel.cuda.device import Device
-from accel.cuda.runs import nobody_reads, operand_of, operand_place, result, size_places
+from accel.cuda.packed_tiles import UNIT_COLUMNS
+from accel.cuda.runs import nobody_reads, operand_index, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
-from accel.cuda.units import UNIT_COLUMNS
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
@@ -40,13 +40,13 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
         {
             "DTYPE": I12.ggml_id,
             "HEAD_DIM": head_dim,
-            "Q_AT": operand_place(ops, 0, "q"),
-            "KV_AT": operand_place(ops, 0, "kv"),
-            "PAGES_AT": operand_place(ops, 0, "page_table"),
-            "QUERY_AT": operand_place(ops, 0, "query"),
-            "PARTS_AT": operand_place(ops, 0, "parts"),
-            "Y_AT": operand_place(ops, 1, "y"),
-            **size_places("flash_attn_part", "heads", "kv_heads", "window", "most_parts", "scale"),
+            "Q_AT": operand_index(ops, 0, "q"),
+            "KV_AT": operand_index(ops, 0, "kv"),
+            "PAGES_AT": operand_index(ops, 0, "page_table"),
+            "QUERY_AT": operand_index(ops, 0, "query"),
+            "PARTS_AT": operand_index(ops, 0, "parts"),
+            "Y_AT": operand_index(ops, 1, "y"),
+            **size_indices("flash_attn_part", "heads", "kv_heads", "window", "most_parts", "scale"),
         },
     )
     return Replacement(2, (launch,), aligned(4 * sizes["tokens"] * groups))
@@ -118,9 +118,9 @@ def attention_tokens(
         {
             "WARPS": warps,
             "BLOCKS": beside,
-            "M_AT": operand_place(ops, quantize, "m"),
-            "SCALE_AT": operand_place(ops, quantize, "scale"),
-            "SUMS_AT": operand_place(ops, quantize, "sums"),
+            "M_AT": operand_index(ops, quantize, "m"),
+            "SCALE_AT": operand_index(ops, quantize, "scale"),
+            "SUMS_AT": operand_index(ops, quantize, "sums"),
             **_batch_macros(ops),
         },
     )
@@ -252,7 +252,7 @@ def _plain_batch(ops: Remaining) -> bool:
     op = ops[0]
     if op.name != "flash_attn_batched" or op.dtype != I12:
         return False
-    if op.reals[op.device.reals.index("soft_cap")] or operand_place(ops, 0, "sinks") >= 0:
+    if op.reals[op.device.reals.index("soft_cap")] or operand_index(ops, 0, "sinks") >= 0:
         return False
     return op.most_sizes()["head_dim"] in HEAD_DIMS
 
@@ -264,8 +264,8 @@ def _batch_macros(ops: Remaining) -> dict[str, int]:
     return {
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": ops[0].most_sizes()["head_dim"],
-        **{place: operand_place(ops, 0, name) for place, name in zip(places, names, strict=True)},
-        **size_places("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
+        **{place: operand_index(ops, 0, name) for place, name in zip(places, names, strict=True)},
+        **size_indices("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
     }
 
 

@@ -17,7 +17,7 @@ from accel.cuda.attention import (
 )
 from accel.cuda.device import Device
 from accel.cuda.head_rows import HeadRun, head_places, head_run
-from accel.cuda.runs import nobody_reads, operand_of, operand_place, result, size_places
+from accel.cuda.runs import nobody_reads, operand_index, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
 from contract.dtypes import I12
@@ -72,10 +72,10 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
             "HEAD_DIM": head_dim,
             "WHOLE_TURN": int(turns_halves),
             "PART": run.write + 1,
-            "PARTS_AT": operand_place(ops, run.write + 1, "parts"),
-            "Y_AT": operand_place(ops, run.write + 2, "y"),
+            "PARTS_AT": operand_index(ops, run.write + 1, "parts"),
+            "Y_AT": operand_index(ops, run.write + 2, "y"),
             **head_places(ops, run),
-            **size_places("flash_attn_part", "window", "most_parts", "scale"),
+            **size_indices("flash_attn_part", "window", "most_parts", "scale"),
         },
     )
     return Replacement(run.write + 3, (launch,), aligned(4 * units * blocks))

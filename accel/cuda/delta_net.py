@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from accel.cuda.device import Device
-from accel.cuda.runs import nobody_reads, operand_of, operand_place, result, size_places
+from accel.cuda.runs import nobody_reads, operand_index, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 
@@ -123,24 +123,24 @@ def _places(ops: Remaining) -> dict[str, int]:
     return {
         "STATE_SIZE": ops[NET].most_sizes()["state_size"],
         "HISTORY": ops[CONV].most_sizes()["history"],
-        "X": operand_place(ops, CONV, "x"),
-        "CONV_WEIGHT": operand_place(ops, CONV, "weight"),
-        "QUERY": operand_place(ops, CONV, "query"),
-        "CONV_STATE": operand_place(ops, CONV, "state"),
-        "ALPHA": operand_place(ops, INPUTS_OP, "alpha"),
-        "BETA": operand_place(ops, INPUTS_OP, "beta"),
-        "DECAY": operand_place(ops, INPUTS_OP, "decay"),
-        "DT_BIAS": operand_place(ops, INPUTS_OP, "dt_bias"),
-        "STATE": operand_place(ops, NET, "state"),
-        "GATE": operand_place(ops, NORM, "gate"),
-        "NORM_WEIGHT": operand_place(ops, NORM, "weight"),
-        "Y": operand_place(ops, NORM, "y"),
+        "X": operand_index(ops, CONV, "x"),
+        "CONV_WEIGHT": operand_index(ops, CONV, "weight"),
+        "QUERY": operand_index(ops, CONV, "query"),
+        "CONV_STATE": operand_index(ops, CONV, "state"),
+        "ALPHA": operand_index(ops, INPUTS_OP, "alpha"),
+        "BETA": operand_index(ops, INPUTS_OP, "beta"),
+        "DECAY": operand_index(ops, INPUTS_OP, "decay"),
+        "DT_BIAS": operand_index(ops, INPUTS_OP, "dt_bias"),
+        "STATE": operand_index(ops, NET, "state"),
+        "GATE": operand_index(ops, NORM, "gate"),
+        "NORM_WEIGHT": operand_index(ops, NORM, "weight"),
+        "Y": operand_index(ops, NORM, "y"),
         "INPUTS_OP": INPUTS_OP,
         "NET": NET,
         "NORM": NORM,
-        **size_places("ssm_delta_inputs", "eps", "query_scale"),
-        **size_places("ssm_gated_norm", "eps"),
-        **size_places("ssm_delta_net", "key_heads", "value_heads", "grouped"),
+        **size_indices("ssm_delta_inputs", "eps", "query_scale"),
+        **size_indices("ssm_gated_norm", "eps"),
+        **size_indices("ssm_delta_net", "key_heads", "value_heads", "grouped"),
     }
 
 
@@ -172,13 +172,13 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
         "HISTORY": sizes["history"],
         "THREADS": CONV_THREADS,
         "CONV_TOKENS": CONV_TOKENS,
-        "X": operand_place(ops, 0, "x"),
-        "WEIGHT": operand_place(ops, 0, "weight"),
-        "QUERY": operand_place(ops, 0, "query"),
-        "STATE": operand_place(ops, 0, "state"),
-        "Y": operand_place(ops, 0, "y"),
+        "X": operand_index(ops, 0, "x"),
+        "WEIGHT": operand_index(ops, 0, "weight"),
+        "QUERY": operand_index(ops, 0, "query"),
+        "STATE": operand_index(ops, 0, "state"),
+        "Y": operand_index(ops, 0, "y"),
         "CONV": 0,
-        **size_places("ssm_conv1d", "channels"),
+        **size_indices("ssm_conv1d", "channels"),
     }
     grid = -(-sizes["channels"] // CONV_THREADS), -(-sizes["tokens"] // CONV_TOKENS), 1
     launches = tuple(
@@ -216,14 +216,14 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
             "WARPS": ROW_WARPS,
             "ROW_SETS": ROW_SETS,
             "STAGE_TOKENS": STAGE_TOKENS,
-            "X": operand_place(ops, 0, "x"),
-            "QK": operand_place(ops, 0, "qk"),
-            "GATES": operand_place(ops, 0, "gates"),
-            "QUERY": operand_place(ops, 0, "query"),
-            "STATE": operand_place(ops, 0, "state"),
-            "Y": operand_place(ops, 0, "y"),
+            "X": operand_index(ops, 0, "x"),
+            "QK": operand_index(ops, 0, "qk"),
+            "GATES": operand_index(ops, 0, "gates"),
+            "QUERY": operand_index(ops, 0, "query"),
+            "STATE": operand_index(ops, 0, "state"),
+            "Y": operand_index(ops, 0, "y"),
             "NET": 0,
-            **size_places("ssm_delta_net", "key_heads", "value_heads", "grouped"),
+            **size_indices("ssm_delta_net", "key_heads", "value_heads", "grouped"),
         },
     )
     return Replacement(1, (launch,))
@@ -240,8 +240,8 @@ def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
         {
             "STATE_SIZE": op.most_sizes()["width"],
             "NORM": 0,
-            **{name.upper(): operand_place(ops, 0, name) for name in ("x", "gate", "weight", "y")},
-            **size_places("ssm_gated_norm", "heads", "eps"),
+            **{name.upper(): operand_index(ops, 0, name) for name in ("x", "gate", "weight", "y")},
+            **size_indices("ssm_gated_norm", "heads", "eps"),
         },
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accel.cuda.runs import operand_of, operand_place, packet_number, result
+from accel.cuda.runs import operand_index, operand_of, packet_number, result
 from accel.packets.step import Op, Tensor
 from contract.dtypes import F32, DType
 
@@ -142,15 +142,15 @@ def gate_places(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:
     return {
         "FORMAT_ID": first.ggml_id,
         "SHARED_FORMAT": second.ggml_id,
-        "M": operand_place(ops, block.quantize, "m"),
-        "SCALE": operand_place(ops, block.quantize, "scale"),
-        "SUMS": operand_place(ops, block.quantize, "sums"),
-        "GATES": operand_place(ops, block.gates, "weight"),
-        "UPS": operand_place(ops, block.ups, "weight"),
-        "H": operand_place(ops, block.activation, "y"),
-        "SHARED_GATE": operand_place(ops, block.shared_gate, "weight"),
-        "SHARED_UP": operand_place(ops, block.shared_up, "weight"),
-        "SHARED_H": operand_place(ops, block.shared_activation, "y"),
+        "M": operand_index(ops, block.quantize, "m"),
+        "SCALE": operand_index(ops, block.quantize, "scale"),
+        "SUMS": operand_index(ops, block.quantize, "sums"),
+        "GATES": operand_index(ops, block.gates, "weight"),
+        "UPS": operand_index(ops, block.ups, "weight"),
+        "H": operand_index(ops, block.activation, "y"),
+        "SHARED_GATE": operand_index(ops, block.shared_gate, "weight"),
+        "SHARED_UP": operand_index(ops, block.shared_up, "weight"),
+        "SHARED_H": operand_index(ops, block.shared_activation, "y"),
         "PRODUCT": block.gates,
         "ACTIVATION": block.activation,
         "SHARED_ACTIVATION": packet_number(block.shared_activation),

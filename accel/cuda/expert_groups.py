@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from accel.cuda.device import Device
 from accel.cuda.expert_block import ExpertBlock, formats_of, gate_places
-from accel.cuda.runs import operand_place, size_places
+from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
+from accel.cuda.runs import operand_index, size_indices
 from accel.cuda.tuned import KernelLaunch
-from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
 from accel.packets.step import Op
 from contract.dtypes import DType
 
@@ -143,7 +143,7 @@ def _order(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) -> Ker
             **macros,
             "THREADS": ORDER_THREADS,
             "HAS_SHARED": int(block.shared_gate is not None),
-            "IDS": operand_place(ops, block.topk, "ids"),
+            "IDS": operand_index(ops, block.topk, "ids"),
             "TOPK": block.topk,
         },
     )
@@ -172,8 +172,8 @@ def _gates(
             "SLOTS": SLOTS,
             "UNITS": _units(gates),
             **gate_places(ops, block),
-            **size_places("matmul", "rows"),
-            **size_places("swiglu", "activation"),
+            **size_indices("matmul", "rows"),
+            **size_indices("swiglu", "activation"),
         },
     )
 
@@ -201,14 +201,14 @@ def _downs(
             "UNITS": _units(downs),
             "FORMAT_ID": first.ggml_id,
             "SHARED_FORMAT": second.ggml_id,
-            "H": operand_place(ops, block.activation, "y"),
-            "DOWNS": operand_place(ops, block.downs, "weight"),
-            "Y": operand_place(ops, block.downs, "y"),
-            "SHARED_H": operand_place(ops, block.shared_activation, "y"),
-            "SHARED_DOWN": operand_place(ops, block.shared_down, "weight"),
-            "SHARED_Y": operand_place(ops, block.shared_down, "y"),
+            "H": operand_index(ops, block.activation, "y"),
+            "DOWNS": operand_index(ops, block.downs, "weight"),
+            "Y": operand_index(ops, block.downs, "y"),
+            "SHARED_H": operand_index(ops, block.shared_activation, "y"),
+            "SHARED_DOWN": operand_index(ops, block.shared_down, "weight"),
+            "SHARED_Y": operand_index(ops, block.shared_down, "y"),
             "PRODUCT": block.downs,
-            **size_places("matmul", "rows", "columns"),
+            **size_indices("matmul", "rows", "columns"),
         },
     )
 
@@ -225,15 +225,15 @@ def _total(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
         {
             "THREADS": TOTAL_THREADS,
             "USED": sizes["used"],
-            "PRODUCTS": operand_place(ops, block.downs, "y"),
-            "IDS": operand_place(ops, block.topk, "ids"),
-            "WEIGHTS": operand_place(ops, block.topk, "weights"),
-            "EXPERT_SCALE": operand_place(ops, block.total, "expert_scale"),
-            "RESIDUAL": operand_place(ops, block.total, "residual"),
-            "SHARED_Y": operand_place(ops, block.shared_down, "y"),
-            "GATE_LOGIT": operand_place(ops, block.gate_logit, "y"),
-            "Y": operand_place(ops, block.end, "y"),
+            "PRODUCTS": operand_index(ops, block.downs, "y"),
+            "IDS": operand_index(ops, block.topk, "ids"),
+            "WEIGHTS": operand_index(ops, block.topk, "weights"),
+            "EXPERT_SCALE": operand_index(ops, block.total, "expert_scale"),
+            "RESIDUAL": operand_index(ops, block.total, "residual"),
+            "SHARED_Y": operand_index(ops, block.shared_down, "y"),
+            "GATE_LOGIT": operand_index(ops, block.gate_logit, "y"),
+            "Y": operand_index(ops, block.end, "y"),
             "TOTAL": block.total,
-            **size_places("expert_sum", "width"),
+            **size_indices("expert_sum", "width"),
         },
     )

@@ -20,15 +20,7 @@ from accel.cuda.expert_groups import (
     grouping,
     router_words,
 )
-from accel.cuda.runs import (
-    nobody_reads,
-    operand_place,
-    result,
-    size_places,
-    source,
-)
-from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement
-from accel.cuda.units import (
+from accel.cuda.packed_tiles import (
     TUNED_STACKS,
     UNIT_ROWS,
     in_units,
@@ -36,6 +28,14 @@ from accel.cuda.units import (
     unit_bytes,
     unit_count,
 )
+from accel.cuda.runs import (
+    nobody_reads,
+    operand_index,
+    result,
+    size_indices,
+    source,
+)
+from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op
 from contract.dtypes import F32, DType
 
@@ -77,13 +77,13 @@ def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
             "SLOTS": SLOTS,
             "HELD_UNITS": 1,
             "FORMAT_ID": op.dtype.ggml_id,
-            "M": operand_place(ops, 0, "x"),
-            "SCALE": operand_place(ops, 0, "scale"),
-            "SUMS": operand_place(ops, 0, "sums"),
-            "IDS": operand_place(ops, 0, "ids"),
-            "W": operand_place(ops, 0, "weight"),
-            "Y": operand_place(ops, 0, "y"),
-            **size_places("matmul", "rows", "columns", "used", "places"),
+            "M": operand_index(ops, 0, "x"),
+            "SCALE": operand_index(ops, 0, "scale"),
+            "SUMS": operand_index(ops, 0, "sums"),
+            "IDS": operand_index(ops, 0, "ids"),
+            "W": operand_index(ops, 0, "weight"),
+            "Y": operand_index(ops, 0, "y"),
+            **size_indices("matmul", "rows", "columns", "used", "places"),
         },
     )
     return Replacement(1, (launch,))
@@ -220,23 +220,23 @@ def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "HELD_UNITS": 1,
             "ROUTER_ROWS": at_once,
             "ROUTER_TOKENS": ROUTER_TOKENS,
-            "X": operand_place(ops, block.norm, "x"),
-            "NORM_WEIGHT": operand_place(ops, block.norm, "weight"),
-            "M": operand_place(ops, block.quantize, "m"),
-            "SCALE": operand_place(ops, block.quantize, "scale"),
-            "SUMS": operand_place(ops, block.quantize, "sums"),
-            "ROUTER": operand_place(ops, block.router, "weight"),
-            "LOGITS": operand_place(ops, block.router, "y"),
-            "GATE_ROW": operand_place(ops, block.gate_logit, "weight"),
-            "GATE_LOGIT": operand_place(ops, block.gate_logit, "y"),
-            "IDS": operand_place(ops, block.topk, "ids"),
-            "WEIGHTS": operand_place(ops, block.topk, "weights"),
+            "X": operand_index(ops, block.norm, "x"),
+            "NORM_WEIGHT": operand_index(ops, block.norm, "weight"),
+            "M": operand_index(ops, block.quantize, "m"),
+            "SCALE": operand_index(ops, block.quantize, "scale"),
+            "SUMS": operand_index(ops, block.quantize, "sums"),
+            "ROUTER": operand_index(ops, block.router, "weight"),
+            "LOGITS": operand_index(ops, block.router, "y"),
+            "GATE_ROW": operand_index(ops, block.gate_logit, "weight"),
+            "GATE_LOGIT": operand_index(ops, block.gate_logit, "y"),
+            "IDS": operand_index(ops, block.topk, "ids"),
+            "WEIGHTS": operand_index(ops, block.topk, "weights"),
             "NORM": block.norm,
             "PRODUCT": block.router,
             "TOPK": block.topk,
-            **size_places("matmul", "rows", "columns"),
-            **size_places("rms_norm", "eps"),
-            **size_places("expert_topk", "used"),
+            **size_indices("matmul", "rows", "columns"),
+            **size_indices("rms_norm", "eps"),
+            **size_indices("expert_topk", "used"),
         },
     )
 
@@ -273,9 +273,9 @@ def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "HELD_UNITS": 1,
             "USED": used,
             **gate_places(ops, block),
-            "IDS": operand_place(ops, block.topk, "ids"),
-            **size_places("matmul", "rows", "columns"),
-            **size_places("swiglu", "activation"),
+            "IDS": operand_index(ops, block.topk, "ids"),
+            **size_indices("matmul", "rows", "columns"),
+            **size_indices("swiglu", "activation"),
         },
     )
 
@@ -310,17 +310,17 @@ def _down(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "UNITS": units,
             "FORMAT_ID": first.ggml_id,
             "SHARED_FORMAT": second.ggml_id,
-            "H": operand_place(ops, block.activation, "y"),
-            "IDS": operand_place(ops, block.topk, "ids"),
-            "WEIGHTS": operand_place(ops, block.topk, "weights"),
-            "DOWNS": operand_place(ops, block.downs, "weight"),
-            "EXPERT_SCALE": operand_place(ops, block.total, "expert_scale"),
-            "RESIDUAL": operand_place(ops, block.total, "residual"),
-            "SHARED_H": operand_place(ops, block.shared_activation, "y"),
-            "SHARED_DOWN": operand_place(ops, block.shared_down, "weight"),
-            "GATE_LOGIT": operand_place(ops, block.gate_logit, "y"),
-            "Y": operand_place(ops, block.end, "y"),
+            "H": operand_index(ops, block.activation, "y"),
+            "IDS": operand_index(ops, block.topk, "ids"),
+            "WEIGHTS": operand_index(ops, block.topk, "weights"),
+            "DOWNS": operand_index(ops, block.downs, "weight"),
+            "EXPERT_SCALE": operand_index(ops, block.total, "expert_scale"),
+            "RESIDUAL": operand_index(ops, block.total, "residual"),
+            "SHARED_H": operand_index(ops, block.shared_activation, "y"),
+            "SHARED_DOWN": operand_index(ops, block.shared_down, "weight"),
+            "GATE_LOGIT": operand_index(ops, block.gate_logit, "y"),
+            "Y": operand_index(ops, block.end, "y"),
             "PRODUCT": block.downs,
-            **size_places("matmul", "rows", "columns"),
+            **size_indices("matmul", "rows", "columns"),
         },
     )

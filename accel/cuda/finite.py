@@ -54,7 +54,7 @@ class FiniteCheck:
         """Whether everything that was looked at is finite. Waits for the device."""
         if self._found is None:
             return True
-        found = self.memory.mirrors.read(self._found, 0, WORD_BYTES)
+        found = self.memory.staging.read(self._found, 0, WORD_BYTES)
         self.memory.free(self._found)
         self._found = None
         return not found.any()

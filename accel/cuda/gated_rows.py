@@ -4,7 +4,7 @@ sixteen."""
 from __future__ import annotations
 
 from accel.cuda.device import Device
-from accel.cuda.runs import operand_place, size_places
+from accel.cuda.runs import operand_index, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 
 THREADS = 128
@@ -27,10 +27,10 @@ def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
         (THREADS, 1, 1),
         macros={
             "THREADS": THREADS,
-            "GATE_AT": operand_place(ops, 0, "gate"),
-            "UP_AT": operand_place(ops, 0, "up"),
-            "Y_AT": operand_place(ops, 0, "y"),
-            **size_places("swiglu", "width", "activation"),
+            "GATE_AT": operand_index(ops, 0, "gate"),
+            "UP_AT": operand_index(ops, 0, "up"),
+            "Y_AT": operand_index(ops, 0, "y"),
+            **size_indices("swiglu", "width", "activation"),
         },
     )
     return Replacement(1, (launch,))

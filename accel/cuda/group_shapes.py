@@ -9,7 +9,7 @@ from heapq import heapreplace
 from itertools import product
 
 from accel.cuda.device import Device
-from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
+from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
 from contract.dtypes import Q6_K, DType
 
 GROUP_WARPS = 4

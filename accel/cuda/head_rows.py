@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from accel.cuda.device import Device
 from accel.cuda.runs import (
     nobody_reads,
+    operand_index,
     operand_of,
-    operand_place,
     packet_number,
     result,
-    size_places,
+    size_indices,
     source,
 )
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
@@ -108,7 +108,7 @@ def head_launch(
             "WIDTH": sizes["head_dim"],
             "SPANS": 0 if left is None else left.count,
             **{
-                f"{name}_BIAS_AT": operand_place(ops, bias, "bias")
+                f"{name}_BIAS_AT": operand_index(ops, bias, "bias")
                 for name, bias in zip("QKV", biases, strict=True)
             },
             **head_places(ops, run),
@@ -166,20 +166,20 @@ def head_places(ops: Sequence[Op], run: HeadRun) -> dict[str, int]:
     q_first = run.q_rope if run.q_norm is None else run.q_norm
     k_first = run.k_rope if run.k_norm is None else run.k_norm
     return {
-        "Q_AT": operand_place(ops, q_first, "x"),
-        "K_AT": operand_place(ops, k_first, "x"),
-        "V_AT": operand_place(ops, run.write, "v"),
-        "Q_WEIGHT_AT": operand_place(ops, run.q_norm, "weight"),
-        "K_WEIGHT_AT": operand_place(ops, run.k_norm, "weight"),
-        "Q_RESULT_AT": operand_place(ops, run.q_rope, "y"),
-        "TABLE_AT": operand_place(ops, run.q_rope, "rope_table"),
-        "QUERY_AT": operand_place(ops, run.q_rope, "query"),
-        "PAGES_AT": operand_place(ops, run.write, "page_table"),
-        "KV_AT": operand_place(ops, run.write, "kv"),
+        "Q_AT": operand_index(ops, q_first, "x"),
+        "K_AT": operand_index(ops, k_first, "x"),
+        "V_AT": operand_index(ops, run.write, "v"),
+        "Q_WEIGHT_AT": operand_index(ops, run.q_norm, "weight"),
+        "K_WEIGHT_AT": operand_index(ops, run.k_norm, "weight"),
+        "Q_RESULT_AT": operand_index(ops, run.q_rope, "y"),
+        "TABLE_AT": operand_index(ops, run.q_rope, "rope_table"),
+        "QUERY_AT": operand_index(ops, run.q_rope, "query"),
+        "PAGES_AT": operand_index(ops, run.write, "page_table"),
+        "KV_AT": operand_index(ops, run.write, "kv"),
         "Q_NORM": packet_number(run.q_norm),
         "K_NORM": packet_number(run.k_norm),
         "Q_ROPE": run.q_rope,
         "K_ROPE": run.k_rope,
-        **size_places("rope", "heads", "head_dim", "neox", "rotary_pairs"),
-        **size_places("rms_norm", "eps"),
+        **size_indices("rope", "heads", "head_dim", "neox", "rotary_pairs"),
+        **size_indices("rms_norm", "eps"),
     }

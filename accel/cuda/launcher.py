@@ -12,7 +12,7 @@ import numpy as np
 from accel.cuda.driver import Context, Handle
 from accel.cuda.garbage import nothing_collected
 from accel.cuda.tuned import Extent
-from accel.packets.places import Places
+from accel.packets.step_memory import StepAddresses
 
 NUMBER_BYTES = sizeof(c_uint64)
 PROGRAMMATIC_CAPABILITY = (9, 0)
@@ -58,10 +58,10 @@ class Recording:
 
     context: Context
     launches: Sequence[BoundLaunch]
-    places: Places
+    places: StepAddresses
     programmatic: bool
     graphs: bool = True
-    peers: Sequence[Places] = ()
+    peers: Sequence[StepAddresses] = ()
     _executables: dict[int, Handle] = field(default_factory=dict)
     _made_for: tuple[int, ...] = ()
 

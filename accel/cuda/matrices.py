@@ -31,6 +31,7 @@ from accel.cuda.head_rows import (
     head_sources,
     stored_head_run,
 )
+from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes
 from accel.cuda.packing import fold_launch, pack_launch
 from accel.cuda.products import (
     ALIGNED_FLOATS,
@@ -44,15 +45,14 @@ from accel.cuda.products import (
 )
 from accel.cuda.runs import (
     nobody_reads,
-    operand_place,
+    operand_index,
     packet_number,
     result,
-    size_places,
+    size_indices,
     source,
 )
-from accel.cuda.span_products import span_launch
+from accel.cuda.split_k_products import span_launch
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
-from accel.cuda.units import UNIT_ROWS, unit_bytes
 from accel.packets.step import Op, Tensor
 from contract.dtypes import Q4_K, Q5_K, Q6_K, DType
 
@@ -285,9 +285,9 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
         (WARPS * 32, 1, 1),
         shared_bytes(product.dtype),
         {
-            "W": operand_place(ops, run.products[number], "weight"),
-            "B": operand_place(ops, run.biases[number], "bias"),
-            "Y": operand_place(ops, end, "y"),
+            "W": operand_index(ops, run.products[number], "weight"),
+            "B": operand_index(ops, run.biases[number], "bias"),
+            "Y": operand_index(ops, end, "y"),
             **_places(ops, run, number),
         },
     )
@@ -349,9 +349,9 @@ def _grouped(
         grid = (most if beside or followed else min(most, device.multiprocessors), 1, 1)
     places = {}
     for i, number in enumerate(numbers):
-        places[f"W{i}"] = operand_place(ops, run.products[number], "weight")
-        places[f"B{i}"] = operand_place(ops, run.biases[number], "bias")
-        places[f"Y{i}"] = operand_place(ops, writer(run, number) if end is None else end, "y")
+        places[f"W{i}"] = operand_index(ops, run.products[number], "weight")
+        places[f"B{i}"] = operand_index(ops, run.biases[number], "bias")
+        places[f"Y{i}"] = operand_index(ops, writer(run, number) if end is None else end, "y")
     return KernelLaunch(
         "unit_groups.cu",
         "unit_groups",
@@ -370,7 +370,7 @@ def _grouped(
             "FOLLOWED": int(followed),
             "GATE": packet_number(run.gate),
             "ROWS_IN_FRONT": sum(_rows(ops, run, tuple(range(numbers[0])))),
-            **size_places("swiglu", "activation"),
+            **size_indices("swiglu", "activation"),
             **places,
             **_places(ops, run, numbers[0]),
         },
@@ -384,9 +384,9 @@ def _places(ops: Sequence[Op], run: Run, number: int) -> dict[str, int]:
     return {
         "FORMAT_ID": product.dtype.ggml_id,
         "PRODUCT": run.products[number],
-        "M": operand_place(ops, run.quantize, "m"),
-        "SCALE": operand_place(ops, run.quantize, "scale"),
-        "SUMS": operand_place(ops, run.quantize, "sums"),
-        "RESIDUAL": operand_place(ops, run.residual, residual_operand(ops, run)),
-        **size_places("matmul", "rows", "columns"),
+        "M": operand_index(ops, run.quantize, "m"),
+        "SCALE": operand_index(ops, run.quantize, "scale"),
+        "SUMS": operand_index(ops, run.quantize, "sums"),
+        "RESIDUAL": operand_index(ops, run.residual, residual_operand(ops, run)),
+        **size_indices("matmul", "rows", "columns"),
     }

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from accel.cuda.driver import OUT_OF_MEMORY, Context, CudaError
-from accel.packets.mirrors import Bytes, Mirrors
 from accel.packets.packet import aligned
+from accel.packets.staging_buffers import Bytes, StagingBuffers
 from contract.errors import OutOfMemory
 
 PAGE_BYTES = 4096
@@ -21,7 +21,7 @@ PAGE_BYTES = 4096
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """``nbytes`` at ``address`` on the device, see ``accel.packets.mirrors.Mirrored``."""
+    """``nbytes`` at ``address`` on the device, see ``accel.packets.staging_buffers.Staged``."""
 
     address: int
     nbytes: int
@@ -126,10 +126,10 @@ class Memory:
     """Bytes taken from the device."""
     spare: Callable[[], None] = lambda: None
     """Gives back what is held for convenience."""
-    mirrors: Mirrors[Allocation, Copy] = field(init=False)
+    staging: StagingBuffers[Allocation, Copy] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.mirrors = Mirrors(self.transfer, self.pinned.zeroed)
+        self.staging = StagingBuffers(self.transfer, self.pinned.zeroed)
 
     @property
     def stream(self) -> Any:
@@ -165,7 +165,7 @@ class Memory:
 
     def free(self, allocation: Allocation) -> None:
         """Give the memory back, of which nothing may still be in use."""
-        self.mirrors.forget(allocation)
+        self.staging.forget(allocation)
         self.held -= aligned(allocation.nbytes)
         if not self.context.closed:
             self.context.call("cuMemFree", allocation.address)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from accel.cuda.clusters import LEAST_CAPABILITY as CLUSTER_CAPABILITY
 from accel.cuda.device import Device
 from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, span_count
+from accel.cuda.packed_tiles import UNIT_COLUMNS, unit_count
 from accel.cuda.products import Run, residual_operand
-from accel.cuda.runs import operand_place, packet_number, size_places
+from accel.cuda.runs import operand_index, packet_number, size_indices
 from accel.cuda.tuned import KernelLaunch
-from accel.cuda.units import UNIT_COLUMNS, unit_count
 from accel.packets.step import Op
 
 WARPS = 8
@@ -76,15 +76,15 @@ def _packing_places(ops: Sequence[Op], run: Run) -> dict[str, int]:
     assert run.quantize is not None
     first = run.quantize if run.norm is None else run.norm
     return {
-        "X": operand_place(ops, first, "x"),
-        "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
-        "M": operand_place(ops, run.quantize, "m"),
-        "SCALE": operand_place(ops, run.quantize, "scale"),
-        "SUMS": operand_place(ops, run.quantize, "sums"),
+        "X": operand_index(ops, first, "x"),
+        "NORM_WEIGHT": operand_index(ops, run.norm, "weight"),
+        "M": operand_index(ops, run.quantize, "m"),
+        "SCALE": operand_index(ops, run.quantize, "scale"),
+        "SUMS": operand_index(ops, run.quantize, "sums"),
         "NORM": packet_number(run.norm),
         "QUANTIZE": run.quantize,
-        **size_places("quantize_activation", "columns"),
-        **size_places("rms_norm", "eps"),
+        **size_indices("quantize_activation", "columns"),
+        **size_indices("rms_norm", "eps"),
     }
 
 
@@ -97,9 +97,9 @@ def fold_launch(ops: Sequence[Op], run: Run) -> KernelLaunch:
         (min(tokens, MOST_PACKING_BLOCKS), 1, 1),
         (ROW_WARPS * 32, 1, 1),
         macros={
-            "Y": operand_place(ops, run.residual, "y"),
+            "Y": operand_index(ops, run.residual, "y"),
             **_fold_places(ops, run),
-            **size_places("matmul", "rows"),
+            **size_indices("matmul", "rows"),
         },
     )
 
@@ -121,7 +121,7 @@ def _fold_places(ops: Sequence[Op], folded: Run | None) -> dict[str, int]:
         return {"FOLDED": packet_number(None)}
     return {
         "FOLDED": folded.products[0],
-        "BIAS": operand_place(ops, folded.biases[0], "bias"),
-        "RESIDUAL": operand_place(ops, folded.residual, residual_operand(ops, folded)),
+        "BIAS": operand_index(ops, folded.biases[0], "bias"),
+        "RESIDUAL": operand_index(ops, folded.residual, residual_operand(ops, folded)),
         "SPANS": span_count(ops[folded.products[0]].most_sizes()["columns"]),
     }

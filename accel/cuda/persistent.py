@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from accel.cuda.attention import TILE_WARPS
 from accel.cuda.device import Device
+from accel.cuda.packed_tiles import unit_bytes
 from accel.cuda.phases import (
     AttentionPhase,
     Phase,
@@ -41,9 +42,8 @@ from accel.cuda.step_table import (
     RECORD_BYTES,
     WORK_BYTES,
     Bound,
-    Exchange,
+    PhaseBuffers,
 )
-from accel.cuda.units import unit_bytes
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.dtypes import I12, WEIGHT_DTYPES
@@ -63,7 +63,7 @@ class StepTable:
     phases: tuple[Phase, ...]
     formats: tuple[int, ...]
     slot_bits: tuple[int, ...]
-    exchange: Exchange
+    exchange: PhaseBuffers
     works_at: int
     end: EndPhase | None = None
 
@@ -321,7 +321,7 @@ def _macros(
 
 def _exchange(
     phases: Sequence[Phase], reading: Readers, end: int, local: Collection[str] | None
-) -> Exchange:
+) -> PhaseBuffers:
     """What one phase writes and another reads; outside of them it is read behind op ``end``."""
     written: dict[str, int] = {}
     read: set[str] = set()
@@ -338,7 +338,7 @@ def _exchange(
         for name in read
         if (local is not None and name not in local) or max(reading[name]) >= end
     }
-    return Exchange(offsets, frozenset(outside), size)
+    return PhaseBuffers(offsets, frozenset(outside), size)
 
 
 def _slot_bits(phase: Phase, tokens: int, room: int) -> int:

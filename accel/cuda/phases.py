@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.attention import SPAN_TILES, TILE_WARPS, groups_bytes
+from accel.cuda.packed_tiles import UNIT_ROWS, unit_count
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.products import ALIGNED_FLOATS, UNIT_ACTIVATION_BYTES
 from accel.cuda.runs import result
@@ -20,12 +21,11 @@ from accel.cuda.step_table import (
     PRODUCT_RECORD,
     RESULT_FIELDS,
     Bound,
+    LaunchOperands,
     Operand,
-    Places,
     real_of,
     size_of,
 )
-from accel.cuda.units import UNIT_ROWS, unit_count
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
@@ -41,7 +41,7 @@ class ProductPhase:
     """What one launch of ``unit_product.cu`` does. ``select`` is the op in front of it that picks
     rows of x, if there is one."""
 
-    places: Places
+    places: LaunchOperands
     length: int
     select: int | None = None
 
@@ -172,8 +172,8 @@ class AttentionPhase:
     """What ``attention_clusters.cu`` does, or ``head_rows.cu`` and the ``attention_spans.cu``
     behind it. ``part`` is its ``flash_attn_part``."""
 
-    heads: Places
-    spans: Places
+    heads: LaunchOperands
+    spans: LaunchOperands
     part: int
     length: int
 
@@ -359,10 +359,10 @@ def _readable(phase: Phase) -> bool:
     )
 
 
-def _places(launch: PlannedLaunch, ops: Sequence[Op]) -> Places:
-    return Places(ops, launch.first, dict(launch.source.macros))
+def _places(launch: PlannedLaunch, ops: Sequence[Op]) -> LaunchOperands:
+    return LaunchOperands(ops, launch.first, dict(launch.source.macros))
 
 
-def _operand_index(places: Places, select: int) -> int:
+def _operand_index(places: LaunchOperands, select: int) -> int:
     names = [operand.name for operand in places.ops[select].device.operands]
     return names.index("output_rows")

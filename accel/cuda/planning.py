@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accel.cuda.device import TIER, Device
-from accel.cuda.needs import Needs, kept_needs
+from accel.cuda.memory_estimate import MemoryEstimate, cached_estimate
 from accel.cuda.persistent import compose
 from accel.cuda.plan import Plan, plan_launches
-from accel.cuda.registered import cuda_forms
+from accel.cuda.registered import cuda_buckets
 from accel.cuda.step_choice import NEVER, StepChoice
 from accel.packets.binding import product_factors
 from accel.packets.footprint import device_footprint, step_memory
@@ -36,7 +36,7 @@ ALONE = Share(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class LoweredForm:
+class LoweredBucket:
     """A step of one form. ``first_rows`` as in ``accel.packets.shares``."""
 
     step: Step
@@ -47,14 +47,13 @@ class LoweredForm:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGraph:
-    """What a graph was found to take, and the ``forms`` that were lowered by now, kept for when it
-    is then made."""
+    """The memory a graph takes, and the ``buckets`` lowered so far, which its plan uses again."""
 
     graph: Graph
     largest: ShapeKey
     footprint: Footprint
-    needs: Needs
-    forms: dict[ShapeKey, LoweredForm]
+    needs: MemoryEstimate
+    buckets: dict[ShapeKey, LoweredBucket]
 
 
 @dataclass(slots=True)
@@ -77,30 +76,32 @@ class Planner:
             planned = self.planned = self._looked_at(graph, largest)
         return planned
 
-    def lowered(self, graph: Graph, form: ShapeKey, divided: Collection[str]) -> LoweredForm:
+    def lowered(self, graph: Graph, bucket: ShapeKey, divided: Collection[str]) -> LoweredBucket:
         """As planned, if it was with the same weights ``divided``."""
         planned = self.planned
         same = planned is not None and planned.graph == graph
         if planned is not None and same and planned.needs.divided == set(divided):
-            known = planned.forms.get(form)
+            known = planned.buckets.get(bucket)
             if known is not None:
                 return known
-        return self._planned_form(_lowered(graph, form), divided)
+        return self._planned_bucket(_lowered(graph, bucket), divided)
 
-    def _planned_form(self, step: Step, divided: Collection[str]) -> LoweredForm:
-        return planned_form(step, self.device, self.step, self.share, divided)
+    def _planned_bucket(self, step: Step, divided: Collection[str]) -> LoweredBucket:
+        return planned_bucket(step, self.device, self.step, self.share, divided)
 
     def _looked_at(self, graph: Graph, largest: ShapeKey) -> PlannedGraph:
-        forms: dict[ShapeKey, LoweredForm] = {}
+        buckets: dict[ShapeKey, LoweredBucket] = {}
 
-        def look() -> Needs:
-            steps = {form: _lowered(graph, form) for form in cuda_forms(largest)}
+        def look() -> MemoryEstimate:
+            steps = {bucket: _lowered(graph, bucket) for bucket in cuda_buckets(largest)}
             divided = self._divided(graph, steps.values())
-            forms.update((form, self._planned_form(step, divided)) for form, step in steps.items())
-            return _needs_of(forms, largest, divided)
+            buckets.update(
+                (bucket, self._planned_bucket(step, divided)) for bucket, step in steps.items()
+            )
+            return _estimate_of(buckets, largest, divided)
 
         parameters = self.device, self.step, self.share
-        needs = kept_needs(self.cache, parameters, graph, largest, look)
+        needs = cached_estimate(self.cache, parameters, graph, largest, look)
 
         def arranged(decl: BufferDecl) -> int:
             return self.arranged_bytes(decl) if decl.name in needs.factors else 0
@@ -113,7 +114,7 @@ class Planner:
         # Inputs have a place more than the one that is counted as their buffers.
         extra = needs.workspace_bytes + aligned(input_layout(graph, largest).nbytes)
         footprint = device_footprint(own, largest, needs.steps, arranged, extra)
-        return PlannedGraph(graph, largest, footprint, needs, forms)
+        return PlannedGraph(graph, largest, footprint, needs, buckets)
 
     def _divided(self, graph: Graph, steps: Iterable[Step]) -> frozenset[str]:
         """Weights of which each device holds its share of the rows."""
@@ -123,13 +124,13 @@ class Planner:
         return divided_weights(list(steps), self.share) & weights
 
 
-def planned_form(
+def planned_bucket(
     step: Step,
     device: Device,
     choice: StepChoice = NEVER,
     share: Share = ALONE,
     divided: Collection[str] = (),
-) -> LoweredForm:
+) -> LoweredBucket:
     """What ``device`` does of a lowered step, with its share of the ``divided`` weights."""
     shared = SharedStep(step, NO_ROWS)
     if share.count > 1:
@@ -139,19 +140,19 @@ def planned_form(
     plan = compose(tuned, step.ops, device, choice, step.scratch)
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
     schedule = schedule_launches(step, plan.levels, plan.together, since)
-    return LoweredForm(step, schedule, plan, shared.first_rows)
+    return LoweredBucket(step, schedule, plan, shared.first_rows)
 
 
-def _needs_of(
-    forms: Mapping[ShapeKey, LoweredForm], largest: ShapeKey, divided: frozenset[str]
-) -> Needs:
-    def lower(form: ShapeKey) -> tuple[Step, Schedule]:
-        return forms[form].step, forms[form].schedule
+def _estimate_of(
+    buckets: Mapping[ShapeKey, LoweredBucket], largest: ShapeKey, divided: frozenset[str]
+) -> MemoryEstimate:
+    def lower(bucket: ShapeKey) -> tuple[Step, Schedule]:
+        return buckets[bucket].step, buckets[bucket].schedule
 
-    return Needs(
-        steps=step_memory(lower, largest, cuda_forms),
-        workspace_bytes=sum(one.plan.memory_bytes for one in forms.values()),
-        factors=frozenset().union(*(product_factors(one.step) for one in forms.values())),
+    return MemoryEstimate(
+        steps=step_memory(lower, largest, cuda_buckets),
+        workspace_bytes=sum(one.plan.memory_bytes for one in buckets.values()),
+        factors=frozenset().union(*(product_factors(one.step) for one in buckets.values())),
         divided=divided,
     )
 
@@ -167,5 +168,5 @@ def _can_be_shared(decl: BufferDecl) -> bool:
     return len(decl.shape) == 2 or decl.dtype.storage is not StorageClass.FLOAT
 
 
-def _lowered(graph: Graph, form: ShapeKey) -> Step:
-    return lower_graph(graph, form, ROW_PARTS, TIER)
+def _lowered(graph: Graph, bucket: ShapeKey) -> Step:
+    return lower_graph(graph, bucket, ROW_PARTS, TIER)

@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 
 from accel.cuda.clusters import cluster_grid
 from accel.cuda.device import Device
+from accel.cuda.packed_tiles import UNIT_ROWS, in_units, unit_bytes, unit_count
 from accel.cuda.runs import (
     nobody_reads,
-    operand_place,
+    operand_index,
     packet_number,
     result,
-    size_places,
+    size_indices,
     source,
 )
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
-from accel.cuda.units import UNIT_ROWS, in_units, unit_bytes, unit_count
 from accel.packets.step import Op
 from contract.dtypes import DType
 
@@ -314,24 +314,24 @@ def _places(ops: Sequence[Op], run: Run) -> dict[str, int]:
     x = run.norm if run.norm is not None else run.quantize
     integers = run.products[0] if run.quantize is None else None
     numbers = {
-        "X": operand_place(ops, x, "x"),
-        "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
-        "M": operand_place(ops, integers, "x"),
-        "SCALE": operand_place(ops, integers, "scale"),
-        "SUMS": operand_place(ops, integers, "sums"),
-        "RESIDUAL": operand_place(ops, run.residual, residual_operand(ops, run)),
+        "X": operand_index(ops, x, "x"),
+        "NORM_WEIGHT": operand_index(ops, run.norm, "weight"),
+        "M": operand_index(ops, integers, "x"),
+        "SCALE": operand_index(ops, integers, "scale"),
+        "SUMS": operand_index(ops, integers, "sums"),
+        "RESIDUAL": operand_index(ops, run.residual, residual_operand(ops, run)),
         "NORM": packet_number(run.norm),
         "PRODUCT": run.products[0],
         "GATE": packet_number(run.gate),
-        **size_places("matmul", "rows", "columns"),
-        **size_places("swiglu", "activation"),
-        **size_places("rms_norm", "eps"),
+        **size_indices("matmul", "rows", "columns"),
+        **size_indices("swiglu", "activation"),
+        **size_indices("rms_norm", "eps"),
     }
     end = run.gate if run.gate is not None else run.residual
     for i, product in enumerate(run.products):
-        numbers[f"W{i}"] = operand_place(ops, product, "weight")
-        numbers[f"B{i}"] = operand_place(ops, run.biases[i], "bias")
-        numbers[f"Y{i}"] = operand_place(ops, writer(run, i) if end is None else end, "y")
+        numbers[f"W{i}"] = operand_index(ops, product, "weight")
+        numbers[f"B{i}"] = operand_index(ops, run.biases[i], "bias")
+        numbers[f"Y{i}"] = operand_index(ops, writer(run, i) if end is None else end, "y")
     return numbers
 
 

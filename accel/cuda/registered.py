@@ -23,12 +23,12 @@ from accel.cuda.gated_rows import gated_rows_rule
 from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import attention_matrix_rule, matrix_rule
+from accel.cuda.packed_tiles import UNITS, embed_rule, unit_layout
 from accel.cuda.products import product_rule
 from accel.cuda.sampling import largest_rule, sampling_rule
 from accel.cuda.tuned import ArrangedLayout, LayoutRule, Rule
-from accel.cuda.units import UNITS, embed_rule, unit_layout
-from accel.packets.forms import SPLIT_TOKENS, step_forms
 from accel.packets.layouts import WeightLayout
+from accel.packets.shape_buckets import SPLIT_TOKENS, shape_buckets
 from contract.shape_key import ShapeKey
 
 RULES: tuple[Rule, ...] = (
@@ -60,6 +60,6 @@ LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
 
 
-def cuda_forms(largest: ShapeKey) -> tuple[ShapeKey, ...]:
+def cuda_buckets(largest: ShapeKey) -> tuple[ShapeKey, ...]:
     """The forms steps up to ``largest`` are lowered as."""
-    return step_forms(largest, FORM_TOKENS)
+    return shape_buckets(largest, FORM_TOKENS)

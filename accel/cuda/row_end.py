@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.program import tuned_source
-from accel.cuda.runs import operand_of, operand_place, source
+from accel.cuda.runs import operand_index, operand_of, source
 from accel.cuda.step_table import END_FIELDS, END_KIND, END_RECORD, Bound, Operand
 from accel.packets.step import Op, Tensor
 
@@ -124,7 +124,7 @@ def _tempered(launch: PlannedLaunch, end: EndPhase) -> PlannedLaunch:
     """Drawing as before, from logits instead of what SAMPLE's first half makes of them; who draws
     does what follows, too."""
     ops = end.ops[end.first :]
-    places = {"LOGITS_AT": operand_place(ops, 0, "logits"), "PACKET_COUNT": 2}
+    places = {"LOGITS_AT": operand_index(ops, 0, "logits"), "PACKET_COUNT": 2}
     if launch.entry == DRAWING[-1] and len(ops) == len(ENDING):
         places |= {"PACKET_COUNT": len(ops), **_last_places(ops)}
     macros = {**dict(launch.source.macros), **places}
@@ -138,11 +138,11 @@ def _last_places(ops: Sequence[Op]) -> dict[str, int]:
     names = [op.name for op in ops]
     tell, keep = names.index("stream_out"), names.index("store_request_state")
     return {
-        "OUTPUT_ROWS_AT": operand_place(ops, keep, "output_rows"),
-        "QUERY_AT": operand_place(ops, keep, "query"),
-        "SLOTS_AT": operand_place(ops, keep, "slot_table"),
-        "STEP_AT": operand_place(ops, tell, "step"),
-        "RING_AT": operand_place(ops, tell, "ring"),
+        "OUTPUT_ROWS_AT": operand_index(ops, keep, "output_rows"),
+        "QUERY_AT": operand_index(ops, keep, "query"),
+        "SLOTS_AT": operand_index(ops, keep, "slot_table"),
+        "STEP_AT": operand_index(ops, tell, "step"),
+        "RING_AT": operand_index(ops, tell, "ring"),
         "RING_EVENTS": ops[tell].most_sizes()["ring_events"],
     }
 

@@ -14,7 +14,7 @@ OPERANDS_OF_A_PACKET = 16
 ABSENT = -1
 
 
-def operand_place(ops: Sequence[Op], number: int | None, name: str) -> int:
+def operand_index(ops: Sequence[Op], number: int | None, name: str) -> int:
     """Where ``packets.h`` finds operand ``name`` of op ``number``; -1 without the op or operand."""
     if number is None:
         return ABSENT
@@ -31,7 +31,7 @@ def packet_number(number: int | None) -> int:
 
 
 @cache
-def size_places(op: str, *names: str) -> Mapping[str, int]:
+def size_indices(op: str, *names: str) -> Mapping[str, int]:
     """Macros of where sizes and reals of an op stand in its packet: ``ROPE_HEADS``."""
     device = TABLE[op]
     return {

@@ -17,7 +17,7 @@ from accel.cuda.finite import FiniteCheck
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
 from accel.cuda.memory import Memory, Pinned, Streams
 from accel.cuda.program import Builder, Compiler, Modules
-from accel.cuda.self_test import check_arithmetic
+from accel.cuda.self_check import check_arithmetic
 from accel.cuda.step_choice import AUTO, VARIABLE, StepChoice, chosen_step
 from accel.cuda.stop_word import StopWord, make_stop_word
 from accel.cuda.upload import Uploader

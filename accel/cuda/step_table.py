@@ -86,7 +86,7 @@ assert {RECORD_BYTES} == {
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class PhaseBuffers:
     """Buffers that phases hand each other, by their offsets in a bank; ``outside`` are those that
     somebody else reads, too."""
 
@@ -109,7 +109,7 @@ class Bound:
     """Packets of a step, and which buffers an earlier phase has written."""
 
     packets: NDArray[np.void]
-    exchange: Exchange
+    exchange: PhaseBuffers
 
     def stored(self, operand: Operand | None) -> tuple[int, int]:
         """Address and stride where the step keeps it; zeros where there is none."""
@@ -141,7 +141,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class LaunchOperands:
     """Ops of a tuned launch, whose first op is ``first``, by its ``macros``."""
 
     ops: Sequence[Op]

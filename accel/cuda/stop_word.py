@@ -8,7 +8,7 @@ from typing import Any
 
 from accel.cuda.driver import CudaError
 from accel.cuda.memory import Allocation, Memory
-from accel.packets.mirrors import Bytes
+from accel.packets.staging_buffers import Bytes
 
 WORD_BYTES = 4
 

@@ -21,14 +21,14 @@ from accel.cuda.driver import NOT_READY, Context, CudaError, Handle
 from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.row_end import is_drawn, is_plain
-from accel.packets.under_way import Pace, UnderWay
+from accel.packets.in_flight import InFlight, Pace
 from contract.errors import DeviceLost
 from contract.ir.inputs import InputCopy, InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
 from contract.records import SAMPLING
 from contract.shape_key import ShapeKey
-from contract.tier import check_form
+from contract.tier import check_bucket
 
 PLACES = 2
 """For inputs: one is filled while a step reads the other."""
@@ -67,7 +67,7 @@ class CudaBatch:
     """A form's launches. ``packets`` is the number of launches of a step, ``input_bytes`` the size
     of its inputs, ``outputs`` where each OUTPUT buffer lies."""
 
-    form: ShapeKey
+    bucket: ShapeKey
     packets: int
     recording: Recording
     input_bytes: int
@@ -149,7 +149,7 @@ class CudaFence:
 
 
 @dataclass(slots=True)
-class InputPlaces:
+class InputSlots:
     """Where kernels read a step's inputs: ``PLACES`` of ``nbytes`` in one allocation, used in turn.
     Nothing is copied to one before the step that read it last has ended."""
 
@@ -192,8 +192,8 @@ class Submissions:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._under_way: UnderWay[CudaFence] = UnderWay(memory.pinned.take)
-        self._places: InputPlaces | None = None
+        self._in_flight: InFlight[CudaFence] = InFlight(memory.pinned.take)
+        self._places: InputSlots | None = None
 
     @property
     def place(self) -> Allocation | None:
@@ -203,7 +203,7 @@ class Submissions:
     @place.setter
     def place(self, place: Allocation) -> None:
         if place is not self.place:
-            self._places = InputPlaces(self._memory, place)
+            self._places = InputSlots(self._memory, place)
 
     def prepare(self, batch: CudaBatch) -> None:
         """Make what steps of a batch are going to need. Raises CudaError."""
@@ -228,13 +228,13 @@ class Submissions:
         """Enqueue the inputs and the launches of a step; ``finish`` has to follow. Nothing here
         waits for the device. Raises CudaError."""
         step = step_of(inputs)
-        check_form(batch.form, step)
+        check_bucket(batch.bucket, step)
         memory = self._memory
-        self._under_way.retire()
+        self._in_flight.retire()
         # What the host wrote into mapped memory counts only if nothing was running.
-        if not self._under_way:
-            memory.mirrors.to_device()
-        snapshot = self._under_way.snapshot(inputs, batch.input_bytes, rows)
+        if not self._in_flight:
+            memory.staging.to_device()
+        snapshot = self._in_flight.snapshot(inputs, batch.input_bytes, rows)
         assert self._places is not None
         recording = batch.recorded_for(snapshot.data)
         place = self._places.fill(snapshot.data, recording.is_brief)
@@ -247,18 +247,18 @@ class Submissions:
         Raises CudaError."""
         memory, step = self._memory, step_of(snapshot.data)
         outputs = {name: self._kept(batch.outputs[name], step) for name in wanted}
-        memory.mirrors.states_to_host()
+        memory.staging.states_to_host()
         Mark(memory.context, memory.stream).hold(memory.streams.outputs)
-        memory.mirrors.outputs_to_host(memory.leave)
+        memory.staging.outputs_to_host(memory.leave)
         fence = CudaFence(
             batch, Mark(memory.context, memory.streams.outputs), time.monotonic(), outputs
         )
-        self._under_way.add(fence, snapshot, kept=outputs)
+        self._in_flight.add(fence, snapshot, kept=outputs)
         return fence
 
     def close(self) -> None:
         """Forget everything, which must have ended or be lost."""
-        self._under_way.close()
+        self._in_flight.close()
 
     def _kept(self, output: tuple[BufferDecl, Allocation], step: ShapeKey) -> NDArray[np.uint8]:
         """The rows ``step`` has of an output, filled once all before it in the stream has ended."""

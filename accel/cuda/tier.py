@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.bound_form import BoundForm, check_layouts, move_to_first_rows
+from accel.cuda.bound_bucket import BoundBucket, check_layouts, move_to_first_rows
 from accel.cuda.buffers import CudaBuffer, Weights
 from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
@@ -18,8 +18,8 @@ from accel.cuda.memory import Allocation
 from accel.cuda.plan import sources_of
 from accel.cuda.planning import ALONE, Planner
 from accel.cuda.program import Compiler
-from accel.cuda.recorded_form import recorded_form
-from accel.cuda.registered import cuda_forms
+from accel.cuda.recorded_bucket import recorded_bucket
+from accel.cuda.registered import cuda_buckets
 from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import (
     PLACES,
@@ -31,14 +31,14 @@ from accel.cuda.upload import Arrived
 from accel.packets.binding import bind_step
 from accel.packets.buffers import matrices_of, outputs_of
 from accel.packets.build import Progress
-from accel.packets.mirrors import exchange_as
+from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
 from accel.packets.packet import aligned
-from accel.packets.places import Places, grown
 from accel.packets.rules import OPCODES
 from accel.packets.shares import Share
-from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
+from accel.packets.staging_buffers import sync_as
+from accel.packets.step_memory import StepAddresses, grown
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
@@ -51,13 +51,13 @@ PROMPT_TOKENS = 1024
 """Of a step: blocks of products fill the multiprocessors better than with 512."""
 
 
-class CudaTier(Closing):
+class CudaTier(ContextManager):
     """See ``contract.tier.Tier``. ``device`` is a device's number or part of its name.
 
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
     ``progress`` is called with a line before kernels are compiled. ``binding`` and ``compiler``
     stand in for the driver and NVRTC. ``share`` is what it does of every step, as one of the
-    devices of ``accel.cuda.several``.
+    devices of ``accel.cuda.multi_device``.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class CudaTier(Closing):
         self._weights = Weights(self._runtime)
         self._buffers: set[CudaBuffer] = set()
         self._scratch: Allocation | None = None
-        self._places = Places()
+        self._places = StepAddresses()
         self._submissions = Submissions(self._memory)
-        self._waiting = Waiting()
+        self._waiting = CompletionWaiter()
         runtime = self._runtime
         arranged_bytes = self._weights.arranged_bytes
         self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes, choices.cache)
@@ -125,9 +125,9 @@ class CudaTier(Closing):
         planned = self._planner.planned
         return frozenset() if planned is None else planned.needs.divided
 
-    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+    def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
-        return cuda_forms(largest)
+        return cuda_buckets(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
@@ -142,7 +142,7 @@ class CudaTier(Closing):
         with self._guarded("reserving memory"):
             # Uploads begin at once, and need theirs.
             self._weights.prepare(graph.buffers[name] for name in sorted(planned.needs.factors))
-            for lowered in planned.forms.values():
+            for lowered in planned.buckets.values():
                 self._runtime.modules.build_ahead(sources_of(lowered.plan))
             self._reserve(planned.needs.steps.shared, input_layout(graph, largest).nbytes)
 
@@ -150,7 +150,7 @@ class CudaTier(Closing):
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(f"allocating {decl.name}"):
             allocation = self._memory.allocate(decl.name, nbytes)
-        exchange_as(allocation, decl)
+        sync_as(allocation, decl)
         return self._keep(CudaBuffer(decl, nbytes, heap, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> CudaBuffer:
@@ -211,21 +211,21 @@ class CudaTier(Closing):
             return buffer.source
         assert buffer.allocation is not None
         with self._guarded(f"mapping {buffer.name}"):
-            return self._memory.mirrors.map(buffer.allocation)
+            return self._memory.staging.map(buffer.allocation)
 
     def read(self, buffer: CudaBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """See Tier."""
         check_range(buffer, offset, nbytes)
         assert buffer.allocation is not None
         with self._guarded(f"reading {buffer.name}"):
-            return self._memory.mirrors.read(buffer.allocation, offset, nbytes)
+            return self._memory.staging.read(buffer.allocation, offset, nbytes)
 
     def write(self, buffer: CudaBuffer, offset: int, data: NDArray[np.uint8]) -> None:
         """See Tier."""
         check_range(buffer, offset, data.nbytes)
         assert buffer.allocation is not None
         with self._guarded(f"writing {buffer.name}"):
-            self._memory.mirrors.write(buffer.allocation, offset, data)
+            self._memory.staging.write(buffer.allocation, offset, data)
 
     def load_kernel(self, blob: bytes) -> CudaKernel:
         """Build a ``.zrt`` file of CUDA C++ source that defines a kernel of its name."""
@@ -237,25 +237,25 @@ class CudaTier(Closing):
         self,
         graph: Graph,
         buffers: Mapping[str, CudaBuffer],
-        form: ShapeKey,
+        bucket: ShapeKey,
         inputs: InputLayout,
     ) -> CudaBatch:
         """Launches of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         with self._guarded(f"lowering {graph.name}"):
-            return self.record(self.bind(graph, buffers, form, inputs))
+            return self.record(self.bind(graph, buffers, bucket, inputs))
 
     def bind(
         self,
         graph: Graph,
         buffers: Mapping[str, CudaBuffer],
-        form: ShapeKey,
+        bucket: ShapeKey,
         inputs: InputLayout,
-    ) -> BoundForm:
+    ) -> BoundBucket:
         """The first half of ``lower``: everything but what other devices have to tell. Raises
         UnsupportedOp, OutOfMemory and CudaError."""
         declared = graph.buffers
         divided = {n for n, buffer in buffers.items() if buffer.decl.shape != declared[n].shape}
-        lowered = self._planner.lowered(graph, form, divided)
+        lowered = self._planner.lowered(graph, bucket, divided)
         step, schedule, plan = lowered.step, lowered.schedule, lowered.plan
         self._runtime.modules.prepare(sources_of(plan))
         self._reserve(schedule.shared_bytes, inputs.nbytes)
@@ -275,9 +275,9 @@ class CudaTier(Closing):
             kept.append(self._memory.allocate(f"workspace of {graph.name}", plan.workspace_bytes))
             workspace = kept[0].address
         short = plan.short
-        return BoundForm(
+        return BoundBucket(
             graph.name,
-            form,
+            bucket,
             plan,
             packets,
             kept,
@@ -288,15 +288,15 @@ class CudaTier(Closing):
         )
 
     def record(
-        self, bound: BoundForm, peers: Sequence[tuple[CudaTier, BoundForm]] = ()
+        self, bound: BoundBucket, peers: Sequence[tuple[CudaTier, BoundBucket]] = ()
     ) -> CudaBatch:
         """The second half: ``peers`` are the other devices with the same form, whose memory is
         there. Raises OutOfMemory and CudaError."""
         theirs = [(tier._places, other) for tier, other in peers]
-        made = recorded_form(self._runtime, bound, self._places, self.share.index, theirs)
+        made = recorded_bucket(self._runtime, bound, self._places, self.share.index, theirs)
         launches = len(bound.plan.launches)
         batch = CudaBatch(
-            bound.form, launches, made.whole, bound.input_bytes, bound.outputs, made.short
+            bound.bucket, launches, made.whole, bound.input_bytes, bound.outputs, made.short
         )
         self._submissions.prepare(batch)
         return batch

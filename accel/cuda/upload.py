@@ -21,10 +21,10 @@ from threading import Condition, Thread
 
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.submissions import Mark
-from accel.packets.mirrors import Bytes
 from accel.packets.stacks import Stack
+from accel.packets.staging_buffers import Bytes
 from contract.errors import OutOfMemory
-from contract.mapped import copy_bytes
+from contract.file_reads import copy_bytes
 
 Arrived = Callable[[int, int], None]
 """Called with the device address and the bytes of stored rows whose copy is enqueued, by a thread

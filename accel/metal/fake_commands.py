@@ -116,7 +116,7 @@ class FakeCommandBuffer:
         self.state = COMMITTED
         self.machine.objc.retain(self.address)
         self._keep(1)
-        self.queue.under_way.append(self)
+        self.queue.in_flight.append(self)
 
     @method("status", "Q@:")
     def status(self) -> int:
@@ -187,12 +187,12 @@ class FakeQueue:
     """An MTLCommandQueue. Once a buffer ``failed`` the others of its process are ignored."""
 
     machine: Machine
-    under_way: deque[FakeCommandBuffer] = field(default_factory=deque)
+    in_flight: deque[FakeCommandBuffer] = field(default_factory=deque)
     failed: bool = False
 
     @method("commandBuffer", "@@:")
     def command_buffer(self) -> int:
-        while len(self.under_way) >= MOST_UNDER_WAY and self.advance():
+        while len(self.in_flight) >= MOST_UNDER_WAY and self.advance():
             pass
         buffer = FakeCommandBuffer(self)
         buffer.address = self.machine.pooled("commandBuffer", "MTLCommandBuffer", buffer)
@@ -200,9 +200,9 @@ class FakeQueue:
 
     def advance(self) -> bool:
         """Do the next command buffer, if there is one and the device does anything."""
-        if not self.under_way or self.machine.behaviour.hangs:
+        if not self.in_flight or self.machine.behaviour.hangs:
             return False
-        buffer = self.under_way.popleft()
+        buffer = self.in_flight.popleft()
         if self.failed:
             buffer.state, buffer.said = FAILED, IGNORED
             buffer.end()
@@ -213,9 +213,9 @@ class FakeQueue:
 
     def released(self) -> None:
         """What was never done is dropped."""
-        for buffer in self.under_way:
+        for buffer in self.in_flight:
             buffer.end()
-        self.under_way.clear()
+        self.in_flight.clear()
 
 
 def _run(machine: Machine, each: Pass) -> None:

@@ -16,8 +16,8 @@ from accel.metal.program import Pipeline, Program
 from accel.metal.queue import READ_AND_WRITE, Queue
 from accel.packets import work
 from accel.packets.packet import ABSENT, PACKET, aligned
-from accel.packets.places import Places
 from accel.packets.step import Op, Placement
+from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
 
 ARGUMENTS = np.dtype(
@@ -97,7 +97,7 @@ class Recording:
             raise
         self.inputs = InputCopy(self.place.host[self._inputs_at :])
 
-    def bind(self, places: Places) -> None:
+    def bind(self, places: StepAddresses) -> None:
         """Arguments follow the scratch memory where it has moved; nothing of this may run."""
         if places.scratch == self._scratch:
             return

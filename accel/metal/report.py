@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel.kernels.judging import kernels_of
+from accel.kernels.device_probe import kernels_of
 from accel.metal.device import any_device
 from accel.metal.objc import ObjectiveC, load_metal
 from accel.metal.tier import MetalTier

@@ -6,15 +6,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from accel.kernels.judging import ALL_NATIVE, traits_of
+from accel.kernels.device_probe import ALL_NATIVE, traits_of
 from accel.kernels.source import Traits
 from accel.metal.device import NEWER_HINT, default_device
 from accel.metal.memory import Memory
 from accel.metal.objc import TIER, ObjectiveC
 from accel.metal.program import Program
 from accel.metal.queue import Queue
-from accel.metal.self_test import ask
-from accel.packets.places import Places
+from accel.metal.self_check import ask
+from accel.packets.step_memory import StepAddresses
 from contract.errors import TierError, TierUnavailable
 
 
@@ -37,7 +37,7 @@ class Runtime:
     queue: Queue
     memory: Memory
     program: Program
-    places: Places = field(default_factory=Places)
+    places: StepAddresses = field(default_factory=StepAddresses)
 
     def close(self) -> None:
         """Give everything back."""

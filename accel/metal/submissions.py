@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from accel.metal.launcher import Recording
 from accel.metal.memory import Allocation, Kind, Memory
 from accel.metal.queue import Encode, Submission
-from accel.packets.places import Places
+from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from contract.tier import check_form
+from contract.tier import check_bucket
 
 COPIED = 4
 """Bytes a copy has a multiple of."""
@@ -35,7 +35,7 @@ class MetalBatch:
     one more recording, ``free`` are those no step under way uses, ``recordings`` all there are,
     ``outputs`` where each OUTPUT buffer lies."""
 
-    form: ShapeKey
+    bucket: ShapeKey
     packets: int
     barriers: int
     record: Callable[[], Recording]
@@ -75,7 +75,7 @@ class MetalFence:
 class Submissions:
     """All that was submitted and may still run."""
 
-    def __init__(self, memory: Memory, places: Places) -> None:
+    def __init__(self, memory: Memory, places: StepAddresses) -> None:
         self._memory = memory
         self._queue = memory.queue
         self._places = places
@@ -91,7 +91,7 @@ class Submissions:
     ) -> MetalFence:
         """See ``contract.tier.Tier.submit``."""
         step = step_of(inputs)
-        check_form(batch.form, step)
+        check_bucket(batch.bucket, step)
         self._retire()
         recording = self._recording(batch)
         recording.bind(self._places)

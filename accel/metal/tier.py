@@ -23,15 +23,15 @@ from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.build import BuildError
 from accel.packets.footprint import PlannedSteps, shared_footprint
-from accel.packets.forms import step_forms
 from accel.packets.fused import fuse
-from accel.packets.places import grown
+from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS
 from accel.packets.rules import OPCODES, ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_levels
+from accel.packets.shape_buckets import shape_buckets
 from accel.packets.step import Schedule, Step
-from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
+from accel.packets.step_memory import grown
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows
@@ -53,7 +53,7 @@ class MetalKernel:
     header: KernelHeader
 
 
-class MetalTier(Closing):
+class MetalTier(ContextManager):
     """See ``contract.tier.Tier``. ``device`` is part of the device's name.
 
     Raises TierUnavailable when there is no such device, it lacks something, or it cannot keep to
@@ -114,9 +114,9 @@ class MetalTier(Closing):
         """See ``contract.tier.Tier``."""
         return shared_footprint(graph, largest, self._steps.memory(graph, largest), VIEW_BYTES)
 
-    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+    def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
-        return step_forms(largest)
+        return shape_buckets(largest)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory, in an arena that has room for the buffers to come."""
@@ -190,11 +190,11 @@ class MetalTier(Closing):
         self,
         graph: Graph,
         buffers: Mapping[str, MetalBuffer],
-        form: ShapeKey,
+        bucket: ShapeKey,
         inputs: InputLayout,
     ) -> MetalBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
-        step, schedule = self._steps.of(graph, form)
+        step, schedule = self._steps.of(graph, bucket)
         with self._guarded(f"packets of {graph.name}"):
             self._reserve(schedule.shared_bytes)
             packets = bind_step(
@@ -212,7 +212,7 @@ class MetalTier(Closing):
             queue, memory = self._runtime.queue, self._memory
             return Recording(queue, memory, graph.name, launches, place.address, inputs.nbytes)
 
-        batch = MetalBatch(form, len(launches), schedule.barriers, record, outputs)
+        batch = MetalBatch(bucket, len(launches), schedule.barriers, record, outputs)
         self._batches[id(batch)] = batch.recordings
         weakref.finalize(batch, self._forget, id(batch), place)
         return batch
@@ -280,8 +280,8 @@ class MetalTier(Closing):
             buffer.allocation = self._memory.adopt(buffer.name, buffer.source)
         return buffer.allocation
 
-    def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = fuse(lower_graph(graph, form, ROW_PARTS, TIER))
+    def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
+        step = fuse(lower_graph(graph, bucket, ROW_PARTS, TIER))
         return step, schedule_levels(step)
 
     def _reserve(self, nbytes: int) -> None:

@@ -20,9 +20,9 @@ from accel.packets.build import Progress
 from accel.packets.layouts import LANES, TILE_ROWS, WeightLayout, group_bytes, tile_bytes
 from accel.packets.packet import BANK_SHIFT, PACKET
 from accel.packets.stacks import Stack
-from contract.deferred import dataclass
 from contract.dtypes import DType, StorageClass
 from contract.errors import OutOfMemory
+from contract.lazy_dataclass import dataclass
 
 Bytes = NDArray[np.uint8]
 
@@ -44,7 +44,7 @@ class Arranger:
     cache: Path | None = None
     progress: Progress | None = None
     _kernels: dict[DType, Any] = field(default_factory=dict)
-    _under_way: deque[tuple[Any, Bytes]] = field(default_factory=deque)
+    _in_flight: deque[tuple[Any, Bytes]] = field(default_factory=deque)
     """What the device may still read of the host's memory, and the event after which not."""
     _ahead_bytes: int = 0
     """Of all that."""
@@ -81,7 +81,7 @@ class Arranger:
             groups = range(stack.groups)
             event = self._launch(stack, source, np.uint64(place.address), 0, groups)
             if event is not None:
-                self._under_way.append((event, stack.data))
+                self._in_flight.append((event, stack.data))
                 self._ahead_bytes += stack.data.nbytes
             self.runtime.launch.queue.flush()
             if self._ahead_bytes > AHEAD_BYTES:
@@ -93,16 +93,16 @@ class Arranger:
 
     def finish(self) -> None:
         """Wait until every matrix is arranged."""
-        if self._under_way:
+        if self._in_flight:
             self.runtime.launch.queue.finish()
-            self._under_way.clear()
+            self._in_flight.clear()
             self._ahead_bytes = 0
 
     def forget(self) -> None:
         """Let go of what the device has read."""
         complete = self.runtime.launch.cl.COMPLETE
-        while self._under_way and self._under_way[0][0].command_execution_status <= complete:
-            _, data = self._under_way.popleft()
+        while self._in_flight and self._in_flight[0][0].command_execution_status <= complete:
+            _, data = self._in_flight.popleft()
             self._ahead_bytes -= data.nbytes
 
     def _stage(self, stack: Stack, place: Allocation) -> None:

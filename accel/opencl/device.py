@@ -8,8 +8,8 @@ from typing import Any
 from accel.opencl import binding
 from accel.opencl.api import LIBRARY, opencl
 from accel.opencl.driver import wait_for_drivers
-from contract.deferred import dataclass
 from contract.errors import TierUnavailable
+from contract.lazy_dataclass import dataclass
 
 TIER = "opencl"
 INSTALL_EXTRA = "pip install 'zinc-rt[opencl]'"

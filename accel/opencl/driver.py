@@ -11,7 +11,7 @@ from accel.opencl.api import library_path
 ANY_DEVICE = 0xFFFFFFFF
 
 
-_under_way: list[threading.Thread] = []
+_in_flight: list[threading.Thread] = []
 
 
 def load_drivers() -> threading.Thread:
@@ -21,17 +21,17 @@ def load_drivers() -> threading.Thread:
     """
     thread = threading.Thread(target=_load, name="OpenCL drivers")
     thread.start()
-    _under_way.append(thread)
+    _in_flight.append(thread)
     return thread
 
 
 def wait_for_drivers() -> None:
     """Until all that is being loaded is: PoCL has no devices for one thread while another one
     looks for them."""
-    for thread in list(_under_way):
+    for thread in list(_in_flight):
         thread.join()
         with suppress(ValueError):
-            _under_way.remove(thread)
+            _in_flight.remove(thread)
 
 
 def _load() -> None:

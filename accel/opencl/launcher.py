@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.contents import StepPrograms, parts_of
-from accel.opencl.crew import Choice, FixedCrew
 from accel.opencl.memory import Allocation, Memory
+from accel.opencl.worker_tuner import Choice, FixedWorkers
 from accel.packets.footprint import kinds_of
 from accel.packets.step import Op
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 
 MEETING_BYTES = 512
 FAILED_WORD = 64
@@ -43,7 +43,7 @@ class WorkersLost(Exception):
 
 
 @dataclass(slots=True)
-class ScratchPlace:
+class ScratchAddress:
     """Where scratch memory lies: addresses of the shared part and of the first worker's own."""
 
     shared: int = 0
@@ -67,7 +67,7 @@ class LaunchContext:
     queue: Any
     program: Any
     memory: Memory
-    scratch: ScratchPlace
+    scratch: ScratchAddress
     programs: StepPrograms | None = None
     """Those of steps, where ops are no modules."""
 
@@ -157,7 +157,7 @@ class PersistentLauncher:
     ) -> None:
         self.launch = launch
         self.workers = workers
-        self.choice = choice or FixedCrew(workers)
+        self.choice = choice or FixedWorkers(workers)
         self._timed = choice is not None
         self._started: deque[_Started] = deque()
         self._spin_limit = spin_limit

@@ -12,17 +12,17 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from accel.opencl.host_memory import available_memory
-from accel.packets.mirrors import Bytes, Mirrors
 from accel.packets.packet import ALIGNMENT, BANK_SHIFT, BANKS, aligned
-from contract.deferred import dataclass
+from accel.packets.staging_buffers import Bytes, StagingBuffers
 from contract.errors import OutOfMemory
+from contract.lazy_dataclass import dataclass
 
 MIN_BANK_BYTES = 64 << 20
 
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """``nbytes`` at ``address``, see ``mirrors.Mirrored``. ``borrowed`` are bytes that are not the
+    """``nbytes`` at ``address``, see ``staging.Staged``. ``borrowed`` are bytes that are not the
     memory's own: a view of the caller's.
     """
 
@@ -200,11 +200,11 @@ class BankedMemory:
     _banks: list[_Bank | None] = field(default_factory=lambda: [None] * BANKS)
     _placed: int = 0
     _expected: int = 0
-    _mirrors: Mirrors[Allocation, Any] = field(init=False)
+    _staging: StagingBuffers[Allocation, Any] = field(init=False)
     shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self._mirrors = Mirrors(self.transfer, aligned_bytes)
+        self._staging = StagingBuffers(self.transfer, aligned_bytes)
 
     @property
     def held(self) -> int:
@@ -236,21 +236,21 @@ class BankedMemory:
 
     def map(self, allocation: Allocation) -> Bytes:
         """See Memory."""
-        return self._mirrors.map(allocation)
+        return self._staging.map(allocation)
 
     def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
         """See Memory."""
-        return self._mirrors.read(allocation, offset, nbytes)
+        return self._staging.read(allocation, offset, nbytes)
 
     def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
         """See Memory."""
-        self._mirrors.write(allocation, offset, data)
+        self._staging.write(allocation, offset, data)
 
     def free(self, allocation: Allocation) -> None:
         """See Memory."""
         self.used -= allocation.nbytes
         self._placed -= aligned(allocation.nbytes)
-        self._mirrors.forget(allocation)
+        self._staging.forget(allocation)
         bank = self._banks[allocation.bank]
         assert bank is not None
         bank.live -= 1
@@ -265,11 +265,11 @@ class BankedMemory:
 
     def to_device(self) -> list[Any]:
         """See Memory."""
-        return self._mirrors.to_device()
+        return self._staging.to_device()
 
     def to_host(self) -> list[Any]:
         """See Memory."""
-        return self._mirrors.to_host()
+        return self._staging.to_host()
 
     def _take(self, what: str, nbytes: int) -> Allocation:
         size = aligned(nbytes)

@@ -21,7 +21,7 @@ from accel.packets.accessors import op_list, packet_accessors, packet_constants
 from accel.packets.build import BuildError, Progress, cache_entry
 from accel.packets.disk_cache import read_entry, write_entry
 from accel.packets.ops import OPS, TABLE
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from accel.kernels.source import Traits

@@ -13,7 +13,6 @@ import numpy as np
 
 from accel.opencl.contents import StepPrograms
 from accel.opencl.cpu_flags import cpu_flags
-from accel.opencl.crew import Choice, Crews
 from accel.opencl.device import POCL_COMPILES_ONCE, TIER, Device, import_binding
 from accel.opencl.launcher import (
     LAUNCH_GROUPS_PER_UNIT,
@@ -22,7 +21,7 @@ from accel.opencl.launcher import (
     Mode,
     PacketLauncher,
     PersistentLauncher,
-    ScratchPlace,
+    ScratchAddress,
     WorkersLost,
 )
 from accel.opencl.memory import BankedMemory, Memory, SharedMemory
@@ -34,13 +33,14 @@ from accel.opencl.program import (
     copy_files,
     module_options,
 )
-from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
+from accel.opencl.self_check import SelfTest, check_layout, native_arithmetic
+from accel.opencl.worker_tuner import Choice, Crews
 from accel.packets.build import Progress
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from accel.packets.rules import ROW_PARTS
-from contract.deferred import dataclass
 from contract.errors import TierUnavailable
+from contract.lazy_dataclass import dataclass
 
 FUTEX_X86_64 = 202
 PROBE_SPIN_LIMIT = 1 << 27
@@ -53,15 +53,15 @@ PROBE_WIDTH = 16
 class Choices:
     """What a caller may decide about a device; None leaves it to the probes.
 
-    ``threads`` is the most cores of a CPU device to use; ``crew`` makes, of that number, what
-    says how many of them each step gets. ``memory_bytes`` is the most memory,
+    ``threads`` is the most cores of a CPU device to use; ``worker_tuner`` makes what chooses,
+    from that number, how many of them each step gets. ``memory_bytes`` is the most memory,
     ``cache`` the folder of built programs, None for no cache on disk. ``native_arithmetic`` False
     uses the integer remedies for division and square root whatever the self-test says.
     """
 
     mode: Mode = Mode.AUTO
     threads: int | None = None
-    crew: Callable[[int], Choice] = Crews
+    worker_tuner: Callable[[int], Choice] = Crews
     memory_bytes: int | None = None
     cache: Path | None = None
     shared_addresses: bool | None = None
@@ -106,7 +106,7 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
         units = max(1, min(units, choices.threads))
 
     def context_of(program: Any, programs: StepPrograms | None = None) -> LaunchContext:
-        return LaunchContext(cl, queue, program, memory, ScratchPlace(), programs)
+        return LaunchContext(cl, queue, program, memory, ScratchAddress(), programs)
 
     def build(files: Mapping[str, str], flags: str) -> Any:
         return build_program(context, device, files, flags, choices.cache, progress)
@@ -151,7 +151,7 @@ def _launcher(
         persistent = context_of(True)
         wanted = choices.mode is Mode.PERSISTENT
         if wanted or _runs_together(persistent, workers):
-            launcher = PersistentLauncher(persistent, workers, choice=choices.crew(workers))
+            launcher = PersistentLauncher(persistent, workers, choice=choices.worker_tuner(workers))
             return Mode.PERSISTENT, persistent, launcher
     single = context_of(False)
     return Mode.LAUNCH, single, PacketLauncher(single, workers)

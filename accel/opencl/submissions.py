@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from accel.opencl.launcher import LaunchContext, Recording
 from accel.opencl.memory import Allocation, BankedMemory, aligned_bytes
-from accel.packets.mirrors import Bytes
-from accel.packets.under_way import Pace, UnderWay
-from contract.deferred import dataclass
+from accel.packets.in_flight import InFlight, Pace
+from accel.packets.staging_buffers import Bytes
 from contract.ir.inputs import InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
+from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
-from contract.tier import check_form
+from contract.tier import check_bucket
 
 COPYING_ITEMS = 16
 """Work-items that copy an output: few, for a processor runs each on a core."""
@@ -39,7 +39,7 @@ class OpenClBatch:
     inputs, ``outputs`` where each OUTPUT buffer lies.
     """
 
-    form: ShapeKey
+    bucket: ShapeKey
     packets: int
     barriers: int
     recording: Recording
@@ -76,14 +76,14 @@ class Submissions:
     def __init__(self, launch: LaunchContext) -> None:
         self._launch = launch
         self._complete = launch.cl.COMPLETE
-        self._under_way: UnderWay[OpenClFence] = UnderWay(aligned_bytes)
+        self._in_flight: InFlight[OpenClFence] = InFlight(aligned_bytes)
         self._copy = launch.cl.Kernel(launch.program, "copy_output") if self._shared else None
         self.place: Allocation | None = None
 
     @property
     def nbytes(self) -> int:
         """Host memory of all snapshots."""
-        return self._under_way.nbytes
+        return self._in_flight.nbytes
 
     def submit(
         self,
@@ -94,24 +94,24 @@ class Submissions:
     ) -> OpenClFence:
         """See ``contract.tier.Tier.submit``."""
         step = step_of(inputs)
-        check_form(batch.form, step)
-        self._under_way.retire()
+        check_bucket(batch.bucket, step)
+        self._in_flight.retire()
         memory = self._launch.memory
         # What the host wrote into mapped memory counts only if nothing was running.
-        sent = [] if self._under_way else memory.to_device()
-        snapshot = self._under_way.snapshot(inputs, batch.input_bytes, rows)
+        sent = [] if self._in_flight else memory.to_device()
+        snapshot = self._in_flight.snapshot(inputs, batch.input_bytes, rows)
         done = [batch.recording.enqueue(self._provided(snapshot.data, sent), step.tokens)]
         outputs = {name: self._kept(batch.outputs[name], step, done) for name in wanted}
         done += memory.to_host()
         self._launch.queue.flush()
         fence = OpenClFence(batch, done[-1], self._complete, time.monotonic(), outputs)
         # Events wait for what they stand for if they are given up.
-        self._under_way.add(fence, snapshot, sent + done)
+        self._in_flight.add(fence, snapshot, sent + done)
         return fence
 
     def close(self) -> None:
         """Forget everything, which must have ended."""
-        self._under_way.close()
+        self._in_flight.close()
 
     @property
     def _shared(self) -> bool:

@@ -19,24 +19,24 @@ from accel.opencl.submissions import OpenClBatch, OpenClFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.build import Progress
+from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory, opencl_footprint
-from accel.packets.forms import step_forms
-from accel.packets.kept_memory import KeptMemory
+from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
 from accel.packets.layouts import planes_bytes
-from accel.packets.mirrors import exchange_as
-from accel.packets.places import grown
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
+from accel.packets.shape_buckets import shape_buckets
+from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
-from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
+from accel.packets.step_memory import grown
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.closing import Closing
-from contract.deferred import dataclass
+from contract.context_manager import ContextManager
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_text
+from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
@@ -53,7 +53,7 @@ class OpenClKernel:
     program: Any
 
 
-class OpenClTier(Closing):
+class OpenClTier(ContextManager):
     """See ``contract.tier.Tier``. ``device`` is part of a platform's or device's name.
 
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
@@ -75,7 +75,7 @@ class OpenClTier(Closing):
         self._scratch: Allocation | None = None
         self._own: Allocation | None = None
         self._submissions = Submissions(self._runtime.launch)
-        self._waiting = Waiting()
+        self._waiting = CompletionWaiter()
         self._steps = PlannedSteps(self._schedule, known=self._known_memory())
         self._lost = ""
 
@@ -127,9 +127,9 @@ class OpenClTier(Closing):
         """See ``contract.tier.Tier``."""
         return self._footprint(graph, largest, self._steps.memory(graph, largest))
 
-    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+    def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
-        return step_forms(largest)
+        return shape_buckets(largest)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory, in a bank that has room for the buffers to come."""
@@ -147,7 +147,7 @@ class OpenClTier(Closing):
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> OpenClBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         allocation = self._memory.allocate(decl.name, nbytes)
-        exchange_as(allocation, decl)
+        sync_as(allocation, decl)
         return self._keep(OpenClBuffer(decl, nbytes, heap, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> OpenClBuffer:
@@ -208,12 +208,12 @@ class OpenClTier(Closing):
         self,
         graph: Graph,
         buffers: Mapping[str, OpenClBuffer],
-        form: ShapeKey,
+        bucket: ShapeKey,
         inputs: InputLayout,
     ) -> OpenClBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         runtime = self._runtime
-        step, schedule = self._steps.of(graph, form)
+        step, schedule = self._steps.of(graph, bucket)
         self._reserve(schedule.shared_bytes, schedule.own_bytes)
         self._reserve_inputs(inputs.nbytes)
         packets = bind_step(
@@ -225,7 +225,7 @@ class OpenClTier(Closing):
         )
         place = self._memory.adopt(f"packets of {graph.name}", packets.view(np.uint8))
         batch = OpenClBatch(
-            form,
+            bucket,
             len(packets),
             schedule.barriers,
             runtime.launcher.record(packets, place.address, step.ops),
@@ -296,9 +296,9 @@ class OpenClTier(Closing):
             buffer.allocation = self._memory.adopt(buffer.name, buffer.source, borrowed=True)
         return buffer.allocation
 
-    def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+    def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         runtime = self._runtime
-        step = lower_graph(graph, form, runtime.parts, TIER)
+        step = lower_graph(graph, bucket, runtime.parts, TIER)
         if runtime.mode is Mode.PERSISTENT:
             return step, schedule_workers(step, runtime.launcher.workers)
         if runtime.launcher.by_modules:
@@ -315,7 +315,7 @@ class OpenClTier(Closing):
             return None
         launcher = runtime.launcher
         parameters = runtime.mode.value, launcher.by_modules, launcher.workers, runtime.parts
-        return KeptMemory(cache, (TIER, *parameters)).of
+        return StepMemoryCache(cache, (TIER, *parameters)).of
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         workers = self._runtime.launcher.workers

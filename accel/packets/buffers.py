@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.packets.layouts import WeightLayout
-from contract.deferred import dataclass
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.lazy_dataclass import dataclass
 from contract.tier import Heap
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from functools import cached_property
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 
 
 class Split(Enum):

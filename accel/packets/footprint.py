@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from accel.packets.binding import stored_operands
-from accel.packets.forms import step_forms
 from accel.packets.layouts import arranged_bytes, planes_bytes
 from accel.packets.packet import PACKET, aligned
+from accel.packets.shape_buckets import shape_buckets
 from accel.packets.step import Op, Schedule, Step
-from contract.deferred import dataclass
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
+from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 
 Lower = Callable[[ShapeKey], tuple[Step, Schedule]]
 """The step of a graph for one form, and its schedule."""
-Forms = Callable[[ShapeKey], Sequence[ShapeKey]]
+Buckets = Callable[[ShapeKey], Sequence[ShapeKey]]
 """The forms of the steps up to the largest."""
 
 MAPPED_OUTPUT_BYTES = 1 << 16
@@ -43,9 +43,9 @@ KnownMemory = Callable[[Graph, ShapeKey, Callable[[], StepMemory]], StepMemory]
 """What the steps of a graph up to the largest take, of which the last makes it."""
 
 
-def step_memory(lower: Lower, largest: ShapeKey, forms: Forms = step_forms) -> StepMemory:
+def step_memory(lower: Lower, largest: ShapeKey, buckets: Buckets = shape_buckets) -> StepMemory:
     """Looks at every form of the steps up to ``largest``."""
-    lowered = [lower(form) for form in forms(largest)]
+    lowered = [lower(bucket) for bucket in buckets(largest)]
     return StepMemory(
         shared=max(schedule.shared_bytes for _, schedule in lowered),
         own=max(schedule.own_bytes for _, schedule in lowered),
@@ -67,11 +67,11 @@ class PlannedSteps:
     def __init__(
         self,
         schedule: Callable[[Graph, ShapeKey], tuple[Step, Schedule]],
-        forms: Forms = step_forms,
+        buckets: Buckets = shape_buckets,
         known: KnownMemory | None = None,
     ) -> None:
         self._schedule = schedule
-        self._forms = forms
+        self._buckets = buckets
         self._known = known
         self._planned: tuple[Graph, ShapeKey] | None = None
         self._steps: dict[ShapeKey, tuple[Step, Schedule]] = {}
@@ -83,18 +83,20 @@ class PlannedSteps:
             self._planned, self._steps, self._memory = (graph, largest), {}, None
 
             def make() -> StepMemory:
-                self._steps = {form: self._schedule(graph, form) for form in self._forms(largest)}
-                return step_memory(self._steps.__getitem__, largest, self._forms)
+                self._steps = {
+                    bucket: self._schedule(graph, bucket) for bucket in self._buckets(largest)
+                }
+                return step_memory(self._steps.__getitem__, largest, self._buckets)
 
             self._memory = self._known(graph, largest, make) if self._known else make()
         return self._memory
 
-    def of(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+    def of(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         """The step of a form, as planned if it was; it is not kept any longer."""
         planned = None
         if self._planned is not None and self._planned[0] is graph:
-            planned = self._steps.pop(form, None)
-        return planned or self._schedule(graph, form)
+            planned = self._steps.pop(bucket, None)
+        return planned or self._schedule(graph, bucket)
 
 
 def opencl_footprint(
@@ -114,7 +116,7 @@ def opencl_footprint(
     arranged = arranged or _arranged_bytes
     buffers: dict[str, int] = {}
     mapped: dict[str, int] = {}
-    mirrors = 0
+    staging = 0
     for decl in graph.buffers.values():
         if decl.kind is BufferKind.SCRATCH:
             continue
@@ -128,13 +130,13 @@ def opencl_footprint(
                 mapped[decl.name] = read
         else:
             buffers[decl.name] = sum(aligned(part) for part in (as_read, read) if part)
-            mirrors += nbytes if _kept_by_host(decl, nbytes) else 0
+            staging += nbytes if _kept_by_host(decl, nbytes) else 0
     scratch = steps.shared + steps.own * workers
     variants = sum(steps.packets)
     if not shared:
         scratch = aligned(steps.shared) + aligned(steps.own * workers)
         variants = sum(map(aligned, steps.packets))
-    return Footprint(buffers, mapped, scratch, variants + extra, mirrors=mirrors)
+    return Footprint(buffers, mapped, scratch, variants + extra, staging=staging)
 
 
 def device_footprint(
@@ -162,7 +164,7 @@ def shared_footprint(
             buffers[decl.name] = aligned(arranged) if arranged else 0
             if decl.name in steps.stored or not arranged:
                 mapped[decl.name] = nbytes
-    return replace(copied, buffers=buffers, mapped=mapped, mirrors=0)
+    return replace(copied, buffers=buffers, mapped=mapped, staging=0)
 
 
 def _kept_by_host(decl: BufferDecl, nbytes: int) -> bool:

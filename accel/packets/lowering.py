@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from accel.packets.device_op import DeviceOp, DeviceOperand
-from accel.packets.forms import SPLIT_TOKENS
 from accel.packets.ops import TABLE as DEVICE_OPS
+from accel.packets.shape_buckets import SPLIT_TOKENS
 from accel.packets.step import Count, Op, Per, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 from contract.dtypes import F16, F32, I32, DType, StorageClass
@@ -31,7 +31,7 @@ NO_EXPERTS: Mapping[str, Field] = MappingProxyType({"used": 0, "most_chunks": 0}
 
 
 class Lowering:
-    """Collects the ops of one graph for steps of one ``form``: its most tokens and rows.
+    """Collects the ops of one graph for steps of one ``bucket``: its most tokens and rows.
 
     ``tier`` names the device in errors. Attention of at most ``split_tokens`` tokens is split.
     """
@@ -39,13 +39,13 @@ class Lowering:
     def __init__(
         self,
         graph: Graph,
-        form: ShapeKey,
+        bucket: ShapeKey,
         parts: int,
         tier: str,
         split_tokens: int = SPLIT_TOKENS,
     ) -> None:
         self.graph = graph
-        self.form = form
+        self.bucket = bucket
         self.parts = parts
         self.tier = tier
         self.split_tokens = split_tokens
@@ -54,7 +54,7 @@ class Lowering:
         self.expert_groups: dict[Tensor, tuple[Tensor, Tensor]] = {}
         """Of each routing its chunks and order, see ``rules_experts``."""
         for decl in graph.of_kind(BufferKind.SCRATCH):
-            self.step.scratch[decl.name] = buffer_bytes(decl, form)
+            self.step.scratch[decl.name] = buffer_bytes(decl, bucket)
 
     def tensor(self, view: View) -> Tensor:
         """The view as a tensor of binary32, binary16 or int32 elements."""
@@ -257,7 +257,7 @@ class Lowering:
         return bind_shapes(TABLE[node.opcode], shapes, node.params)
 
     def _size(self, dim: int | str) -> int:
-        return self.form.sizes()[dim] if isinstance(dim, str) else dim
+        return self.bucket.sizes()[dim] if isinstance(dim, str) else dim
 
 
 def cheap(count: Count, columns: int) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from accel.packets.forms import SPLIT_TOKENS
 from accel.packets.lowering import Field, Lowering, cheap
 from accel.packets.rules_attention import lower_attention
 from accel.packets.rules_experts import EXPERT_RULES
 from accel.packets.rules_recurrent import RECURRENT_RULES
+from accel.packets.shape_buckets import SPLIT_TOKENS
 from accel.packets.step import Step
 from contract.arithmetic import SPAN
 from contract.errors import UnsupportedOp
-from contract.ir.early_rows import early_rows
 from contract.ir.expand import EXPANSIONS, expand
 from contract.ir.nodes import Graph, Node
+from contract.ir.prune_rows import prune_rows
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
@@ -31,19 +31,19 @@ ROW_PARTS = 64
 
 
 def lower_graph(
-    graph: Graph, form: ShapeKey, parts: int, tier: str, split_tokens: int = SPLIT_TOKENS
+    graph: Graph, bucket: ShapeKey, parts: int, tier: str, split_tokens: int = SPLIT_TOKENS
 ) -> Step:
-    """The ops of ``graph`` for steps of ``form`` on ``tier``; row reductions are cut in ``parts``,
-    and so is the context of attention of at most ``split_tokens`` tokens.
+    """The ops of ``graph`` for steps of ``bucket`` on ``tier``. Row reductions are cut in
+    ``parts``; so is the context of attention of at most ``split_tokens`` tokens.
 
     Output rows are picked early, and fused opcodes without a rule written out first. Raises
     UnsupportedOp for an opcode that is not in OPCODES and for sizes no op has room for.
     """
-    graph = expand(early_rows(graph, form), frozenset(RULES))
+    graph = expand(prune_rows(graph, bucket), frozenset(RULES))
     missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
     if missing:
         raise UnsupportedOp(tier, missing)
-    lowering = Lowering(graph, form, parts, tier, split_tokens)
+    lowering = Lowering(graph, bucket, parts, tier, split_tokens)
     for node in graph.nodes:
         RULES[node.opcode](lowering, node)
     return lowering.step

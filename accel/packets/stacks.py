@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.packets.layouts import LANES
-from contract.deferred import dataclass
 from contract.dtypes import DType
+from contract.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from accel.packets.device_op import DeviceOp, Split, pieces
-from contract.deferred import dataclass
 from contract.dtypes import DType
+from contract.lazy_dataclass import dataclass
 
 PRODUCTS = (
     *("matmul", "matmul_row", "matmul_tiles", "matmul_wide", "matmul_narrow", "matmul_few"),

@@ -16,7 +16,7 @@ from accel.vulkan.launcher import most_groups
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue
-from accel.vulkan.self_test import launch_alone
+from accel.vulkan.self_check import launch_alone
 from contract.dtypes import DType, StorageClass
 
 Bytes = NDArray[np.uint8]

@@ -9,7 +9,7 @@ from typing import Any
 from accel.vulkan.api import TIER, Vulkan, VulkanError
 from accel.vulkan.matrices import has_matrices
 from accel.vulkan.spirv import FLOAT_CONTROLS
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import TierUnavailable
 
 MIN_VERSION = (1, 2)
@@ -88,7 +88,7 @@ class Device:
         return (*(name for name, there in has.items() if there), *self.controls)
 
 
-class Instance(Closing):
+class Instance(ContextManager):
     """A VkInstance and its devices. A context manager."""
 
     def __init__(self, vulkan: Vulkan) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from accel.kernels.source import module_of
 from accel.packets import work
 from accel.packets.device_op import DeviceOp
-from accel.packets.places import Places
 from accel.packets.step import Op, Placement
+from accel.packets.step_memory import StepAddresses
 from accel.vulkan.device import Device
 from accel.vulkan.program import Pipeline, Program
 from accel.vulkan.pushed import Packets, pushed
@@ -63,7 +63,7 @@ class Recording:
         self,
         queue: Queue,
         program: Program,
-        places: Places,
+        places: StepAddresses,
         launches: list[Launch],
         packets: Packets,
     ) -> None:

@@ -62,7 +62,7 @@ class Memory:
     """All memory of one device. Sizes in bytes.
 
     ``shared`` says that device and host use the same memory. ``exchanges`` changes whenever
-    ``mirrors`` does.
+    ``staging`` does.
     """
 
     def __init__(self, queue: Queue, capacity: int, shared: bool) -> None:
@@ -214,7 +214,7 @@ class Memory:
             self._arenas.remove(arena)
             self._destroy(arena)
 
-    def mirrors(self, to_device: bool) -> list[Allocation]:
+    def staging(self, to_device: bool) -> list[Allocation]:
         """What was mapped and is to be exchanged, before a submission or after it."""
         return [m for m in self._mapped if (m.sent if to_device else m.fetched)]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from accel.kernels.accessors import is_pushed, pushed_bytes, pushed_counts
 from accel.packets.device_op import DeviceOp
 from accel.packets.packet import ABSENT, BANK_SHIFT, INPUT_MEMORY, PACKET, SCRATCH_MEMORY
-from accel.packets.places import Places
+from accel.packets.step_memory import StepAddresses
 
 BY_ADDRESS = struct.Struct("<3QI")
 """Where scratch, inputs and packets lie, and which packet it is."""
@@ -26,7 +26,7 @@ class Packets:
     address: int
 
 
-def resolved(places: Places, stored: int) -> int:
+def resolved(places: StepAddresses, stored: int) -> int:
     """The address behind one of a packet."""
     if stored == ABSENT:
         return stored
@@ -41,7 +41,7 @@ def push_size(op: DeviceOp) -> int:
     return pushed_bytes(op) if is_pushed(op) else BY_ADDRESS.size
 
 
-def pushed(op: DeviceOp, packets: Packets, index: int, places: Places) -> bytes:
+def pushed(op: DeviceOp, packets: Packets, index: int, places: StepAddresses) -> bytes:
     """What the kernel of packet ``index``, which is one of ``op``, is given."""
     if not is_pushed(op):
         return BY_ADDRESS.pack(places.scratch, places.inputs, packets.address, index)

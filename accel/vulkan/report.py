@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel.kernels.judging import kernels_of
+from accel.kernels.device_probe import kernels_of
 from accel.vulkan.api import load_vulkan
 from accel.vulkan.device import Device, Instance
 from accel.vulkan.runtime import Choices

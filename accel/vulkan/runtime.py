@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from accel.kernels.judging import ALL_NATIVE, traits_of
+from accel.kernels.device_probe import ALL_NATIVE, traits_of
 from accel.kernels.source import Traits
-from accel.packets.places import Places
+from accel.packets.step_memory import StepAddresses
 from accel.vulkan.api import TIER, Vulkan, VulkanError
 from accel.vulkan.device import Instance
 from accel.vulkan.memory import Memory
-from accel.vulkan.product_test import matrices_agree
+from accel.vulkan.product_check import matrices_agree
 from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue
-from accel.vulkan.self_test import ask
+from accel.vulkan.self_check import ask
 from contract.errors import TierError, TierUnavailable
 
 
@@ -43,7 +43,7 @@ class Runtime:
     queue: Queue
     memory: Memory
     program: Program
-    places: Places = field(default_factory=Places)
+    places: StepAddresses = field(default_factory=StepAddresses)
 
     def close(self, lost: bool) -> None:
         """Give everything back; of a device that is ``lost`` what is the host's alone."""

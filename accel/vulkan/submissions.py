@@ -22,7 +22,7 @@ from contract.ir.inputs import InputCopy, InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from contract.tier import check_form
+from contract.tier import check_bucket
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -33,7 +33,7 @@ class VulkanBatch:
     inputs, ``outputs`` where each OUTPUT buffer lies.
     """
 
-    form: ShapeKey
+    bucket: ShapeKey
     packets: int
     barriers: int
     recording: Recording
@@ -89,7 +89,7 @@ class _Running:
 
 
 @dataclass(slots=True)
-class _Exchange:
+class _Sync:
     """Commands that bring what the host has mapped to the device or back."""
 
     version: int = -1
@@ -105,8 +105,8 @@ class Submissions:
         self._running: deque[_Running] = deque()
         self._snapshots: dict[int, list[_Snapshot]] = {}
         self._kept: dict[int, list[Allocation]] = {}
-        self._sending = _Exchange()
-        self._fetching = _Exchange()
+        self._sending = _Sync()
+        self._fetching = _Sync()
         self.place: Allocation | None = None
 
     def submit(
@@ -118,14 +118,14 @@ class Submissions:
     ) -> VulkanFence:
         """See ``contract.tier.Tier.submit``."""
         step = step_of(inputs)
-        check_form(batch.form, step)
+        check_bucket(batch.bucket, step)
         self._retire()
         recorded = batch.recording.batches
         # What the host wrote into mapped memory counts only if nothing was running.
-        before = [] if self._running else self._exchange(self._sending, to_device=True)
+        before = [] if self._running else self._sync(self._sending, to_device=True)
         snapshot = self._snapshot(batch.input_bytes)
         snapshot.copy.update(inputs, rows)
-        after = self._exchange(self._fetching, to_device=False)
+        after = self._sync(self._fetching, to_device=False)
         outputs, kept = self._outputs(batch, step, wanted)
         copying = [self._queue.record(self._copies(batch, kept), once=True)] if kept else []
         batches = [[commands] for commands in recorded]
@@ -182,13 +182,13 @@ class Submissions:
 
         return fill
 
-    def _exchange(self, exchange: _Exchange, to_device: bool) -> list[Any]:
+    def _sync(self, exchange: _Sync, to_device: bool) -> list[Any]:
         """The commands for what is mapped now, recorded when that has changed."""
         memory = self._memory
         if exchange.version != memory.exchanges:
             self._queue.finish()
             self._queue.forget(exchange.commands)
-            mapped = memory.mirrors(to_device)
+            mapped = memory.staging(to_device)
             exchange.commands = [self._queue.record(self._mirrored(mapped, to_device))]
             if not mapped:
                 self._queue.forget(exchange.commands)

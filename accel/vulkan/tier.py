@@ -16,17 +16,17 @@ from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.few import FEW_FORMS, with_few_tokens
 from accel.packets.footprint import PlannedSteps, device_footprint
-from accel.packets.forms import SPLIT_TOKENS, step_forms
 from accel.packets.fused import fuse
+from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS
 from accel.packets.layouts import planes_bytes
-from accel.packets.mirrors import exchange_as
-from accel.packets.places import grown
 from accel.packets.planes import PLANES_FROM, TILED, with_planes
 from accel.packets.repeated import repeat_small
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_levels
+from accel.packets.shape_buckets import SPLIT_TOKENS, shape_buckets
+from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
-from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
+from accel.packets.step_memory import grown
 from accel.packets.wide import with_wide_tiles
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
 from accel.vulkan.arrange import Arranger
@@ -37,7 +37,7 @@ from accel.vulkan.pushed import Packets
 from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import Submissions, VulkanBatch, VulkanFence
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, input_layout
@@ -61,7 +61,7 @@ class VulkanKernel:
     header: KernelHeader
 
 
-class VulkanTier(Closing):
+class VulkanTier(ContextManager):
     """See ``contract.tier.Tier``. ``device`` is part of a device's or driver's name.
 
     Raises TierUnavailable when there is no such device, it lacks something, or it cannot keep to
@@ -78,7 +78,7 @@ class VulkanTier(Closing):
         self._submissions = Submissions(runtime.queue, runtime.memory)
         self._buffers: set[VulkanBuffer] = set()
         self._scratch: Allocation | None = None
-        self._steps = PlannedSteps(self._schedule, self.forms)
+        self._steps = PlannedSteps(self._schedule, self.buckets)
         self._lost = ""
         self._closed = False
 
@@ -127,12 +127,12 @@ class VulkanTier(Closing):
         """See ``contract.tier.Tier``."""
         return device_footprint(graph, largest, self._steps.memory(graph, largest), planes_bytes)
 
-    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+    def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
         if not self.traits.matrix:
-            return step_forms(largest)
+            return shape_buckets(largest)
         tiled = (TILED,) if largest.tokens >= PLANES_FROM else ()
-        return step_forms(largest, (1, SPLIT_TOKENS, *FEW_FORMS, *tiled))
+        return shape_buckets(largest, (1, SPLIT_TOKENS, *FEW_FORMS, *tiled))
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory, in an arena that has room for the buffers to come."""
@@ -146,7 +146,7 @@ class VulkanTier(Closing):
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(decl.name):
             allocation = self._memory.allocate(decl.name, nbytes)
-        exchange_as(allocation, decl)
+        sync_as(allocation, decl)
         return self._keep(VulkanBuffer(decl, nbytes, heap, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> VulkanBuffer:
@@ -206,11 +206,11 @@ class VulkanTier(Closing):
         self,
         graph: Graph,
         buffers: Mapping[str, VulkanBuffer],
-        form: ShapeKey,
+        bucket: ShapeKey,
         inputs: InputLayout,
     ) -> VulkanBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
-        step, schedule = self._steps.of(graph, form)
+        step, schedule = self._steps.of(graph, bucket)
         with self._guarded(f"packets of {graph.name}"):
             self._reserve(schedule.shared_bytes, inputs.nbytes)
             packets = bind_step(
@@ -222,7 +222,7 @@ class VulkanTier(Closing):
             )
             recording, place = self._recorded(step, schedule, packets, graph.name)
         batch = VulkanBatch(
-            form,
+            bucket,
             len(packets),
             schedule.barriers,
             recording,
@@ -288,8 +288,8 @@ class VulkanTier(Closing):
             buffer.allocation = self._memory.adopt(buffer.name, buffer.source)
         return buffer.allocation
 
-    def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        lowered = lower_graph(graph, form, PARTS, TIER)
+    def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
+        lowered = lower_graph(graph, bucket, PARTS, TIER)
         matrix = self.traits.matrix
         step = repeat_small(fuse(lowered, matrix, attention=matrix))
         step = with_few_tokens(with_wide_tiles(with_planes(step))) if matrix else step

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.deferred import dataclass
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import ALIGNMENT, buffer_bytes
+from contract.lazy_dataclass import dataclass
 from contract.records import STEP
 from contract.shape_key import ShapeKey
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from enum import IntEnum
 
-from contract.deferred import dataclass
 from contract.dtypes import DType
+from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from contract.spec import Dim, Scalar, Stage
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from contract.deferred import dataclass
 from contract.ir.graph import BufferDecl, BufferKind, Graph
+from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 
 ALIGNMENT = 256

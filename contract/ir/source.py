@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 
 _SLICE = re.compile(r"\[(\d+):(\d+)/(\d+)\]")
 _TEXT = re.compile(

@@ -20,9 +20,9 @@ from dataclasses import field
 from enum import StrEnum
 from itertools import combinations
 
-from contract.deferred import dataclass
 from contract.errors import VerifyError
 from contract.ir.nodes import BufferDecl, BufferKind, Graph, Node, View
+from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import SYMBOLS

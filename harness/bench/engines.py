@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from contract.deferred import dataclass
 from contract.errors import ConfigError
+from contract.lazy_dataclass import dataclass
 from contract.types import Request, SamplingParams
 from harness.startup import load_ahead
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import ExecutionError, ZincError
 from harness.bench.engines import PeerEngine, Setup, Timing, open_engine
 from harness.startup import prepare_process
@@ -33,7 +33,7 @@ NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 is, never does."""
 
 
-class Worker(Closing):
+class Worker(ContextManager):
     """The parent's end. A context manager; ``first_token_seconds`` counts from process start."""
 
     def __init__(self, name: str, setup: Setup, prompt: str, cache: Path | None = None) -> None:

@@ -9,8 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from contract.deferred import dataclass
 from contract.errors import CatalogError
+from contract.lazy_dataclass import dataclass
 
 MEMORY_CONTEXT_TOKENS = 4096
 MEMORY_OVERHEAD_BYTES = 256 << 20

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from contract.deferred import dataclass
 from contract.errors import CatalogError
+from contract.lazy_dataclass import dataclass
 
 HOSTS = ("hf.co/", "huggingface.co/")
 WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"

@@ -19,8 +19,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from contract.deferred import dataclass
 from contract.errors import CatalogError
+from contract.lazy_dataclass import dataclass
 from harness.catalog import names
 from harness.catalog.entries import ManagedModel, find
 from harness.catalog.hub import hub_folder

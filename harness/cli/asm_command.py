@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
 
 def asm(args: argparse.Namespace) -> int:
     """Write the kernel file, or print its code."""
-    from accel.amd.assemble import Wanted, kernel_from
+    from accel.amd.assemble import AssemblyJob, kernel_from
     from accel.amd.generation import BY_ARCHITECTURE
     from accel.amd.listing import listing
     from contract.errors import ConfigError
@@ -54,7 +54,7 @@ def asm(args: argparse.Namespace) -> int:
 
     path: Path = args.input
     gpu = BY_ARCHITECTURE[args.gpu]
-    kernel = kernel_from(path, Wanted(args.dtype, not args.integer, args.items, gpu))
+    kernel = kernel_from(path, AssemblyJob(args.dtype, not args.integer, args.items, gpu))
     lines = listing(kernel)
     if args.list:
         print("\n".join(lines))

@@ -75,7 +75,7 @@ def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, A
     """As the tier keeps it, if the command names one: opening it may compile for a while."""
     import psutil
 
-    from harness.cli.model_facts import Wanted, run_facts
+    from harness.cli.model_facts import RequestedSizes, run_facts
     from harness.memory import budget_of
     from harness.tiers import open_tier
 
@@ -85,7 +85,7 @@ def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, A
             tier = stack.enter_context(open_tier(settings["tier"], tier_options(settings)))
             available = tier.available_bytes
         budget = budget_of(available, settings["memory_budget"])
-        wanted = Wanted(
+        wanted = RequestedSizes(
             settings["context"],
             settings["kv_dtype"],
             settings["chunk"],

@@ -96,7 +96,7 @@ def vocabulary_facts(file: GgufFile) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedSizes:
     """What a model is to be run with. ``context`` None is the longest within ``budget`` bytes,
     ``chunk`` None what an engine would choose; ``tier`` None counts what the graph declares,
     whatever a tier makes of it."""
@@ -114,7 +114,7 @@ class Wanted:
         return whole_contexts(self.slots, context, kv_dtype, tokens, self.slots, min(64, context))
 
 
-def run_facts(file: GgufFile, wanted: Wanted) -> dict[str, Any]:
+def run_facts(file: GgufFile, wanted: RequestedSizes) -> dict[str, Any]:
     """Sizes, memory and work of the forward pass, or ``problem``: why there is none.
 
     Work is that of one decode token with the planned context to attend to. RequestError when the
@@ -146,7 +146,7 @@ def run_facts(file: GgufFile, wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def _settled(model: Model, wanted: Wanted, longest: int) -> Wanted:
+def _settled(model: Model, wanted: RequestedSizes, longest: int) -> RequestedSizes:
     """With the prompt tokens of a step that an engine would have."""
     if wanted.chunk is not None or wanted.tier is None:
         return wanted
@@ -157,7 +157,7 @@ def _settled(model: Model, wanted: Wanted, longest: int) -> Wanted:
     return choices[-1 if found is None else found[0]]
 
 
-def memory_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
+def memory_facts(model: Model, wanted: RequestedSizes, longest: int) -> dict[str, Any]:
     """The plan (``MemoryPlan.to_dict``) of the context asked for, or of the longest that fits.
 
     ``fits`` compares it with ``budget``. ``kinds`` gives for each storage type of keys and values
@@ -200,7 +200,7 @@ def memory_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
     }
 
 
-def sequence_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
+def sequence_facts(model: Model, wanted: RequestedSizes, longest: int) -> dict[str, Any]:
     """The longest context up to ``longest`` of which ``wanted.slots`` sequences fit at once.
 
     ``context`` is None where not even a page of each does, and ``total`` then what that takes.

@@ -94,7 +94,7 @@ def serve(args: argparse.Namespace) -> int:
     from harness.serve import supervisor
     from harness.serve.heap import freeze_heap
     from harness.serve.presence import announced
-    from harness.serve.run import run_until_told, running
+    from harness.serve.run import run_until_signalled, running
 
     level = logging.WARNING if args.quiet else logging.INFO
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
@@ -116,7 +116,7 @@ def serve(args: argparse.Namespace) -> int:
                 for line in _ways_in(server):
                     note(line)
             supervisor.tell("READY=1")
-            interrupted = run_until_told(server, settings["drain_seconds"])
+            interrupted = run_until_signalled(server, settings["drain_seconds"])
     return INTERRUPTED if interrupted else 0
 
 

@@ -17,9 +17,9 @@ from contract.ir.analysis import (
     weight_storage,
 )
 from contract.ir.cost import Cost, graph_cost
-from contract.ir.early_rows import early_rows
 from contract.ir.export import cost_fields, to_document
 from contract.ir.nodes import Graph
+from contract.ir.prune_rows import prune_rows
 from contract.ir.scratch import plan_scratch
 from contract.shape_key import ShapeKey
 
@@ -97,7 +97,7 @@ def _prefill(graph: Graph, context: int) -> dict[str, Any]:
     """A prompt from position 0: its tokens attend half of it in the mean; one row of logits."""
     tokens = min(PROMPT_TOKENS, context)
     key = ShapeKey(tokens, 1)
-    work = graph_cost(early_rows(graph, key), key, (tokens + 1) // 2)
+    work = graph_cost(prune_rows(graph, key), key, (tokens + 1) // 2)
     return {"tokens": tokens, "flops": work.flops, "flops_per_token": work.flops // tokens}
 
 

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
 from contract.types import Request, Tenant, TokenEvent
-from harness.serve.beside import IN_TIME_SECONDS, WorkBeside
+from harness.serve.background_work import IN_TIME_SECONDS, BackgroundWork
+from harness.serve.event_queue import Delivered, EventQueue, Offer
 from harness.serve.faults import log_fault
-from harness.serve.hand_over import Delivered, HandOver, Offer
 from harness.serve.submissions import EngineStopped, Submission, Submits
 from harness.serve.watch import Listener, RequestFacts, Watch
 from reference.engine import Engine
@@ -50,14 +50,14 @@ class EventStream:
         self._driver = driver
         self._capacity = capacity
         self._ready = ready
-        self._events = HandOver()
+        self._events = EventQueue()
         self._live: set[int] = set()
         self._stalled = False
 
     def take(self, timeout: float, offer: Offer | None = None) -> list[Delivered]:
         """What there is, after waiting up to ``timeout`` seconds for the first event; empty if
         none came. Raises EngineStopped when none will. What comes meanwhile is offered to
-        ``offer`` first, on the engine's thread: see ``HandOver``."""
+        ``offer`` first, on the engine's thread: see ``EventQueue``."""
         if self._stalled:
             self._driver.unstall(self)
         return self._events.take(timeout, offer)
@@ -93,7 +93,7 @@ class EngineDriver(Submits[EventStream]):
         self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
     ) -> None:
         self._watch = Watch()
-        self._beside = WorkBeside(self._work_done)
+        self._background = BackgroundWork(self._work_done)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events
         self._ids = itertools.count(1)
@@ -176,7 +176,7 @@ class EngineDriver(Submits[EventStream]):
             stream._stalled = False
             for request_id in stream._live:
                 self._engine.unstall(request_id)
-                if request_id in self._beside.late:
+                if request_id in self._background.late:
                     self._engine.stall(request_id, patient=True)
 
         self._post(go_on)
@@ -208,7 +208,7 @@ class EngineDriver(Submits[EventStream]):
                 engine.submit(request, sink, first, mask, output=submission.output)
                 accepted.append(request.id)
                 if mask is not None:
-                    self._beside.add(request.id, mask)
+                    self._background.add(request.id, mask)
                 stream._live.add(request.id)
         except BaseException as error:
             nobody_else = engine.statistics.waiting == len(accepted)
@@ -231,7 +231,7 @@ class EngineDriver(Submits[EventStream]):
             first = len(request.prompt) - 1
         if scores is None:
             return sink, first if sink else 0
-        begin = partial(self._beside.start, request.id, scores.work)
+        begin = partial(self._background.start, request.id, scores.work)
         return scores.sink(begin, sink, first), 0
 
     def _post(self, work: Callable[[], None], waiting: Future[Any] | None = None) -> None:
@@ -288,7 +288,7 @@ class EngineDriver(Submits[EventStream]):
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
             else:
-                self._beside.received(event.request_id, event.token)
+                self._background.received(event.request_id, event.token)
         self._count(tenants)
         for stream, delivered in given.items():
             stream._put(delivered)
@@ -297,7 +297,9 @@ class EngineDriver(Submits[EventStream]):
                 for request_id in stream._live:
                     self._engine.stall(request_id)
         # Without tokens for anybody there is nothing better to do than to wait for late work.
-        for request_id in self._beside.settle(IN_TIME_SECONDS if events else STALLED_STEP_SECONDS):
+        for request_id in self._background.settle(
+            IN_TIME_SECONDS if events else STALLED_STEP_SECONDS
+        ):
             self._engine.stall(request_id, patient=True)
 
     def _all_rest(self) -> bool:
@@ -305,14 +307,14 @@ class EngineDriver(Submits[EventStream]):
 
     def _rests(self, request_id: int, stream: EventStream) -> bool:
         """Whether nothing is computed for a request for now."""
-        return stream._stalled or request_id in self._beside.late
+        return stream._stalled or request_id in self._background.late
 
     def _work_done(self, request_id: int) -> None:
         """Late work is done, on a thread of its own: its request goes on."""
 
         def go_on() -> None:
             stream = self._watch.streams.get(request_id)
-            if self._beside.settled(request_id) and stream is not None and not stream._stalled:
+            if self._background.settled(request_id) and stream is not None and not stream._stalled:
                 self._engine.unstall(request_id)
 
         self._post(go_on)
@@ -336,7 +338,7 @@ class EngineDriver(Submits[EventStream]):
             self.statistics, self._noted = self._engine.statistics, now
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
-        self._beside.forget(request_id)
+        self._background.forget(request_id)
         stream._live.discard(request_id)
         self._watch.streams.pop(request_id, None)
 
@@ -350,7 +352,7 @@ class EngineDriver(Submits[EventStream]):
             self._engine.cancel(request_id)
             stream._put(reason)
         self._watch.streams.clear()
-        self._beside.close()
+        self._background.close()
         for command in left:
             command()
 

@@ -24,7 +24,7 @@ from harness.digest import RunningDigest
 from harness.serve.chat import ChatPlan, masks_of
 from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
-from harness.serve.hand_over import Delivered
+from harness.serve.event_queue import Delivered
 from harness.serve.model import ServedModel
 from harness.serve.prompt_scores import PromptScores
 from harness.serve.reply import Part, ReplyParser, joined

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import ConfigError
 
 BUSY_SECONDS = 10.0
@@ -39,7 +39,7 @@ class Counts:
 NAMES = tuple(field.name for field in fields(Counts))
 
 
-class LedgerStore(Closing):
+class LedgerStore(ContextManager):
     """The file of counters. Safe to share between threads, and between processes."""
 
     def __init__(self, path: Path) -> None:

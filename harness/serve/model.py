@@ -25,8 +25,8 @@ from harness.serve.dialect import Dialect, dialect_of
 from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
 from harness.serve.fingerprint import system_fingerprint
+from harness.serve.multi_engine import MultiEngineDriver
 from harness.serve.structured.grammars import Grammars
-from harness.serve.together import Together
 from harness.serve.wire import ChatRequest, Message, TemplateOptions
 from harness.serve.wire_tools import Tool
 from reference.engine import Engine
@@ -166,7 +166,7 @@ def open_model(
     tenants: Iterable[Tenant],
     owned: ExitStack,
     progress: Progress = SILENT,
-    together: Together | None = None,
+    together: MultiEngineDriver | None = None,
 ) -> ServedModel:
     """Load a model and start the thread that drives it; both end with ``owned``. With ``together``
     that is the one of all models there, whose tenants are its own.

@@ -64,7 +64,7 @@ class ModelHandlers:
         tenant = g.account.tenant
         return {
             "object": "list",
-            "data": [_described(g.service.model), *self._beside()],
+            "data": [_described(g.service.model), *self._background()],
             "x_zinc": {
                 "managed": list(self._managed()),
                 "tenant": {"name": tenant.name, "qos": tenant.qos.value},
@@ -75,7 +75,7 @@ class ModelHandlers:
         served: ServedModel = g.service.model
         if model == served.name:
             return _described(served)
-        for described in self._beside():
+        for described in self._background():
             if described["id"] == model:
                 return described
         for facts in self._managed():
@@ -84,7 +84,7 @@ class ModelHandlers:
                         "x_zinc": facts}  # fmt: skip
         raise _unknown(model)
 
-    def _beside(self) -> Iterator[Json]:
+    def _background(self) -> Iterator[Json]:
         """The models that may be named beside the one that answers."""
         for name, model in self._serving.others.items():
             if model is not None:

@@ -26,11 +26,11 @@ from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
+from harness.serve.multi_engine import MultiEngineDriver
 from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
 from harness.serve.service import Service
 from harness.serve.serving import Opener, Serving
-from harness.serve.together import Together
 
 MAX_BODY_BYTES = 8 << 20
 """Longest body of a request: a context of a million tokens has room in it."""
@@ -126,7 +126,7 @@ def _serving(
 ) -> Serving:
     if options.replicas:
         return Serving(options.path, options.model.name, _replicas(options), accounts, ledger)
-    together = Together(accounts.tenants) if options.beside else None
+    together = MultiEngineDriver(accounts.tenants) if options.beside else None
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))
@@ -190,7 +190,7 @@ def _new_trace(folder: Path, name: str) -> Path:
     return folder / f"{began}-{os.getpid()}-{time.monotonic_ns()}-{stem}.trace"
 
 
-def run_until_told(server: Running, drain_seconds: float) -> bool:
+def run_until_signalled(server: Running, drain_seconds: float) -> bool:
     """Answer until SIGTERM, which drains, or SIGINT, which does not; a second signal cuts a drain.
 
     Gives whether it was SIGINT.

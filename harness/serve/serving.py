@@ -25,8 +25,8 @@ from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
+from harness.serve.multi_engine import MultiEngineDriver, SharedDriver
 from harness.serve.service import Service
-from harness.serve.together import SharedDriver, Together
 
 Opener = Callable[[Path, str, ExitStack, int], ServedModel]
 """Loads the model in a file, to be called by a name; it ends with the stack. The last argument are
@@ -78,7 +78,7 @@ class Serving:
         ledger: LedgerStore,
         began_with: tuple[str, Path] | None = None,
         beside: Mapping[str, Path] = NO_OTHERS,
-        together: Together | None = None,
+        together: MultiEngineDriver | None = None,
     ) -> None:
         self.began_with = began_with or (name, path)
         self.by_name = dict([self.began_with, *beside.items()]) if beside else {}
@@ -134,7 +134,7 @@ class Serving:
             with self._changed:
                 place = self._called(name)
             if place is None:
-                place = self._load_beside(name)
+                place = self._load_in_background(name)
             # Nobody unloads one while this lock is held.
             with self._changed:
                 return self._leased(place)
@@ -271,7 +271,7 @@ class Serving:
         refreeze_heap()
         return place
 
-    def _load_beside(self, name: str) -> _Place:
+    def _load_in_background(self, name: str) -> _Place:
         """Load a model that is asked for. Raises ApiError."""
         self.service.check_accepting()
         try:

@@ -19,7 +19,7 @@ class Resident(NamedTuple):
     pages: Sequence[int]
 
 
-class Place(NamedTuple):
+class QueuePosition(NamedTuple):
     """What may be computed for a request that has a slot. It ``decodes`` when its next token is the
     device's to sample and there is one to come; its consumer may have ``stalled``."""
 
@@ -35,7 +35,7 @@ class State(NamedTuple):
 
     slots: int
     free_slots: Sequence[int]
-    residents: Sequence[Resident]
+    slot_manager: Sequence[Resident]
     waiting: Collection[int]
     live: Collection[int]
     references: Sequence[int]
@@ -64,12 +64,12 @@ class Candidate(NamedTuple):
 
 def check_slots(state: State) -> None:
     """Every slot is free or has one request, every request is in one place."""
-    slots = [*(resident.slot for resident in state.residents), *state.free_slots]
+    slots = [*(resident.slot for resident in state.slot_manager), *state.free_slots]
     if len(slots) != state.slots or len(set(slots)) != state.slots:
         raise Violation(
             Invariant.SLOT_OWNER, f"taken or free are slots {sorted(slots)} of {state.slots}"
         )
-    placed = [resident.request_id for resident in state.residents]
+    placed = [resident.request_id for resident in state.slot_manager]
     together = len(placed) + len(state.waiting)
     if together != len(state.live) or {*placed, *state.waiting} != set(state.live):
         raise Violation(
@@ -84,7 +84,7 @@ def check_pages(state: State) -> None:
     is charged to a tenant that holds it."""
     referrers = [0] * len(state.references)
     paid: set[int] = set()
-    for resident in state.residents:
+    for resident in state.slot_manager:
         for page in resident.pages:
             referrers[page] += 1
             if state.payers[page] == resident.tenant:
@@ -111,7 +111,7 @@ def check_pages(state: State) -> None:
     )
 
 
-def check_decodes(places: Iterable[Place], computed: Collection[int]) -> None:
+def check_decodes(places: Iterable[QueuePosition], computed: Collection[int]) -> None:
     """The step that computes for the slots ``computed`` delays no decode, and computes nothing for
     a consumer that takes no tokens."""
     for request_id, slot, decodes, stalled in places:
@@ -131,7 +131,7 @@ def check_quota(
 
     The only request of a tenant may have its pages: the quota it was accepted under was larger.
     """
-    own = [one for state in states for one in state.residents if one.tenant == tenant.id]
+    own = [one for state in states for one in state.slot_manager if one.tenant == tenant.id]
     pages = sum(state.charged(tenant.id) for state in states)
     require(
         len(own) <= tenant.max_slots
@@ -203,7 +203,7 @@ def check_preemption(
 
     if not interactive(leaver):
         return
-    others = [resident for resident in state.residents if not interactive(resident)]
+    others = [resident for resident in state.slot_manager if not interactive(resident)]
     pages = sum(state.charged(leaver.tenant) for state in states)
     require(
         not others or pages + growth > tenants[leaver.tenant].max_kv_pages,

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.engine.speculation import Open
+from reference.engine.drafter import DraftRequest
 
 WRONG_ONE_IN = 4
 """How often a guessed token is wrong."""
@@ -26,7 +26,7 @@ class Guesses:
         self._vocab = vocab
         self._random = random
 
-    def draft(self, sequences: Sequence[Open]) -> list[NDArray[np.int32]]:
+    def draft(self, sequences: Sequence[DraftRequest]) -> list[NDArray[np.int32]]:
         """See ``Drafter``."""
         return [self._guess(open) for open in sequences]
 
@@ -37,7 +37,7 @@ class Guesses:
     def forget(self, key: int) -> None:
         """See ``Drafter``."""
 
-    def _guess(self, open: Open) -> NDArray[np.int32]:
+    def _guess(self, open: DraftRequest) -> NDArray[np.int32]:
         answer = self._answer(open.key) or ()
         known = len(open.tokens)
         guess = np.array(answer[known : known + open.most], np.int32)

@@ -18,7 +18,7 @@ from harness.simulation.fairness import play_mix
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.model import ModelWorld
-from harness.simulation.schedule import Kept, Schedule, format_kept
+from harness.simulation.schedule import SavedSchedule, Schedule, format_saved
 from harness.simulation.shrink import shrink
 from harness.simulation.world import World
 
@@ -162,7 +162,9 @@ def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Repo
             pool.shutdown(cancel_futures=True)
 
 
-def smallest(profile: Profile, seed: int, found: Violation) -> tuple[tuple[Kept, ...], Violation]:
+def smallest(
+    profile: Profile, seed: int, found: Violation
+) -> tuple[tuple[SavedSchedule, ...], Violation]:
     """What of a seed's schedule is enough to break the invariant it was ``found`` to break, and
     how it then does."""
     last = found
@@ -178,8 +180,8 @@ def smallest(profile: Profile, seed: int, found: Violation) -> tuple[tuple[Kept,
     return shrink(generate(seed, profile), fails), last
 
 
-def reproducing_line(profile: Profile, seed: int, kept: tuple[Kept, ...] | None) -> str:
+def reproducing_line(profile: Profile, seed: int, kept: tuple[SavedSchedule, ...] | None) -> str:
     """The command that plays a schedule again, or what was kept of it."""
     line = f"python -m harness.{profile.name}_test --schedules 1 --seed {seed}"
     line += " --model" if profile.model else ""
-    return line if kept is None else f"{line} --keep {format_kept(kept)}"
+    return line if kept is None else f"{line} --keep {format_saved(kept)}"

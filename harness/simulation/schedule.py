@@ -113,7 +113,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedSchedule:
     """An action of a schedule that a smaller one keeps; an arrival may be cut to its first
     ``prompt`` tokens and ``tokens`` to generate."""
 
@@ -126,7 +126,7 @@ class Kept:
         return "/".join("" if part is None else str(part) for part in parts).rstrip("/")
 
 
-def keep(schedule: Schedule, kept: Sequence[Kept]) -> Schedule:
+def keep(schedule: Schedule, kept: Sequence[SavedSchedule]) -> Schedule:
     """The smaller schedule. Raises ConfigError for an action there is not."""
     actions: list[Action] = []
     for item in kept:
@@ -147,8 +147,8 @@ def keep(schedule: Schedule, kept: Sequence[Kept]) -> Schedule:
     return replace(schedule, actions=tuple(actions))
 
 
-def parse_kept(text: str) -> tuple[Kept, ...]:
-    """What ``format_kept`` wrote. Raises ConfigError for anything else."""
+def parse_saved(text: str) -> tuple[SavedSchedule, ...]:
+    """What ``format_saved`` wrote. Raises ConfigError for anything else."""
     kept = []
     for item in text.split(","):
         parts = item.split("/")
@@ -156,10 +156,10 @@ def parse_kept(text: str) -> tuple[Kept, ...]:
             raise ConfigError(f"--keep: {item!r} is not ACTION[/PROMPT[/TOKENS]], such as 4/17/3")
         numbers = [int(part) if part else None for part in parts]
         assert numbers[0] is not None
-        kept.append(Kept(numbers[0], *numbers[1:]))
+        kept.append(SavedSchedule(numbers[0], *numbers[1:]))
     return tuple(kept)
 
 
-def format_kept(kept: Sequence[Kept]) -> str:
+def format_saved(kept: Sequence[SavedSchedule]) -> str:
     """One word for the command line."""
     return ",".join(map(str, kept))

@@ -37,7 +37,7 @@ class Served:
             world.runner,
             end_of_generation=world.end_of_generation,
             chunk_tokens=shape.chunk_tokens,
-            chunk_beside=(shape.chunk_tokens + 1) // 2 if schedule.seed % 2 else None,
+            chunk_while_decoding=(shape.chunk_tokens + 1) // 2 if schedule.seed % 2 else None,
             page_order=shape.page_order,
             steps_ahead=shape.steps_ahead,
             tenants=tenants,
@@ -77,7 +77,7 @@ class Served:
         )
         self.watch.between_steps(0)
         require(
-            not self.watch.state().residents,
+            not self.watch.state().slot_manager,
             Invariant.SLOT_OWNER,
             lambda: "a slot is taken without requests",
         )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from harness.simulation.schedule import Arrive, Kept, Schedule, keep
+from harness.simulation.schedule import Arrive, SavedSchedule, Schedule, keep
 
 MOST_TRIALS = 2000
 """Runs that shrinking may take."""
 
 
-def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> tuple[Kept, ...]:
+def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> tuple[SavedSchedule, ...]:
     """What of ``schedule`` is enough to make it fail; it fails as a whole.
 
     Delta debugging (Zeller and Hildebrandt 2002) on the actions, then halving of the lengths.
@@ -24,9 +24,9 @@ class _Shrinking:
         self._schedule = schedule
         self._fails = fails
         self._trials = 0
-        self._kept = [Kept(index) for index in range(len(schedule.actions))]
+        self._kept = [SavedSchedule(index) for index in range(len(schedule.actions))]
 
-    def smallest(self) -> tuple[Kept, ...]:
+    def smallest(self) -> tuple[SavedSchedule, ...]:
         before = None
         while before != self._kept and self._trials < MOST_TRIALS:
             before = list(self._kept)
@@ -34,7 +34,7 @@ class _Shrinking:
             self._shorten()
         return tuple(self._kept)
 
-    def _accept(self, kept: list[Kept]) -> bool:
+    def _accept(self, kept: list[SavedSchedule]) -> bool:
         """Go on from ``kept`` if that fails too."""
         if self._trials >= MOST_TRIALS:
             return False

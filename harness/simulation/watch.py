@@ -14,7 +14,7 @@ from contract.types import FinishReason, QosClass, Request, Tenant
 from harness.simulation.accounts import Accounts
 from harness.simulation.checks import (
     Candidate,
-    Place,
+    QueuePosition,
     Resident,
     State,
     check_admission,
@@ -26,11 +26,11 @@ from harness.simulation.checks import (
 )
 from harness.simulation.invariants import Invariant, Violation
 from reference.engine import Engine
-from reference.engine.sequence import Placement
+from reference.engine.sequence import RunningSequence
 from reference.limits import pages_for
 from reference.observer import NullObserver
 from reference.runner import StepInput
-from reference.sched.admission import Waiting
+from reference.sched.admission import WaitingRequest
 from reference.sched.tenants import WINDOW_SECONDS
 
 MOST_DECISIONS = 1000
@@ -64,30 +64,30 @@ class Watch(NullObserver):
         self._decisions = 0
         self._engine: Any = None
         self._delivered: deque[tuple[float, int]] = deque()
-        self._next: Callable[[Callable[[Waiting], bool]], Waiting | None]
-        self._preempt: Callable[[Placement], None]
+        self._next: Callable[[Callable[[WaitingRequest], bool]], WaitingRequest | None]
+        self._preempt: Callable[[RunningSequence], None]
 
     def attach(self, engine: Engine) -> None:
         """Look at ``engine`` from now on."""
         self._engine = engine
-        placing = self._engine._placing
-        self._next, self._preempt = placing._queue.next, placing.preempt
-        placing._queue.next, placing.preempt = self._watched_next, self._watched_preempt
+        scheduler = self._engine._scheduler
+        self._next, self._preempt = scheduler._queue.next, scheduler.preempt
+        scheduler._queue.next, scheduler.preempt = self._watched_next, self._watched_preempt
 
     def state(self) -> State:
         """The engine as it is now."""
         engine = self._engine
-        residents, memory = engine._residents, engine.memory
+        slot_manager, memory = engine._slot_manager, engine.memory
         meta = memory.meta
         placed = []
-        for slot, placement in residents.running.items():
-            request = placement.sequence.request
-            placed.append(Resident(request.id, request.tenant, request.qos, slot, placement.pages))
+        for slot, active in slot_manager.running.items():
+            request = active.sequence.request
+            placed.append(Resident(request.id, request.tenant, request.qos, slot, active.pages))
         return State(
-            len(residents.table.computed),
-            list(residents.free_slots),
+            len(slot_manager.table.computed),
+            list(slot_manager.free_slots),
             placed,
-            [sequence.request.id for sequence in engine._placing.waiting.values()],
+            [sequence.request.id for sequence in engine._scheduler.waiting.values()],
             list(engine._live),
             meta["ref_count"].tolist(),
             meta["tenant"].tolist(),
@@ -181,8 +181,8 @@ class Watch(NullObserver):
         places = list(self._places())
         check_decodes(places, counts)
         engine, decodes = self._engine, any(p.decodes and p.slot in counts for p in places)
-        most = engine.chunk_beside if decodes else engine.chunk_tokens
-        drafted = self._engine._residents.table.draft
+        most = engine.chunk_while_decoding if decodes else engine.chunk_tokens
+        drafted = self._engine._slot_manager.table.draft
         prefill = sum([n for slot, n in counts.items() if n > 1 and not drafted[slot]])
         if prefill > most:
             raise Violation(Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed")
@@ -196,15 +196,15 @@ class Watch(NullObserver):
                     f"page {page}, {meta[page]}, is written though others may read it",
                 )
 
-    def _places(self) -> Iterable[Place]:
+    def _places(self) -> Iterable[QueuePosition]:
         """What may be computed for whoever has a slot."""
-        residents = self._engine._residents
-        table = residents.table
+        slot_manager = self._engine._slot_manager
+        table = slot_manager.table
         computed, known, end, lockstep = table.computed, table.known, table.end, table.lockstep
-        for slot, placement in residents.running.items():
+        for slot, active in slot_manager.running.items():
             decodes = not lockstep[slot] and known[slot] <= computed[slot] < end[slot]
-            sequence = placement.sequence
-            yield Place(sequence.request.id, slot, decodes, sequence.stalled)
+            sequence = active.sequence
+            yield QueuePosition(sequence.request.id, slot, decodes, sequence.stalled)
 
     def _check_admitted(self, request: Request) -> None:
         tenant = self._engine.tenants[request.tenant]
@@ -216,12 +216,12 @@ class Watch(NullObserver):
         decode_rate = max(delivered, usage.decode_tokens_per_s)
         check_quota(self._states(), tenant, decode_rate, usage.prefill_tokens_per_s)
 
-    def _watched_next(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
+    def _watched_next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
         """The queue's choice, compared with what the candidates were."""
         candidates = list(self._candidates())
         without_room = []
 
-        def asked(waiting: Waiting) -> bool:
+        def asked(waiting: WaitingRequest) -> bool:
             placed = fits(waiting)
             if not placed:
                 without_room.append(waiting.order)
@@ -232,21 +232,21 @@ class Watch(NullObserver):
         self._guarded(lambda: check_admission(order, candidates, without_room))
         return chosen
 
-    def _watched_preempt(self, placement: Placement) -> None:
+    def _watched_preempt(self, active: RunningSequence) -> None:
         """The loss of a place, while the state before it can still be seen."""
         states = self._states()
-        leaver = next(r for r in self.state().residents if r.slot == placement.slot)
+        leaver = next(r for r in self.state().slot_manager if r.slot == active.slot)
         self.accounts.add(leaver.tenant, "slots_preempted")
         tenants = {tenant.id: tenant for tenant in self._engine.tenants}
         growth = pages_for(self._engine.runner.limits.step_tokens)
         self._guarded(lambda: check_preemption(leaver, self.state(), states, tenants, growth))
-        self._preempt(placement)
+        self._preempt(active)
 
     def _candidates(self) -> Iterable[Candidate]:
         """The first of each tenant and class asked for that is within its quotas."""
         engine = self._engine
-        queue, tenants = engine._placing._queue, engine.tenants
-        heads: dict[tuple[int, QosClass | None], Waiting] = {}
+        queue, tenants = engine._scheduler._queue, engine.tenants
+        heads: dict[tuple[int, QosClass | None], WaitingRequest] = {}
         for waiting in queue._waiting.values():
             key = waiting.tenant, waiting.qos
             head = heads.get(key)
@@ -264,7 +264,7 @@ class Watch(NullObserver):
     def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
         """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
         tenant = self._engine.tenants[id]
-        slots = [one.tenant for state in states for one in state.residents].count(id)
+        slots = [one.tenant for state in states for one in state.slot_manager].count(id)
         rate: float = self._engine.tenants.usage(id).decode_tokens_per_s
         part = max(
             slots / tenant.max_slots,

@@ -50,7 +50,7 @@ FILE_ORDER = (
 
 
 @dataclass(slots=True)
-class Asked(ModelTensors):
+class PlannedTensors(ModelTensors):
     """A file that has every tensor a family needs: ``shapes`` are those it asked for."""
 
     spec: SynthSpec = field(default_factory=SynthSpec)
@@ -97,7 +97,7 @@ def plan_tensors(spec: SynthSpec) -> tuple[SynthTensor, ...]:
 
     Raises ConfigError when the family accepts no model of this specification.
     """
-    asked = Asked(spec.name, {}, spec=spec)
+    asked = PlannedTensors(spec.name, {}, spec=spec)
     try:
         FAMILIES[spec.architecture](_config(spec), asked, Limits(slots=1, context=16, pages=1))
     except (ModelFileError, UnsupportedModel) as error:

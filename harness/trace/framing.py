@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import ConfigError, ZincError
 
 MAGIC = b"ZRTTRACE"
@@ -137,7 +137,7 @@ class TraceWriter:
             self.abandon()
 
 
-class TraceReader(Closing):
+class TraceReader(ContextManager):
     """A trace file, opened: its ``header``, and its records in order.
 
     ``whole`` becomes True when the closing record was reached. A context manager.

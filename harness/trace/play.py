@@ -76,12 +76,12 @@ class _Lowered:
     """A batch of the trace, lowered here for the forms of this tier that were needed."""
 
     batch: Batch
-    forms: tuple[ShapeKey, ...]
+    buckets: tuple[ShapeKey, ...]
     lowered: dict[ShapeKey, PacketBatch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
+class _InFlightStep:
     """A submission that was not compared yet."""
 
     fence: Fence
@@ -124,7 +124,7 @@ class _Player:
         self._buffers: list[tuple[Buffer, DType] | None] = []
         self._batches: list[_Lowered] = []
         self._history = InputHistory()
-        self._under_way: dict[int, _UnderWay] = {}
+        self._in_flight: dict[int, _InFlightStep] = {}
         self._last: Fence | None = None
         self._latest: Record | None = None
         self._held: tuple[_Lowered, NDArray[np.uint8], int] | None = None
@@ -204,7 +204,7 @@ class _Player:
 
     def _lower(self, payload: memoryview) -> None:
         batch = Batch.unpack(payload)
-        self._batches.append(_Lowered(batch, tuple(self._tier.forms(batch.form))))
+        self._batches.append(_Lowered(batch, tuple(self._tier.buckets(batch.bucket))))
 
     def _hold(self, payload: memoryview) -> None:
         submit = Submit.unpack(payload)
@@ -222,22 +222,22 @@ class _Player:
         lowered = self._lowered(known, step_of(inputs))
         self._last = self._tier.submit(lowered, inputs, [decl.name for decl in wanted])
         step = _describe(batch, inputs)
-        self._under_way[self.submissions] = _UnderWay(self._last, wanted, graph.name, step)
+        self._in_flight[self.submissions] = _InFlightStep(self._last, wanted, graph.name, step)
         self.submissions += 1
 
     def _lowered(self, known: _Lowered, step: ShapeKey) -> PacketBatch:
         """The batch in the smallest form of this tier that holds ``step``."""
         batch = known.batch
-        form = next(f for f in known.forms if step.tokens <= f.tokens and step.rows <= f.rows)
-        if form not in known.lowered:
+        bucket = next(f for f in known.buckets if step.tokens <= f.tokens and step.rows <= f.rows)
+        if bucket not in known.lowered:
             buffers = {name: self._buffer(number)[0] for name, number in batch.buffers.items()}
             graph = self._graphs[batch.graph]
-            known.lowered[form] = self._tier.lower(graph, buffers, form, batch.inputs)
-        return known.lowered[form]
+            known.lowered[bucket] = self._tier.lower(graph, buffers, bucket, batch.inputs)
+        return known.lowered[bucket]
 
     def _compare(self, payload: memoryview) -> None:
         result = Result.unpack(payload)
-        entry = self._under_way.pop(result.submission)
+        entry = self._in_flight.pop(result.submission)
         self._tier.wait(entry.fence)
         for decl, expected in zip(entry.outputs, result.digests, strict=True):
             self.compared += 1

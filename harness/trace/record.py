@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.dtypes import DType
 from contract.footprint import Footprint
 from contract.ir.codec import encode
@@ -74,7 +74,7 @@ class RecordedFence:
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
+class _InFlightStep:
     """A submission that nobody has waited for."""
 
     number: int
@@ -93,7 +93,7 @@ def record_on(
     return RecordedTier(tier, writer, all_outputs=all_outputs).beside(model, limits)
 
 
-class RecordedTier(Closing):
+class RecordedTier(ContextManager):
     """``tier`` behind a recorder; a ``contract.tier.Tier`` that owns both.
 
     Everything goes through unchanged. Small outputs are kept for comparison beside those that were
@@ -113,7 +113,7 @@ class RecordedTier(Closing):
         self._made = itertools.count()
         self._batches: dict[int, _Lowered] = {}
         self._history = InputHistory()
-        self._under_way: deque[_UnderWay] = deque()
+        self._in_flight: deque[_InFlightStep] = deque()
         self._submissions = itertools.count()
 
     def beside(self, model: Model, limits: Limits) -> RecordedTier:
@@ -138,9 +138,9 @@ class RecordedTier(Closing):
         """The tier's."""
         return self._tier.available_bytes
 
-    def forms(self, largest: ShapeKey) -> Sequence[ShapeKey]:
+    def buckets(self, largest: ShapeKey) -> Sequence[ShapeKey]:
         """The tier's."""
-        return self._tier.forms(largest)
+        return self._tier.buckets(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """The tier's."""
@@ -192,18 +192,18 @@ class RecordedTier(Closing):
         self._writer.write(Kind.WRITE, *access.pack())
 
     def lower(
-        self, graph: Graph, buffers: Mapping[str, Buffer], form: ShapeKey, inputs: InputLayout
+        self, graph: Graph, buffers: Mapping[str, Buffer], bucket: ShapeKey, inputs: InputLayout
     ) -> PacketBatch:
         """Recorded. Raises ValueError for a graph of more outputs than a record has bits."""
         decls = graph.of_kind(BufferKind.OUTPUT)
         if len(decls) > OUTPUTS_MAX:
             raise ValueError(f"graph {graph.name} has more than {OUTPUTS_MAX} outputs")
-        batch: PacketBatch = self._tier.lower(graph, buffers, form, inputs)
+        batch: PacketBatch = self._tier.lower(graph, buffers, bucket, inputs)
         number = self._graph(graph)
         bound = {name: self._number(buffer) for name, buffer in buffers.items()}
-        self._writer.write(Kind.BATCH, Batch(number, form, bound, inputs).pack())
+        self._writer.write(Kind.BATCH, Batch(number, bucket, bound, inputs).pack())
         most = None if self._all_outputs else WATCHED_BYTES_MAX
-        watched = [d.name for d in decls if most is None or buffer_bytes(d, form) <= most]
+        watched = [d.name for d in decls if most is None or buffer_bytes(d, bucket) <= most]
         lowered = _Lowered(len(self._batches), number, batch, tuple(decls), frozenset(watched))
         self._batches[id(batch)] = lowered
         return batch
@@ -233,17 +233,17 @@ class RecordedTier(Closing):
             self._writer.write(Kind.FAILED)
             raise
         fence = RecordedFence(inner, wanted)
-        self._under_way.append(_UnderWay(next(self._submissions), fence, kept))
+        self._in_flight.append(_InFlightStep(next(self._submissions), fence, kept))
         return fence
 
     def wait(self, fence: RecordedFence, timeout: float | None = None) -> None:
         """Recorded with the digests of what the submission and those before it left."""
         self._tier.wait(fence.inner, timeout)
-        if not any(entry.fence is fence for entry in self._under_way):
+        if not any(entry.fence is fence for entry in self._in_flight):
             return
         last = None
         while last is not fence:
-            entry = self._under_way.popleft()
+            entry = self._in_flight.popleft()
             last = entry.fence
             self._tier.wait(last.inner)
             outputs = last.inner.outputs

@@ -127,7 +127,7 @@ class Batch:
     """``Tier.lower``: ``buffers`` are numbers by name."""
 
     graph: int
-    form: ShapeKey
+    bucket: ShapeKey
     buffers: Mapping[str, int]
     inputs: InputLayout
 
@@ -136,7 +136,7 @@ class Batch:
         return _json(
             {
                 "graph": self.graph,
-                "form": _sizes(self.form),
+                "form": _sizes(self.bucket),
                 "buffers": dict(self.buffers),
                 "offsets": dict(self.inputs.offsets),
                 "nbytes": self.inputs.nbytes,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import ConfigError
 from contract.types import FinishReason, Request
 from reference.observer import StepObservation
@@ -32,7 +32,7 @@ class _Resident:
     known: int
 
 
-class Timeline(Closing):
+class Timeline(ContextManager):
     """Writes a timeline to a new file as it happens. An ``Observer`` and a context manager.
 
     It keeps what is needed for the requests under way and nothing of those that ended.
@@ -45,7 +45,7 @@ class Timeline(Closing):
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
         self._tenant: dict[int, int] = {}
-        self._residents: dict[int, _Resident] = {}
+        self._slot_manager: dict[int, _Resident] = {}
         self._named: set[tuple[int, int]] = set()
         self._read_at = 0.0
         self._separator = "[\n"
@@ -61,7 +61,7 @@ class Timeline(Closing):
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
         """A request has a slot."""
-        self._residents[slot] = _Resident(request_id, at, known)
+        self._slot_manager[slot] = _Resident(request_id, at, known)
         args = {"slot": slot, "known": known, "reused": reused}
         self._span("e", WAITING, at, request_id)
         self._span("b", RUNNING, at, request_id, args)
@@ -88,7 +88,7 @@ class Timeline(Closing):
         self._read_at = step.ended
         tokens = {"prefill": 0, "decode": 0, "unused": 0}
         for request, (slot, start, count) in zip(step.requests, step.chunks, strict=True):
-            resident = self._residents.get(slot)
+            resident = self._slot_manager.get(slot)
             # What a step did for a request that has left since is nobody's.
             if resident is None or resident.request != request or resident.since > step.began:
                 tokens["unused"] += count
@@ -98,7 +98,7 @@ class Timeline(Closing):
             args = {"step": step.number, "position": start, "tokens": count}
             self._slice(SLOTS, slot, name, began, step.ended, args)
         self._slice(STEPS, 0, "step", began, step.ended, {"number": step.number} | tokens)
-        requests = {"running": len(self._residents), "waiting": step.waiting}
+        requests = {"running": len(self._slot_manager), "waiting": step.waiting}
         self._put("C", STEPS, 0, "requests", step.began, args=requests)
         pages = {"free": step.free_pages, "cached": step.cached_pages}
         self._put("C", STEPS, 0, "pages", step.began, args=pages)
@@ -110,7 +110,7 @@ class Timeline(Closing):
             self._file.close()
 
     def _leave(self, at: float, slot: int) -> None:
-        if self._residents.pop(slot, None) is not None:
+        if self._slot_manager.pop(slot, None) is not None:
             self._put("E", SLOTS, slot, "", at)
 
     def _span(

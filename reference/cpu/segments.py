@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from contract.arithmetic import SEGMENT, SPAN
 from contract.dtypes import StorageClass
 from reference.cpu.threads import Scratch
-from reference.cpu.weights import RowTile, Scales, by_place
+from reference.cpu.weights import RowTile, Scales, by_address
 from reference.exact.activation import Activation, quantize_activation
 from reference.quant.formats import Float32
 
@@ -71,7 +71,7 @@ class PreparedActivation:
         """
         tokens = len(self.x)
         sums = self.quantized.m.reshape(tokens, -1, BLOCK).sum(axis=-1, dtype=np.int32)
-        return by_place(sums.T)[..., None]
+        return by_address(sums.T)[..., None]
 
     @cached_property
     def scale(self) -> Float32:

@@ -18,20 +18,20 @@ import psutil
 from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.dtypes import BF16, F16, F32, I12, I32, DType, StorageClass
 from contract.errors import CodecError, OutOfMemory, UnsupportedOp
 from contract.footprint import Footprint, owns_upload
-from contract.ir.early_rows import early_rows
 from contract.ir.graph import BufferDecl, BufferKind, Graph, Node, View
 from contract.ir.inputs import InputCopy, InputLayout, InputRows, step_of
+from contract.ir.prune_rows import prune_rows
 from contract.ir.scratch import ScratchPlan, buffer_bytes, concrete_shape, plan_scratch
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
-from contract.tier import DeviceTier, Heap, TierInfo, check_form, check_range
+from contract.tier import DeviceTier, Heap, TierInfo, check_bucket, check_range
 from reference.cpu.experts import Call
 from reference.cpu.footprint import cpu_footprint
 from reference.cpu.kernels import fast_kernels
@@ -87,7 +87,7 @@ class CpuBatch:
     """
 
     graph: Graph
-    form: ShapeKey
+    bucket: ShapeKey
     inputs: InputCopy
     buffers: Mapping[str, CpuBuffer]
     calls: Callable[[ShapeKey], Sequence[Call]]
@@ -106,7 +106,7 @@ class CpuFence:
     done: bool = True
 
 
-class CpuTier(Closing):
+class CpuTier(ContextManager):
     """See ``contract.tier.Tier``. ``threads`` splits disjoint outputs and never changes bits.
 
     ``definitions_only`` runs every opcode by its definition: far slower, and what the fast
@@ -146,7 +146,7 @@ class CpuTier(Closing):
         """Memory the machine can give without swapping."""
         return psutil.virtual_memory().available
 
-    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+    def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """One: numpy runs every number of tokens and rows the same way."""
         return (largest,)
 
@@ -208,14 +208,14 @@ class CpuTier(Closing):
         self,
         graph: Graph,
         buffers: Mapping[str, CpuBuffer],
-        form: ShapeKey,
+        bucket: ShapeKey,
         inputs: InputLayout,
     ) -> CpuBatch:
-        """Memory for steps of ``form``. Raises UnsupportedOp for a missing opcode and OutOfMemory
+        """Memory for steps of ``bucket``. Raises UnsupportedOp for a missing opcode and OutOfMemory
         when its scratch buffers do not fit."""
         _check_opcodes(graph)
-        graph = self._as_run(graph, form)
-        plan = plan_scratch(graph, form)
+        graph = self._as_run(graph, bucket)
+        plan = plan_scratch(graph, bucket)
         self._grow_arena(plan.nbytes)
         if self._inputs.data.nbytes < inputs.nbytes:
             self._inputs = InputCopy(np.empty(inputs.nbytes, np.uint8))
@@ -226,7 +226,7 @@ class CpuTier(Closing):
             arrays = memory.arrays(step)
             return tuple(self.call_of(node, bind(node, arrays)) for node in graph.nodes)
 
-        return CpuBatch(graph, form, self._inputs, MappingProxyType(memory.buffers), calls)
+        return CpuBatch(graph, bucket, self._inputs, MappingProxyType(memory.buffers), calls)
 
     def submit(
         self,
@@ -237,7 +237,7 @@ class CpuTier(Closing):
     ) -> CpuFence:
         """Run the step. Floating-point trouble shows in the values, never as a warning."""
         step = step_of(inputs)
-        check_form(batch.form, step)
+        check_bucket(batch.bucket, step)
         batch.inputs.update(inputs, rows)
         with np.errstate(all="ignore"):
             for call in batch.calls(step):
@@ -251,9 +251,9 @@ class CpuTier(Closing):
         """Drop all buffers."""
         self._buffers.clear()
 
-    def _as_run(self, graph: Graph, form: ShapeKey) -> Graph:
+    def _as_run(self, graph: Graph, bucket: ShapeKey) -> Graph:
         """Definitions run a graph as it was written, so that they are the oracle of this, too."""
-        return early_rows(graph, form) if self._fast else graph
+        return prune_rows(graph, bucket) if self._fast else graph
 
     def _grow_arena(self, nbytes: int) -> None:
         if self._arena.nbytes < nbytes:

@@ -41,8 +41,9 @@ def no_scales() -> Float32:
 class Scales:
     """The binary32 scales of some output rows R, an empty array where the format has none.
 
-    32-blocks: ``scale`` and ``minimum`` [8, n_segments, 1, R], see :func:`by_place`. Super-blocks:
-    ``scale`` and ``minimum`` [n_segments, 1, R], ``sub_minimum`` [n_segments, sub-blocks, R].
+    32-blocks: ``scale`` and ``minimum`` [8, n_segments, 1, R], see :func:`by_address`.
+    Super-blocks: ``scale`` and ``minimum`` [n_segments, 1, R], ``sub_minimum``
+    [n_segments, sub-blocks, R].
     """
 
     scale: Float32 = field(default_factory=no_scales)
@@ -150,10 +151,10 @@ def _tile_rows(rows: int, storage: StorageClass) -> int:
 def _prepare_tile(dtype: DType, blocks: Bytes, first: int) -> RowTile:
     planes = FORMATS[dtype].unpack(blocks)
     if isinstance(planes, Blocks32):
-        scale = by_place(planes.scale.T)[:, :, None]
+        scale = by_address(planes.scale.T)[:, :, None]
         minimum = no_scales()
         if planes.minimum is not None:
-            minimum = by_place(planes.minimum.T)[:, :, None]
+            minimum = by_address(planes.minimum.T)[:, :, None]
         return RowTile(first, _transpose(planes.q), Scales(scale, minimum))
     if isinstance(planes, SuperBlocks):
         return _prepare_super_blocks(planes, first)
@@ -178,7 +179,7 @@ def _prepare_super_blocks(planes: SuperBlocks, first: int) -> RowTile:
     )
 
 
-def by_place(blocks: NDArray[Any]) -> Float32:
+def by_address(blocks: NDArray[Any]) -> Float32:
     """Per-block values [n_blocks, n] as f32[8, n_segments, n], 0 where a segment has no block.
 
     The first axis is the block's place in its segment: the terms that rule R5 folds are then

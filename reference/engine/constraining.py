@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from contract.types import Request
-from reference.engine.sequence import Placement
-from reference.engine.sequence import Sequence as Running
+from reference.engine.sequence import RunningSequence
+from reference.engine.sequence import Sequence as RunningRequest
 from reference.runner import StepInput, StepOutput
 from reference.sched.constraints import Mask
 from reference.sched.planner import Chunk
@@ -25,21 +25,21 @@ NOT_LISTED: Listed = (None, ())
 
 def with_masks(
     inputs: StepInput,
-    placements: Sequence[Placement],
+    actives: Sequence[RunningSequence],
     chunks: Sequence[Chunk],
     rows: Sequence[int],
     words: int,
 ) -> StepInput:
     """``inputs`` with the masks, of ``words`` each, of those sequences that have some and get a
     token in this step; ``rows`` are the rows of each chunk."""
-    if not any(placement.masked for placement in placements):
+    if not any(active.masked for active in actives):
         return inputs
     masks: list[Mask] = []
     end = 0
-    for placement, (_, start, count), wanted in zip(placements, chunks, rows, strict=True):
+    for active, (_, start, count), wanted in zip(actives, chunks, rows, strict=True):
         end += wanted
-        sequence = placement.sequence
-        if not placement.masked or not wanted or start + count < sequence.known:
+        sequence = active.sequence
+        if not active.masked or not wanted or start + count < sequence.known:
             continue
         mask = _mask_of(sequence, words)
         if mask is not None:
@@ -48,7 +48,7 @@ def with_masks(
     return replace(inputs, allowed=np.array(masks)) if masks else inputs
 
 
-def _mask_of(sequence: Running, words: int) -> Mask | None:
+def _mask_of(sequence: RunningRequest, words: int) -> Mask | None:
     """What the sequence's provider allows next. One that fails allows nothing, which ends its
     sequence with an error and no other."""
     assert sequence.allowed is not None

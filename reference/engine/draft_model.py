@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from contract.errors import RequestError
 from contract.records import LAST_TOKEN, QUERY_TOKEN
 from contract.types import SamplingParams
-from reference.engine.speculation import Open, Tokens
+from reference.engine.drafter import DraftRequest, Tokens
 from reference.limits import RING_STEPS, Limits, whole_contexts
 from reference.model.open import Model
 from reference.runner import ModelRunner, StepInput, Submission
@@ -71,7 +71,7 @@ class DraftModel:
         """A model always has a guess."""
         return True
 
-    def draft(self, sequences: Items[Open]) -> list[Tokens]:
+    def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
         """The model's own continuations, computed for all sequences together."""
         followed = [self._follow(one) for one in sequences]
         self._catch_up(sequences, followed)
@@ -90,34 +90,36 @@ class DraftModel:
         if place is not None:
             self._free.append(place.slot)
 
-    def _generate(self, sequences: Items[Open], followed: Items[_Followed]) -> list[list[int]]:
+    def _generate(
+        self, sequences: Items[DraftRequest], followed: Items[_Followed]
+    ) -> list[list[int]]:
         """``most`` tokens for each sequence, one step a token."""
         most = [one.most for one in sequences]
         guesses: list[list[int]] = [[] for _ in sequences]
-        under_way: deque[tuple[Submission, list[int]]] = deque()
+        in_flight: deque[tuple[Submission, list[int]]] = deque()
         for number in range(max(most, default=0)):
             active = [i for i, count in enumerate(most) if number < count]
             chunks = [(followed[i].slot, len(sequences[i].tokens) - 1 + number) for i in active]
             first = [int(sequences[i].tokens[-1]) for i in active]
             tokens = first if number == 0 else [LAST_TOKEN] * len(active)
-            under_way.append((self._runner.submit(self._step(chunks, tokens)), active))
-            if len(under_way) == RING_STEPS:
-                self._read(*under_way.popleft(), guesses)
-        while under_way:
-            self._read(*under_way.popleft(), guesses)
+            in_flight.append((self._runner.submit(self._step(chunks, tokens)), active))
+            if len(in_flight) == RING_STEPS:
+                self._read(*in_flight.popleft(), guesses)
+        while in_flight:
+            self._read(*in_flight.popleft(), guesses)
         return guesses
 
     def _read(self, step: Submission, active: list[int], guesses: list[list[int]]) -> None:
         for index, token in zip(active, self._runner.collect(step).token.tolist(), strict=True):
             guesses[index].append(token)
 
-    def _follow(self, one: Open) -> _Followed:
+    def _follow(self, one: DraftRequest) -> _Followed:
         place = self._followed.get(one.key)
         if place is None:
             place = self._followed[one.key] = _Followed(self._free.pop())
         return place
 
-    def _catch_up(self, sequences: Items[Open], followed: Items[_Followed]) -> None:
+    def _catch_up(self, sequences: Items[DraftRequest], followed: Items[_Followed]) -> None:
         """Compute what the target learnt since, but for the last token of each sequence."""
         for one, place in zip(sequences, followed, strict=True):
             known = one.tokens[:-1]

@@ -15,15 +15,15 @@ import numpy as np
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_request, check_sizes, reach_of
-from reference.engine.delivery import Delivery
-from reference.engine.leaving import Leaving
+from reference.engine.drafter import Drafter, SpeculationStatistics
+from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
-from reference.engine.placing import Placing
-from reference.engine.residents import Residents
+from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import LogitsSink, MaskProvider, Sequence
-from reference.engine.speculating import Speculating
-from reference.engine.speculation import Drafter, SpeculationStatistics
+from reference.engine.slot_manager import SlotManager
+from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
+from reference.engine.tenant_removal import TenantRemoval
 from reference.ledger import Ledger
 from reference.memory.kv import KvMemory
 from reference.memory.prefix import scope_of
@@ -31,7 +31,7 @@ from reference.observer import NOBODY, Observer
 from reference.runner import HIDDEN, LOGITS, ModelRunner
 from reference.sched.admission import WaitQueue
 from reference.sched.cost import StepCost
-from reference.sched.places import may_wait
+from reference.sched.queue_depth import may_wait
 from reference.sched.tenants import Tenants
 
 FAULTS = 2
@@ -47,8 +47,8 @@ def no_clock() -> float:
 class Engine:
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
-    ``chunk_tokens`` caps the prefill tokens of a step, ``chunk_beside`` those of one in which
-    sequences decode, None as the other does; ``end_of_generation`` are the token ids that
+    ``chunk_tokens`` caps the prefill tokens of a step, ``chunk_while_decoding`` those of a step in
+    which sequences decode, None for the same cap; ``end_of_generation`` are the token ids that
     finish a sequence; ``page_order`` is the order the pool hands out its pages in.
     ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None
     is one where the tier works while the host plans, else none. ``queue_depth`` requests may
@@ -68,7 +68,7 @@ class Engine:
         *,
         end_of_generation: frozenset[int] = frozenset(),
         chunk_tokens: int | None = None,
-        chunk_beside: int | None = None,
+        chunk_while_decoding: int | None = None,
         page_order: Iterable[int] | None = None,
         steps_ahead: int | None = None,
         tenants: Tenants | None = None,
@@ -97,34 +97,34 @@ class Engine:
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
-        self._leaving = Leaving(self.tenants, self.memory, self.ledger)
-        self._residents = Residents(runner, self.memory, self.tenants)
+        self._tenant_removal = TenantRemoval(self.tenants, self.memory, self.ledger)
+        self._slot_manager = SlotManager(runner, self.memory, self.tenants)
         self._queue = WaitQueue(self.tenants, clock=clock)
-        self._placing = Placing(
-            self._residents, self.tenants, self._queue, clock, observer, self.ledger
+        self._scheduler = Scheduler(
+            self._slot_manager, self.tenants, self._queue, clock, observer, self.ledger
         )
         cost = StepCost()
-        self._speculating = (
+        self._speculative = (
             None
             if drafter is None
-            else Speculating(runner, self._residents, drafter, draft_tokens, cost)
+            else SpeculativeDecoder(runner, self._slot_manager, drafter, draft_tokens, cost)
         )
         self._pipeline = Pipeline(
             runner,
-            self._placing,
+            self._scheduler,
             self.tenants,
             chunk_tokens=chunk_tokens,
-            chunk_beside=chunk_beside,
+            chunk_while_decoding=chunk_while_decoding,
             steps_ahead=steps_ahead,
             clock=clock,
             observer=observer,
             cost=cost,
-            speculating=self._speculating,
+            speculative=self._speculative,
         )
-        self._delivery = Delivery(
-            self._residents,
+        self._output_processor = OutputProcessor(
+            self._slot_manager,
             self._pipeline,
-            self._speculating,
+            self._speculative,
             self.tenants,
             self.ledger,
             end_of_generation,
@@ -137,9 +137,9 @@ class Engine:
         return self._pipeline.chunk_tokens
 
     @property
-    def chunk_beside(self) -> int:
+    def chunk_while_decoding(self) -> int:
         """The most prefill tokens of a step in which a sequence decodes."""
-        return self._pipeline.chunk_beside
+        return self._pipeline.chunk_while_decoding
 
     @property
     def steps_ahead(self) -> int:
@@ -166,11 +166,11 @@ class Engine:
     @property
     def statistics(self) -> EngineStatistics:
         """Where the engine stands."""
-        memory, counts, speculating = self.memory, self._placing.counts, self._speculating
+        memory, counts, speculative = self.memory, self._scheduler.counts, self._speculative
         return EngineStatistics(
             slots=self.runner.limits.slots,
-            running=len(self._residents.running),
-            waiting=len(self._placing.waiting),
+            running=len(self._slot_manager.running),
+            waiting=len(self._scheduler.waiting),
             pages=memory.total,
             free_pages=memory.free,
             cached_pages=memory.cached,
@@ -179,7 +179,7 @@ class Engine:
             preempted=counts.preempted,
             prefix=memory.statistics,
             speculation=(
-                SpeculationStatistics() if speculating is None else speculating.statistics
+                SpeculationStatistics() if speculative is None else speculative.statistics
             ),
         )
 
@@ -189,7 +189,7 @@ class Engine:
         Raises ConfigError when it is not valid, and ValueError when more pages are reserved than
         there are.
         """
-        self._leaving.put(tenant)
+        self._tenant_removal.put(tenant)
 
     def remove_tenant(self, id: int) -> None:
         """Forget a tenant and what it computed: at once, or when the last of its requests ended.
@@ -203,11 +203,11 @@ class Engine:
     def let_leave(self, id: int) -> None:
         """The first half of ``remove_tenant``, for each of several engines that share tenants
         before the other half of any: new requests of the tenant are refused."""
-        self._leaving.leave(id)
+        self._tenant_removal.leave(id)
 
     def forget_left(self) -> None:
         """Forget the removed tenants of whose requests none is left, and what they computed."""
-        self._leaving.forget()
+        self._tenant_removal.forget()
 
     def submit(
         self,
@@ -227,10 +227,10 @@ class Engine:
         where that is none, or it fails, the request ends with an error.
         """
         tenant = self.tenants[request.tenant]
-        if tenant.id in self._leaving:
+        if tenant.id in self._tenant_removal:
             raise RequestError("tenant", f"{tenant.id} was removed")
         try:
-            pages = self.memory.total - self._leaving.reserved_from(tenant)
+            pages = self.memory.total - self._tenant_removal.reserved_from(tenant)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             if output == HIDDEN and not self.runner.limits.hidden_states:
                 raise RequestError("output", "cannot be hidden states: the limits have none")
@@ -261,12 +261,12 @@ class Engine:
         self._arrivals += 1
         self._live[request.id] = sequence
         self.tenants.occupy(request.tenant, live=1)
-        self._placing.enqueue(sequence)
+        self._scheduler.enqueue(sequence)
         self._observer.submitted(self._clock(), request)
 
     def _check_place(self, tenant: Tenant) -> None:
         """Raises QueueFull where one more request of a tenant may not wait."""
-        own, waiting = self._queue.of_tenant(tenant.id), len(self._placing.waiting)
+        own, waiting = self._queue.of_tenant(tenant.id), len(self._scheduler.waiting)
         within = own < tenant.max_waiting
         if within and may_wait(own, waiting, self._queue_depth, len(self.tenants)):
             return
@@ -279,7 +279,7 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """Forget a request and free its slot and pages; no event of it follows. An unknown id is
         already finished."""
-        self._delivery.forget(request_id)
+        self._output_processor.forget(request_id)
         sequence = self._live.get(request_id)
         if sequence is not None:
             self._end(sequence, FinishReason.CANCELLED)
@@ -305,9 +305,9 @@ class Engine:
     def progress(self, request_id: int) -> int:
         """How many tokens of a request are computed or submitted; 0 for one that waits or ended."""
         sequence = self._live.get(request_id)
-        if sequence is None or sequence.placement is None:
+        if sequence is None or sequence.active is None:
             return 0
-        return self._residents.table.computed[sequence.placement.slot]
+        return self._slot_manager.table.computed[sequence.active.slot]
 
     def run(self) -> Iterator[TokenEvent]:
         """Step until idle."""
@@ -323,19 +323,19 @@ class Engine:
         try:
             self._end_overdue()
             # Told before anything can fail: whoever ended must not be able to cancel first.
-            if ended := self._delivery.events():
+            if ended := self._output_processor.events():
                 return ended
             self._pipeline.fill()
             read = self._pipeline.read()
             self._blocked = read is None
             if read is not None:
-                self._delivery.take(*read, self._clock())
+                self._output_processor.take(*read, self._clock())
         except BaseException as error:
             self._recover(isinstance(error, Exception))
             raise
         finally:
             self.forget_left()
-        return self._delivery.events()
+        return self._output_processor.events()
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = sequence.request
@@ -344,9 +344,9 @@ class Engine:
         self.tenants.occupy(request.tenant, live=-1)
         self.ledger.finished(request.tenant, reason)
         self._pipeline.changed()
-        if self._speculating is not None and sequence.placement is not None:
-            self._speculating.forget(sequence.placement)
-        self._placing.finished(sequence, reason)
+        if self._speculative is not None and sequence.active is not None:
+            self._speculative.forget(sequence.active)
+        self._scheduler.finished(sequence, reason)
 
     def _end_overdue(self) -> None:
         """End the requests whose consumers stalled too long, or that steps failed under."""
@@ -360,22 +360,22 @@ class Engine:
         self._failed = []
         for sequence, reason in ending:
             if self._live.get(sequence.request.id) is sequence:
-                self._delivery.end_early(sequence, reason)
+                self._output_processor.end_early(sequence, reason)
 
     def _set_stalled(self, sequence: Sequence, stalled: bool) -> None:
         sequence.stalled, sequence.stalled_steps = stalled, 0
-        if sequence.placement is not None:
-            self._residents.table.stalled[sequence.placement.slot] = stalled
+        if sequence.active is not None:
+            self._slot_manager.table.stalled[sequence.active.slot] = stalled
         self._pipeline.changed()
 
     def _recover(self, fault: bool) -> None:
         """Nobody is placed and nothing cached any more: what the steps under way did is unknown."""
         self._pipeline.clear()
-        for sequence in self._placing.recover():
+        for sequence in self._scheduler.recover():
             if sequence.request.id not in self._live:
                 continue
             sequence.faults += fault
-            self._placing.enqueue(sequence)
+            self._scheduler.enqueue(sequence)
             if sequence.faults >= FAULTS:
                 self._failed.append(sequence)
 

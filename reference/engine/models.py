@@ -74,7 +74,7 @@ class Models:
         the loader raises.
         """
         if name not in self._places:
-            self.add(name, self._load_beside(name))
+            self.add(name, self._load_in_background(name))
         place = self._places[name]
         self._touch(place)
         return place.loaded.engine
@@ -210,7 +210,7 @@ class Models:
         place = self._places.get(self._model_of.get(request_id, ""))
         return None if place is None else place.loaded.engine
 
-    def _load_beside(self, name: str) -> Loaded:
+    def _load_in_background(self, name: str) -> Loaded:
         """Load a model, unloading idle ones from the one unused for longest until it fits."""
         while True:
             try:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from contract.types import Clock, QosClass
 from reference.engine.constraining import with_masks
-from reference.engine.placing import Placing
-from reference.engine.sequence import Placement
-from reference.engine.speculating import Speculating
+from reference.engine.scheduler import Scheduler
+from reference.engine.sequence import RunningSequence
+from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.limits import RING_STEPS, mask_words
 from reference.observer import Observer, StepObservation
 from reference.runner import ModelRunner, StepOutput, Submission
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
     number: int
     submission: Submission
-    placements: list[Placement]
+    actives: list[RunningSequence]
     requests: list[int]
     chunks: list[Chunk]
     rows: list[int]
@@ -49,7 +49,7 @@ class Computed(NamedTuple):
     """What a step did for one placement: positions ``start`` to ``stop`` - 1, and rows of logits
     from ``first_row`` to ``end_row`` - 1 of the step's output."""
 
-    placement: Placement
+    active: RunningSequence
     start: int
     stop: int
     first_row: int
@@ -59,29 +59,29 @@ class Computed(NamedTuple):
     def drafted(self) -> bool:
         """Whether all tokens but the first were guesses."""
         many = self.end_row - self.first_row > 1
-        return many and self.placement.sequence.on_logits is None
+        return many and self.active.sequence.on_logits is None
 
 
 class Pipeline:
     """Keeps ``steps_ahead`` steps under way on a runner; nobody else submits any.
 
     ``chunk_tokens`` caps the prefill tokens of a step, None leaves it to the limits; for
-    ``chunk_beside`` and for ``steps_ahead`` None see ``Engine``.
+    ``chunk_while_decoding`` and for ``steps_ahead`` None see ``Engine``.
     """
 
     def __init__(
         self,
         runner: ModelRunner,
-        placing: Placing,
+        scheduler: Scheduler,
         tenants: Tenants,
         *,
         chunk_tokens: int | None,
-        chunk_beside: int | None,
+        chunk_while_decoding: int | None,
         steps_ahead: int | None,
         clock: Clock,
         observer: Observer,
         cost: StepCost,
-        speculating: Speculating | None,
+        speculative: SpeculativeDecoder | None,
     ) -> None:
         if steps_ahead is None:
             steps_ahead = 1 if runner.tier.info.asynchronous else 0
@@ -90,18 +90,18 @@ class Pipeline:
         most = runner.limits.step_tokens - runner.limits.slots
         self.steps_ahead = steps_ahead
         self.chunk_tokens = min(chunk_tokens or most, most)
-        self.chunk_beside = min(chunk_beside or most, self.chunk_tokens)
+        self.chunk_while_decoding = min(chunk_while_decoding or most, self.chunk_tokens)
         self.steps = 0
         self._runner = runner
-        self._placing = placing
-        self._residents = placing.residents
+        self._scheduler = scheduler
+        self._slot_manager = scheduler.slot_manager
         self._tenants = tenants
         self._clock = clock
         self._observer = observer
         self._cost = cost
-        self._speculating = speculating
+        self._speculative = speculative
         self._mask_words = mask_words(runner.model.config.vocab)
-        self._under_way: deque[Step] = deque()
+        self._in_flight: deque[Step] = deque()
         self._latest: Step
         self._steady: SteadyDecode | None = None
         self._read_at = 0.0
@@ -112,41 +112,41 @@ class Pipeline:
 
     def clear(self) -> None:
         """Forget the steps under way; the tier has its own copy of their inputs."""
-        self._under_way.clear()
+        self._in_flight.clear()
         self._steady = None
 
     def fill(self) -> None:
         """Submit steps until as many are under way as may be, or there is nothing to compute."""
         self._drop_abandoned()
-        while len(self._under_way) <= self.steps_ahead and self._start():
+        while len(self._in_flight) <= self.steps_ahead and self._start():
             pass
 
     def read(self) -> tuple[StepOutput, Iterator[Computed]] | None:
         """Wait for the oldest step: its output, and what it did for whoever still has the place
         it was computed for. None where nothing is under way."""
-        if not self._under_way:
+        if not self._in_flight:
             return None
-        step = self._under_way[0]
+        step = self._in_flight[0]
         output = self._runner.collect(step.submission)
-        self._under_way.popleft()
+        self._in_flight.popleft()
         self._observe(step)
         return output, self._computed(step)
 
     def _drop_abandoned(self) -> None:
-        while self._under_way and not any(map(self._residents.runs, self._under_way[0].placements)):
-            self._under_way.popleft()
+        while self._in_flight and not any(map(self._slot_manager.runs, self._in_flight[0].actives)):
+            self._in_flight.popleft()
 
     def _start(self) -> bool:
         """Submit the next step; False when there is nothing to compute."""
         steady = self._steady
-        if steady is None or not steady.left or self._placing.admit():
+        if steady is None or not steady.left or self._scheduler.admit():
             return self._start_planned()
-        if not self._placing.grow(steady.at_page_begin()):
+        if not self._scheduler.grow(steady.at_page_begin()):
             return self._start_planned()
         before = self._latest
         self._follow(
             self._runner.submit(steady.next()),
-            before.placements,
+            before.actives,
             before.requests,
             steady.chunks,
             before.rows,
@@ -156,38 +156,38 @@ class Pipeline:
 
     def _start_planned(self) -> bool:
         self._steady = None
-        self._placing.admit()
-        if self._speculating is not None:
-            self._speculating.draft()
+        self._scheduler.admit()
+        if self._speculative is not None:
+            self._speculative.draft()
         chunks = self._plan()
-        while chunks and not self._placing.grow(chunks):
+        while chunks and not self._scheduler.grow(chunks):
             chunks = self._plan()
         if not chunks:
             return False
-        residents = self._residents
-        table = residents.table
+        slot_manager = self._slot_manager
+        table = slot_manager.table
         rows = table.rows_of(chunks)
-        placements = [residents.running[slot] for slot, _, _ in chunks]
-        tokens = [placement.sequence.tokens for placement in placements]
+        actives = [slot_manager.running[slot] for slot, _, _ in chunks]
+        tokens = [active.sequence.tokens for active in actives]
         inputs = table.step_input(chunks, rows, tokens)
-        inputs = with_masks(inputs, placements, chunks, rows, self._mask_words)
-        if self._speculating is not None:
-            self._speculating.before_step(placements)
+        inputs = with_masks(inputs, actives, chunks, rows, self._mask_words)
+        if self._speculative is not None:
+            self._speculative.before_step(actives)
         submission = self._runner.submit(inputs)
         for slot, start, count in chunks:
             table.computed[slot] = start + count
         attended = sum([count * (2 * start + count + 1) for _, start, count in chunks]) // 2
-        requests = [placement.sequence.request.id for placement in placements]
-        self._follow(submission, placements, requests, chunks, rows, attended)
-        self._publish(chunks, placements)
+        requests = [active.sequence.request.id for active in actives]
+        self._follow(submission, actives, requests, chunks, rows, attended)
+        self._publish(chunks, actives)
         self._steady = SteadyDecode.after(table, chunks, rows, inputs)
         return True
 
     def _plan(self) -> list[Chunk]:
-        residents = self._residents
-        pending = residents.table.pending(residents.running)
+        slot_manager = self._slot_manager
+        pending = slot_manager.table.pending(slot_manager.running)
         chunks = plan_step(pending, self._prefill_tokens(pending))
-        return residents.table.within_rows(chunks, self._runner.limits.step_rows)
+        return slot_manager.table.within_rows(chunks, self._runner.limits.step_rows)
 
     def _prefill_tokens(self, pending: Sequence[Pending]) -> int:
         """The prefill tokens of a step that keep the decode interval of its most urgent class."""
@@ -195,49 +195,49 @@ class Pipeline:
         if not decoding or not reading:
             return self.chunk_tokens
         most = self._runner.limits.step_tokens - left_of(decoding)
-        running = self._residents.running
+        running = self._slot_manager.running
         requests = [running[one.slot].sequence.request for one in decoding]
         asked = {(request.tenant, request.qos) for request in requests}
         ratios = (
             INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in asked
         )
         ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
-        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_beside, most))
+        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_while_decoding, most))
 
     def _follow(
         self,
         submission: Submission,
-        placements: list[Placement],
+        actives: list[RunningSequence],
         requests: list[int],
         chunks: list[Chunk],
         rows: list[int],
         attended: int,
     ) -> None:
-        memory = self._residents.memory
+        memory = self._slot_manager.memory
         self._latest = Step(
             self.steps,
             submission,
-            placements,
+            actives,
             requests,
             chunks,
             rows,
             attended,
             self._clock(),
-            len(self._placing.waiting),
+            len(self._scheduler.waiting),
             memory.free,
             memory.cached,
         )
         self.steps += 1
-        self._under_way.append(self._latest)
+        self._in_flight.append(self._latest)
 
-    def _publish(self, chunks: list[Chunk], placements: list[Placement]) -> None:
+    def _publish(self, chunks: list[Chunk], actives: list[RunningSequence]) -> None:
         """Make whole pages of prompts findable, and keep recurrent states where it is time to."""
-        table = self._residents.table
-        for (slot, start, count), placement in zip(chunks, placements, strict=True):
+        table = self._slot_manager.table
+        for (slot, start, count), active in zip(chunks, actives, strict=True):
             if start < table.known[slot]:
-                self._residents.publish(placement)
+                self._slot_manager.publish(active)
             if start + count == table.cut[slot]:
-                self._residents.keep_state(placement)
+                self._slot_manager.keep_state(active)
 
     def _observe(self, step: Step) -> None:
         now = self._clock()
@@ -259,11 +259,11 @@ class Pipeline:
         )
 
     def _computed(self, step: Step) -> Iterator[Computed]:
-        running, end = self._residents.running, 0
-        for placement, (slot, start, count), rows in zip(
-            step.placements, step.chunks, step.rows, strict=True
+        running, end = self._slot_manager.running, 0
+        for active, (slot, start, count), rows in zip(
+            step.actives, step.chunks, step.rows, strict=True
         ):
             first, end = end, end + rows
             # A sequence that ended, was cancelled or preempted may be in steps under way.
-            if running.get(slot) is placement:
-                yield Computed(placement, start, start + count, first, end)
+            if running.get(slot) is active:
+                yield Computed(active, start, start + count, first, end)

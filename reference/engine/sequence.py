@@ -8,7 +8,7 @@ from dataclasses import field
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from reference.limits import RING_STEPS, pages_for
 from reference.memory.prefix import PathEnd
@@ -54,7 +54,7 @@ class Sequence:
     patient: bool = False
     arrived: float = 0.0
     given: float | None = None
-    placement: Placement | None = None
+    active: RunningSequence | None = None
 
     @property
     def cacheable(self) -> int:
@@ -81,7 +81,7 @@ class Sequence:
 
 
 @dataclass(slots=True, eq=False)
-class Placement:
+class RunningSequence:
     """A sequence in a slot, from its admission until it leaves. Steps refer to it: one that was
     preempted and came back is another placement, and what older steps computed is nobody's.
 

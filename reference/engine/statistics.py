@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contract.deferred import dataclass
-from reference.engine.speculation import SpeculationStatistics
+from contract.lazy_dataclass import dataclass
+from reference.engine.drafter import SpeculationStatistics
 from reference.memory.prefix import PrefixStatistics
 
 

@@ -21,7 +21,7 @@ from contract.arithmetic import (
     ROW_EXPONENT_LIMIT,
     TILE_MAXIMUM_BITS,
 )
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]

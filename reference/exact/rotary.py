@@ -13,7 +13,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 
 Float64 = NDArray[np.float64]
 

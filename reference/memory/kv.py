@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from contract.arithmetic import PAGE_TOKENS
 from reference.memory.page_copies import Copies
 from reference.memory.pages import PagePool
-from reference.memory.places import StatePlaces
 from reference.memory.prefix import Node, PathEnd, PrefixHit, PrefixStatistics, PrefixTrees
+from reference.memory.state_slots import StateSlots
 
 LEAST_COPIED_TOKENS = PAGE_TOKENS // 2
 """A page of which fewer tokens can be used is computed again rather than copied."""
@@ -55,7 +55,7 @@ class KvMemory:
         self._most_kept = pages if cached_pages is None else cached_pages
         self._copies = copies
         self._host_pages = host_pages
-        self._places = None if states is None else StatePlaces(states)
+        self._places = None if states is None else StateSlots(states)
         self._reserved: dict[int, int] = {}
         self._pool = PagePool(pages, self._order)
         self._trees = PrefixTrees()
@@ -201,7 +201,7 @@ class KvMemory:
         while len(self._kept) > self._most_kept:
             self._evict(next(iter(self._kept)))
 
-    def save_place(self) -> int | None:
+    def save_state_slot(self) -> int | None:
         """A place for a recurrent state, the caller's until it attaches or drops it; None when
         there is none. The state least recently used makes room."""
         return self._places.take() if self._places is not None and self._cache else None
@@ -218,7 +218,7 @@ class KvMemory:
         else:
             self._places.drop(place)
 
-    def drop_place(self, place: int) -> None:
+    def drop_state_slot(self, place: int) -> None:
         """Give an unattached place back."""
         assert self._places is not None, "the model has no recurrent states"
         self._places.drop(place)
@@ -237,7 +237,7 @@ class KvMemory:
         self._kept.clear()
         self._spilled.clear()
         if self._places is not None:
-            self._places = StatePlaces(self._places.count)
+            self._places = StateSlots(self._places.count)
 
     def check(
         self,

@@ -92,8 +92,8 @@ class PageCopies:
         self._save = ExecutableGraph(tier, saving, {**kept, SAVED: self._staging}, ONE_PAGE)
         self._load = ExecutableGraph(tier, loading, kept, ONE_PAGE)
         for executable in (self._copy, self._save, self._load):
-            for form in executable.forms:
-                executable.record(form)
+            for bucket in executable.buckets:
+                executable.record(bucket)
         self._last: Fence | None = None
         self._loads: deque[Fence] = deque()
 

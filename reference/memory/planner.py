@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.deferred import dataclass
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, BufferKind, Graph
+from contract.lazy_dataclass import dataclass
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
@@ -35,7 +35,7 @@ class MemoryPlan:
     ``variants`` the lowered steps that are kept, ``workspace`` what a step takes and gives back.
     ``kv`` are all pages, ``recurrent`` the states of all slots and those saved beside them,
     ``state`` what else outlives a step. Of the total, ``mapped`` is read in place from the model
-    file and ``mirrors`` is host memory beside the device's own.
+    file and ``staging`` is host memory beside the device's own.
     """
 
     slots: int
@@ -55,7 +55,7 @@ class MemoryPlan:
     recurrent: int
     state: int
     mapped: int
-    mirrors: int
+    staging: int
     unified: bool
 
     @property
@@ -67,7 +67,7 @@ class MemoryPlan:
     def fixed(self) -> int:
         """What neither a page nor a slot's state is."""
         parts = self.constants, self.step_data, self.scratch, self.variants, self.workspace
-        return sum(self.weights.values()) + sum(parts) + self.state + self.mirrors
+        return sum(self.weights.values()) + sum(parts) + self.state + self.staging
 
     @property
     def kv_per_token(self) -> int:
@@ -82,12 +82,12 @@ class MemoryPlan:
     @property
     def device(self) -> int:
         """In the device's own memory; 0 where it shares the host's."""
-        return 0 if self.unified else self.total - self.mirrors
+        return 0 if self.unified else self.total - self.staging
 
     @property
     def host(self) -> int:
         """In host memory."""
-        return self.total if self.unified else self.mirrors
+        return self.total if self.unified else self.staging
 
     @property
     def budgeted(self) -> int:
@@ -97,7 +97,7 @@ class MemoryPlan:
     @property
     def allocated(self) -> int:
         """What the tier has allocated once it has lowered all its variants, between steps."""
-        return self.total - self.mapped - self.workspace - self.mirrors
+        return self.total - self.mapped - self.workspace - self.staging
 
     def to_dict(self) -> dict[str, Any]:
         """Every field and sum as JSON values."""
@@ -135,7 +135,7 @@ def plan_memory(
         variants=footprint.variants,
         workspace=footprint.workspace,
         mapped=sum(footprint.mapped.values()),
-        mirrors=footprint.mirrors,
+        staging=footprint.staging,
         unified=unified,
         **sums,
     )

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 from contract.types import Tenant
 
 KEY_BYTES = PAGE_TOKENS * 4

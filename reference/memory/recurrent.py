@@ -13,12 +13,12 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.deferred import dataclass
 from contract.dtypes import F32
 from contract.errors import RequestError
 from contract.execution import ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import pack_inputs
+from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.ops.recurrent import RECURRENT

@@ -18,9 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from contract.closing import Closing
-from contract.deferred import dataclass
+from contract.context_manager import ContextManager
 from contract.errors import RequestError, TemplateError
+from contract.lazy_dataclass import dataclass
 from reference.model.tokenizer import Tokenizer
 from reference.worker_process import WorkerEnded, WorkerProcess
 
@@ -53,7 +53,7 @@ class RenderedChat:
     template_spans: tuple[tuple[int, int], ...]
 
 
-class ChatTemplate(Closing):
+class ChatTemplate(ContextManager):
     """A chat template ready to render. Safe to share between threads; renders one at a time.
 
     ``source`` names where the text comes from in errors; ``bos_token`` and ``eos_token`` are

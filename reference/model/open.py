@@ -6,12 +6,12 @@ from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 
-from contract.deferred import dataclass
 from contract.ir.graph import Graph
+from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import build_graph
-from reference.model.families.equalise import Powers, equalising_powers
+from reference.model.families.smooth_keys import Powers, equalising_powers
 from reference.model.families.tensors import ModelTensors
 from reference.model.gguf import GgufFile, open_gguf
 from reference.model.tokenizer import Tokenizer, load_tokenizer

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 from reference.quant.formats import Bytes
 from reference.quant.tables import Table
 

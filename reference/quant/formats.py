@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 
 Bytes = NDArray[np.uint8]
 Float16 = NDArray[np.float16]

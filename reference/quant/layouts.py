@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from contract import dtypes
-from contract.deferred import dataclass
 from contract.dtypes import DType
+from contract.lazy_dataclass import dataclass
 from reference.quant import rounding
 from reference.quant.bits import Integers, Packed, Parts, Plane, SixBitPairs, Whole, flat
 from reference.quant.formats import Blocks32, Bytes, Float32, SuperBlocks, to_half

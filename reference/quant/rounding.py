@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 from reference.quant.formats import Bytes, Float16, Float32, reciprocal, to_half
 from reference.quant.tables import E2M1, Table
 

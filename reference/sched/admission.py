@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 from contract.types import Clock, QosClass
 from reference.sched.tenants import Tenants
 
@@ -17,7 +17,7 @@ RECENT_ADMISSIONS = 64
 RETRY_SECONDS_MIN = 1.0
 
 
-class Waiting(NamedTuple):
+class WaitingRequest(NamedTuple):
     """A request that waits. ``order`` is its arrival, unique and kept for life; ``since`` is when
     it began to wait, which for a preempted request is when it was preempted; ``pages`` is what it
     needs to begin, ``qos`` the class it asks for."""
@@ -74,7 +74,7 @@ class WaitQueue:
         self._clock = clock
         self._aging = aging_seconds
         self._lines: dict[_LineKey, _Line] = {}
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, WaitingRequest] = {}
         self._admitted: deque[float] = deque(maxlen=RECENT_ADMISSIONS)
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class WaitQueue:
         """How many requests of a tenant wait."""
         return sum(line.live for (id, _), line in self._lines.items() if id == tenant)
 
-    def push(self, waiting: Waiting) -> None:
+    def push(self, waiting: WaitingRequest) -> None:
         """Let a request wait. RequestError when its tenant is not known."""
         assert waiting.order not in self._waiting, f"request {waiting.order} waits twice"
         self._tenants[waiting.tenant]
@@ -116,7 +116,7 @@ class WaitQueue:
         elif len(line.orders) > 2 * line.live:
             line.orders = sorted(order for order in line.orders if order in self._waiting)
 
-    def next(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
+    def next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
         """Take the request to admit now out of the queue; None when nobody is to be admitted.
 
         ``fits`` says whether there is room for a request; tenants' quotas are seen to here, so what
@@ -155,7 +155,7 @@ class WaitQueue:
         since = max(slotless, line.since)
         return since if self._clock() - since >= self._aging else None
 
-    def _in_turn(self) -> Iterator[tuple[Waiting, bool]]:
+    def _in_turn(self) -> Iterator[tuple[WaitingRequest, bool]]:
         """The candidates within their quotas, and whether each is aged, in order of their turn."""
         aged: list[tuple[float, int]] = []
         by_rank: dict[int, list[int]] = {}
@@ -192,7 +192,7 @@ class WaitQueue:
         return line.orders[0]
 
 
-class Running(NamedTuple):
+class RunningRequest(NamedTuple):
     """A request of class ``qos`` that holds ``slot`` and ``pages`` pages. ``protected`` ones were
     admitted a moment ago, or waited too long: preempting them would undo what their admission was
     for."""
@@ -206,8 +206,8 @@ class Running(NamedTuple):
 
 
 def victim(
-    running: Sequence[Running], tenants: Tenants, claimant: QosClass | None
-) -> Running | None:
+    running: Sequence[RunningRequest], tenants: Tenants, claimant: QosClass | None
+) -> RunningRequest | None:
     """Whom to preempt so that a request of class ``claimant`` gets room; None: nobody.
 
     Only requests of a class below the claimant's that are not protected, so never an interactive

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 from reference.sched.least_squares import nonnegative
-from reference.sched.stairs import Stairs
+from reference.sched.step_time_curve import StepTimeCurve
 
 CELLS_MAX = 64
 """Kinds of steps remembered; the one not seen for longest goes first."""
@@ -67,8 +67,8 @@ class Coefficients:
 
 
 class StepCost:
-    """Seconds of a step: a curve of its tokens (``Stairs``), and so much for each position attended
-    to.
+    """Seconds of a step: a curve of its tokens (``StepTimeCurve``), plus a constant for each
+    position attended to.
 
     The curve lies about a straight line, ``fixed + token * tokens``. That one and the seconds for a
     position are fitted to all steps, which are averaged by kind (the powers of two their tokens and
@@ -79,7 +79,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], _Cell] = {}
-        self._stairs = Stairs()
+        self._curve = StepTimeCurve()
         self._coefficients: Coefficients | None = None
         self._steps = 0
         self._fitted = 0
@@ -90,7 +90,7 @@ class StepCost:
             return
         line = self.coefficients()
         if line is not None and self._steps >= REFIT_STEPS:
-            self._stairs.observe(load.tokens, seconds - line.position * load.attended)
+            self._curve.observe(load.tokens, seconds - line.position * load.attended)
         kind = (load.tokens.bit_length(), load.attended.bit_length())
         cell = self._cells.pop(kind, None)
         if cell is None:
@@ -111,7 +111,7 @@ class StepCost:
         if self._coefficients is None and len({tokens for tokens, _ in self._cells}) > 1:
             line = _fit(self._cells.values(), self._steps)
             self._coefficients, self._fitted = line, self._steps
-            self._stairs.follow(line.fixed, line.token)
+            self._curve.follow(line.fixed, line.token)
         return self._coefficients
 
     def predict(self, load: Load) -> float | None:
@@ -119,7 +119,7 @@ class StepCost:
         line = self.coefficients()
         if line is None:
             return None
-        return self._stairs.at(load.tokens) + line.position * load.attended
+        return self._curve.at(load.tokens) + line.position * load.attended
 
     def tokens_within(self, seconds: float, load: Load, most: int, *, start: int = 0) -> int:
         """How many tokens, 0 to ``most``, a step of ``load`` can have more without taking longer
@@ -134,7 +134,7 @@ class StepCost:
         more = np.append(CHOICES[: np.searchsorted(CHOICES, most)], most)
         # n tokens attend to n * start + n (n + 1) / 2 positions.
         attended = load.attended + more * (start + (more + 1) / 2)
-        taken = self._stairs.choices(load.tokens + more) + line.position * attended
+        taken = self._curve.choices(load.tokens + more) + line.position * attended
         fitting = np.flatnonzero(taken <= seconds)
         return int(more[fitting[-1]]) if len(fitting) else 0
 

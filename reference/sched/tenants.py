@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import field
 from typing import NamedTuple
 
-from contract.deferred import dataclass
 from contract.errors import ConfigError, RequestError
+from contract.lazy_dataclass import dataclass
 from contract.types import LOCAL_TENANT, Clock, QosClass, Request, Tenant
 
 WINDOW_SECONDS = 5

@@ -11,7 +11,7 @@ import pytest
 
 from accel.amd.fake_kernel import FakeKernel
 from accel.amd.fake_machine import Behaviour
-from accel.amd.packet_test import Bench
+from accel.amd.packet_check import Bench
 from accel.amd.system import findings
 from accel.amd.trace import load_trace, replay
 from harness import amd_packets
@@ -70,7 +70,7 @@ def test_a_packet_that_fails_ends_its_tier(
         """A packet does nothing."""
         return False
 
-    monkeypatch.setattr("accel.amd.packet_test.TESTS", (fails,))
+    monkeypatch.setattr("accel.amd.packet_check.TESTS", (fails,))
     monkeypatch.setattr("harness.amd_card.conformance", lambda words: pytest.fail("was run"))
     code, out = told("--tier", "t2")
     assert (code, "FAILED  A packet does nothing." in out) == (1, True)

@@ -137,11 +137,11 @@ def test_firmware_of_its_own() -> None:
 def test_comparisons_with_a_constant(relation: str) -> None:
     """The constant has a sign in a comparison of signed numbers, and none in the other."""
     compare_them = {"lg": operator.ne}.get(relation) or getattr(operator, relation)
-    for kind, form in (("i", np.int32), ("u", np.uint32)):
+    for kind, bucket in (("i", np.int32), ("u", np.uint32)):
         row = table()[f"s_cmpk_{relation}_{kind}32"]
         assert row.sources == f"{kind}k"
         for value, constant in ((-5, -5), (-5, 3), (3, -5), (3, 3), (70_000, 3), (65_531, -5)):
-            a = np.array([value], np.int64).astype(form)
+            a = np.array([value], np.int64).astype(bucket)
             b = np.array([constant], np.int64).astype(np.uint32)
             found = eval(row.expressions[0], {"a": a, "b": b, "i32": np.int32})
             number = constant if kind == "i" else constant & 0xFFFF

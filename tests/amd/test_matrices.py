@@ -11,8 +11,8 @@ from accel.amd.blocks import blocks_of
 from accel.amd.fake_kernel import FakeKernel
 from accel.amd.isa import EXEC, decode
 from accel.amd.memory_view import GpuFault
-from accel.amd.product_test import matrices_agree
-from accel.amd.self_test import Asked
+from accel.amd.product_check import matrices_agree
+from accel.amd.self_check import ProbeCase
 from accel.amd.semantics import MATRIX, VECTOR_OFFSET, access
 from accel.amd.tier import AmdTier
 from accel.amd.translate import block_function
@@ -105,13 +105,13 @@ def test_what_no_kernel_uses_is_refused(code: tuple[int, int], problem: str) -> 
 
 def only(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
     """The self-test asks for one format."""
-    monkeypatch.setattr("accel.amd.product_test.FORMATS", (dtype,))
+    monkeypatch.setattr("accel.amd.product_check.FORMATS", (dtype,))
 
 
 def agree(tier: AmdTier) -> bool:
     """What the GPU is asked."""
     runtime = tier._runtime
-    return matrices_agree(Asked(runtime.device, runtime.queue, runtime.modules))
+    return matrices_agree(ProbeCase(runtime.device, runtime.queue, runtime.modules))
 
 
 def test_a_gpu_is_asked_for_the_bits_of_packed_dots(

@@ -14,9 +14,9 @@ from accel.amd import pm4, trace
 from accel.amd.command_processor import CommandProcessor
 from accel.amd.device import Device
 from accel.amd.fake_kernel import FakeKernel
-from accel.amd.launcher import Places, PlannedLaunch, Recording
+from accel.amd.launcher import PlannedLaunch, Recording, StepAddresses
 from accel.amd.memory_view import GpuFault
-from accel.amd.packet_test import TESTS, packet_tests
+from accel.amd.packet_check import TESTS, packet_tests
 from accel.amd.pm4 import Opcode
 from accel.amd.program import LoadedKernel, Modules
 from accel.amd.queue import Queue
@@ -77,7 +77,7 @@ def test_a_packet_that_is_not_understood(
         return packet(self, opcode, body, nested)
 
     monkeypatch.setattr(CommandProcessor, "_packet", ignoring)
-    monkeypatch.setattr("accel.amd.packet_test.SECONDS", 0.05)
+    monkeypatch.setattr("accel.amd.packet_check.SECONDS", 0.05)
     kernel = FakeKernel()
     with pytest.raises(TierUnavailable, match=f"{BROKEN[broken]}.*see zinc-rt pm4-test"):
         AmdTier(kernel=kernel, tier=name)
@@ -174,7 +174,7 @@ def step_stream(tier: str) -> list[str]:
         PlannedLaunch(other, 1, True),
     ]
     recording = Recording(device, "step", launches, 0x7F00_9000_0000, 64, queue.go_address)
-    recording.bind(Places(0x7F00_A000_0000))
+    recording.bind(StepAddresses(0x7F00_A000_0000))
     ring = [
         *queue.indirect_buffer(recording.buffer, recording.length),
         *pm4.release_memory(queue.fence_address, 1),

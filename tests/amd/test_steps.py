@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.amd.steps import SPLIT_TOKENS, forms_of, step_of
+from accel.amd.steps import SPLIT_TOKENS, buckets_of, step_of
 from contract.shape_key import ShapeKey
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -28,14 +28,14 @@ def test_kernels_by_tokens(
 ) -> None:
     """Of quantized layers; without matrix instructions packed dots stay."""
     graph = open_model(tiny_model_path).graph(LIMITS)
-    form = ShapeKey(tokens, min(tokens, 64))
-    names = {op.name for op in step_of(graph, form, "t1", matrices=True).ops}
+    bucket = ShapeKey(tokens, min(tokens, 64))
+    names = {op.name for op in step_of(graph, bucket, "t1", matrices=True).ops}
     assert {product, attention} <= names
-    plain = {op.name for op in step_of(graph, form, "t1", matrices=False).ops}
+    plain = {op.name for op in step_of(graph, bucket, "t1", matrices=False).ops}
     assert "matmul_tiles" not in plain
 
 
 def test_a_form_for_every_choice() -> None:
     """So that a step of 16 slots is not one of many tokens."""
-    assert [form.tokens for form in forms_of(ShapeKey(128, 64))] == [1, 4, SPLIT_TOKENS, 128]
-    assert [form.tokens for form in forms_of(ShapeKey(2, 2))] == [1, 2]
+    assert [bucket.tokens for bucket in buckets_of(ShapeKey(128, 64))] == [1, 4, SPLIT_TOKENS, 128]
+    assert [bucket.tokens for bucket in buckets_of(ShapeKey(2, 2))] == [1, 2]

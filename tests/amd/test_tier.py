@@ -11,10 +11,10 @@ import pytest
 from accel.amd import launcher, pm4
 from accel.amd.fake_kernel import FakeKernel
 from accel.amd.fake_machine import Behaviour
-from accel.amd.self_test import Asked, divides
+from accel.amd.self_check import ProbeCase, divides
 from accel.amd.tier import AmdTier
 from accel.amd.topology import PAGE
-from accel.kernels.judging import Found, samples
+from accel.kernels.device_probe import Found, samples
 from contract.errors import CodecError, DeviceLost, OutOfMemory, TierUnavailable
 from contract.kernel import GpuTarget, encode_kernel
 from contract.opcodes import Opcode
@@ -143,7 +143,7 @@ def test_a_damaged_installation_is_said_to_be_one(
     assert kernel.left_over == []
 
 
-class Answering(Asked):
+class Answering(ProbeCase):
     """A GPU that gets ``wrong`` wrong by itself, and in integers as well if ``always``."""
 
     wrong = ""

@@ -18,7 +18,7 @@ from contract.ir.inputs import InputLayout, InputRows, pack_inputs, step_of
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap, TierInfo, check_form, check_range
+from contract.tier import Heap, TierInfo, check_bucket, check_range
 
 WIDTH, MOST = 4, 2
 ONE, TWO = ShapeKey(1, 0), ShapeKey(2, 0)
@@ -43,7 +43,7 @@ class Memory:
 class Batch:
     graph: Graph
     buffers: Mapping[str, Memory]
-    form: ShapeKey
+    bucket: ShapeKey
     inputs: InputLayout
 
     @property
@@ -89,7 +89,7 @@ class ListTier:
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         return declared_footprint(graph, largest)
 
-    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+    def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         return tuple(sorted({ShapeKey(min(1, largest.tokens), 0), largest}))
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
@@ -119,10 +119,10 @@ class ListTier:
         return Loaded(decode_kernel(blob))
 
     def lower(
-        self, graph: Graph, buffers: Mapping[str, Memory], form: ShapeKey, inputs: InputLayout
+        self, graph: Graph, buffers: Mapping[str, Memory], bucket: ShapeKey, inputs: InputLayout
     ) -> Batch:
-        self.lowered.append(form)
-        return Batch(graph, dict(buffers), form, inputs)
+        self.lowered.append(bucket)
+        return Batch(graph, dict(buffers), bucket, inputs)
 
     def submit(
         self,
@@ -132,7 +132,7 @@ class ListTier:
         rows: InputRows | None = None,
     ) -> Done:
         step = step_of(inputs)
-        check_form(batch.form, step)
+        check_bucket(batch.bucket, step)
         self.submitted.append(batch.graph.name)
         (node,) = batch.graph.nodes
         count = step.tokens * WIDTH

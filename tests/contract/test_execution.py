@@ -50,8 +50,8 @@ class TestForms:
     def test_a_step_takes_the_smallest_form_that_holds_it(self) -> None:
         tier = ListTier()
         graph = executable(tier, "g", 2.0, memory("out"))
-        assert graph.forms == (ONE, TWO)
-        assert [graph.form_of(ShapeKey(n, 0)) for n in (0, 1, 2)] == [ONE, ONE, TWO]
+        assert graph.buckets == (ONE, TWO)
+        assert [graph.bucket_of(ShapeKey(n, 0)) for n in (0, 1, 2)] == [ONE, ONE, TWO]
 
     def test_a_form_is_lowered_once(self) -> None:
         tier = ListTier()

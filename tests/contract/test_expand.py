@@ -40,10 +40,10 @@ class WrittenOut(CpuTier):
         self,
         graph: Graph,
         buffers: Mapping[str, CpuBuffer],
-        form: ShapeKey,
+        bucket: ShapeKey,
         inputs: InputLayout,
     ) -> CpuBatch:
-        return super().lower(self._expansion(graph), buffers, form, inputs)
+        return super().lower(self._expansion(graph), buffers, bucket, inputs)
 
 
 @pytest.mark.parametrize("opcode", FUSED, ids=lambda opcode: opcode.name)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
+from accel.cuda.packed_tiles import UNITS, tile_bytes
 from accel.cuda.plan import Plan, PlannedLaunch, plain_ops, plan_launches
 from accel.cuda.program import tuned_source
-from accel.cuda.units import UNITS, tile_bytes
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import BANK_SHIFT, SCRATCH_MEMORY
@@ -90,13 +90,13 @@ def run_step(
     as a file stores them; row reductions are cut in ``parts``. ``launches_of`` the ops and the plan
     are executed.
     """
-    key, form = sizes
-    step = lower_graph(graph, form, parts, "cuda")
+    key, bucket = sizes
+    step = lower_graph(graph, bucket, parts, "cuda")
     plan = plan_launches(step.ops, device, step.scratch)
     known = {"quantize_activation": quantize_plainly} | dict(stand_ins)
     assert {step.ops[i].name for i in plain_ops(plan)} <= known.keys()
     schedule = schedule_launches(step, plan.levels)
-    layout = input_layout(graph, form)
+    layout = input_layout(graph, bucket)
     block, scratch = aligned_memory(layout.nbytes), aligned_memory(max(1, schedule.shared_bytes))
     block[:] = pack_inputs(layout, key, inputs, first_event)
     units = {name: arranged(*matrix, folder) for name, matrix in matrices.items()}

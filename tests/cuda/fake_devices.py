@@ -71,7 +71,7 @@ class DeviceContext(FakeContext):
 
 
 @dataclass
-class Waiting:
+class CompletionWaiter:
     """The end of a launch that gathers: nothing happens but that all have come."""
 
     ready: Callable[[], bool]
@@ -150,7 +150,7 @@ class FakeDevices(FakeDriver):
                 gather.send()
 
         self._enqueue(send)
-        return self._enqueue(Waiting(gather.has_come))
+        return self._enqueue(CompletionWaiter(gather.has_come))
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.cuda.self_test import _expected
+from accel.cuda.self_check import _expected
 from accel.packets.ops import NUMBERS, TABLE
 from accel.packets.packet import ALIGNMENT, INPUT_MEMORY, PACKET, SCRATCH_MEMORY
 from tests.cuda.fake_context import (

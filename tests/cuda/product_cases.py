@@ -52,15 +52,15 @@ def planned(case: Case) -> tuple[Step, Plan]:
 def run(case: Case, folder: Path, most: int = 0, device: Device = DEVICE) -> dict[str, Float32]:
     """Every output of the graph, in a form of ``most`` tokens; no plain kernel may be left."""
     key = ShapeKey(len(case.x), 0)
-    form = ShapeKey(max(most, len(case.x)), 0)
+    bucket = ShapeKey(max(most, len(case.x)), 0)
     outputs: dict[str, Float32] = {
-        decl.name: aligned_memory(form.tokens * int(decl.shape[-1]) * 4)
+        decl.name: aligned_memory(bucket.tokens * int(decl.shape[-1]) * 4)
         .view(np.float32)
-        .reshape(form.tokens, -1)
+        .reshape(bucket.tokens, -1)
         for decl in case.graph.of_kind(BufferKind.OUTPUT)
     }
     kept = {name: in_device_memory(vector) for name, vector in case.vectors.items()}
-    sizes, results = (key, form), kept | outputs
+    sizes, results = (key, bucket), kept | outputs
     run_step(case.graph, sizes, {"x": case.x}, results, case.matrices, folder, device=device)
     return {name: values[: len(case.x)] for name, values in outputs.items()}
 

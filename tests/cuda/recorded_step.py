@@ -20,10 +20,10 @@ from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from accel.packets.step import Op, Tensor
-from contract.ir.early_rows import early_rows
 from contract.ir.graph import Graph
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferDecl, BufferKind
+from contract.ir.prune_rows import prune_rows
 from contract.ir.scratch import buffer_bytes
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
@@ -52,7 +52,7 @@ class RecordedModel:
     arrays: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.graph = early_rows(self.model.graph(self.limits), self.key)
+        self.graph = prune_rows(self.model.graph(self.limits), self.key)
         tier = CpuTier()
         for decl in self.graph.buffers.values():
             if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):
@@ -103,11 +103,11 @@ class RecordedModel:
 
 @dataclass
 class PersistentSteps:
-    """The persistent launches of steps of ``recorded`` in the form of ``form``, with memory that
+    """The persistent launches of steps of ``recorded`` in the form of ``bucket``, with memory that
     lasts from step to step."""
 
     recorded: RecordedModel
-    form: ShapeKey
+    bucket: ShapeKey
     device: Device
     blocks: Sequence[Block]
     folder: Path
@@ -116,13 +116,13 @@ class PersistentSteps:
 
     def __post_init__(self) -> None:
         recorded = self.recorded
-        graph, form = recorded.graph, self.form
-        self.step = lower_graph(graph, form, 64, "cuda")
+        graph, bucket = recorded.graph, self.bucket
+        self.step = lower_graph(graph, bucket, 64, "cuda")
         tuned = plan_launches(self.step.ops, self.device, self.step.scratch)
         choice = StepChoice(tuple(self.blocks))
         self.plan: Plan = compose(tuned, self.step.ops, self.device, choice, self.step.scratch)
         self.schedule = schedule_launches(self.step, self.plan.levels, self.plan.together)
-        self.layout = input_layout(graph, form)
+        self.layout = input_layout(graph, bucket)
         self.inputs = aligned_memory(self.layout.nbytes)
         self.workspace = aligned_memory(max(1, self.plan.workspace_bytes))
         self.workspace[:] = 0

@@ -241,11 +241,11 @@ def test_rows_are_packed_for_the_product_behind(
         "query": query.view(np.int32).reshape(key.tokens, 4),
     }
     inputs["q"][1, 3] = np.inf
-    form = ShapeKey(most, 0)
-    plan = plan_launches(lower_graph(graph, form, PARTS, "cuda").ops, device)
+    bucket = ShapeKey(most, 0)
+    plan = plan_launches(lower_graph(graph, bucket, PARTS, "cuda").ops, device)
     assert "unit_pack" not in [launch.entry for launch in plan.launches]
     matrices = {"w": (Q4_K, stored)}
-    run_step(graph, (key, form), inputs, kept, matrices, folder, parts=PARTS, device=device)
+    run_step(graph, (key, bucket), inputs, kept, matrices, folder, parts=PARTS, device=device)
     made = flash_attn_batched(
         **inputs,
         kv=page_view(kept["kv"], I12, shape),
@@ -309,8 +309,8 @@ def check_runs(
         "page_table": pages,
         "query": query.view(np.int32).reshape(key.tokens, 4),
     }
-    form = ShapeKey(most, 0)
-    run_step(graph, (key, form), inputs, kept, {}, folder, parts=PARTS, device=device)
+    bucket = ShapeKey(most, 0)
+    run_step(graph, (key, bucket), inputs, kept, {}, folder, parts=PARTS, device=device)
     want = flash_attn_batched(
         **inputs,
         kv=page_view(kept["kv"], I12, shape),

@@ -174,11 +174,11 @@ def check(
     filled_pages(kept["kv"], kv_shape, rng)
     want_kv = kept["kv"].copy()
     given = {name: values[name] for name in ("qkv", "query", "page_table")}
-    form, device = ShapeKey(most, 0), DEVICE if most == 1 else LARGE
-    step = lower_graph(graph, form, PARTS, "cuda")
+    bucket, device = ShapeKey(most, 0), DEVICE if most == 1 else LARGE
+    step = lower_graph(graph, bucket, PARTS, "cuda")
     plan = plan_launches(step.ops, device, step.scratch)
     assert [launch.source.name for launch in plan.launches] == FILES
-    run_step(graph, (key, form), given, kept, {}, folder, parts=PARTS, device=device)
+    run_step(graph, (key, bucket), given, kept, {}, folder, parts=PARTS, device=device)
     weights = {name: values[name] for name in ("q_norm", "k_norm") if shape.get("norms", True)}
     pool = page_view(want_kv, I12, kv_shape)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}

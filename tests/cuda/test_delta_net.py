@@ -77,8 +77,8 @@ def test_one_token(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", ["small", "short", "qwen35"])
 def test_tokens_of_several_slots(name: str, folder: Path) -> None:
     """Those of a slot apart from each other, one that begins anew, fewer than the form has."""
-    key, form = ShapeKey(7, 1), ShapeKey(9, 2)
-    steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)
+    key, bucket = ShapeKey(7, 1), ShapeKey(9, 2)
+    steps = TunedSteps(recorded(name, folder, key), bucket, DEVICE, FILES, folder)
     run(steps, [5, 0, 6, 3, 1, 7, 2], [1, 0, 1, 3, 0, 1, 0])
     assert not steps.workspace.any()
 
@@ -90,8 +90,8 @@ def test_slots_pass_through_the_blocks_there_are(name: str, folder: Path) -> Non
     slots = [0] * 7 + [7] + [0] * 7 + list(range(20)) + [0, 7, 0, 7]
     once = [17, *range(4, 10), 6, *range(11, 23)]
     positions = [*range(3, 10), 5, *range(10, 17), *once, 18, 0, 19, 1]
-    key, form = ShapeKey(len(slots), 1), ShapeKey(len(slots) + 2, 2)
-    steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)
+    key, bucket = ShapeKey(len(slots), 1), ShapeKey(len(slots) + 2, 2)
+    steps = TunedSteps(recorded(name, folder, key), bucket, DEVICE, FILES, folder)
     ((launch,),) = steps.runs
     assert launch.source.name == "delta_slots.cu"
     assert launch.grid[1] < len(set(slots))
@@ -115,8 +115,8 @@ def test_many_tokens(name: str, folder: Path) -> None:
     """The convolution and the recurrence: tokens of a slot behind each other and far apart, one
     alone in its slot."""
     tokens = FEW_TOKENS + 5
-    key, form = ShapeKey(tokens, 1), ShapeKey(FEW_TOKENS + 8, 2)
-    steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)
+    key, bucket = ShapeKey(tokens, 1), ShapeKey(FEW_TOKENS + 8, 2)
+    steps = TunedSteps(recorded(name, folder, key), bucket, DEVICE, FILES, folder)
     assert [len(run) for run in steps.runs] == [2, 1, 1]
     slots = [3] + [0] * 40 + [1, 2] * 12 + [0] * 4
     positions = [4, *range(40), *(p for n in range(12) for p in (n, n + 8)), 40, 41, 42, 43]

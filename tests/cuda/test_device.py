@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from accel.cuda.driver import open_driver
+from accel.cuda.packed_tiles import TUNED_STACKS
 from accel.cuda.program import Source
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
-from accel.cuda.units import TUNED_STACKS
 from contract.dtypes import WEIGHT_DTYPES, DType, StorageClass
 from contract.errors import DeviceLost
 from contract.ir.nodes import BufferDecl, BufferKind
@@ -71,7 +71,7 @@ from pathlib import Path
 import pytest
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
-from accel.cuda.units import TUNED_STACKS
+from accel.cuda.packed_tiles import TUNED_STACKS
 from contract.errors import DeviceLost, TierUnavailable
 from tests.cuda.test_device import FAULT, submit_with
 from tests.cuda.test_tier import Lowered, block_of, values_of
@@ -157,6 +157,6 @@ def arranged(
     assert buffer.matrix is not None
     tier._runtime.uploader.finish()
     place = buffer.matrix.allocation
-    got = tier._memory.mirrors.read(place, 0, place.nbytes)
+    got = tier._memory.staging.read(place, 0, place.nbytes)
     tier.free(buffer)
     return got

@@ -101,8 +101,8 @@ def test_equal_probabilities_go_to_the_first_experts(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["wide", "shared"])
 def test_several_tokens(name: str, folder: Path) -> None:
     """Fewer than the form has; rows of several spans."""
-    key, form = ShapeKey(3, 1), ShapeKey(4, 2)
-    steps = TunedSteps(recorded(name, folder, key, "q4_k"), form, DEVICE, ROUTED, folder)
+    key, bucket = ShapeKey(3, 1), ShapeKey(4, 2)
+    steps = TunedSteps(recorded(name, folder, key, "q4_k"), bucket, DEVICE, ROUTED, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [THREE]
     run(steps, [7, 8, 9], [0, 0, 1], [0, 1, 0])
 
@@ -121,8 +121,8 @@ def test_tokens_that_share_experts(
 ) -> None:
     """One to several chunks of an expert, full ones and others; more of them than one block of the
     router takes. So many rows are read that none are picked in front of it."""
-    key, form = ShapeKey(tokens, tokens // 3), ShapeKey(most, most // 3)
-    steps = TunedSteps(recorded(name, folder, key, quant), form, DEVICE, ROUTED, folder)
+    key, bucket = ShapeKey(tokens, tokens // 3), ShapeKey(most, most // 3)
+    steps = TunedSteps(recorded(name, folder, key, quant), bucket, DEVICE, ROUTED, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [FIVE]
     positions = [i // 2 for i in range(tokens)]
     run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])

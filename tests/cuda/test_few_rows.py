@@ -8,7 +8,7 @@ import pytest
 
 from accel.cuda.device import Device
 from accel.cuda.plan import plain_ops, plan_launches
-from accel.cuda.registered import cuda_forms
+from accel.cuda.registered import cuda_buckets
 from accel.packets import rules
 from accel.packets.rules import ROW_PARTS, lower_graph
 from contract.dtypes import I12
@@ -57,12 +57,12 @@ def test_no_form_loses_a_tuned_kernel(
     graph = model_of(name, folder, "q4_k_m").graph(
         Limits(SLOTS, 64, 64, I12, step_tokens=LARGEST.tokens, step_rows=SLOTS)
     )
-    early = {form: _plain(graph, form, device) for form in cuda_forms(LARGEST)}
-    monkeypatch.setattr(rules, "early_rows", lambda graph, form: graph)
-    for form, found in early.items():
-        late = _plain(graph, form, device)
+    early = {bucket: _plain(graph, bucket, device) for bucket in cuda_buckets(LARGEST)}
+    monkeypatch.setattr(rules, "early_rows", lambda graph, bucket: graph)
+    for bucket, found in early.items():
+        late = _plain(graph, bucket, device)
         picked = found.count("select_rows") - late.count("select_rows")
-        assert picked == (form.tokens >= 64)
+        assert picked == (bucket.tokens >= 64)
         assert set(found) <= set(late)
         assert len(found) - picked <= len(late)
         if not picked:
@@ -73,16 +73,16 @@ def test_no_form_loses_a_tuned_kernel(
 def test_a_prompts_last_products_as_one_launch(rows: int, folder: Path) -> None:
     """Where a persistent step is asked for they are one in a form of a single row, and none may
     wait for what a step without rows does not make."""
-    form, tokens = ShapeKey(24, 1), 18
+    bucket, tokens = ShapeKey(24, 1), 18
     limits = Limits(2, 96, 12, I12, step_tokens=24, step_rows=1)
     recorded = RecordedModel(model_of("qwen3", folder), limits, ShapeKey(tokens, rows))
-    steps = PersistentSteps(recorded, form, DEVICE, FOUR_WARPS, folder)
+    steps = PersistentSteps(recorded, bucket, DEVICE, FOUR_WARPS, folder)
     assert [len(launch.table.phases) for launch in steps.launches if launch.table] == [4]
     for step in range(2):
         positions = list(range(step * tokens, (step + 1) * tokens))
         run(steps, list(range(7, 7 + tokens)), positions, [0] * tokens, step)
 
 
-def _plain(graph: Graph, form: ShapeKey, device: Device) -> list[str]:
-    step = lower_graph(graph, form, ROW_PARTS, "cuda")
+def _plain(graph: Graph, bucket: ShapeKey, device: Device) -> list[str]:
+    step = lower_graph(graph, bucket, ROW_PARTS, "cuda")
     return [step.ops[n].name for n in plain_ops(plan_launches(step.ops, device, step.scratch))]

@@ -65,10 +65,10 @@ def test_queries_and_pages_are_those_of_the_definition(
     assert_as_defined(kept, values, kv_dtype, neox, norms)
 
 
-@pytest.mark.parametrize(("tokens", "form"), [(21, 24), (9, 16)])
+@pytest.mark.parametrize(("tokens", "bucket"), [(21, 24), (9, 16)])
 @pytest.mark.parametrize(("v_dtype", "biased"), [(Q4_K, False), (Q6_K, True)], ids=str)
 def test_heads_add_up_spans_of_products(
-    v_dtype: DType, biased: bool, tokens: int, form: int, folder: Path
+    v_dtype: DType, biased: bool, tokens: int, bucket: int, folder: Path
 ) -> None:
     """Where blocks of q, k and v share rows, in one launch or, with v of another format, in two.
 
@@ -101,13 +101,13 @@ def test_heads_add_up_spans_of_products(
             builder.emit(Opcode.BIAS_ADD, x=product, bias=bias, y=qkv[part])
         start += rows
     graph = emit_heads(builder, qkv, I12, head_dim, 1, True, head_dim // 2)
-    sizes = ShapeKey(tokens, 0), ShapeKey(form, 0)
+    sizes = ShapeKey(tokens, 0), ShapeKey(bucket, 0)
     step = lower_graph(graph, sizes[1], 1, "cuda")
     plan = plan_launches(step.ops, WIDE, step.scratch)
-    products = ["unit_groups"] * (1 + (v_dtype is not Q4_K)) if form > 16 else ["unit_spans"]
+    products = ["unit_groups"] * (1 + (v_dtype is not Q4_K)) if bucket > 16 else ["unit_spans"]
     assert [launch.entry for launch in plan.launches] == ["unit_pack", *products, "head_rows"]
     assert all(dict(launch.source.macros)["PARTS"] > 1 for launch in plan.launches[1:-1])
-    assert plan.passing_bytes == 4 * 6 * form * width
+    assert plan.passing_bytes == 4 * 6 * bucket * width
     kept = kept_buffers(graph, values, sizes[1])
     kept |= {name: in_device_memory(bias) for name, bias in biases.items()}
     run_step(graph, sizes, inputs, kept, matrices, folder, device=WIDE)

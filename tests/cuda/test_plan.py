@@ -14,7 +14,7 @@ from accel.cuda import plan as plan_module
 from accel.cuda import planning
 from accel.cuda.device import Device
 from accel.cuda.plan import layout_of, plan_launches
-from accel.cuda.planning import planned_form
+from accel.cuda.planning import planned_bucket
 from accel.cuda.program import Source
 from accel.cuda.tier import CudaTier
 from accel.cuda.tuned import KernelLaunch, Replacement
@@ -69,7 +69,7 @@ def test_every_op_is_launched_by_its_plain_kernel(monkeypatch: pytest.MonkeyPatc
     """Without rules; the grid covers the most of the form, and no more than the device takes."""
     monkeypatch.setattr(plan_module, "RULES", [])
     for tokens, groups in ((1, 1), (64, 2), (10**6, 32)):
-        found = planned_form(lower_graph(GRAPH, ShapeKey(tokens, 0), 1, "cuda"), DEVICE)
+        found = planned_bucket(lower_graph(GRAPH, ShapeKey(tokens, 0), 1, "cuda"), DEVICE)
         step, plan = found.step, found.plan
         assert [launch.entry for launch in plan.launches] == ["launch_add", "launch_mul"]
         assert [launch.first for launch in plan.launches] == [0, 1]
@@ -98,8 +98,8 @@ def test_workspaces_are_planned(tier: CudaTier) -> None:
     with_rule = tier.footprint(GRAPH, LARGEST).variants
     plan_module.RULES.clear()
     tier._planner.planned = None
-    forms = len(tier.forms(LARGEST))
-    assert with_rule - tier.footprint(GRAPH, LARGEST).variants == forms * 1024
+    buckets = len(tier.buckets(LARGEST))
+    assert with_rule - tier.footprint(GRAPH, LARGEST).variants == buckets * 1024
 
 
 def test_what_a_graph_takes_is_kept(
@@ -127,9 +127,9 @@ def test_a_layout_without_a_rule_is_refused(
     monkeypatch.setattr(plan_module, "RULES", [])
     weight = tier.upload(decl, np.zeros((16, Q8_0.row_bytes(256)), np.uint8))
     y = tier.alloc(graph.buffers["y"], 4 * 16 * 4, Heap.BAR)
-    form = ShapeKey(4, 0)
+    bucket = ShapeKey(4, 0)
     with pytest.raises(AssertionError, match="no rule for matmul of weights arranged as UNITS"):
-        tier.lower(graph, {"w": weight, "y": y}, form, input_layout(graph, form))
+        tier.lower(graph, {"w": weight, "y": y}, bucket, input_layout(graph, bucket))
 
 
 def test_layout_rules_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

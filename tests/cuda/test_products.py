@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accel.cuda.packed_tiles import UNIT_ROWS
 from accel.cuda.plan import plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
-from accel.cuda.units import UNIT_ROWS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from contract import dtypes

@@ -11,12 +11,12 @@ import pytest
 from accel.cuda.device import Device
 from accel.cuda.gated_rows import MOST_TOKENS as MOST_GATED
 from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, group_shape, shapes_beside
+from accel.cuda.packed_tiles import UNIT_ROWS
 from accel.cuda.packing import MOST_FOUR_WARPS
 from accel.cuda.plan import plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
-from accel.cuda.registered import cuda_forms
-from accel.cuda.span_products import MOST_TOKENS, span_shape
-from accel.cuda.units import UNIT_ROWS
+from accel.cuda.registered import cuda_buckets
+from accel.cuda.split_k_products import MOST_TOKENS, span_shape
 from accel.packets.rules import lower_graph
 from contract import dtypes
 from contract.dtypes import F32, DType
@@ -358,8 +358,8 @@ def test_blocks_share_rows_where_there_are_few(
 def test_steps_of_some_tokens_have_a_form_that_fills_the_device(dtype: DType, tokens: int) -> None:
     """By the largest form's blocks, which share no rows, 65 tokens would be 32 of them, 320 in
     Q6_K 160, of which the last 28 run alone, and 512 in Q4_K 176."""
-    form = next(form for form in cuda_forms(ShapeKey(1088, 64)) if form.tokens >= tokens)
-    shape = group_shape(dtype, 12288, form.tokens, (4096,), WIDE, parted=True)
+    bucket = next(bucket for bucket in cuda_buckets(ShapeKey(1088, 64)) if bucket.tokens >= tokens)
+    shape = group_shape(dtype, 12288, bucket.tokens, (4096,), WIDE, parted=True)
     blocks = shape.row_blocks((4096,)) * -(-tokens // shape.tokens) * shape.parts
     rounds = -(-blocks // WIDE.multiprocessors)
     assert blocks / (rounds * WIDE.multiprocessors) > 0.7

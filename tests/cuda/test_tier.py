@@ -14,9 +14,9 @@ from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
 from accel.cuda.tuned import KernelLaunch, Replacement
 from accel.packets.build import BuildError
+from accel.packets.in_flight import InFlight
 from accel.packets.packet import PACKET
 from accel.packets.step import Op
-from accel.packets.under_way import UnderWay
 from contract.dtypes import F32, Q8_0
 from contract.errors import CodecError, DeviceLost, OutOfMemory, TierUnavailable
 from contract.ir.graph import BufferDecl, BufferKind
@@ -46,11 +46,11 @@ def block_of(values: np.ndarray) -> np.ndarray:
 class Lowered:
     """The graph on one tier, for the largest step."""
 
-    def __init__(self, tier: CudaTier, form: ShapeKey = LARGEST) -> None:
+    def __init__(self, tier: CudaTier, bucket: ShapeKey = LARGEST) -> None:
         self.tier = tier
         nbytes = LARGEST.tokens * WIDTH * 4
         self.y = tier.alloc(GRAPH.buffers["y"], nbytes, Heap.BAR)
-        self.batch = tier.lower(GRAPH, {"y": self.y}, form, LAYOUT)
+        self.batch = tier.lower(GRAPH, {"y": self.y}, bucket, LAYOUT)
 
     def submit(self, block: np.ndarray) -> Fence:
         return self.tier.submit(self.batch, block, ["y"])
@@ -88,13 +88,13 @@ def test_queued_steps_keep_their_inputs_and_outputs(
     lowered = Lowered(open_cuda(graphs=graphs))
     driver.current.late = late
     for first in range(3):
-        under_way = []
+        in_flight = []
         for number, tokens in enumerate((LARGEST.tokens, 5, 0, 17)):
             values = values_of(tokens, 4 * first + number)
             block = block_of(values)
-            under_way.append((lowered.submit(block), doubled(values)))
+            in_flight.append((lowered.submit(block), doubled(values)))
             block[:] = 0xFF
-        for fence, expected in reversed(under_way):
+        for fence, expected in reversed(in_flight):
             lowered.tier.wait(fence)
             assert np.array_equal(output(fence), expected)
 
@@ -112,7 +112,7 @@ def test_inputs_that_are_read_late_are_noticed(
         held.update(inputs, rows)
         return held
 
-    monkeypatch.setattr(UnderWay, "snapshot", snapshot)
+    monkeypatch.setattr(InFlight, "snapshot", snapshot)
     first, second = values_of(3, 1), values_of(3, 2)
     fences = [lowered.submit(block_of(values)) for values in (first, second)]
     for fence in fences:
@@ -196,7 +196,7 @@ def test_dropped_batches_give_their_memory_back(tier: CudaTier) -> None:
     for _ in range(3):
         lowered = Lowered(tier)
         lowered.run()
-        tier._submissions._under_way.retire()
+        tier._submissions._in_flight.retire()
         tier.free(lowered.y)
         del lowered
         held.append(tier.allocated_bytes)
@@ -235,7 +235,7 @@ def test_upload_holds_the_bytes(
         expected = data.copy()
         tier._runtime.uploader.finish()
         data[:] = 0
-        got = tier._memory.mirrors.read(buffer.allocation, 0, expected.nbytes)
+        got = tier._memory.staging.read(buffer.allocation, 0, expected.nbytes)
         assert np.array_equal(got.reshape(expected.shape), expected)
         data[:] = expected
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from accel.cuda.device import Device
+from accel.cuda.packed_tiles import UNITS
 from accel.cuda.persistent import compose
 from accel.cuda.plan import PlannedLaunch, plan_launches
-from accel.cuda.planning import planned_form
+from accel.cuda.planning import planned_bucket
 from accel.cuda.program import OPTIONS, Compiler, Source, tuned_source
 from accel.cuda.step_choice import BLOCKS, StepChoice
-from accel.cuda.units import UNITS
 from accel.packets.rules import lower_graph
 from accel.packets.shares import Share
 from contract import dtypes
@@ -87,7 +87,7 @@ def of_any_place(source: Source) -> Source:
 def gathers(device: Device) -> list[PlannedLaunch]:
     """Of a layer divided among three devices."""
     step = lower_graph(layer(1, dtypes.Q6_K).graph, ShapeKey(1, 0), PARTS, "cuda")
-    plan = planned_form(step, device, share=Share(1, 3)).plan
+    plan = planned_bucket(step, device, share=Share(1, 3)).plan
     return [launch for launch in plan.launches if launch.gathers]
 
 

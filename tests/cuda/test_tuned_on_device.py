@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from accel.cuda.device import Device
 from accel.cuda.driver import open_driver
+from accel.cuda.packed_tiles import UNIT_ROWS
 from accel.cuda.plan import Plan, PlannedLaunch
 from accel.cuda.products import MOST_TILE_SLOTS
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
-from accel.cuda.units import UNIT_ROWS
 from accel.packets.step import Op
 from contract import dtypes
 from contract.dtypes import DType
@@ -124,8 +124,8 @@ def run_on_device(
 ) -> None:
     """As ``tests.cuda.emulated_step.run_step``: ``kept`` is changed in place. The device there is
     runs the case, whichever it is for, by the launches that are planned."""
-    key, form = sizes
-    layout = input_layout(graph, form)
+    key, bucket = sizes
+    layout = input_layout(graph, bucket)
     stored = {name: bits for name, (_, bits) in matrices.items()}
     buffers = {}
     for decl in graph.buffers.values():
@@ -139,7 +139,7 @@ def run_on_device(
             tier.write(buffer, 0, flat)
             buffers[decl.name] = buffer
     try:
-        batch = tier.lower(graph, buffers, form, layout)
+        batch = tier.lower(graph, buffers, bucket, layout)
         tier.wait(tier.submit(batch, pack_inputs(layout, key, inputs)), 10)
         for decl in graph.buffers.values():
             if decl.kind in (BufferKind.OUTPUT, BufferKind.STATE):

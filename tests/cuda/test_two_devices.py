@@ -11,8 +11,8 @@ import pytest
 from accel.cuda.device import find_devices
 from accel.cuda.driver import open_driver
 from accel.cuda.launcher import Recording
+from accel.cuda.multi_device import MultiDeviceTier, open_cuda
 from accel.cuda.runtime import Choices
-from accel.cuda.several import SeveralTier, open_cuda
 from contract.dtypes import I12
 from contract.errors import DeviceLost
 from contract.tier import Tier
@@ -113,7 +113,7 @@ def test_a_device_that_waits_in_vain_is_given_back(
     model = model_of("qwen3", folder)
     limits = Limits(1, 96, 6, I12, step_tokens=1, step_rows=1)
     tier = open_tier("0,1")
-    assert isinstance(tier, SeveralTier)
+    assert isinstance(tier, MultiDeviceTier)
     runner = ModelRunner(model, tier, limits)
     runner.step(one_token())
     second, enqueue = tier._members[1]._runtime.context, Recording.enqueue
@@ -123,9 +123,9 @@ def test_a_device_that_waits_in_vain_is_given_back(
             enqueue(self, stream, inputs)
 
     monkeypatch.setattr(Recording, "enqueue", only_first)
-    under_way = runner.submit(one_token())
+    in_flight = runner.submit(one_token())
     with pytest.raises(DeviceLost, match="did not end within 1 s"):
-        tier.wait(under_way.fence, timeout=1.0)
+        tier.wait(in_flight.fence, timeout=1.0)
     assert all(one._runtime.context.closed for one in tier._members)
     monkeypatch.undo()
     expected = generate(model, CpuTier(), REQUESTS[:1], I12)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.units import tile_bytes, unit_bytes
+from accel.cuda.packed_tiles import tile_bytes, unit_bytes
 from contract.dtypes import I32, DType, StorageClass
 from contract.ir.graph import BufferKind, GraphBuilder
 from contract.opcodes import Opcode

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
+from accel.cuda.packed_tiles import unit_layout
 from accel.cuda.plan import PlannedLaunch, plan_launches
-from accel.cuda.units import unit_layout
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
@@ -34,10 +34,10 @@ Bytes = NDArray[np.uint8]
 
 @dataclass
 class TunedSteps:
-    """The launches of kernels in ``files`` of steps of ``recorded`` in the form of ``form``."""
+    """The launches of kernels in ``files`` of steps of ``recorded`` in the form of ``bucket``."""
 
     recorded: RecordedModel
-    form: ShapeKey
+    bucket: ShapeKey
     device: Device
     files: frozenset[str]
     folder: Path
@@ -47,10 +47,10 @@ class TunedSteps:
 
     def __post_init__(self) -> None:
         graph = self.recorded.graph
-        self.step = lower_graph(graph, self.form, 64, "cuda")
+        self.step = lower_graph(graph, self.bucket, 64, "cuda")
         self.plan = plan_launches(self.step.ops, self.device, self.step.scratch)
         self.schedule = schedule_launches(self.step, self.plan.levels)
-        self.layout = input_layout(graph, self.form)
+        self.layout = input_layout(graph, self.bucket)
         self.inputs = aligned_memory(self.layout.nbytes)
         self.workspace = aligned_memory(max(1, self.plan.workspace_bytes))
         self.workspace[:] = 0

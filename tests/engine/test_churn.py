@@ -130,4 +130,4 @@ def test_a_lowering_in_the_middle_of_churn_is_counted(
     executable.bind(port, ring)
     churn(runner, 20, WAVE)
     runner.tier.free(other)
-    assert 0 < lowerings.count <= len(executable.forms)
+    assert 0 < lowerings.count <= len(executable.buckets)

@@ -19,7 +19,7 @@ from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, MaskProvider
-from reference.engine.speculation import PromptLookup
+from reference.engine.drafter import PromptLookup
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from contract.types import QosClass
+from harness.bench.serving.concurrent import interactive_intervals
 from harness.bench.serving.plan import ServingPlan
-from harness.bench.serving.together import interactive_intervals
 from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.device import StepCopy
 from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine import pipeline
-from reference.sched import budget, stairs
+from reference.sched import budget, step_time_curve
 
 MOST_SPREAD = 1.3
 """Of the interval that 99 % stay below, over the median."""
@@ -123,7 +123,7 @@ def test_knowing_the_stairs_is_shorter_and_more(monkeypatch: pytest.MonkeyPatch)
     """The control of the curve: planned by a straight line, steps begin a tile for little of it."""
     device, lengths = DEVICES["tiles of 16"], LENGTHS["answers"]
     found = measured(device, lengths)
-    monkeypatch.setattr(stairs, "FARTHEST", 1.0)
+    monkeypatch.setattr(step_time_curve, "FARTHEST", 1.0)
     plain = measured(device, lengths)
     assert np.median(plain.intervals) > 1.5 * np.median(found.intervals)
     assert found.batch_rate > 1.2 * plain.batch_rate

@@ -10,7 +10,7 @@ from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner
 from reference.engine import Engine
-from reference.engine.placing import QUANTUM
+from reference.engine.scheduler import QUANTUM
 from reference.limits import Limits
 from reference.sched.tenants import Tenants
 

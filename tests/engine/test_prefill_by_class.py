@@ -38,7 +38,7 @@ class Steps(NullObserver):
 
 def most_prefill(*classes: QosClass, beside: int | None = None) -> int:
     """The largest prefill beside a decoding sequence of each of two ``classes``, once the engine
-    knows what steps cost; ``beside`` is its ``chunk_beside``."""
+    knows what steps cost; ``beside`` is its ``chunk_while_decoding``."""
     clock, steps = VirtualClock(), Steps()
     tenants = [Tenant(n, f"t{n}", qos=qos) for n, qos in enumerate(classes)]
     reader = Tenant(len(tenants), "reader", qos=QosClass.BATCH)
@@ -49,7 +49,7 @@ def most_prefill(*classes: QosClass, beside: int | None = None) -> int:
         clock=clock,
         observer=steps,
         prefix_cache=False,
-        chunk_beside=beside,
+        chunk_while_decoding=beside,
     )
     for tenant in tenants:
         engine.submit(Request(tenant.id, (tenant.id + 1,), 400, tenant=tenant.id, ignore_end=True))
@@ -89,9 +89,11 @@ def test_a_chunk_of_its_own_beside_decoding_sequences() -> None:
     limits = Limits(1, 1024, 64, step_tokens=CHUNK + 1, step_rows=1)
     steps = Steps()
     engine = Engine(
-        SimulatedRunner(limits, VirtualClock(), seconds=SECONDS), observer=steps, chunk_beside=100
+        SimulatedRunner(limits, VirtualClock(), seconds=SECONDS),
+        observer=steps,
+        chunk_while_decoding=100,
     )
-    assert (engine.chunk_tokens, engine.chunk_beside) == (CHUNK, 100)
+    assert (engine.chunk_tokens, engine.chunk_while_decoding) == (CHUNK, 100)
     engine.submit(Request(1, (7,) * 900, 2, ignore_end=True))
     while not engine.idle:
         engine.step()

@@ -15,7 +15,7 @@ from contract.errors import RequestError
 from contract.types import Request, SamplingParams
 from reference.engine import Engine
 from reference.engine.draft_model import DraftModel, draft_limits
-from reference.engine.speculation import Drafter, Open, PromptLookup, Tokens
+from reference.engine.drafter import Drafter, DraftRequest, PromptLookup, Tokens
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
@@ -36,7 +36,7 @@ class Told(Drafter):
         self._answers = answers
         self._wrong = wrong
 
-    def draft(self, sequences: Sequence[Open]) -> list[Tokens]:
+    def draft(self, sequences: Sequence[DraftRequest]) -> list[Tokens]:
         return [self._guess(one.tokens, one.most) for one in sequences]
 
     def _guess(self, tokens: Tokens, most: int) -> Tokens:
@@ -189,11 +189,11 @@ def test_prompt_lookup_finds_the_latest_occurrence() -> None:
     lookup = PromptLookup(2)
     tokens = np.array([1, 2, 3, 1, 2, 4, 9, 1, 2], np.int32)
     assert not lookup.ready(1, tokens[:3])
-    assert lookup.draft([Open(1, 0, tokens[:5], 2)])[0].tolist() == [3, 1]
-    assert lookup.draft([Open(1, 0, tokens, 9)])[0].tolist() == [4, 9, 1, 2]
-    assert lookup.draft([Open(1, 0, tokens, 1)])[0].tolist() == [4]
+    assert lookup.draft([DraftRequest(1, 0, tokens[:5], 2)])[0].tolist() == [3, 1]
+    assert lookup.draft([DraftRequest(1, 0, tokens, 9)])[0].tolist() == [4, 9, 1, 2]
+    assert lookup.draft([DraftRequest(1, 0, tokens, 1)])[0].tolist() == [4]
     lookup.forget(1)
-    assert lookup.draft([Open(1, 0, tokens[6:], 3)])[0].tolist() == []
+    assert lookup.draft([DraftRequest(1, 0, tokens[6:], 3)])[0].tolist() == []
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 4), st.data())
@@ -206,4 +206,4 @@ def test_prompt_lookup_is_its_definition(ids: list[int], match: int, data: st.Da
         known = ids[:length]
         ends = [e for e in range(match, length) if known[e - match : e] == known[-match:]]
         expected = known[ends[-1] :] if ends and length >= match else []
-        assert lookup.draft([Open(7, 0, tokens[:length], 99)])[0].tolist() == expected
+        assert lookup.draft([DraftRequest(7, 0, tokens[:length], 99)])[0].tolist() == expected

@@ -14,7 +14,7 @@ import pytest
 from contract.errors import ExecutionError
 from harness.bench.__main__ import main
 from harness.bench.engines import PEER
-from harness.bench.serving import alone, host, measure, together
+from harness.bench.serving import alone, concurrent, host, measure
 from harness.bench.serving.alone import (
     Edited,
     edit_text,
@@ -59,7 +59,7 @@ def report_of(plan: ServingPlan) -> dict[str, Any]:
         patch.setattr(alone, "EDIT_TOKENS", 8)
         patch.setattr(alone, "FIRST_TOKEN_PROMPT", 40)
         patch.setattr(alone, "ANSWER_TOKENS", 4)
-        patch.setattr(together, "LEARNING_TOKENS", 8)
+        patch.setattr(concurrent, "LEARNING_TOKENS", 8)
         return run_serving(plan)
 
 

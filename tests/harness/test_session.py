@@ -196,7 +196,7 @@ def test_a_step_of_as_many_prompt_tokens_as_the_tier_reads_best(
 
     def chunks(options: SessionOptions) -> tuple[int, int]:
         with Session.open(model_path, options) as session:
-            return session.engine.chunk_tokens, session.engine.chunk_beside
+            return session.engine.chunk_tokens, session.engine.chunk_while_decoding
 
     options = SessionOptions(tier="cpu", context=1024)
     assert chunks(options) == (1024, 256)

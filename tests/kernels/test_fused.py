@@ -36,8 +36,8 @@ HIDDEN = 512
 ROWS = 96
 
 
-def lowered(graph: Graph, form: ShapeKey) -> Step:
-    return lower_graph(graph, form, 64, "opencl")
+def lowered(graph: Graph, bucket: ShapeKey) -> Step:
+    return lower_graph(graph, bucket, 64, "opencl")
 
 
 def names(step: Step) -> Counter[str]:
@@ -72,8 +72,8 @@ def test_nothing_is_lost(synthetic_model: SyntheticModel, name: str) -> None:
     """Whatever outlives the step is written as often, and every operand read is written before."""
     model = open_model(synthetic_model(quant="q8_0", **FAMILIES[name]))
     graph = model.graph(whole_contexts(2, 200, I12, 64, 2))
-    for form in (ShapeKey(1, 1), ShapeKey(4, 2), ShapeKey(60, 2)):
-        step = lowered(graph, form)
+    for bucket in (ShapeKey(1, 1), ShapeKey(4, 2), ShapeKey(60, 2)):
+        step = lowered(graph, bucket)
         together = fuse(step)
         assert written(step, graph) == written(together, graph)
         made: set[str] = set()
@@ -179,12 +179,12 @@ def test_a_token_by_rows_of_any_length(
         "x": rng.standard_normal((1, columns)).astype(np.float32),
         "w": blocks.reshape(ROWS + 5, -1),
     }
-    graph, form = builder.build(), ShapeKey(1, 0)
-    assert names(fuse(lowered(graph, form)))["matmul_row"] == 1
-    row = run_graph(tier, graph, form, data)["y"].view(np.float32)
+    graph, bucket = builder.build(), ShapeKey(1, 0)
+    assert names(fuse(lowered(graph, bucket)))["matmul_row"] == 1
+    row = run_graph(tier, graph, bucket, data)["y"].view(np.float32)
     monkeypatch.setattr(fused_module, "fuse", lambda step: step)
     assert np.isfinite(row).all()
-    assert (row == run_graph(tier, graph, form, data)["y"].view(np.float32)).all()
+    assert (row == run_graph(tier, graph, bucket, data)["y"].view(np.float32)).all()
 
 
 @pytest.mark.parametrize(
@@ -194,16 +194,16 @@ def test_heads_of_any_size_have_the_bits_of_the_ops_apart(
     tier: OpenClTier, monkeypatch: pytest.MonkeyPatch, head_dim: int, neox: int, pairs: int
 ) -> None:
     """Of one segment and of two, turned as a whole or in part."""
-    graph, form = heads_graph(I12, head_dim, neox, True, pairs), ShapeKey(5, 0)
+    graph, bucket = heads_graph(I12, head_dim, neox, True, pairs), ShapeKey(5, 0)
     rng = np.random.default_rng(head_dim)
     width = int(graph.buffers["qkv"].shape[-1])
     data: dict[str, NDArray[Any]] = head_values(rng, 5, head_dim, pairs)
     data["qkv"] = rng.standard_normal((5, width)).astype(np.float32)
-    assert names(fuse(lowered(graph, form))) == {"head_rows": 1}
-    together = run_graph(tier, graph, form, data)["q"].view(np.float32)
+    assert names(fuse(lowered(graph, bucket))) == {"head_rows": 1}
+    together = run_graph(tier, graph, bucket, data)["q"].view(np.float32)
     monkeypatch.setattr(fused_module, "fuse", lambda step: step)
     assert np.isfinite(together).all()
-    assert (together == run_graph(tier, graph, form, data)["q"].view(np.float32)).all()
+    assert (together == run_graph(tier, graph, bucket, data)["q"].view(np.float32)).all()
 
 
 @pytest.mark.parametrize(("first", "together"), [(4, 1), (2, 0)])

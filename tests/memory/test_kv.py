@@ -197,18 +197,18 @@ class MemoryMachine(RuleBasedStateMachine):
         run = data.draw(st.sampled_from(self.running))
         if data.draw(st.booleans()):
             self._save_state(run)
-        elif (place := self.memory.save_place()) is not None:
-            self.memory.drop_place(place)
+        elif (place := self.memory.save_state_slot()) is not None:
+            self.memory.drop_state_slot(place)
 
     def _save_state(self, run: Running) -> None:
         """A state is kept for whole pages, those the place belonged to before are without."""
-        place = self.memory.save_place()
+        place = self.memory.save_state_slot()
         assert (place is None) == (self.states == 0)
         if place is None:
             return
         whole = run.computed // PAGE
         if not whole:
-            self.memory.drop_place(place)
+            self.memory.drop_state_slot(place)
             return
         self.places[place] = run.content(whole - 1)
         self.memory.attach_state(run.scope, run.tokens[: whole * PAGE], place)

@@ -121,7 +121,7 @@ def test_the_declared_bytes_are_all_counted_once() -> None:
 def test_a_device_of_its_own_keeps_only_copies_in_host_memory() -> None:
     asked = limits_of(64)
     graph = hybrid(asked)
-    footprint = replace(declared_footprint(graph, asked.largest), mirrors=1000)
+    footprint = replace(declared_footprint(graph, asked.largest), staging=1000)
     plan = plan_memory(graph, asked, footprint, unified=False)
     assert plan.host == 1000
     assert plan.device == plan.budgeted == plan.total - 1000

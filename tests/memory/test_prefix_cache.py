@@ -146,19 +146,19 @@ def test_a_hit_of_a_recurrent_model_ends_at_a_state() -> None:
     assert pages is not None
     memory.publish(scope, tokens, pages)
     assert memory.match(scope, tokens, 48) == 0
-    place = memory.save_place()
+    place = memory.save_state_slot()
     assert place is not None
     # The only one is taken: not even a state that is kept could make room.
-    assert memory.save_place() is None
+    assert memory.save_state_slot() is None
     memory.attach_state(scope, tokens[:32], place)
     assert memory.adopt(scope, tokens, 48, 1, 1) == PrefixHit(tuple(pages[:2]), 32, place)
     assert memory.match(scope, tokens, 31) == 0
     # The place is wanted for another state: the older one is forgotten.
-    again = memory.save_place()
+    again = memory.save_state_slot()
     assert again == place
     assert memory.match(scope, tokens, 48) == 0
     memory.attach_state(scope, tokens_of(4), place)
-    assert memory.save_place() == place
+    assert memory.save_state_slot() == place
 
 
 def test_a_team_shares_and_others_do_not() -> None:
@@ -187,7 +187,7 @@ def test_no_cache_keeps_nothing() -> None:
     memory, contents = KvMemory(4, cache=False, states=2), Contents()
     assert [serve(memory, contents, tokens_of(1, rest=1)) for _ in range(2)] == [0, 0]
     assert memory.free == 4
-    assert memory.save_place() is None
+    assert memory.save_state_slot() is None
 
 
 def test_check_tells_a_leak_a_stranger_and_a_held_page_that_is_free() -> None:

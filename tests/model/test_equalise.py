@@ -12,7 +12,7 @@ from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model import open as opening
 from reference.model.config import Rope
-from reference.model.families.equalise import _pair_of_channel, _powers, equalising_powers
+from reference.model.families.smooth_keys import _pair_of_channel, _powers, equalising_powers
 from reference.model.open import Model, open_model
 from tests.conftest import SyntheticModel
 from tests.peer.float64_llama import mean_kl

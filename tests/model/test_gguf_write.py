@@ -247,7 +247,7 @@ def test_endless_data_is_cut_off(tmp_path: Path) -> None:
 
 def test_data_in_any_form(tmp_path: Path) -> None:
     numbers = np.arange(6, dtype="<f4").reshape(2, 3)
-    forms = {
+    buckets = {
         "array": numbers,
         "transposed": numbers.T.copy().T,
         "bytes": numbers.tobytes(),
@@ -256,9 +256,9 @@ def test_data_in_any_form(tmp_path: Path) -> None:
         "generator": (numbers.tobytes()[i : i + 5] for i in range(0, 24, 5)),
     }
     path = tmp_path / "model.gguf"
-    write_gguf(path, {}, {name: (F32, (2, 3), data) for name, data in forms.items()})
+    write_gguf(path, {}, {name: (F32, (2, 3), data) for name, data in buckets.items()})
     with open_gguf(path) as file:
-        for name in forms:
+        for name in buckets:
             assert file.tensor_array(name).tolist() == numbers.tolist()
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from accel.opencl import binding as cl
-from accel.opencl import self_test
+from accel.opencl import self_check
 from accel.opencl.program import BuildOptions
 from accel.opencl.runtime import Choices, probe_options
-from accel.opencl.self_test import SelfTest, native_arithmetic
+from accel.opencl.self_check import SelfTest, native_arithmetic
 from accel.packets.packet import PACKET
 from accel.packets.samples import sample_pairs
 from contract.errors import TierUnavailable
@@ -84,6 +84,6 @@ def test_packet_layout_agrees_with_the_device(self_test_of) -> None:
     test, _ = self_test_of(True)
     fields = PACKET.fields
     assert fields is not None
-    expected = [PACKET.itemsize, *(fields[name][1] for name in self_test.LAYOUT_FIELDS)]
+    expected = [PACKET.itemsize, *(fields[name][1] for name in self_check.LAYOUT_FIELDS)]
     assert test.layout() == expected
-    assert set(self_test.LAYOUT_FIELDS) | {"reserved"} == set(PACKET.names or ())
+    assert set(self_check.LAYOUT_FIELDS) | {"reserved"} == set(PACKET.names or ())

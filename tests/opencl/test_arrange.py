@@ -101,7 +101,7 @@ def test_matrices_are_arranged_while_the_host_goes_on(
     finish = arrange.Arranger.finish
 
     def counted(arranger: arrange.Arranger) -> None:
-        waited.append(len(arranger._under_way))
+        waited.append(len(arranger._in_flight))
         finish(arranger)
 
     monkeypatch.setattr(arrange.Arranger, "finish", counted)
@@ -110,7 +110,7 @@ def test_matrices_are_arranged_while_the_host_goes_on(
     sources = [random_blocks(Q4_K, 64, 1) for _ in range(3)]
     buffers = [tier.upload(decl, source) for source in sources]
     assert waited == []
-    kept = [data for _, data in tier._arranger._under_way]
+    kept = [data for _, data in tier._arranger._in_flight]
     assert all(np.shares_memory(one, other) for one, other in zip(kept, sources, strict=True))
     monkeypatch.setattr(arrange, "AHEAD_BYTES", 3 * sources[0].nbytes)
     buffers.append(tier.upload(decl, sources[0]))
@@ -122,7 +122,7 @@ def test_matrices_are_arranged_while_the_host_goes_on(
     tier.upload(decl, sources[0])
     tier._runtime.launch.queue.finish()
     tier._arranger.forget()
-    assert not tier._arranger._under_way
+    assert not tier._arranger._in_flight
     assert tier._arranger._ahead_bytes == 0
 
 

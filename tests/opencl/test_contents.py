@@ -58,8 +58,8 @@ def test_a_step_needs_the_formats_of_its_products(
     model = open_model(synthetic_model(quant=quant, **FAMILIES[family]))
     graph = model.graph(LIMITS)
     for tokens in (1, 4, LIMITS.step_tokens):
-        form = type(LIMITS.largest)(tokens, min(tokens, LIMITS.step_rows))
-        assert parts_of(kinds_of(lower_graph(graph, form, 2, "opencl").ops)) == expected
+        bucket = type(LIMITS.largest)(tokens, min(tokens, LIMITS.step_rows))
+        assert parts_of(kinds_of(lower_graph(graph, bucket, 2, "opencl").ops)) == expected
 
 
 def test_a_program_holds_its_parts_and_all_other_ops() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from accel.opencl import tier as tier_module
 from accel.opencl.launcher import Mode
-from accel.packets.forms import FEW, SPLIT_TOKENS, step_forms
 from accel.packets.rules import lower_graph
+from accel.packets.shape_buckets import FEW, SPLIT_TOKENS, shape_buckets
 from accel.packets.step import Step
 from contract.dtypes import F16
 from contract.ir.graph import Graph
@@ -28,7 +28,7 @@ from tests.families_table import FAMILIES
 from tests.opencl.conftest import OpenTier
 
 LIMITS = Limits(2, 96, 12, F16, step_tokens=24, step_rows=20)
-FORMS = step_forms(LIMITS.largest)
+FORMS = shape_buckets(LIMITS.largest)
 MODELS = ("llama-8-experts", "qwen35moe-fused", "gemma4-per-layer-embeddings")
 """Experts; delta nets with experts; layers that differ."""
 PAGE_TABLE = np.arange(12, dtype=np.int32).reshape(2, 6)
@@ -39,11 +39,11 @@ PAGE_TABLE = np.arange(12, dtype=np.int32).reshape(2, 6)
 )
 def test_forms_rise_to_the_largest_step(largest: ShapeKey) -> None:
     """Each holds more than the one before; the last is the largest step itself."""
-    forms = step_forms(largest)
-    assert forms[-1] == largest
-    assert all(one.tokens < other.tokens for one, other in pairwise(forms))
-    assert all(form.rows <= largest.rows for form in forms)
-    assert {form.tokens for form in FORMS} == {1, SPLIT_TOKENS, FEW, LIMITS.step_tokens}
+    buckets = shape_buckets(largest)
+    assert buckets[-1] == largest
+    assert all(one.tokens < other.tokens for one, other in pairwise(buckets))
+    assert all(bucket.rows <= largest.rows for bucket in buckets)
+    assert {bucket.tokens for bucket in FORMS} == {1, SPLIT_TOKENS, FEW, LIMITS.step_tokens}
 
 
 def step(slot: int, position: int, tokens: int, rows: int) -> StepInput:
@@ -78,7 +78,7 @@ def runners(
         opened = []
         for first in range(len(FORMS)):
             tier = open_opencl(mode=request.param)
-            monkeypatch.setattr(tier, "forms", lambda largest, first=first: FORMS[first:])
+            monkeypatch.setattr(tier, "buckets", lambda largest, first=first: FORMS[first:])
             opened.append(stack.enter_context(ModelRunner(model, tier, LIMITS)))
         yield opened
 
@@ -91,9 +91,9 @@ def test_a_step_that_was_planned_is_not_lowered_again(
     """Of a model each form is lowered once, by the plan of its memory."""
     lowered: list[tuple[object, ShapeKey]] = []
 
-    def counted(graph: Graph, form: ShapeKey, parts: int, tier: str) -> Step:
-        lowered.append((graph, form))
-        return lower_graph(graph, form, parts, tier)
+    def counted(graph: Graph, bucket: ShapeKey, parts: int, tier: str) -> Step:
+        lowered.append((graph, bucket))
+        return lower_graph(graph, bucket, parts, tier)
 
     monkeypatch.setattr(tier_module, "lower_graph", counted)
     model = open_model(synthetic_model(quant="q4_k_m", **FAMILIES[MODELS[0]]))
@@ -101,7 +101,7 @@ def test_a_step_that_was_planned_is_not_lowered_again(
     tier.footprint(model.graph(LIMITS), LIMITS.largest)
     with ModelRunner(model, tier, LIMITS) as runner:
         runner.prepare()
-        assert [form for graph, form in lowered if graph is runner.graph] == list(FORMS)
+        assert [bucket for graph, bucket in lowered if graph is runner.graph] == list(FORMS)
 
 
 @st.composite

@@ -9,7 +9,7 @@ import pytest
 
 from accel.opencl.launcher import Mode
 from accel.packets.footprint import MAPPED_OUTPUT_BYTES
-from accel.packets.under_way import UnderWay
+from accel.packets.in_flight import InFlight
 from contract.dtypes import F32
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import InputCopy, input_layout, pack_inputs
@@ -107,13 +107,13 @@ def test_queued_steps_keep_their_inputs_and_outputs(
     assert buffer_bytes(GRAPH.buffers["product"], LARGEST) > MAPPED_OUTPUT_BYTES
     late, exact = Lowered(tier), Lowered(CpuTier())
     for first in range(3):
-        under_way, expected = [], []
+        in_flight, expected = [], []
         for number, tokens in enumerate((LARGEST.tokens, 5, 1, 17)):
             block = step_block(tokens, seed=4 * first + number)
-            under_way.append(late.submit(block, "product", "folded"))
+            in_flight.append(late.submit(block, "product", "folded"))
             expected.append(exact.outputs(block))
             block[:] = 0xFF
-        for fence, outputs in zip(reversed(under_way), reversed(expected), strict=True):
+        for fence, outputs in zip(reversed(in_flight), reversed(expected), strict=True):
             tier.wait(fence)
             assert same(fence.outputs, outputs)
     for got, wanted in zip(late.states(), exact.states(), strict=True):
@@ -126,7 +126,7 @@ def test_inputs_that_are_read_late_are_noticed(
     """The negative control: without a snapshot the steps meet what the host wrote since."""
     lowered = Lowered(open_opencl())
     held = InputCopy(step_block(LARGEST.tokens, seed=1))
-    monkeypatch.setattr(UnderWay, "snapshot", lambda self, inputs, nbytes, rows: held)
+    monkeypatch.setattr(InFlight, "snapshot", lambda self, inputs, nbytes, rows: held)
     block = step_block(LARGEST.tokens, seed=2)
     expected = Lowered(CpuTier()).outputs(block)
     assert not same(lowered.outputs(block), expected)

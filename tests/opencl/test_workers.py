@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from accel.opencl.crew import Choice, Crews, FixedCrew
 from accel.opencl.device import Device
 from accel.opencl.launcher import Mode
+from accel.opencl.worker_tuner import Choice, Crews, FixedWorkers
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
 from tests.needs import machine_lacks
@@ -41,8 +41,8 @@ class RandomCrew:
 
 
 CREWS: dict[str, Callable[[int], Choice]] = {
-    "one": lambda most: FixedCrew(1),
-    "all": FixedCrew,
+    "one": lambda most: FixedWorkers(1),
+    "all": FixedWorkers,
     "adaptive": Crews,
 }
 
@@ -56,9 +56,9 @@ def cores(device: Device) -> int:
 
 @pytest.mark.parametrize("crew", CREWS)
 def test_bits_do_not_depend_on_the_number_of_workers(
-    open_opencl: OpenTier, tiny_model_path: Path, cores: int, crew: str
+    open_opencl: OpenTier, tiny_model_path: Path, cores: int, worker_tuner: str
 ) -> None:
-    tier = open_opencl(mode=Mode.PERSISTENT, crew=CREWS[crew])
+    tier = open_opencl(mode=Mode.PERSISTENT, worker_tuner=CREWS[worker_tuner])
     compare(open_model(tiny_model_path), tier)
 
 
@@ -67,9 +67,9 @@ def test_bits_survive_another_number_at_every_step(
     open_opencl: OpenTier, synthetic_model: SyntheticModel, cores: int, architecture: str
 ) -> None:
     """States, keys and values pass between crews of any size, and every step's time is told."""
-    crew = RandomCrew(cores)
-    tier = open_opencl(mode=Mode.PERSISTENT, crew=lambda most: crew)
+    worker_tuner = RandomCrew(cores)
+    tier = open_opencl(mode=Mode.PERSISTENT, worker_tuner=lambda most: worker_tuner)
     compare(open_model(synthetic_model(architecture=architecture, quant="q4_k_m")), tier)
-    assert set(crew.chosen) == set(range(1, cores + 1))
-    assert crew.noted == crew.chosen[: len(crew.noted)]
-    assert len(crew.noted) >= len(crew.chosen) - 1 - STEPS_AHEAD
+    assert set(worker_tuner.chosen) == set(range(1, cores + 1))
+    assert worker_tuner.noted == worker_tuner.chosen[: len(worker_tuner.noted)]
+    assert len(worker_tuner.noted) >= len(worker_tuner.chosen) - 1 - STEPS_AHEAD

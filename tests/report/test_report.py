@@ -16,8 +16,8 @@ from syrupy.assertion import SnapshotAssertion
 from contract.dtypes import F32
 from contract.ir.analysis import Machine
 from contract.ir.cost import graph_cost
-from contract.ir.early_rows import early_rows
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.ir.prune_rows import prune_rows
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from harness.report.document import Assumptions, model_document
@@ -93,7 +93,7 @@ def test_the_document_agrees_with_the_graph() -> None:
     assert sum(found["decode"]["bytes"].values()) == decode.bytes_moved
     assert found["decode"]["flops_per_token"] == decode.flops
     prompt = ShapeKey(128, 1)
-    prefill = graph_cost(early_rows(graph, prompt), prompt, 64)
+    prefill = graph_cost(prune_rows(graph, prompt), prompt, 64)
     assert found["prefill"] == {
         "tokens": 128, "flops": prefill.flops, "flops_per_token": prefill.flops // 128,
     }  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from contract.types import QosClass, Tenant
-from reference.sched.admission import Waiting
+from reference.sched.admission import WaitingRequest
 
 AGING = 10.0
 BIG = Tenant(0, "big", max_slots=100, max_kv_pages=1000, decode_tokens_per_s=1000)
@@ -17,7 +17,7 @@ def of_class(id: int, qos: QosClass, **fields: float) -> Tenant:
     return replace(BIG, id=id, name=f"tenant {id}", qos=qos, **fields)
 
 
-def always(waiting: Waiting) -> bool:
+def always(waiting: WaitingRequest) -> bool:
     return True
 
 

@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from contract.errors import RequestError
 from contract.types import QosClass, Tenant
-from reference.sched.admission import Waiting, WaitQueue
+from reference.sched.admission import WaitingRequest, WaitQueue
 from reference.sched.tenants import Tenants
 from tests.sched.manual_clock import ManualClock
 from tests.sched.tenant_sets import AGING, BIG, always, of_class, tenant_sets
 
 
-def line_of(entry: Waiting) -> tuple[int, QosClass | None]:
+def line_of(entry: WaitingRequest) -> tuple[int, QosClass | None]:
     return entry.tenant, entry.qos
 
 
-def candidates(tenants: Tenants, waiting: list[Waiting]) -> list[Waiting]:
+def candidates(tenants: Tenants, waiting: list[WaitingRequest]) -> list[WaitingRequest]:
     """The first of each tenant and class asked for, without those beyond a quota: the definition,
     over all that wait."""
-    first: dict[tuple[int, QosClass | None], Waiting] = {}
+    first: dict[tuple[int, QosClass | None], WaitingRequest] = {}
     for entry in sorted(waiting, key=lambda entry: entry.order):
         first.setdefault(line_of(entry), entry)
     return [e for e in first.values() if tenants.within_quota(e.tenant, e.pages)]
@@ -36,15 +36,15 @@ def test_the_choice_is_the_definition(declared: list[Tenant], data: st.DataObjec
     clock = ManualClock()
     tenants = Tenants(declared, clock=clock)
     queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
-    waiting: list[Waiting] = []
-    running: list[Waiting] = []
+    waiting: list[WaitingRequest] = []
+    running: list[WaitingRequest] = []
     began = {(tenant.id, qos): 0.0 for tenant in declared for qos in (None, *QosClass)}
     for order in range(data.draw(st.integers(1, 25), "requests")):
         clock.now += data.draw(st.sampled_from((0.0, 0.5, 6.0)), "pause")
         tenant = data.draw(st.sampled_from(declared), "tenant").id
         pages = data.draw(st.integers(1, 9), "pages")
         qos = data.draw(st.sampled_from((None, None, *QosClass)), "class")
-        entry = Waiting(order, tenant, clock.now, pages, qos)
+        entry = WaitingRequest(order, tenant, clock.now, pages, qos)
         if all(line_of(other) != line_of(entry) for other in waiting):
             began[line_of(entry)] = clock.now
         queue.push(entry)
@@ -62,7 +62,7 @@ def test_the_choice_is_the_definition(declared: list[Tenant], data: st.DataObjec
             for entry in able
             if line_of(entry) not in holders and clock.now - began[line_of(entry)] >= AGING
         ]
-        expected: Waiting | None
+        expected: WaitingRequest | None
         if aged:
             expected = min(aged, key=lambda e: (began[line_of(e)], e.order))
             expected = expected if expected.pages <= room else None
@@ -93,7 +93,7 @@ def test_equal_shares_go_first_come_first_served() -> None:
     tenants = Tenants([of_class(id, QosClass.STANDARD) for id in range(3)], clock=clock)
     queue = WaitQueue(tenants, clock=clock)
     for order, tenant in ((5, 2), (7, 0), (6, 1)):
-        queue.push(Waiting(order, tenant, 0.0, 1))
+        queue.push(WaitingRequest(order, tenant, 0.0, 1))
     assert [queue.next(always).order for _ in range(3)] == [5, 6, 7]  # type: ignore[union-attr]
 
 
@@ -106,20 +106,20 @@ def test_a_tenants_lowered_requests_wait_behind_all_of_the_class_above_until_the
         [of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.STANDARD)], clock=clock
     )
     queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
-    queue.push(Waiting(0, 0, 0.0, 1, QosClass.BATCH))
-    queue.push(Waiting(1, 1, 0.0, 1, QosClass.INTERACTIVE))
-    queue.push(Waiting(2, 0, 0.0, 1))
+    queue.push(WaitingRequest(0, 0, 0.0, 1, QosClass.BATCH))
+    queue.push(WaitingRequest(1, 1, 0.0, 1, QosClass.INTERACTIVE))
+    queue.push(WaitingRequest(2, 0, 0.0, 1))
     assert queue.by_class() == dict.fromkeys(QosClass, 1)
     assert [queue.next(always).order for _ in range(2)] == [2, 1]  # type: ignore[union-attr]
     tenants.occupy(0, slots=1)
     clock.now = AGING
-    queue.push(Waiting(3, 0, clock.now, 1))
+    queue.push(WaitingRequest(3, 0, clock.now, 1))
     assert queue.aged(0, QosClass.BATCH)
     assert not queue.aged(0)
     assert [queue.next(always).order for _ in range(2)] == [0, 3]  # type: ignore[union-attr]
 
 
-def small(waiting: Waiting) -> bool:
+def small(waiting: WaitingRequest) -> bool:
     return waiting.pages < 50
 
 
@@ -128,17 +128,17 @@ def test_what_has_no_room_lets_others_pass_until_it_is_aged() -> None:
     classes = (QosClass.STANDARD, QosClass.BATCH)
     tenants = Tenants([of_class(id, qos) for id, qos in enumerate(classes)], clock=clock)
     queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
-    queue.push(Waiting(0, 0, 0.0, 50))
+    queue.push(WaitingRequest(0, 0, 0.0, 50))
     for order in range(1, 4):
-        queue.push(Waiting(order, 1, 0.0, 1))
-    assert queue.next(small) == Waiting(1, 1, 0.0, 1)
+        queue.push(WaitingRequest(order, 1, 0.0, 1))
+    assert queue.next(small) == WaitingRequest(1, 1, 0.0, 1)
     tenants.occupy(1, slots=1)
     clock.now = AGING
     assert queue.aged(0)
     assert not queue.aged(1)
     assert queue.next(small) is None
-    assert queue.next(always) == Waiting(0, 0, 0.0, 50)
-    assert queue.next(small) == Waiting(2, 1, 0.0, 1)
+    assert queue.next(always) == WaitingRequest(0, 0, 0.0, 50)
+    assert queue.next(small) == WaitingRequest(2, 1, 0.0, 1)
 
 
 def test_who_holds_a_slot_does_not_age() -> None:
@@ -147,9 +147,9 @@ def test_who_holds_a_slot_does_not_age() -> None:
     tenants = Tenants([replace(BIG, id=id) for id in range(2)], clock=clock)
     queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
     tenants.occupy(0, slots=1)
-    queue.push(Waiting(0, 0, 0.0, 1))
+    queue.push(WaitingRequest(0, 0, 0.0, 1))
     clock.now = 100.0
-    queue.push(Waiting(1, 1, clock.now, 1))
+    queue.push(WaitingRequest(1, 1, clock.now, 1))
     assert not queue.aged(0)
     tenants.occupy(0, slots=-1)
     clock.now += AGING - 1
@@ -164,10 +164,10 @@ def test_the_aged_beyond_their_own_quota_hold_up_nobody() -> None:
     tenants = Tenants([replace(BIG, id=id, max_slots=1) for id in range(2)], clock=clock)
     tenants.occupy(0, slots=1)
     queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
-    queue.push(Waiting(0, 0, 0.0, 1))
-    queue.push(Waiting(1, 1, 0.0, 1))
+    queue.push(WaitingRequest(0, 0, 0.0, 1))
+    queue.push(WaitingRequest(1, 1, 0.0, 1))
     clock.now = 2 * AGING
-    assert queue.next(always) == Waiting(1, 1, 0.0, 1)
+    assert queue.next(always) == WaitingRequest(1, 1, 0.0, 1)
     assert queue.next(always) is None
 
 
@@ -175,11 +175,11 @@ def test_a_preempted_request_is_the_first_of_its_tenant_and_waits_anew() -> None
     clock = ManualClock()
     tenants = Tenants([of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.BATCH)], clock=clock)
     queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
-    queue.push(Waiting(3, 1, 0.0, 1))
+    queue.push(WaitingRequest(3, 1, 0.0, 1))
     clock.now = 100.0
-    assert queue.next(always) == Waiting(3, 1, 0.0, 1)
+    assert queue.next(always) == WaitingRequest(3, 1, 0.0, 1)
     for order, tenant in ((8, 1), (9, 0), (3, 1)):
-        queue.push(Waiting(order, tenant, clock.now, 1))
+        queue.push(WaitingRequest(order, tenant, clock.now, 1))
     assert not queue.aged(1)
     assert [queue.next(always).order for _ in range(3)] == [9, 3, 8]  # type: ignore[union-attr]
 
@@ -190,16 +190,16 @@ def test_room_may_be_made_while_choosing() -> None:
     tenants = Tenants([of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.BATCH)], clock=clock)
     queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
     tenants.occupy(1, slots=1)
-    queue.push(Waiting(5, 0, 0.0, 1))
-    queue.push(Waiting(6, 1, 0.0, 1))
+    queue.push(WaitingRequest(5, 0, 0.0, 1))
+    queue.push(WaitingRequest(6, 1, 0.0, 1))
 
-    def make_room(waiting: Waiting) -> bool:
+    def make_room(waiting: WaitingRequest) -> bool:
         tenants.occupy(1, slots=-1)
-        queue.push(Waiting(2, 1, clock.now, 1))
+        queue.push(WaitingRequest(2, 1, clock.now, 1))
         tenants.occupy(waiting.tenant, slots=1)
         return True
 
-    assert queue.next(make_room) == Waiting(5, 0, 0.0, 1)
+    assert queue.next(make_room) == WaitingRequest(5, 0, 0.0, 1)
     assert len(queue) == 2
     assert [queue.next(always).order for _ in range(2)] == [2, 6]  # type: ignore[union-attr]
 
@@ -209,7 +209,7 @@ def test_a_request_can_be_removed_wherever_it_waits() -> None:
     tenants = Tenants([BIG], clock=clock)
     queue = WaitQueue(tenants, clock=clock)
     for order in range(6):
-        queue.push(Waiting(order, 0, 0.0, 1))
+        queue.push(WaitingRequest(order, 0, 0.0, 1))
     for order in (0, 4, 4, 77):
         queue.remove(order)
     assert len(queue) == 4
@@ -223,9 +223,9 @@ def test_requests_given_up_leave_nothing_behind() -> None:
     """Behind a first request that never fits, others come and go: memory is that of those left."""
     clock = ManualClock()
     queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
-    queue.push(Waiting(0, 0, 0.0, 1))
+    queue.push(WaitingRequest(0, 0, 0.0, 1))
     for order in range(1, 1000):
-        queue.push(Waiting(order, 0, 0.0, 1))
+        queue.push(WaitingRequest(order, 0, 0.0, 1))
         queue.remove(order)
         assert sum(len(line.orders) for line in queue._lines.values()) <= 3
 
@@ -234,7 +234,7 @@ def test_nobody_waits_for_an_unknown_tenant() -> None:
     clock = ManualClock()
     queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
     with pytest.raises(RequestError, match="tenant: 9 is not known"):
-        queue.push(Waiting(0, 9, 0.0, 1))
+        queue.push(WaitingRequest(0, 9, 0.0, 1))
     assert len(queue) == 0
 
 
@@ -243,7 +243,7 @@ def test_who_is_sent_away_is_told_how_fast_the_queue_moves() -> None:
     queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
     assert queue.retry_after() == 1.0
     for order in range(200):
-        queue.push(Waiting(order, 0, clock.now, 1))
+        queue.push(WaitingRequest(order, 0, clock.now, 1))
         queue.next(always)
         clock.now += 4.0
     assert queue.retry_after() == 4.0
@@ -257,7 +257,7 @@ class Looked:
     def __init__(self) -> None:
         self.orders: list[int] = []
 
-    def __call__(self, waiting: Waiting) -> bool:
+    def __call__(self, waiting: WaitingRequest) -> bool:
         self.orders.append(waiting.order)
         return False
 
@@ -268,7 +268,7 @@ def test_a_choice_looks_at_one_request_of_each_tenant(requests: int) -> None:
     tenants = Tenants([replace(BIG, id=id) for id in range(4)], clock=clock)
     queue = WaitQueue(tenants, clock=clock)
     for order in range(requests):
-        queue.push(Waiting(order, order % 4, 0.0, 1))
+        queue.push(WaitingRequest(order, order % 4, 0.0, 1))
     looked = Looked()
     assert queue.next(looked) is None
     assert looked.orders == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import Tenant
-from reference.sched.admission import Waiting, WaitQueue
+from reference.sched.admission import WaitingRequest, WaitQueue
 from reference.sched.tenants import Tenants
 from tests.sched.manual_clock import ManualClock
 
@@ -59,10 +59,10 @@ def fill(
     def push(id: int) -> None:
         nonlocal order
         if got[id] < users[id].most:
-            queue.push(Waiting(order, id, clock.now, users[id].pages))
+            queue.push(WaitingRequest(order, id, clock.now, users[id].pages))
         order += 1
 
-    def fits(waiting: Waiting) -> bool:
+    def fits(waiting: WaitingRequest) -> bool:
         used = sum(user.pages * count for user, count in zip(users, got, strict=True))
         return waiting.pages <= PAGES - used
 
@@ -198,10 +198,10 @@ class LargestFirst(Tenants):
 class NobodyPasses(WaitQueue):
     """What has no room holds up everybody."""
 
-    def next(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
-        refused: list[Waiting] = []
+    def next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
+        refused: list[WaitingRequest] = []
 
-        def fits_first(waiting: Waiting) -> bool:
+        def fits_first(waiting: WaitingRequest) -> bool:
             if refused or not fits(waiting):
                 refused.append(waiting)
             return not refused

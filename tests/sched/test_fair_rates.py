@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from contract.types import Tenant
-from reference.sched.admission import Waiting, WaitQueue
+from reference.sched.admission import WaitingRequest, WaitQueue
 from reference.sched.tenants import WINDOW_SECONDS, Tenants, Usage
 from tests.sched.manual_clock import ManualClock
 
@@ -34,7 +34,7 @@ UNLIKE: Lengths = [(5 + 40 * id, 15 + 60 * id) for id in range(16)]
 
 
 @dataclass(slots=True)
-class Running:
+class RunningRequest:
     tenant: int
     pages: int
     left: int
@@ -58,9 +58,9 @@ def decoded(
         clock=clock,
     )
     queue = WaitQueue(tenants, clock=clock)
-    running: list[Running] = []
+    running: list[RunningRequest] = []
     for id in range(len(weights)):
-        queue.push(Waiting(id, id, clock.now, random_.randint(1, 8)))
+        queue.push(WaitingRequest(id, id, clock.now, random_.randint(1, 8)))
     arrivals = len(weights)
     rows = []
     for step in range(round(SECONDS / STEP_SECONDS)):
@@ -68,8 +68,8 @@ def decoded(
         while len(running) < SLOTS and (taken := queue.next(lambda w: True)) is not None:
             tenants.occupy(taken.tenant, slots=1, pages=taken.pages)
             length = random_.randint(*lengths[taken.tenant])
-            running.append(Running(taken.tenant, taken.pages, length))
-            queue.push(Waiting(arrivals, taken.tenant, clock.now, random_.randint(1, 8)))
+            running.append(RunningRequest(taken.tenant, taken.pages, length))
+            queue.push(WaitingRequest(arrivals, taken.tenant, clock.now, random_.randint(1, 8)))
             arrivals += 1
         rows.append(np.bincount([entry.tenant for entry in running], minlength=len(weights)))
         for id, tokens in enumerate(rows[-1].tolist()):

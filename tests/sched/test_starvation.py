@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import QosClass, Tenant
-from reference.sched.admission import Waiting, WaitQueue
+from reference.sched.admission import WaitingRequest, WaitQueue
 from reference.sched.tenants import Tenants
 from tests.sched.manual_clock import ManualClock
 from tests.sched.tenant_sets import AGING, always, of_class
@@ -48,7 +48,7 @@ def waits(
                 ends.append((clock.now + HOLD, taken.tenant))
                 tenants.occupy(taken.tenant, slots=1)
                 waited[taken.tenant].append(clock.now - max(taken.since, held[taken.tenant]))
-        queue.push(Waiting(order, tenant, clock.now, 1))
+        queue.push(WaitingRequest(order, tenant, clock.now, 1))
     return waited, queue
 
 
@@ -115,12 +115,12 @@ def longest_without_slot(mix: Mix, aging: float, room: int = 20, step: float = 0
     clock, random_ = ManualClock(), random.Random(mix.seed)
     tenants = Tenants(mix.declared, clock=clock)
     queue = WaitQueue(tenants, clock=clock, aging_seconds=aging)
-    running: list[tuple[float, Waiting]] = []
+    running: list[tuple[float, WaitingRequest]] = []
     began: dict[int, float] = {}
     waiting: Counter[int] = Counter()
     order, longest = 0, 0.0
 
-    def fits(waiting: Waiting) -> bool:
+    def fits(waiting: WaitingRequest) -> bool:
         held = sum(entry.pages for _, entry in running)
         return len(running) < mix.slots and held + waiting.pages <= room
 
@@ -131,7 +131,7 @@ def longest_without_slot(mix: Mix, aging: float, room: int = 20, step: float = 0
             tenants.occupy(entry.tenant, slots=-1, pages=-entry.pages)
         for tenant in mix.declared:
             if random_.random() < mix.arrivals * step:
-                queue.push(Waiting(order, tenant.id, clock.now, random_.randint(1, room)))
+                queue.push(WaitingRequest(order, tenant.id, clock.now, random_.randint(1, room)))
                 waiting[tenant.id] += 1
                 order += 1
         while (taken := queue.next(fits)) is not None:

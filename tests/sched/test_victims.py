@@ -6,21 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import QosClass
-from reference.sched.admission import Running, victim
+from reference.sched.admission import RunningRequest, victim
 from reference.sched.tenants import Tenants
 from tests.sched.manual_clock import ManualClock
 from tests.sched.tenant_sets import of_class, tenant_sets
 
 
 @st.composite
-def populations(draw: st.DrawFn) -> tuple[Tenants, list[Running]]:
+def populations(draw: st.DrawFn) -> tuple[Tenants, list[RunningRequest]]:
     """Tenants that use what their running requests hold."""
     declared = draw(tenant_sets())
     tenants = Tenants(declared, clock=ManualClock())
     running = []
     for slot in range(draw(st.integers(0, 10))):
         tenant = draw(st.sampled_from(declared))
-        entry = Running(
+        entry = RunningRequest(
             order=draw(st.integers(0, 1000).filter(lambda o: all(o != r.order for r in running))),
             tenant=tenant.id,
             qos=tenant.qos.lowered_to(draw(st.sampled_from((None, *QosClass)))),
@@ -35,7 +35,7 @@ def populations(draw: st.DrawFn) -> tuple[Tenants, list[Running]]:
 
 @given(populations(), st.data())
 def test_a_claimant_displaces_only_what_is_below_it(
-    population: tuple[Tenants, list[Running]], data: st.DataObject
+    population: tuple[Tenants, list[RunningRequest]], data: st.DataObject
 ) -> None:
     """Never an interactive request, one of its own class or above, or a protected one; of the
     rest the lowest class, the highest share, the youngest."""
@@ -63,7 +63,7 @@ def test_a_claimant_displaces_only_what_is_below_it(
 
 
 @given(populations())
-def test_memory_can_always_be_had(population: tuple[Tenants, list[Running]]) -> None:
+def test_memory_can_always_be_had(population: tuple[Tenants, list[RunningRequest]]) -> None:
     """Without a claimant somebody is chosen while anything runs, of the lowest class: a protected
     request only when all of the class are."""
     tenants, running = population
@@ -83,7 +83,8 @@ def test_preemption_ends() -> None:
     classes = (QosClass.INTERACTIVE, QosClass.STANDARD, QosClass.BATCH)
     tenants = Tenants([of_class(id, qos) for id, qos in enumerate(classes)], clock=ManualClock())
     running = [
-        Running(order, order % 3, classes[order % 3], order, 1, order < 3) for order in range(9)
+        RunningRequest(order, order % 3, classes[order % 3], order, 1, order < 3)
+        for order in range(9)
     ]
     for entry in running:
         tenants.occupy(entry.tenant, slots=1, pages=entry.pages)

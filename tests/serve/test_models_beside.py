@@ -26,23 +26,23 @@ NAMES = ("tiny", "llama", "qwen2")
 
 
 @pytest.fixture(scope="module")
-def beside(synthetic_model: Callable[..., Path]) -> dict[str, Path]:
+def background(synthetic_model: Callable[..., Path]) -> dict[str, Path]:
     return {name: synthetic_model(architecture=name, quant="q8_0") for name in NAMES[1:]}
 
 
 @pytest.fixture(scope="module")
-def alone(serve: Serve, beside: dict[str, Path]) -> dict[str, list[object]]:
+def alone(serve: Serve, background: dict[str, Path]) -> dict[str, list[object]]:
     """What each model answers on a server of its own."""
     answers = {}
     for name in NAMES:
-        with serve(**({"path": beside[name]} if name in beside else {})) as server:
+        with serve(**({"path": background[name]} if name in background else {})) as server:
             answers[name] = Http(server.url).post("/v1/completions", BODY).json["choices"]
     return answers
 
 
 @pytest.fixture
-def served(serve: Serve, beside: dict[str, Path]) -> Iterator[Running]:
-    with serve(beside=beside) as server:
+def served(serve: Serve, background: dict[str, Path]) -> Iterator[Running]:
+    with serve(background=background) as server:
         yield server
 
 
@@ -163,11 +163,11 @@ def test_one_in_use_makes_no_room(
 
 
 def test_a_model_that_is_damaged_is_refused_and_the_others_answer(
-    serve: Serve, beside: dict[str, Path], tmp_path: Path
+    serve: Serve, background: dict[str, Path], tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.gguf"
-    bad.write_bytes(beside["llama"].read_bytes()[:1000])
-    with serve(beside={"bad": bad, "llama": beside["llama"]}) as server:
+    bad.write_bytes(background["llama"].read_bytes()[:1000])
+    with serve(background={"bad": bad, "llama": background["llama"]}) as server:
         http = Http(server.url)
         refused = ask(http, "bad")
         assert (refused.status, refused.error["code"]) == (422, "model_unusable")
@@ -189,7 +189,7 @@ def test_one_of_them_may_be_activated(
 
 
 def test_quotas_are_those_of_all_models_together(
-    serve: Serve, beside: dict[str, Path], tmp_path: Path
+    serve: Serve, background: dict[str, Path], tmp_path: Path
 ) -> None:
     """A tenant with one slot has it on one model at a time, and one that is gone is gone from
     all."""
@@ -204,7 +204,7 @@ def test_quotas_are_those_of_all_models_together(
 
     path = tmp_path / "tenants.toml"
     write(1, 2)
-    with serve(beside=beside, tenants=path) as server:
+    with serve(background=background, tenants=path) as server:
         http = Http(server.url)
         key = {"Authorization": f"Bearer {keys[0]}"}
         together = server.serving._together
@@ -234,10 +234,10 @@ def test_quotas_are_those_of_all_models_together(
 
 
 def test_a_budget_is_that_of_all_together(
-    serve: Serve, beside: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, background: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes of those in memory are taken from it before another is planned."""
-    with serve(beside=beside) as server:
+    with serve(background=background) as server:
         opened, taken = server.serving._open, []
 
         def noted(path: Path, name: str, owned: ExitStack, nbytes: int) -> ServedModel:

@@ -89,17 +89,17 @@ def test_two_hundred_streams_at_once(serve: Serve, monkeypatch: pytest.MonkeyPat
                 asyncio.create_task(heard(http.address, number % KINDS))  # type: ignore[arg-type]
                 for number in range(STREAMS)
             ]
-            await asyncio.to_thread(wait_until, lambda: under_way(server) == STREAMS)
+            await asyncio.to_thread(wait_until, lambda: in_flight(server) == STREAMS)
             begin.set()
             return await asyncio.gather(*clients)
 
         answers = asyncio.run(all_of_them())
         assert [text_of(answer) for answer in answers] == alone * (STREAMS // KINDS)
         wait_until(lambda: server.service.ledger.total(0).completed == STREAMS + KINDS)
-        assert under_way(server) == 0
+        assert in_flight(server) == 0
 
 
-def under_way(server: Running) -> int:
+def in_flight(server: Running) -> int:
     """Requests that run or wait."""
     now = server.service.model.driver.call(lambda engine: engine.statistics)
     return now.running + now.waiting
@@ -182,7 +182,7 @@ def test_ten_times_the_load_of_one_costs_others_little(
     with serve(slots=SLOTS, queue_depth=DEPTH, tenants=path) as server:
         quiet = steps.of_requests(server, EQUAL, 2)
         with flooded(server.url, OVERLOAD * (SLOTS + DEPTH)) as told:
-            wait_until(lambda: under_way(server) >= SLOTS + DEPTH // 2)
+            wait_until(lambda: in_flight(server) >= SLOTS + DEPTH // 2)
             urgent = steps.of_requests(server, URGENT, 1)
             equal = steps.of_requests(server, EQUAL, 2)
     assert set(told[0]) == {"200", "429"}

@@ -258,12 +258,12 @@ def test_who_leaves_between_two_steps_frees_its_slot(
     with serve() as server:
         http = Http(server.url)
         alone = http.post(COMPLETIONS, STREAMED).body
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(1) as background:
             with http.connected() as connection:
                 connection.sendall(posted(COMPLETIONS, {**STREAMED, "max_tokens": 240}))
                 heard_until(connection, b"\n\n", 4)
                 assert senders[ENGINE] > 0
-                other = beside.submit(http.post, COMPLETIONS, STREAMED)
+                other = background.submit(http.post, COMPLETIONS, STREAMED)
                 wait_until(lambda: running(server) == 2)
                 if reset:
                     linger = struct.pack("ii", 1, 0)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import Request, SamplingParams
-from harness.serve.beside import WorkBeside
+from harness.serve.background_work import BackgroundWork
 from harness.serve.dialect.calls import json_rule
 from harness.serve.driver import EngineDriver, EventStream
 from harness.serve.structured.grammars import (
@@ -28,7 +28,7 @@ from harness.serve.structured.grammars import (
 from harness.serve.structured.json_schema import SchemaRefused, check_schema
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
-from reference.engine.speculation import PromptLookup
+from reference.engine.drafter import PromptLookup
 from reference.limits import Limits
 from reference.model.open import Model
 from reference.observer import Observer
@@ -272,25 +272,25 @@ def test_a_late_mask_is_told_once_it_is_there(grammars: Grammars) -> None:
         arrived.append(request_id)
         told.set()
 
-    beside = WorkBeside(note)
+    background = BackgroundWork(note)
     late, punctual = grammars.masks('start: "ab"', 2)
     try:
-        beside.add(1, _Late(late, gate))
-        beside.add(2, punctual)
+        background.add(1, _Late(late, gate))
+        background.add(2, punctual)
         for request_id in (1, 2, 3):
-            beside.received(request_id, ord("a"))
-        assert beside.settle(0.5) == [1]
-        assert beside.settle() == []
-        assert beside.late == {1}
+            background.received(request_id, ord("a"))
+        assert background.settle(0.5) == [1]
+        assert background.settle() == []
+        assert background.late == {1}
         gate.set()
         assert told.wait(30)
         assert arrived == [1]
-        assert beside.settled(1)
-        assert not beside.settled(1)
-        assert beside.settle() == []
+        assert background.settled(1)
+        assert not background.settled(1)
+        assert background.settle() == []
     finally:
         gate.set()
-        beside.close()
+        background.close()
 
 
 def test_guessing_for_others_changes_no_token(model: Model, grammars: Grammars) -> None:

@@ -160,8 +160,8 @@ def test_tokens_are_counted_as_they_come(keyed: Running) -> None:
         heard = connection.recv(65536)
         while b'"text"' not in heard:
             heard += connection.recv(65536)
-        under_way = samples(http)[GENERATED] - before[GENERATED]
-        assert 0 < under_way <= 150
+        in_flight = samples(http)[GENERATED] - before[GENERATED]
+        assert 0 < in_flight <= 150
         while b"[DONE]" not in heard:
             heard += connection.recv(65536)
     after = samples(http)

@@ -16,12 +16,12 @@ from harness.simulation.runner import SimulatedCopies, SimulatedStates
 from reference.engine import Engine
 from reference.engine.constraining import listed_of
 from reference.engine.models import Models
-from reference.engine.placing import Placing
-from reference.engine.residents import Residents
+from reference.engine.scheduler import Scheduler
+from reference.engine.slot_manager import SlotManager
 from reference.ledger import Ledger
 from reference.memory.kv import KvMemory
 from reference.memory.pages import PagePool
-from reference.sched.admission import Running, WaitQueue, victim
+from reference.sched.admission import RunningRequest, WaitQueue, victim
 from reference.sched.planner import plan_step
 from reference.sched.tenants import Tenants
 
@@ -31,15 +31,15 @@ NO_BIASES = np.zeros(0, LOGIT_BIAS)
 
 
 def a_slot_given_twice(patch: Patch) -> None:
-    place = Residents.place
+    place = SlotManager.place
 
-    def broken(self: Residents, sequence: Any) -> Any:
-        placement = place(self, sequence)
-        if placement is not None and placement.slot not in self.free_slots:
-            self.free_slots.append(placement.slot)
-        return placement
+    def broken(self: SlotManager, sequence: Any) -> Any:
+        active = place(self, sequence)
+        if active is not None and active.slot not in self.free_slots:
+            self.free_slots.append(active.slot)
+        return active
 
-    patch.setattr(Residents, "place", broken)
+    patch.setattr(SlotManager, "place", broken)
 
 
 def a_reference_is_kept(patch: Patch) -> None:
@@ -83,12 +83,14 @@ def first_come_first_served(patch: Patch) -> None:
 
 
 def classes_reversed(patch: Patch) -> None:
-    def broken(running: Sequence[Running], tenants: Tenants, claimant: QosClass | None) -> Any:
+    def broken(
+        running: Sequence[RunningRequest], tenants: Tenants, claimant: QosClass | None
+    ) -> Any:
         if claimant is not None:
             return victim(running, tenants, claimant)
         return min(running, key=lambda entry: entry.qos.rank, default=None)
 
-    patch.setattr("reference.engine.placing.victim", broken)
+    patch.setattr("reference.engine.scheduler.victim", broken)
 
 
 def stalled_ones_go_on(patch: Patch) -> None:
@@ -135,12 +137,12 @@ def masks_are_forgotten(patch: Patch) -> None:
 
 
 def biases_are_forgotten(patch: Patch) -> None:
-    patch.setattr("reference.engine.residents.bias_records", lambda request: NO_BIASES)
+    patch.setattr("reference.engine.slot_manager.bias_records", lambda request: NO_BIASES)
 
 
 def logs_of_another_row(patch: Patch) -> None:
     patch.setattr(
-        "reference.engine.delivery.listed_of",
+        "reference.engine.output_processor.listed_of",
         lambda request, output, row: listed_of(request, output, 0),
     )
 
@@ -181,14 +183,14 @@ def states_are_not_loaded(patch: Patch) -> None:
 
 def the_cache_outlives_a_fault(patch: Patch) -> None:
     """What the device lost is still found."""
-    reset = Residents.reset
+    reset = SlotManager.reset
 
-    def broken(self: Residents) -> Any:
-        for placement in self.running.values():
-            self.memory.release(placement.pages, placement.sequence.request.tenant)
+    def broken(self: SlotManager) -> Any:
+        for active in self.running.values():
+            self.memory.release(active.pages, active.sequence.request.tenant)
         return reset(self)
 
-    patch.setattr(Residents, "reset", broken)
+    patch.setattr(SlotManager, "reset", broken)
     patch.setattr(KvMemory, "clear", lambda self: None)
 
 
@@ -201,11 +203,11 @@ def chance_decides(patch: Patch) -> None:
         init(self, pages, **options)
         chance.shuffle(self._pool._free)
 
-    def due(self: Placing) -> bool:
+    def due(self: Scheduler) -> bool:
         return bool(self.waiting) and chance.random() < 0.5
 
     patch.setattr(KvMemory, "__init__", broken)
-    patch.setattr(Placing, "due", property(due))
+    patch.setattr(Scheduler, "due", property(due))
 
 
 def a_waiting_request_is_lost(patch: Patch) -> None:

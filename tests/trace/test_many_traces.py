@@ -12,7 +12,7 @@ import pytest
 from contract.types import Request, SamplingParams
 from harness.trace.record import record_on
 from reference.engine import Engine
-from reference.engine.speculation import PromptLookup
+from reference.engine.drafter import PromptLookup
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner

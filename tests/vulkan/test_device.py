@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accel.kernels.judging import ALL_NATIVE, kernels_of
+from accel.kernels.device_probe import ALL_NATIVE, kernels_of
 from accel.vulkan.api import Vulkan, load_vulkan
 from accel.vulkan.device import FEATURES_12, Device, Instance, Kind
 from accel.vulkan.report import device_lines

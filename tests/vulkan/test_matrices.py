@@ -31,7 +31,7 @@ from accel.vulkan.api import Vulkan
 from accel.vulkan.build import Build, compiled, kernel_file
 from accel.vulkan.device import Instance
 from accel.vulkan.matrices import EXTENSION, GROUP_MEMORY_BYTES, SHAPE, VENDORS, has_matrices
-from accel.vulkan.product_test import matrices_agree
+from accel.vulkan.product_check import matrices_agree
 from accel.vulkan.tier import VulkanTier
 from contract.dtypes import I12, Q4_K, Q5_1
 from contract.kernel import KernelHeader, decode_kernel
@@ -146,7 +146,7 @@ def with_units(monkeypatch: pytest.MonkeyPatch, spoil: tuple[str, str] = ("", ""
 
     monkeypatch.setattr(program_module, "kernel_of", kernel_of)
     monkeypatch.setattr(program_module, "_check_limits", lambda header, device: None)
-    monkeypatch.setattr("accel.vulkan.product_test.FORMATS", (FORMAT,))
+    monkeypatch.setattr("accel.vulkan.product_check.FORMATS", (FORMAT,))
 
 
 def agree(tier: VulkanTier) -> bool:
@@ -174,7 +174,7 @@ def test_a_device_that_multiplies_wrong_is_noticed(
     """Negative control: elements are not where the kernel looks for them. Of a format with one
     kernel, which a processor's compiler has soon; the others are those of the next test."""
     with_units(monkeypatch, ("rows.stride * ELEMENT_ROW(e)", "rows.stride * (ELEMENT_ROW(e) ^ 8u)"))
-    monkeypatch.setattr("accel.vulkan.product_test.FORMATS", (Q5_1,))
+    monkeypatch.setattr("accel.vulkan.product_check.FORMATS", (Q5_1,))
     assert not agree(tier)
 
 
@@ -218,8 +218,8 @@ def test_every_kernel_is_compared_with_packed_dots(
         memory.allocated[0].bytes[:] = 0
         memory.allocated[0].bytes[-4] = op.name == wrong
 
-    monkeypatch.setattr("accel.vulkan.product_test.launch_packet", launch)
-    monkeypatch.setattr("accel.vulkan.product_test.FORMATS", (FORMAT,))
+    monkeypatch.setattr("accel.vulkan.product_check.launch_packet", launch)
+    monkeypatch.setattr("accel.vulkan.product_check.FORMATS", (FORMAT,))
     program = SimpleNamespace(pipeline=lambda module: None)
     assert matrices_agree(cast(Any, None), cast(Any, memory), cast(Any, program)) is (wrong is None)
     assert wrong is None or wrong in launched
@@ -265,8 +265,8 @@ def test_steps_of_few_tokens_have_forms_of_their_own(open_vulkan: OpenTier) -> N
     largest = ShapeKey(FEW_FORMS[-1] + 1, 4)
     units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
     wanted = {ShapeKey(most, 4) for most in FEW_FORMS}
-    assert wanted <= {*units.forms(largest)}
-    assert not wanted & {*dots.forms(largest)}
+    assert wanted <= {*units.buckets(largest)}
+    assert not wanted & {*dots.buckets(largest)}
 
 
 @pytest.mark.parametrize(("least", "product"), [(1, "matmul_wide"), (1 << 20, "matmul_narrow")])
@@ -297,9 +297,9 @@ def test_steps_up_to_256_tokens_are_not_expanded(open_vulkan: OpenTier) -> None:
     """They have a form of their own, where there are matrix units."""
     largest = ShapeKey(PLANES_FROM, 4)
     units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
-    assert ShapeKey(TILED, 4) in units.forms(largest)
-    assert ShapeKey(TILED, 4) not in dots.forms(largest)
-    assert ShapeKey(TILED, 4) not in units.forms(ShapeKey(PLANES_FROM - 1, 4))
+    assert ShapeKey(TILED, 4) in units.buckets(largest)
+    assert ShapeKey(TILED, 4) not in dots.buckets(largest)
+    assert ShapeKey(TILED, 4) not in units.buckets(ShapeKey(PLANES_FROM - 1, 4))
 
 
 PROMPTS = [

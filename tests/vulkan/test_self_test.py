@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from accel.kernels.judging import ALL_NATIVE, TINY, Found, samples, traits_of
+from accel.kernels.device_probe import ALL_NATIVE, TINY, Found, samples, traits_of
 from accel.kernels.source import Traits
-from accel.vulkan.self_test import ask
+from accel.vulkan.self_check import ask
 from contract.errors import TierUnavailable
 from tests.vulkan.conftest import OpenTier
 

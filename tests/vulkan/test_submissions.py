@@ -18,13 +18,13 @@ def test_queued_steps_keep_their_inputs_and_outputs(open_vulkan: OpenTier, share
     Outputs and states are those of the CPU tier, which runs one step after the other."""
     late, exact = Lowered(open_vulkan(shared=shared)), Lowered(CpuTier())
     for first in range(3):
-        under_way, expected = [], []
+        in_flight, expected = [], []
         for number, tokens in enumerate((LARGEST.tokens, 5, 1, 17)):
             block = step_block(tokens, seed=4 * first + number)
-            under_way.append(late.submit(block, "product", "folded"))
+            in_flight.append(late.submit(block, "product", "folded"))
             expected.append(exact.outputs(block))
             block[:] = 0xFF
-        for fence, outputs in zip(reversed(under_way), reversed(expected), strict=True):
+        for fence, outputs in zip(reversed(in_flight), reversed(expected), strict=True):
             late.tier.wait(fence)
             assert same(fence.outputs, outputs)
     for got, wanted in zip(late.states(), exact.states(), strict=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.errors import ZincError
-from harness.bench.load.plan import Asked, LoadPlan
+from harness.bench.load.plan import LoadPlan, PlannedRequest
 from harness.client import ServerClient, ServerError
 
 PATH = "/v1/completions"
@@ -36,7 +36,7 @@ class Answered:
     """What became of a request. Times are monotonic seconds; ``due`` is when it should have been
     sent, ``texts`` when each piece of text came. ``error`` is None for a whole answer."""
 
-    asked: Asked
+    asked: PlannedRequest
     due: float
     texts: list[float] = field(default_factory=list)
     ended: float = 0.0
@@ -45,7 +45,7 @@ class Answered:
     error: str | None = None
 
 
-def run_load(target: Target, plan: LoadPlan, load: Sequence[Asked]) -> list[Answered]:
+def run_load(target: Target, plan: LoadPlan, load: Sequence[PlannedRequest]) -> list[Answered]:
     """Ask for everything, and wait until it is there; in the order of ``load``.
 
     With a rate a request is sent when it is due, however many are under way.

@@ -86,7 +86,7 @@ class LoadPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlannedRequest:
     """One request: ``at`` seconds after the beginning, 0 where clients ask one after the other."""
 
     number: int
@@ -96,7 +96,7 @@ class Asked:
     max_tokens: int
 
 
-def draw_load(plan: LoadPlan, repetition: int = 0) -> list[Asked]:
+def draw_load(plan: LoadPlan, repetition: int = 0) -> list[PlannedRequest]:
     """The requests of a plan, in the order they are sent. No prompt begins as another does, in
     whatever repetition: nobody can have it in a cache."""
     random = np.random.default_rng([plan.seed, repetition])
@@ -111,5 +111,5 @@ def draw_load(plan: LoadPlan, repetition: int = 0) -> list[Asked]:
         words = random.choice(WORDS, kind.prompt.draw(random))
         prompt = f"{plan.seed}-{repetition}-{number}: {' '.join(words)}"
         answer = kind.answer.draw(random)
-        asked.append(Asked(number, number % plan.tenants, at, prompt, answer))
+        asked.append(PlannedRequest(number, number % plan.tenants, at, prompt, answer))
     return asked

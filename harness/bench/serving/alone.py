@@ -10,7 +10,7 @@ from contract.errors import ExecutionError
 from contract.types import Request, TokenEvent
 from harness.bench.serving.plan import GREEDY, GUESSES, Tokens, random_prompts
 from reference.engine import Engine
-from reference.engine.speculation import PromptLookup
+from reference.engine.drafter import PromptLookup
 from reference.model.chat_template import encode_chat, load_chat_template
 from reference.model.open import Model
 from reference.runner import ModelRunner

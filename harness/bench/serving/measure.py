@@ -22,6 +22,7 @@ from harness.bench.serving.alone import (
     first_token_seconds,
     replay_chat,
 )
+from harness.bench.serving.concurrent import decode_together, interactive_intervals
 from harness.bench.serving.host import (
     HOST_CONTEXTS,
     HOST_SLOTS,
@@ -37,7 +38,6 @@ from harness.bench.serving.plan import (
     random_prompts,
     serving_runner,
 )
-from harness.bench.serving.together import decode_together, interactive_intervals
 from harness.bench.worker import Worker
 from reference.model.open import open_model
 from reference.runner import ModelRunner

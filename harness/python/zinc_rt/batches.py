@@ -36,17 +36,17 @@ def run_batch(driver: EngineDriver, jobs: Iterator[Job], at_once: int) -> Iterat
     """
     stream = driver.open_stream(UNREAD_EVENTS)
     pending: dict[int, Pending] = {}
-    under_way = 0
+    in_flight = 0
     try:
         while True:
-            more, refused = _begin(driver, stream, jobs, at_once - under_way)
+            more, refused = _begin(driver, stream, jobs, at_once - in_flight)
             yield from refused
-            under_way += len(more)
+            in_flight += len(more)
             pending.update((request.id, one) for one in more for request in one.requests)
-            if not under_way:
+            if not in_flight:
                 return
             for output in _ended(stream, pending):
-                under_way -= 1
+                in_flight -= 1
                 yield output
     finally:
         stream.cancel()

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import MAX_INT32, Request
 from harness.generate import load_runner, make_engine, prepare_session
@@ -56,7 +56,7 @@ def _close_all() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
-class LLM(Closing):
+class LLM(ContextManager):
     """A model that is loaded, and an engine for any number of threads. A context manager.
 
     ``model`` is a file or a name as on the command line. The other arguments are the settings of

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import ConfigError
 from zinc_rt.arguments import SERVER_NAMES, settings_of
 
 
-class Server(Closing):
+class Server(ContextManager):
     """A server that answers at ``url`` until it is closed. A context manager."""
 
     def __init__(self, running: Any, owned: ExitStack, drain_seconds: float) -> None:
@@ -26,12 +26,12 @@ class Server(Closing):
     def wait(self) -> None:
         """Answer until SIGTERM or Ctrl-C, as ``zinc-rt serve`` does, and close. Only in the main
         thread. Raises KeyboardInterrupt after Ctrl-C."""
-        from harness.serve.run import run_until_told
+        from harness.serve.run import run_until_signalled
 
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError("wait: only the main thread receives signals; use close")
         with self:
-            if run_until_told(self._running, self._drain_seconds):
+            if run_until_signalled(self._running, self._drain_seconds):
                 signal.raise_signal(signal.SIGINT)
 
     def close(self, drain_seconds: float = 0.0) -> None:

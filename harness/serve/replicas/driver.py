@@ -20,11 +20,11 @@ from ray.serve.handle import DeploymentHandle
 
 from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Tenant
+from harness.serve.event_queue import Delivered, EventQueue, Offer
 from harness.serve.faults import log_fault
-from harness.serve.hand_over import Delivered, HandOver, Offer
+from harness.serve.replicas.requested import ReplicaRequest
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
-from harness.serve.replicas.wanted import Wanted
 from harness.serve.replicas.work import Batch, Question, Refusal
 from harness.serve.submissions import EngineStopped, Submission, Submits
 from harness.serve.watch import Listener, RequestFacts
@@ -43,7 +43,9 @@ log = logging.getLogger("zinc_rt.serve")
 class _Pump:
     """Takes the events of one request from its replica, in a thread of its own, to a queue."""
 
-    def __init__(self, driver: ReplicatedDriver, wanted: Wanted, facts: RequestFacts) -> None:
+    def __init__(
+        self, driver: ReplicatedDriver, wanted: ReplicaRequest, facts: RequestFacts
+    ) -> None:
         self.request = wanted.request
         self.taken: Future[None] = Future()
         self.cancelled = False
@@ -53,7 +55,7 @@ class _Pump:
         self._tokens: list[int] = []
         self._ended = False
         self._response: Any = None
-        self.events = HandOver()
+        self.events = EventQueue()
 
     def run(self) -> None:
         """Until the request has ended, was cancelled, or has lost too many replicas."""
@@ -134,7 +136,7 @@ class ReplicatedStream:
     def __init__(self) -> None:
         self.facts: dict[int, RequestFacts] = {}
         self._pumps: dict[int, _Pump] = {}
-        self._events = HandOver()
+        self._events = EventQueue()
 
     def add(self, pump: _Pump, facts: RequestFacts) -> None:
         """Events of one more request."""
@@ -210,7 +212,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         """Follow the requests of a submission, in a thread each."""
         now = time.monotonic()
         try:
-            wanted = [Wanted.of(request, submission) for request in submission.requests]
+            wanted = [ReplicaRequest.of(request, submission) for request in submission.requests]
             facts = [RequestFacts(now, self._tenant(one.request.tenant)) for one in wanted]
         except ZincError as error:
             return error

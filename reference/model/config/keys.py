@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from contract.deferred import dataclass
 from contract.errors import ModelFileError, UnsupportedModel
+from contract.lazy_dataclass import dataclass
 from reference.model.gguf import GgufFile
 
 MAX_LAYERS = 1 << 12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 from reference.exact.rotary import RotaryScaling
 
 

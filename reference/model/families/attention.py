@@ -7,7 +7,7 @@ from contract.ir.graph import BufferKind, View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
 from reference.model.families.emitter import SIGMOID, Emitter
-from reference.model.families.equalise import Channels
+from reference.model.families.smooth_keys import Channels
 
 PROJECTIONS = ("attn_q", "attn_k", "attn_v")
 FUSED = "attn_qkv"

@@ -6,15 +6,15 @@ node that multiplies with it ``attn_q[3]``.
 
 from __future__ import annotations
 
-from contract.deferred import dataclass
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.inputs import STEP_BUFFER
 from contract.ir.source import ONES, RowSlice, WeightSource
+from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from reference.limits import Limits, mask_words
 from reference.model.config import ModelConfig
-from reference.model.families.equalise import Channels
+from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
 
 SILU, GELU, SIGMOID = 0, 1, 2

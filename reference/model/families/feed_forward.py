@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contract.deferred import dataclass
 from contract.dtypes import I32
 from contract.ir.graph import View
 from contract.ir.source import RowSlice
+from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from reference.model.config import Experts
 from reference.model.families.emitter import SILU, Emitter

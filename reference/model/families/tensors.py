@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from contract.deferred import dataclass
 from contract.dtypes import F32, DType
 from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import RowSlice, WeightSource
-from reference.model.families.equalise import Channels, Powers
+from contract.lazy_dataclass import dataclass
+from reference.model.families.smooth_keys import Channels, Powers
 from reference.model.gguf import TensorInfo
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from contract.closing import Closing
+from contract.context_manager import ContextManager
 from contract.errors import ModelFileError, UnsupportedModel
 from reference.model.gguf.ahead import read_ahead
 from reference.model.gguf.cursor import shown
@@ -28,7 +28,7 @@ _ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-class GgufFile(Closing):
+class GgufFile(ContextManager):
     """An open model file; every array it gives is a read-only view of the mapped file.
 
     A file must not be truncated while it is mapped: touching a view of the lost part ends the

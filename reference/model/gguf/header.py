@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mmap
 
-from contract.deferred import dataclass
 from contract.errors import ModelFileError
+from contract.lazy_dataclass import dataclass
 from reference.model.gguf.cursor import Cursor
 from reference.model.gguf.metadata import Value, alignment_of, read_metadata
-from reference.model.gguf.tensors import TensorInfo, place_tensors, read_tensors
+from reference.model.gguf.tensors import TensorInfo, locate_tensors, read_tensors
 from reference.model.gguf.types import GgufType
 
 MAGIC = b"GGUF"
@@ -61,7 +61,7 @@ def parse_header(buffer: mmap.mmap | bytes, size: int, path: object, shard: int 
     alignment = alignment_of(path, metadata, value_types)
     tensors = read_tensors(cursor, tensor_count, shard)
     data_start = -(-cursor.position // alignment) * alignment
-    placed = place_tensors(cursor, tensors, data_start, alignment)
+    placed = locate_tensors(cursor, tensors, data_start, alignment)
     return Header(version, alignment, data_start, metadata, value_types, placed)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from contract.deferred import dataclass
 from contract.errors import ModelFileError
-from contract.mapped import remember_file
+from contract.file_reads import remember_file
+from contract.lazy_dataclass import dataclass
 from reference.model.gguf.header import Header, parse_header
 
 # Opening a FIFO must fail, not wait for a writer. Windows has neither flag.

@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
-from contract.deferred import dataclass
 from contract.dtypes import BY_GGML_ID, DType
 from contract.errors import UnsupportedModel
+from contract.lazy_dataclass import dataclass
 from reference.model.gguf.cursor import Cursor, shown
 from reference.model.gguf.limits import (
     MAX_DIMENSIONS,
@@ -122,7 +122,7 @@ def _read_ggml_type(cursor: Cursor, where: str) -> GgmlType:
     )
 
 
-def place_tensors(
+def locate_tensors(
     cursor: Cursor, tensors: list[TensorInfo], data_start: int, alignment: int
 ) -> list[TensorInfo]:
     """``tensors`` with offsets from the start of the file, in file order.

@@ -7,8 +7,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from contract.deferred import dataclass
 from contract.dtypes import BY_GGML_ID
+from contract.lazy_dataclass import dataclass
 
 
 class GgufType(IntEnum):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
-from contract.deferred import dataclass
+from contract.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import regex

@@ -1,0 +1,389 @@
+"""Several devices of one host as one tier: each holds a share of the rows of every matrix.
+
+Every device has a ``CudaTier`` of its own that does its share of each step, in a graph of its own
+(``accel.packets.shares``); kernels of these graphs write to each other's memory and wait for each
+other (``kernels/all_gather.cu``). So a step is submitted to all devices or to none, and nothing
+that could wait for one device stands between that and the launch on the last one. What is not
+divided, pages of keys and values among it, every device has whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.cuda.buffers import CudaBuffer
+from accel.cuda.device import TIER, find_device
+from accel.cuda.driver import CudaError, Driver, open_driver
+from accel.cuda.kernel_file import CudaKernel
+from accel.cuda.planning import share_of_decl
+from accel.cuda.program import Compiler
+from accel.cuda.report import reaches
+from accel.cuda.runtime import PEER_REMEDY, Choices
+from accel.cuda.sharded import ShardedBatch, ShardedBuffer, ShardedFence
+from accel.cuda.step_choice import AUTO, VARIABLE
+from accel.cuda.tier import CudaTier
+from accel.packets.build import Progress
+from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
+from accel.packets.shares import Share
+from contract.context_manager import ContextManager
+from contract.errors import ConfigError, DeviceLost, TierUnavailable
+from contract.footprint import Footprint
+from contract.ir.inputs import InputLayout, InputRows, step_of
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.shape_key import ShapeKey
+from contract.tier import DeviceTier, FiniteWords, Heap, TierInfo, UploadsLater, check_bucket
+
+SEPARATOR = ","
+STOPPING_SECONDS = 2.0
+"""How long kernels that wait for another device may take to see that they shall end."""
+
+
+class MultiDeviceTier(ContextManager):
+    """See ``contract.tier.Tier``. ``devices`` are numbers or parts of names, all different devices
+    of one architecture that reach each other's memory; sizes are those of one of them.
+
+    Raises TierUnavailable where they are not, and what ``CudaTier`` raises; ConfigError where a
+    persistent step is asked for, which knows one device. ``binding`` and ``compiler`` as in
+    ``CudaTier``.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        choices: Choices | None = None,
+        progress: Progress | None = None,
+        binding: Any = None,
+        compiler: Compiler | None = None,
+    ) -> None:
+        choices = choices or Choices()
+        if choices.step not in ("", AUTO):
+            raise ConfigError(f"{VARIABLE}: a step as one launch runs on one device")
+        choices = replace(choices, step="")
+        driver = open_driver(binding)
+        ordinals = _checked(driver, devices)
+        self._members: list[CudaTier] = []
+        self._names: tuple[str, ...] = ()
+        self._lost = ""
+        self._closed = False
+        self._buffers: set[ShardedBuffer] = set()
+        self._waiting = CompletionWaiter()
+        try:
+            for index, ordinal in enumerate(ordinals):
+                share = Share(index, len(ordinals))
+                one = CudaTier(str(ordinal), choices, progress, driver.binding, compiler, share)
+                self._members.append(one)
+            self._names = tuple(one.name for one in self._members)
+            for one in self._members:
+                one.reach([other for other in self._members if other is not one])
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def info(self) -> TierInfo:
+        """That of the first device, with the names of all; ``memory_bytes`` is the least."""
+        infos = [one.info for one in self._members]
+        first = infos[0]
+        return TierInfo(
+            name=first.name,
+            device=" + ".join(self._names),
+            driver=first.driver,
+            arithmetic=first.arithmetic,
+            opcodes=first.opcodes,
+            memory_bytes=min(info.memory_bytes for info in infos),
+            host_unified=False,
+            asynchronous=True,
+            devices=len(infos),
+            prompt_tokens=first.prompt_tokens,
+        )
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory taken from the device that gave most."""
+        return max(one.allocated_bytes for one in self._members)
+
+    @property
+    def available_bytes(self) -> int:
+        """Memory that nobody uses of the device that has least."""
+        with self._guarded("asking for free memory"):
+            return min(one.available_bytes for one in self._members)
+
+    def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+        """See ``contract.tier.Tier``."""
+        return self._members[0].buckets(largest)
+
+    def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
+        """What it takes of the device that gives most."""
+        return max((one.footprint(graph, largest) for one in self._members), key=_bytes_of)
+
+    def reserve(self, graph: Graph, largest: ShapeKey) -> None:
+        """See ``contract.tier.Tier``."""
+        with self._guarded("reserving memory"):
+            for one in self._members:
+                one.reserve(graph, largest)
+
+    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> ShardedBuffer:
+        """Zeroed memory on every device."""
+        with self._guarded(f"allocating {decl.name}"):
+            parts = self._on_each(lambda one: one.alloc(decl, nbytes, heap))
+        return self._keep(ShardedBuffer(decl, nbytes, heap, parts))
+
+    def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> ShardedBuffer:
+        """A copy of ``data`` on every device, or of its share where it was planned so."""
+        return self._upload(decl, data, lambda one, *part: one.upload(*part))
+
+    def upload_later(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        finite: FiniteWords,
+        told: Callable[[int], None],
+    ) -> ShardedBuffer:
+        """See ``contract.tier.UploadsLater``. Of what all have whole the first device tells."""
+
+        def upload(one: CudaTier, own: BufferDecl, part: NDArray[np.uint8]) -> CudaBuffer:
+            counts = own is not decl or one is self._members[0]
+            return one.upload_later(own, part, finite, told if counts else _untold)
+
+        return self._upload(decl, data, upload)
+
+    def finish_uploads(self) -> bool:
+        """See ``contract.tier.UploadsLater``."""
+        with self._guarded("uploading"):
+            finite = [one.finish_uploads() for one in self._members]
+        return all(finite)
+
+    def free(self, buffer: ShardedBuffer) -> None:
+        """Release the memory, of which nothing submitted may still be running."""
+        self._buffers.remove(buffer)
+        if not self._lost:
+            with self._guarded(f"freeing {buffer.name}"):
+                self._free(buffer.parts)
+
+    def map(self, buffer: ShardedBuffer) -> NDArray[np.uint8]:
+        """The bytes in host memory, those of the first device."""
+        if buffer.source is not None:
+            return buffer.source
+        with self._guarded(f"mapping {buffer.name}"):
+            buffer.mapped = True
+            first, *_ = self._mapped(buffer)
+            return first
+
+    def read(self, buffer: ShardedBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """See Tier."""
+        with self._guarded(f"reading {buffer.name}"):
+            return self._members[0].read(buffer.parts[0], offset, nbytes)
+
+    def write(self, buffer: ShardedBuffer, offset: int, data: NDArray[np.uint8]) -> None:
+        """See Tier."""
+        with self._guarded(f"writing {buffer.name}"):
+            self._each(lambda n, one: one.write(buffer.parts[n], offset, data))
+
+    def load_kernel(self, blob: bytes) -> CudaKernel:
+        """See ``CudaTier``; the kernel is the first device's."""
+        with self._guarded("loading a kernel"):
+            return self._members[0].load_kernel(blob)
+
+    def lower(
+        self,
+        graph: Graph,
+        buffers: Mapping[str, ShardedBuffer],
+        bucket: ShapeKey,
+        inputs: InputLayout,
+    ) -> ShardedBatch:
+        """Launches of every device's share. Raises UnsupportedOp and OutOfMemory."""
+        with self._guarded(f"lowering {graph.name}"):
+            bound = []
+            for n, one in enumerate(self._members):
+                parts = {name: buffer.parts[n] for name, buffer in buffers.items()}
+                bound.append(one.bind(graph, parts, bucket, inputs))
+            # Words that others write to are zero before anybody does.
+            self._each(lambda n, one: one.synchronize())
+            pairs = list(zip(self._members, bound, strict=True))
+            batches = [
+                one.record(own, [pair for pair in pairs if pair[0] is not one])
+                for one, own in pairs
+            ]
+        return ShardedBatch(bucket, tuple(batches))
+
+    def submit(
+        self,
+        batch: ShardedBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
+    ) -> ShardedFence:
+        """Enqueue the step on all devices. Raises DeviceLost once one has failed."""
+        check_bucket(batch.bucket, step_of(inputs))
+        with self._guarded("submitting a step"):
+            self._spread()
+            parts = batch.parts
+            self._each(lambda n, one: one.prepare(parts[n]))
+            with self._all_or_none():
+                # A copy to the host may wait for its device, which waits for the others.
+                begun = self._each(lambda n, one: one.start(parts[n], inputs, rows))
+            fences = self._each(lambda n, one: one.finish(parts[n], begun[n], () if n else wanted))
+        return ShardedFence(fences, self._names)
+
+    def wait(self, fence: ShardedFence, timeout: float | None = None) -> None:
+        """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
+        seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
+        with self._guarded("a step"):
+            if self._waiting.until_done(fence, seconds):
+                return
+        raise self._give_up(f"a step did not end within {seconds:g} s")
+
+    def close(self) -> None:
+        """Wait for the devices, then free all buffers."""
+        if not self._closed:
+            self._closed = True
+            self._buffers.clear()
+            with suppress(DeviceLost):
+                for one in self._members:
+                    one.close()
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Raises DeviceLost when a device has failed, before or meanwhile: the others are given
+        back, too, since they wait for it."""
+        if self._lost:
+            raise DeviceLost(self._lost)
+        try:
+            yield
+        except (CudaError, DeviceLost) as error:
+            raise self._give_up(f"{what} failed: {error}") from None
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """A step that only some devices have would be waited for by them for ever."""
+        try:
+            yield
+        except (CudaError, DeviceLost):
+            raise
+        except BaseException as error:
+            self._give_up(f"a step was submitted to some of the devices only ({error!r})")
+            raise
+
+    def _give_up(self, reason: str) -> DeviceLost:
+        if not self._lost:
+            self._lost = f"{' + '.join(self._names)}: {reason}"
+            for one in self._members:
+                one.stop_waiting()
+            deadline = time.monotonic() + STOPPING_SECONDS
+            for one in self._members:
+                one.give_back(self._lost, deadline)
+        return DeviceLost(self._lost)
+
+    def _each(self, function: Callable[[int, CudaTier], Any]) -> tuple[Any, ...]:
+        return tuple(function(n, one) for n, one in enumerate(self._members))
+
+    def _on_each(self, make: Callable[[CudaTier], CudaBuffer]) -> tuple[CudaBuffer, ...]:
+        """A buffer on every device, or on none."""
+        parts: list[CudaBuffer] = []
+        try:
+            for one in self._members:
+                parts.append(make(one))
+        except BaseException:
+            with suppress(DeviceLost):
+                self._free(parts)
+            raise
+        return tuple(parts)
+
+    def _free(self, parts: Sequence[CudaBuffer]) -> None:
+        for one, part in zip(self._members, parts, strict=False):
+            one.free(part)
+
+    def _spread(self) -> None:
+        """What the host wrote into mapped memory, for all devices. It counts only while nothing is
+        running; then it is the same on all of them."""
+        for buffer in self._buffers:
+            if buffer.mapped and buffer.decl.kind is not BufferKind.OUTPUT:
+                first, *others = self._mapped(buffer)
+                for other in others:
+                    other[:] = first
+
+    def _mapped(self, buffer: ShardedBuffer) -> list[NDArray[np.uint8]]:
+        return [one.map(part) for one, part in zip(self._members, buffer.parts, strict=True)]
+
+    def _upload(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        upload: Callable[[CudaTier, BufferDecl, NDArray[np.uint8]], CudaBuffer],
+    ) -> ShardedBuffer:
+        """``upload`` is given each device, what it has of the buffer, and the data of that."""
+
+        def part(one: CudaTier) -> CudaBuffer:
+            if decl.name not in one.divided:
+                return upload(one, decl, data)
+            *matrices, rows, _ = (int(dim) for dim in decl.shape)
+            kept = one.share.of(rows)
+            stored = data.reshape(*matrices, rows, data.shape[-1])
+            own = share_of_decl(decl, one.share)
+            return upload(one, own, stored[..., kept.start : kept.stop, :])
+
+        with self._guarded(f"uploading {decl.name}"):
+            parts = self._on_each(part)
+        return self._keep(ShardedBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, parts, data))
+
+    def _keep(self, buffer: ShardedBuffer) -> ShardedBuffer:
+        self._buffers.add(buffer)
+        return buffer
+
+
+def open_cuda(
+    device: str = "",
+    choices: Choices | None = None,
+    progress: Progress | None = None,
+    binding: Any = None,
+    compiler: Compiler | None = None,
+) -> CudaTier | MultiDeviceTier:
+    """The tier on one device, or on those that commas separate. Raises what the tiers raise."""
+    names = [name.strip() for name in device.split(SEPARATOR)]
+    if len(names) == 1:
+        return CudaTier(device, choices, progress, binding, compiler)
+    return MultiDeviceTier(names, choices, progress, binding, compiler)
+
+
+def _checked(driver: Driver, names: Sequence[str]) -> list[int]:
+    """Numbers of the devices, which can be one tier."""
+    if not all(names):
+        raise TierUnavailable(TIER, "a device has no name", "write --device 0,1")
+    devices = [find_device(driver, name) for name in names]
+    first = devices[0]
+    for number, device in enumerate(devices):
+        if device.ordinal in [other.ordinal for other in devices[:number]]:
+            reason = f"device {device.numbered} is named twice"
+            raise TierUnavailable(TIER, reason, "name devices by their numbers: --device 0,1")
+        if device.architecture != first.architecture:
+            reason = (
+                f"{first.numbered} is {first.architecture} and {device.numbered} "
+                f"{device.architecture}"
+            )
+            raise TierUnavailable(TIER, reason, "take devices of one architecture")
+    for one in devices:
+        for other in devices:
+            if one is not other and not reaches(driver, one, other):
+                reason = f"{one.numbered} cannot reach the memory of {other.numbered}"
+                raise TierUnavailable(TIER, reason, PEER_REMEDY)
+    return [device.ordinal for device in devices]
+
+
+def _untold(nbytes: int) -> None:
+    """Of bytes that another device reads, too."""
+
+
+def _bytes_of(footprint: Footprint) -> int:
+    return sum(footprint.buffers.values()) + footprint.scratch + footprint.variants
+
+
+if TYPE_CHECKING:
+    _conforms: type[DeviceTier[ShardedBuffer, ShardedBatch, ShardedFence]] = MultiDeviceTier
+    _uploads_later: type[UploadsLater] = MultiDeviceTier

@@ -1,0 +1,110 @@
+"""A form's launches with their arguments, as one recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from accel.cuda.bound_bucket import BoundBucket
+from accel.cuda.gathers import Peer, others
+from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
+from accel.cuda.memory import Allocation, Memory
+from accel.cuda.plan import PlannedLaunch
+from accel.cuda.runtime import Runtime
+from accel.cuda.submissions import ShortRecordings
+from accel.packets.step_memory import StepAddresses
+
+PeerBucket = tuple[StepAddresses, BoundBucket]
+"""Where the step's memory of another device is, and the same form there."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBucket:
+    """All launches of a form, and the shorter recordings of rows that nothing changes."""
+
+    whole: Recording
+    short: ShortRecordings | None
+
+
+def recorded_bucket(
+    runtime: Runtime,
+    bound: BoundBucket,
+    places: StepAddresses,
+    device: int,
+    peers: Sequence[PeerBucket] = (),
+) -> RecordedBucket:
+    """The launches of ``bound`` on device number ``device`` of those that share a step. Memory the
+    form keeps is given back with the recording. Raises OutOfMemory and CudaError."""
+    memory, packets = runtime.memory, bound.packets
+    launches = []
+    gathers = iter(range(len(bound.gathers)))
+    plan = bound.plan
+    short, long = plan.short, plan.long
+    drawn = () if short is None else short.drawn
+    others = () if long is None else long.launches
+    for launch in (*plan.launches, *drawn, *others):
+        replaced = packets[launch.first : launch.first + launch.count]
+        own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
+        if launch.table is not None:
+            table = launch.table.bound(packets, _stop_address(runtime))
+            bound.kept.append(memory.adopt(f"phases of {bound.name}", table))
+            own = (np.uint64(bound.kept[-1].address),)
+        if launch.workspace is not None:
+            own = (*own, np.uint64(bound.workspace + launch.workspace))
+        late = partial(_told, runtime, next(gathers), device, peers) if launch.gathers else None
+        launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own, late))
+    count, behind = len(plan.launches), len(plan.launches) + len(drawn)
+    recording = Recording(
+        runtime.context,
+        launches[:count],
+        places,
+        runtime.programmatic,
+        runtime.graphs,
+        [theirs for theirs, _ in peers],
+    )
+    memory.context.when_gone(recording, _give_back, memory, bound.kept)
+    if short is None:
+        return RecordedBucket(recording, None)
+    found = ShortRecordings(
+        recording.with_launches(launches[: short.launches]),
+        recording.with_launches(launches[: short.launches] + launches[count:behind]),
+        bound.sampling,
+        None if long is None else recording.with_launches(launches[behind:]),
+        0 if long is None else long.position,
+    )
+    return RecordedBucket(recording, found)
+
+
+def _told(runtime: Runtime, number: int, device: int, peers: Sequence[PeerBucket]) -> np.generic:
+    """What launch ``number`` of those that gather is told of the other devices."""
+    found = []
+    for places, bound in peers:
+        launch = bound.gathers[number]
+        packets = bound.packets[launch.first : launch.first + launch.count]
+        words = bound.workspace + (launch.workspace or 0)
+        found.append(Peer(places.scratch, words, packets))
+    return others(_stop_address(runtime), device, found)
+
+
+def _stop_address(runtime: Runtime) -> int:
+    assert runtime.stop is not None
+    return runtime.stop.address
+
+
+def _shape(runtime: Runtime, launch: PlannedLaunch) -> LaunchShape:
+    function = runtime.modules.function(launch.source, launch.entry)
+    if launch.shared_bytes:
+        attributes = runtime.context.binding.CUfunction_attribute
+        most = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        # A kernel has one limit for all its launches.
+        limit = runtime.device.shared_bytes
+        runtime.context.call("cuFuncSetAttribute", function, most, limit)
+    return LaunchShape(function, launch.grid, launch.block, launch.shared_bytes)
+
+
+def _give_back(memory: Memory, allocations: list[Allocation]) -> None:
+    for allocation in allocations:
+        memory.free(allocation)

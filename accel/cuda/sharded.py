@@ -1,0 +1,81 @@
+"""Buffers, batches and fences of several devices: of each its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.cuda.buffers import CudaBuffer
+from accel.cuda.submissions import CudaBatch, CudaFence
+from accel.packets.in_flight import Pace
+from contract.errors import DeviceLost
+from contract.ir.nodes import BufferDecl
+from contract.shape_key import ShapeKey
+from contract.tier import Heap
+
+
+@dataclass(slots=True, eq=False)
+class ShardedBuffer:
+    """A buffer of a graph: what each device has of it, all of it or its share of the rows."""
+
+    decl: BufferDecl
+    nbytes: int
+    heap: Heap
+    parts: tuple[CudaBuffer, ...]
+    source: NDArray[np.uint8] | None = None
+    mapped: bool = False
+
+    @property
+    def name(self) -> str:
+        """The logical name of the graph buffer it holds."""
+        return self.decl.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardedBatch:
+    """A form's launches on every device."""
+
+    bucket: ShapeKey
+    parts: tuple[CudaBatch, ...]
+
+    @property
+    def packets(self) -> int:
+        """Launches of a step, on each device."""
+        return self.parts[0].packets
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardedFence:
+    """Completion of one submission on all devices, which errors call by their ``names``."""
+
+    parts: tuple[CudaFence, ...]
+    names: tuple[str, ...]
+
+    @property
+    def done(self) -> bool:
+        """True once every write of the submission is visible to the host. Raises DeviceLost."""
+        done = True
+        for part, name in zip(self.parts, self.names, strict=True):
+            try:
+                done = part.done and done
+            except DeviceLost as error:
+                raise DeviceLost(f"{name}: {error}") from None
+        return done
+
+    @property
+    def outputs(self) -> Mapping[str, NDArray[np.uint8]]:
+        """Those of the first device: they are the same on all."""
+        return self.parts[0].outputs
+
+    @property
+    def submitted(self) -> float:
+        """When, by ``time.monotonic``."""
+        return self.parts[-1].submitted
+
+    @property
+    def pace(self) -> Pace:
+        """That of its batch."""
+        return self.parts[0].pace

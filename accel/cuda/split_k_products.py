@@ -1,0 +1,163 @@
+"""Products with up to sixteen tokens whose packed activations a block has in shared memory.
+
+One launch of ``kernels/unit_spans.cu`` for all matrices of a run of ``accel.cuda.products``, behind
+the ``unit_pack.cu`` of its activations. Where those of whole rows do not fit, blocks share rows and
+leave values of spans, which the run behind folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accel.cuda.device import Device
+from accel.cuda.group_shapes import SPAN_UNITS, SUM_BYTES, TOKEN_BYTES, span_count
+from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
+from accel.cuda.products import MOST_FORMATS, Run, residual_operand, writer
+from accel.cuda.runs import operand_index, packet_number, size_indices
+from accel.cuda.tuned import KernelLaunch
+from accel.packets.step import Op
+from contract.dtypes import DType
+
+MOST_TOKENS = 16
+"""With more a warp would take a unit longer than the device takes to bring it."""
+BARRIER_BYTES = 8
+TILE_WORDS = 2
+"""Counts of a tile whose values wait."""
+LEAST_TILE_SLOTS = 2
+MOST_TILE_SLOTS = 8
+MOST_SLOTS = 4
+WHOLE_WARPS, FEW_WARPS = (16, 12), 8
+"""Of a block that has whole rows; few where nobody folds parts, but rather more parts."""
+PARTED_WARPS = (12, 16, 8)
+SPAN_TIME, TOKENS_TIME = 24, 9
+"""What a warp takes for a span, and a block to get the tokens of one, in tenths of a microsecond of
+an H200."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanShape:
+    """Of a block: warps, units each has under way, tiles whose values may wait; blocks that share
+    rows, and the bytes of shared memory."""
+
+    warps: int
+    slots: int
+    tile_slots: int
+    parts: int
+    shared_bytes: int
+
+
+def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> KernelLaunch | None:
+    """The products of ``run`` with all that stands behind them; ``parted`` says that the run behind
+    folds spans. None where nothing fits."""
+    products = [ops[place] for place in run.products]
+    dtypes = [product.dtype for product in products if product.dtype is not None]
+    formats = list(dict.fromkeys(dtypes))
+    columns, tokens = products[0].most_sizes()["columns"], products[0].count.most
+    if len(formats) > MOST_FORMATS or tokens > MOST_TOKENS:
+        return None
+    paired = run.gate is not None
+    tiles = sum(-(-product.most_sizes()["rows"] // UNIT_ROWS) for product in products)
+    tiles //= 2 if paired else 1
+    shape = span_shape(formats, columns, tokens, tiles, paired, device, parted)
+    if shape is None:
+        return None
+    end = run.gate if run.gate is not None else run.residual
+    places = {}
+    for i, product in enumerate(run.products):
+        places[f"W{i}"] = operand_index(ops, product, "weight")
+        places[f"B{i}"] = operand_index(ops, run.biases[i], "bias")
+        places[f"Y{i}"] = operand_index(ops, writer(run, i) if end is None else end, "y")
+    return KernelLaunch(
+        "unit_spans.cu",
+        "unit_spans",
+        (min(tiles, max(1, device.multiprocessors // shape.parts)), shape.parts, 1),
+        (shape.warps * 32, 1, 1),
+        shape.shared_bytes,
+        {
+            "FIRST": formats[0].ggml_id,
+            "SECOND": formats[-1].ggml_id,
+            "NUMBERS": sum(1 << 4 * i for i, dtype in enumerate(dtypes) if dtype != formats[0]),
+            "MATRICES": len(products),
+            "WARPS": shape.warps,
+            "SLOTS": shape.slots,
+            "TILE_SLOTS": shape.tile_slots,
+            "EIGHTS": _eights(tokens),
+            "PARTS": shape.parts,
+            "PRODUCT": run.products[0],
+            "GATE": packet_number(run.gate),
+            "M": operand_index(ops, run.quantize, "m"),
+            "SCALE": operand_index(ops, run.quantize, "scale"),
+            "SUMS": operand_index(ops, run.quantize, "sums"),
+            "RESIDUAL": operand_index(ops, run.residual, residual_operand(ops, run)),
+            **size_indices("matmul", "rows", "columns"),
+            **size_indices("swiglu", "activation"),
+            **places,
+        },
+    )
+
+
+def span_shape(
+    formats: Sequence[DType],
+    columns: int,
+    tokens: int,
+    tiles: int,
+    paired: bool,
+    device: Device,
+    parted: bool = False,
+) -> SpanShape | None:
+    """The one that takes least time where rows may be ``parted``, else the most warps that fit with
+    whole ones; None where none do."""
+    if not parted:
+        warps = (*WHOLE_WARPS, FEW_WARPS)
+        fitting = (_shape(formats, columns, tokens, paired, device, 1, one) for one in warps)
+        return next((shape for shape in fitting if shape is not None), None)
+    spans = span_count(columns)
+    shapes = [
+        shape
+        for parts in range(1, min(spans, device.multiprocessors) + 1)
+        for warps in PARTED_WARPS
+        if (shape := _shape(formats, columns, tokens, paired, device, parts, warps)) is not None
+    ]
+
+    def time(shape: SpanShape) -> int:
+        of_part = -(-spans // shape.parts)
+        items = -(-tiles // (device.multiprocessors // shape.parts)) * of_part
+        return -(-items // shape.warps) * SPAN_TIME + of_part * TOKENS_TIME
+
+    return min(shapes, key=time, default=None)
+
+
+def _shape(
+    formats: Sequence[DType],
+    columns: int,
+    tokens: int,
+    paired: bool,
+    device: Device,
+    parts: int,
+    warps: int,
+) -> SpanShape | None:
+    """With as many slots as fit, two at least."""
+    of_part = -(-span_count(columns) // parts)
+    units = min(of_part * SPAN_UNITS, unit_count(columns))
+    items = of_part * (2 if paired else 1)
+    for slots in range(MOST_SLOTS, 1, -1):
+        left = device.shared_bytes - _tokens_bytes(units, tokens)
+        left -= warps * slots * (max(map(unit_bytes, formats)) + BARRIER_BYTES)
+        left -= of_part * BARRIER_BYTES
+        values = items * UNIT_ROWS * 8 * _eights(tokens) * 4 if parts == 1 else 0
+        tile_slots = MOST_TILE_SLOTS
+        while tile_slots > LEAST_TILE_SLOTS and left < tile_slots * (values + 4 * TILE_WORDS):
+            tile_slots //= 2
+        left -= tile_slots * (values + 4 * TILE_WORDS)
+        if left >= 0:
+            return SpanShape(warps, slots, tile_slots, parts, device.shared_bytes - left)
+    return None
+
+
+def _eights(tokens: int) -> int:
+    return -(-tokens // 8)
+
+
+def _tokens_bytes(units: int, tokens: int) -> int:
+    return units * 8 * _eights(tokens) * (TOKEN_BYTES + SUM_BYTES + 4)

@@ -1,0 +1,119 @@
+"""What steps of a graph take, kept in a folder: to learn it, every form has to be lowered.
+
+An entry is found by everything it follows from: the graph, the largest step, the tier's parameters,
+and the files of the code that lowers, by their times and sizes. Were one wrong all the same, sums
+of memory would be; a step takes what it needs when it is lowered.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import accel.packets
+import contract.ir
+import contract.ops
+from accel.packets.disk_cache import read_entry, write_entry
+from accel.packets.footprint import StepMemory
+from contract.ir.nodes import Graph
+from contract.shape_key import ShapeKey
+
+MAGIC = b"zinc-rt step memory 1\n"
+SUFFIX = ".memory"
+CODE = (accel.packets, contract, contract.ir, contract.ops)
+"""Packages whose modules decide what a graph is lowered to."""
+
+
+T = TypeVar("T")
+
+
+class EstimateCache(Generic[T]):
+    """The entries of one ``folder``; ``parameters`` are what a tier lowers with beside the graph
+    and its sizes. ``encoded`` and ``decoded`` are to and from what JSON has."""
+
+    def __init__(
+        self,
+        folder: Path,
+        parameters: tuple[str | int, ...],
+        encoded: Callable[[T], Any],
+        decoded: Callable[[Any], T],
+    ) -> None:
+        self._folder = folder
+        self._parameters = parameters
+        self._encoded = encoded
+        self._decoded = decoded
+
+    def of(self, graph: Graph, largest: ShapeKey, make: Callable[[], T]) -> T:
+        """What is kept, else what ``make`` says, which is kept then. Raises what ``make`` does."""
+        code = code_state()
+        if code is None:
+            return make()
+        described = "\0".join((code, repr(self._parameters), repr(largest), _described(graph)))
+        name = hashlib.sha256(described.encode()).hexdigest()
+        path = (self._folder / name).with_suffix(SUFFIX)
+        data = read_entry(path, MAGIC)
+        if data is not None:
+            return self._decoded(json.loads(data))
+        made = make()
+        write_entry(path, MAGIC, json.dumps(self._encoded(made)).encode())
+        return made
+
+
+class StepMemoryCache(EstimateCache[StepMemory]):
+    """Of tiers that need to know no more than what steps take."""
+
+    def __init__(self, folder: Path, parameters: tuple[str | int, ...]) -> None:
+        super().__init__(folder, parameters, encoded_memory, decoded_memory)
+
+
+@functools.cache
+def code_state(packages: tuple[ModuleType, ...] = CODE) -> str | None:
+    """Changes with every module of the packages; None where they are no files."""
+    try:
+        return repr([entry for package in packages for entry in _modules(package.__path__[0])])
+    except OSError:
+        return None
+
+
+def _modules(folder: str) -> Iterator[tuple[str, int, int]]:
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.endswith(".py"):
+                status = entry.stat()
+                yield entry.path, status.st_mtime_ns, status.st_size
+
+
+def _described(graph: Graph) -> str:
+    """All of a graph; alike for two that are equal."""
+    buffers = [
+        (decl.name, decl.kind.name, decl.dtype.name, decl.shape, decl.source)
+        for decl in graph.buffers.values()
+    ]
+    nodes = [
+        (
+            node.name,
+            node.opcode.name,
+            [(name, view.buffer, view.columns) for name, view in node.operands.items()],
+            list(node.params.items()),
+        )
+        for node in graph.nodes
+    ]
+    return repr((graph.name, graph.stage.name, buffers, nodes))
+
+
+def encoded_memory(memory: StepMemory) -> list[Any]:
+    """What JSON has of it."""
+    stored, kinds = sorted(memory.stored), sorted(memory.kinds)
+    return [memory.shared, memory.own, memory.packets, stored, kinds]
+
+
+def decoded_memory(data: Any) -> StepMemory:
+    """The other way."""
+    shared, own, packets, stored, kinds = data
+    return StepMemory(shared, own, tuple(packets), frozenset(stored), frozenset(map(tuple, kinds)))

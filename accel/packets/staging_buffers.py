@@ -1,0 +1,127 @@
+"""Device memory of its own that the host maps: copies in host memory, kept in step with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.packets.footprint import MAPPED_OUTPUT_BYTES
+from contract.ir.nodes import BufferDecl, BufferKind
+from contract.lazy_dataclass import dataclass
+
+Bytes = NDArray[np.uint8]
+
+
+class Synced(Protocol):
+    """``nbytes`` of device memory.
+
+    Once mapped they are ``sent`` before a submission to an idle device and ``fetched`` after every
+    one; what is not fetched is read anew whenever it is mapped.
+    """
+
+    nbytes: int
+    sent: bool
+    fetched: bool
+
+
+class Staged(Synced, Protocol):
+    """``host`` are its bytes in host memory, None until mapped."""
+
+    host: Bytes | None
+
+
+class Transfer(Protocol):
+    """A copy that was enqueued."""
+
+    def wait(self) -> object:
+        """Return when it has ended."""
+
+
+def sync_as(allocation: Synced, decl: BufferDecl) -> None:
+    """Have ``allocation``, which holds a buffer of a graph, exchanged as often as that needs."""
+    allocation.sent = decl.kind is not BufferKind.OUTPUT
+    allocation.fetched = allocation.sent or allocation.nbytes < MAPPED_OUTPUT_BYTES
+
+
+A = TypeVar("A", bound=Staged)
+T = TypeVar("T", bound=Transfer)
+
+
+@dataclass(slots=True)
+class StagingBuffers(Generic[A, T]):
+    """The mapped memory of one device.
+
+    ``transfer(allocation, host, to_device, first)`` enqueues a copy between ``host`` and the
+    allocation from its byte ``first`` on; ``make`` gives zeroed host memory for a new mirror.
+    """
+
+    transfer: Callable[[A, Bytes, bool, int], T]
+    make: Callable[[int], Bytes]
+    _mapped: list[A] = field(default_factory=list)
+
+    def map(self, allocation: A) -> Bytes:
+        """The bytes in host memory, from now on exchanged as the allocation says."""
+        host = allocation.host
+        if host is None:
+            host = allocation.host = self.make(allocation.nbytes)
+            self._mapped.append(allocation)
+        elif allocation.fetched:
+            return host
+        if allocation.nbytes:
+            self.transfer(allocation, host, False, 0).wait()
+        return host
+
+    def read(self, allocation: A, offset: int, nbytes: int) -> Bytes:
+        """A copy of some of the bytes; of mapped memory the host has the newest."""
+        if allocation.host is not None and allocation.fetched:
+            return allocation.host[offset : offset + nbytes].copy()
+        data = np.empty(nbytes, np.uint8)
+        if nbytes:
+            self.transfer(allocation, data, False, offset).wait()
+        return data
+
+    def write(self, allocation: A, offset: int, data: Bytes) -> None:
+        """Replace some of the bytes."""
+        if allocation.host is not None:
+            allocation.host[offset : offset + data.nbytes] = data
+        if data.nbytes:
+            self.transfer(allocation, np.ascontiguousarray(data), True, offset).wait()
+
+    def forget(self, allocation: A) -> None:
+        """The allocation is about to be freed."""
+        self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
+
+    def to_device(self) -> list[T]:
+        """Enqueue the transfer of what the host may have written."""
+        return self._sync([mapped for mapped in self._mapped if mapped.sent], True)
+
+    def to_host(self) -> list[T]:
+        """Enqueue the transfer of what the device may have written."""
+        return self._sync([mapped for mapped in self._mapped if mapped.fetched], False)
+
+    def states_to_host(self) -> list[T]:
+        """The first half of ``to_host``: of what the host may have written, too."""
+        both = [mapped for mapped in self._mapped if mapped.fetched and mapped.sent]
+        return self._sync(both, False)
+
+    def outputs_to_host(self, transfer: Callable[[A, Bytes, bool, int], T]) -> list[T]:
+        """The second half: of what the device alone writes, by ``transfer``."""
+        outputs = [mapped for mapped in self._mapped if mapped.fetched and not mapped.sent]
+        return self._sync(outputs, False, transfer)
+
+    def _sync(
+        self,
+        allocations: list[A],
+        to_device: bool,
+        transfer: Callable[[A, Bytes, bool, int], T] | None = None,
+    ) -> list[T]:
+        transfer = transfer or self.transfer
+        return [
+            transfer(allocation, allocation.host, to_device, 0)
+            for allocation in allocations
+            if allocation.host is not None and allocation.nbytes
+        ]

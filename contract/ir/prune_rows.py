@@ -1,0 +1,219 @@
+"""Output rows picked in front of all that is computed for them alone.
+
+A family writes SELECT_ROWS in front of the last norm. Keys and values of the last layer are of all
+tokens, but what stands behind its attention is read of the output rows alone: ``prune_rows`` picks
+them there, so that a prompt's last layer multiplies rows, not tokens. Only opcodes that compute row
+by row are behind it then, so each row has the bits it had.
+
+It is done for forms of many tokens and few rows. One in which a step may have a row for each of its
+tokens stays as it was written: there is nothing to save, and every node more may be a launch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from contract.dtypes import F32
+from contract.ir.nodes import BufferDecl, BufferKind, Graph, Node, View
+from contract.opcodes import Opcode
+from contract.ops import TABLE
+from contract.shape_key import ShapeKey
+from contract.spec import Access
+
+TOKENS, ROWS = "tokens", "rows"
+Places = dict[View, int]
+"""In front of which node something is done of a view."""
+FEWEST_TOKENS = 17
+"""Of a form: with fewer a step mostly reads weights, which takes as long for any number of them."""
+TOKENS_A_ROW = 4
+"""Of a form, at least: a tier whose forms rise by no more than that has a smaller one for every
+step with a row for each token."""
+
+ROW_BY_ROW = frozenset(
+    {
+        Opcode.RMS_NORM,
+        Opcode.RESIDUAL_RMS_NORM,
+        Opcode.RMS_NORM_FUSED_MLP_GATE_UP,
+        Opcode.MATMUL,
+        Opcode.ADD,
+        Opcode.MUL,
+        Opcode.SCALE,
+        Opcode.SCALE_COLUMNS,
+        Opcode.BIAS_ADD,
+        Opcode.SWIGLU,
+        Opcode.MOE_GATE_TOPK,
+        Opcode.MOE_GATE_UP,
+        Opcode.MOE_SWIGLU,
+        Opcode.MOE_DOWN_ACC,
+        Opcode.SHARED_EXPERT,
+    }
+)
+"""Opcodes whose results have a row a token that depends on weights and the same row of the rest.
+SSM_GATED_NORM does, too, but kernels compute it with the recurrence in front of it."""
+
+
+def prune_rows(graph: Graph, bucket: ShapeKey) -> Graph:
+    """The verified ``graph`` as steps of ``bucket`` are lowered: with its output rows picked early
+    where that saves something. The result verifies, and nodes keep their names."""
+    few = bucket.tokens >= FEWEST_TOKENS and bucket.tokens >= TOKENS_A_ROW * bucket.rows
+    return picked_early(graph) if few else graph
+
+
+def picked_early(graph: Graph) -> Graph:
+    """``graph`` with its output rows picked as early as they can be, itself where that is no
+    earlier. What is an OUTPUT is of all tokens as ever."""
+    places = [n for n, node in enumerate(graph.nodes) if node.opcode is Opcode.SELECT_ROWS]
+    if len(places) != 1:
+        return graph
+    (place,), uses = places, _Uses(graph)
+    of_rows = uses.for_rows_alone(place)
+    picked, normed = uses.read_of_tokens(of_rows)
+    views = [graph.nodes[place].operands[name] for name in ("x", "y")]
+    whole = all(view.columns is None for view in views)
+    local = all(graph.buffers[view.buffer].kind is BufferKind.SCRATCH for view in views)
+    if not (of_rows and whole and local and all(uses.can_be_picked(view) for view in picked)):
+        return graph
+    return _moved(uses, place, of_rows, picked, normed)
+
+
+class _Uses:
+    """Which nodes write and read each buffer of ``graph``, in their order."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.writers: dict[str, list[int]] = defaultdict(list)
+        self.readers: dict[str, list[int]] = defaultdict(list)
+        self.updated: set[str] = set()
+        for number, node in enumerate(graph.nodes):
+            for operand in TABLE[node.opcode].operands:
+                if (view := node.operands.get(operand.name)) is not None:
+                    if operand.access is not Access.READ:
+                        self.writers[view.buffer].append(number)
+                    if operand.access is not Access.WRITE:
+                        self.readers[view.buffer].append(number)
+                    if operand.access is Access.UPDATE:
+                        self.updated.add(view.buffer)
+
+    def for_rows_alone(self, place: int) -> set[int]:
+        """Nodes that compute row by row what nobody reads but the SELECT_ROWS at ``place`` and
+        other such nodes."""
+        found = {place}
+        for number in reversed(range(place)):
+            node = self.graph.nodes[number]
+            if node.opcode in ROW_BY_ROW and self._is_read_by(node, number, found):
+                found.add(number)
+        return found - {place}
+
+    def read_of_tokens(self, of_rows: set[int]) -> tuple[Places, Places]:
+        """What the nodes ``of_rows`` read of all tokens: views to be picked, and results of norms,
+        to be normed again from what is picked. A norm is then still one with what reads all of it.
+        """
+        picked: Places = {}
+        normed: Places = {}
+        for number in sorted(of_rows):
+            for view in self.graph.nodes[number].operands.values():
+                if self._is_of_tokens(view, of_rows):
+                    source = view
+                    if (norm := self.norm_of(view)) is not None:
+                        normed.setdefault(view, number)
+                        source = norm.operands["x"]
+                    written = [n for n in self.writers[source.buffer] if n < number]
+                    behind = max(written, default=-1)
+                    picked.setdefault(source, min(n for n in of_rows if n > behind))
+        return picked, normed
+
+    def can_be_picked(self, view: View) -> bool:
+        """Whether SELECT_ROWS can read it, and finds the same wherever it does."""
+        decl = self.graph.buffers[view.buffer]
+        return decl.dtype is F32 and len(decl.shape) == 2 and decl.name not in self.updated
+
+    def norm_of(self, view: View) -> Node | None:
+        """The norm of which ``view`` is the whole result."""
+        written = [self.graph.nodes[number] for number in self.writers[view.buffer]]
+        if len(written) != 1 or written[0].opcode is not Opcode.RMS_NORM:
+            return None
+        return written[0] if written[0].operands["y"] == view else None
+
+    def _is_of_tokens(self, view: View, of_rows: set[int]) -> bool:
+        of_tokens = self.graph.shape(view)[0] == TOKENS
+        return of_tokens and of_rows.isdisjoint(self.writers[view.buffer])
+
+    def _is_read_by(self, node: Node, number: int, readers: Collection[int]) -> bool:
+        """Whether ``readers`` alone read the results of ``node``, which nobody else writes to."""
+        results = [self.graph.buffers[view.buffer] for view in _results(node)]
+        read = [reader for decl in results for reader in self.readers[decl.name]]
+        local = all(decl.kind is BufferKind.SCRATCH for decl in results)
+        alone = all(self.writers[decl.name] == [number] for decl in results)
+        return local and alone and bool(read) and all(reader in readers for reader in read)
+
+
+def _moved(uses: _Uses, place: int, of_rows: set[int], picked: Places, normed: Places) -> Graph:
+    """The graph without the SELECT_ROWS at ``place``, but with one of each view of ``picked``, and
+    norms of rows for those of ``normed``."""
+    graph = uses.graph
+    select = graph.nodes[place]
+    x, y = select.operands["x"], select.operands["y"]
+    made = _Made(graph, y.buffer)
+    for number, node in enumerate(graph.nodes):
+        for view in (view for view, first in picked.items() if first == number):
+            made.add(select, view, {"x": view})
+        for view in (view for view, first in normed.items() if first == number):
+            norm = uses.norm_of(view)
+            assert norm is not None
+            made.add(norm, view, {"x": made.rows[norm.operands["x"]]})
+        read = node.operands.items()
+        if number in of_rows:
+            made.of_rows(node, {name: made.rows[v] for name, v in read if v in made.rows})
+        elif number != place:
+            found = {name: View(x.buffer, v.columns) for name, v in read if v.buffer == y.buffer}
+            made.nodes.append(_with(node, found))
+    return replace(graph, buffers=MappingProxyType(made.buffers), nodes=tuple(made.nodes))
+
+
+class _Made:
+    """Nodes and buffers of a graph in the making, all buffers of ``graph`` but ``dropped`` among
+    them; ``rows`` has what of some views is of output rows."""
+
+    def __init__(self, graph: Graph, dropped: str) -> None:
+        self.graph = graph
+        self.nodes: list[Node] = []
+        self.buffers = {name: decl for name, decl in graph.buffers.items() if name != dropped}
+        self.rows: dict[View, View] = {}
+        self._names = {node.name for node in graph.nodes}
+
+    def add(self, like: Node, view: View, operands: Mapping[str, View]) -> None:
+        """A node as ``like`` with other ``operands``, whose y is of the rows of ``view``."""
+        name = _unused(f"{view.buffer.removeprefix('scratch.')}.rows", self._names)
+        self._names.add(name)
+        shape = (ROWS, *self.graph.shape(view)[1:])
+        buffer = _unused(f"scratch.{name}", self.buffers)
+        self.buffers[buffer] = BufferDecl(buffer, BufferKind.SCRATCH, F32, shape)
+        self.rows[view] = View(buffer)
+        self.nodes.append(_with(replace(like, name=name), {**operands, "y": View(buffer)}))
+
+    def of_rows(self, node: Node, operands: Mapping[str, View]) -> None:
+        """``node`` with some other ``operands``, its results of rows."""
+        for decl in [self.buffers[view.buffer] for view in _results(node)]:
+            self.buffers[decl.name] = replace(decl, shape=(ROWS, *decl.shape[1:]))
+        self.nodes.append(_with(node, operands))
+
+
+def _with(node: Node, operands: Mapping[str, View]) -> Node:
+    """``node`` with some of its operands others."""
+    if not operands:
+        return node
+    return replace(node, operands=MappingProxyType({**node.operands, **operands}))
+
+
+def _results(node: Node) -> list[View]:
+    written = (o.name for o in TABLE[node.opcode].operands if o.access is not Access.READ)
+    return [node.operands[name] for name in written if name in node.operands]
+
+
+def _unused(name: str, used: Collection[str]) -> str:
+    while name in used:
+        name += "'"
+    return name

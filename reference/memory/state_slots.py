@@ -1,0 +1,61 @@
+"""Which of the places for saved recurrent states belongs to which prefix."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Set
+
+from reference.memory.prefix import Node
+
+
+class StateSlots:
+    """``count`` places: free, taken by a caller that is saving a state, or attached to a node."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = deque(range(count))
+        self._taken: set[int] = set()
+        self._attached: OrderedDict[Node, None] = OrderedDict()
+
+    def take(self) -> int | None:
+        """A place, if need be that of the node least recently used; None when all are taken."""
+        if not self._free and self._attached:
+            self.forget(next(iter(self._attached)))
+        if not self._free:
+            return None
+        place = self._free.popleft()
+        self._taken.add(place)
+        return place
+
+    def attach(self, node: Node, place: int) -> None:
+        """Let a taken place be the node's."""
+        assert node.state is None, "the node has a state"
+        self._taken.remove(place)
+        node.state = place
+        self._attached[node] = None
+
+    def drop(self, place: int) -> None:
+        """Give a taken place back."""
+        if place not in self._taken:
+            raise AssertionError(f"place {place} is not taken")
+        self._taken.remove(place)
+        self._free.append(place)
+
+    def touch(self, node: Node) -> None:
+        """Let the node's state be the most recently used."""
+        self._attached.move_to_end(node)
+
+    def forget(self, node: Node) -> None:
+        """Free the place of the node, if it has one."""
+        if node.state is not None:
+            del self._attached[node]
+            self._free.append(node.state)
+            node.state = None
+
+    def check(self, nodes: Set[Node]) -> None:
+        """Raise AssertionError unless ``nodes`` are those with a state, and no place is lost."""
+        assert nodes == self._attached.keys(), "a state belongs to no prefix"
+        places = [*self._free, *self._taken, *(node.state for node in nodes)]
+        assert sorted(p for p in places if p is not None) == list(range(self.count)), (
+            "a place is lost or given twice"
+        )

@@ -1,0 +1,169 @@
+"""Outlier channels of keys, made harmless by powers of two (rule R6).
+
+A row of attention has one exponent, so a channel far above the others takes their bits. Scores do
+not change when a rotary pair of the keys is divided by 2^c and the same pair of the queries
+multiplied by it. The exponents c come from what a file says of its channels before there is a
+token: the weights of the norms over a head, or the biases of queries and keys beside their
+matrices.
+
+Only whole exponents are compared, as integers, and sums are rule R3's: every machine finds the
+same c.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import KV_ROW_BITS
+from contract.dtypes import F32
+from contract.lazy_dataclass import dataclass
+from reference.exact.attention_rows import query_bits
+from reference.exact.sums import sum_axis
+from reference.model.config import ModelConfig, Rope
+from reference.model.gguf import GgufFile
+from reference.quant import FORMATS
+
+Float32 = NDArray[np.float32]
+Channels = tuple[int, ...]
+
+OUTLIER_BINADES = 3
+"""From the median channel up to the largest, before a head counts as one with outliers."""
+SAMPLED_ROWS = 16
+"""Of a matrix, to tell how large what it gives is beside the bias."""
+MOST_BINADES = 12
+"""The largest c: what is still farther away is no outlier of a working model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Powers:
+    """Exponents of two for the channels of one layer's queries and keys.
+
+    They are of one head, [head_dim], where norms over a head take them, else of all heads.
+    """
+
+    queries: Channels
+    keys: Channels
+
+
+def equalising_powers(config: ModelConfig, file: GgufFile) -> dict[int, Powers]:
+    """The layers with outliers among their keys.
+
+    A layer that reads another layer's pages multiplies its queries by what divided the keys there.
+    """
+    found: dict[int, Powers] = {}
+    for layer in config.attention_layers:
+        owner = config.kv_layers[layer]
+        if owner != layer:
+            if owner in found:
+                found[layer] = found[owner]
+            continue
+        sizes = _norms(layer, file) or _biases(config, layer, file)
+        if sizes is None:
+            continue
+        queries, keys = sizes
+        if not (np.isfinite(queries).all() and np.isfinite(keys).all()):
+            continue
+        heads, group = len(keys), len(queries) // len(keys)
+        largest = queries.reshape(heads, group, -1).max(axis=1)
+        pairs = _pair_of_channel(config.ropes[layer], keys.shape[1])
+        powers = np.array([_powers(q, k, pairs) for q, k in zip(largest, keys, strict=True)])
+        if powers.any():
+            of_queries, of_keys = powers.repeat(group, axis=0).ravel(), -powers.ravel()
+            found[layer] = Powers(tuple(of_queries.tolist()), tuple(of_keys.tolist()))
+    return found
+
+
+def _norms(layer: int, file: GgufFile) -> tuple[Float32, Float32] | None:
+    """Sizes of the channels after the norms over a head, [1, head_dim]: queries and keys."""
+    names = [f"blk.{layer}.attn_{side}_norm.weight" for side in "qk"]
+    if not _all_f32(names, file):
+        return None
+    queries, keys = (np.abs(file.tensor_array(name))[None] for name in names)
+    return (queries, keys) if queries.shape == keys.shape else None
+
+
+def _biases(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Float32, Float32] | None:
+    """Sizes of the channels of biased projections, [heads, head_dim] and [kv_heads, head_dim].
+
+    A channel is as large as its bias, or as what the matrix makes of a normed input if that is
+    larger: the median of some rows of it.
+    """
+    size = config.head_dims[layer]
+    q_width, kv_width = config.heads[layer] * size, config.kv_heads[layer] * size
+    prefix = f"blk.{layer}.attn_"
+    if f"{prefix}qkv.bias" in file.tensors:
+        names, starts, whole = [f"{prefix}qkv"] * 2, (0, q_width), q_width + 2 * kv_width
+    else:
+        names, starts, whole = [f"{prefix}q", f"{prefix}k"], (0, 0), 0
+    if not _all_f32([f"{prefix}norm.weight", *(f"{name}.bias" for name in names)], file):
+        return None
+    found = []
+    for name, start, width in zip(names, starts, (q_width, kv_width), strict=True):
+        bias, matrix = file.tensor_array(f"{name}.bias"), file.tensors.get(f"{name}.weight")
+        shape = (whole or width, config.hidden)
+        if matrix is None or matrix.shape != shape or bias.shape != shape[:1]:
+            return None
+        rows = start + np.arange(SAMPLED_ROWS) * width // SAMPLED_ROWS
+        level = _typical_size(file, f"{name}.weight", rows, f"{prefix}norm.weight")
+        found.append(np.maximum(np.abs(bias[start : start + width]), level).reshape(-1, size))
+    return found[0], found[1]
+
+
+@np.errstate(all="ignore")
+def _typical_size(file: GgufFile, matrix: str, rows: NDArray[np.intp], norm: str) -> np.float32:
+    """The median over ``rows`` of the root of sum (w g)^2: what they give of a normed input."""
+    dtype = file.tensors[matrix].dtype
+    if dtype is None or file.tensors[norm].shape != file.tensors[matrix].shape[1:]:
+        return np.float32(0.0)
+    weights = FORMATS[dtype].dequantize(file.tensor_bytes(matrix)[rows])
+    products = weights * file.tensor_array(norm)
+    return np.float32(np.sort(np.sqrt(sum_axis(products * products)))[len(rows) // 2])
+
+
+def _all_f32(names: list[str], file: GgufFile) -> bool:
+    return all(name in file.tensors and file.tensors[name].dtype is F32 for name in names)
+
+
+def _pair_of_channel(rope: Rope, head_dim: int) -> NDArray[np.intp]:
+    """Channels that are rotated together have one number; the others one of their own."""
+    channel = np.arange(head_dim)
+    together = channel % (rope.dims // 2) if rope.neox else channel // 2
+    return np.where(channel < rope.dims, together, channel)
+
+
+def _powers(queries: Float32, keys: Float32, pairs: NDArray[np.intp]) -> list[int]:
+    """c of every channel of one KV head.
+
+    Of the levels t from the median up, with c = max(0, binade of the key - t), the one with the
+    least noise: rounding keys costs each channel a step of the largest key, seen through all
+    queries, rounding queries the same with the sides exchanged.
+    """
+    k, q = _binades(keys, pairs), _binades(queries, pairs)
+    used = sorted(set(pairs.tolist()))
+    highest = max(k)
+    if highest < OUTLIER_BINADES:
+        return [0] * len(pairs)
+    finer = 2 * (query_bits(len(pairs)) - KV_ROW_BITS)
+    best, least = highest, None
+    for level in range(highest, max(0, highest - MOST_BINADES) - 1, -1):
+        c = [max(0, binade - level) for binade in k]
+        higher, lower = (
+            [4 ** (a + b) for a, b in zip(q, c, strict=True)],
+            [4 ** (a - b) for a, b in zip(k, c, strict=True)],
+        )
+        noise = (max(lower) * sum(higher[n] for n in used) << finer) + max(higher) * sum(
+            lower[n] for n in used
+        )
+        if least is None or noise < least:
+            best, least = level, noise
+    return [max(0, k[pair] - best) for pair in pairs.tolist()]
+
+
+def _binades(values: Float32, pairs: NDArray[np.intp]) -> list[int]:
+    """Of each pair, by number: binades of its larger channel above the median pair, at least 0."""
+    largest = np.zeros(len(pairs), np.float32)
+    np.maximum.at(largest, pairs, values)
+    exponents = np.frexp(np.where(largest > 0, largest, np.finfo(np.float32).tiny))[1]
+    median = int(np.sort(exponents[np.unique(pairs)])[len(np.unique(pairs)) // 2])
+    return [max(0, int(exponent) - median) for exponent in exponents]

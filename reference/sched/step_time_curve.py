@@ -1,0 +1,154 @@
+"""What steps of each number of tokens take beside the straight line through all of them.
+
+Products take tokens in tiles, and a form of a step its own kernels: 33 tokens can cost a third more
+than 32, and 17 what 24 cost. What is learned is kept as factors of the line, so that it stays of
+use when the machine as a whole becomes slower or faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.lazy_dataclass import dataclass
+
+SINGLE_TOKENS = 64
+"""Up to so many tokens each number is a stair of its own; larger ones share one by their four
+leading bits."""
+MEMORY_STEPS = 16
+"""Steps of one stair over which its factor is averaged."""
+AGING_STEPS = 128
+"""A stair nobody stood on for so many steps counts half beside those next to it."""
+FARTHEST = 2.0
+"""The most a step is believed to lie off the line, either way: more is a hiccup."""
+SURPRISE = 1.1
+"""How much longer than expected the first step of a stair may take, or those nobody stood on yet
+count as the next higher one for CAREFUL_STEPS: finding a high one costs a long step."""
+CAREFUL_STEPS = 512
+FREE_STEPS = 128
+"""The first steps of all, among which any stair may be tried."""
+CHANGED = 0.005
+"""By how much of itself a factor must change before the curve is computed anew."""
+
+
+@dataclass(slots=True)
+class _CurvePoint:
+    tokens: float
+    factor: float
+    seen: int = 0
+    latest: int = 0
+
+    def add(self, tokens: int, factor: float) -> None:
+        self.seen = min(self.seen + 1, MEMORY_STEPS)
+        self.tokens += (tokens - self.tokens) / self.seen
+        self.factor += (factor - self.factor) / self.seen
+
+
+class _CurvePoints(NamedTuple):
+    """Stairs in order: float64 tokens and seconds."""
+
+    tokens: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class StepTimeCurve:
+    """Seconds by number of tokens, as a curve that never falls: through the stairs that were seen,
+    and beyond them as the line goes.
+
+    Where a stair that was seen long ago is higher than a later one, both get their weighted mean
+    (isotonic regression: Barlow et al., 1972).
+    """
+
+    _seen: dict[int, _CurvePoint] = field(default_factory=dict)
+    _steps: int = 0
+    _careful_until: int = 0
+    _line: tuple[float, float] = (0.0, 0.0)
+    _heights: _CurvePoints | None = None
+
+    def follow(self, fixed: float, token: float) -> None:
+        """The line is ``fixed + token * tokens`` from now on."""
+        self._line = fixed, token
+        self._heights = None
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A step took ``seconds``, what its attention took not counted."""
+        fixed, token = self._line
+        line = fixed + token * tokens
+        if line <= 0:
+            return
+        self._steps += 1
+        factor = min(max(seconds / line, 1 / FARTHEST), FARTHEST)
+        number = tokens - tokens % _width(tokens)
+        stair = self._seen.get(number)
+        if stair is None:
+            if seconds > SURPRISE * self.at(tokens) and self._steps > FREE_STEPS:
+                self._careful_until = self._steps + CAREFUL_STEPS
+            stair = self._seen[number] = _CurvePoint(tokens, factor)
+            self._heights = None
+        before = stair.factor
+        stair.add(tokens, factor)
+        stair.latest = self._steps
+        if abs(stair.factor - before) > CHANGED * before:
+            self._heights = None
+
+    def at(self, tokens: int) -> float:
+        """Seconds of a step."""
+        return float(self._through(np.array([float(tokens)]))[0])
+
+    def choices(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """float64, as many as ``tokens``: seconds of such steps, for who may choose among them."""
+        seconds = self._through(tokens)
+        if self._steps >= self._careful_until or not self._seen:
+            return seconds
+        curve = self._rising()
+        higher = np.searchsorted(curve.tokens, tokens)
+        within = higher < len(curve.tokens)
+        seconds[within] = curve.seconds[higher[within]]
+        return seconds
+
+    def _through(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
+        fixed, token = self._line
+        line: NDArray[np.float64] = fixed + token * tokens
+        if not self._seen or fixed + token <= 0:
+            return line
+        curve = self._rising()
+        first, last = curve.tokens[0], curve.tokens[-1]
+        seconds: NDArray[np.float64] = np.interp(tokens, curve.tokens, curve.seconds)
+        seconds += token * np.maximum(tokens - last, 0)
+        seconds *= np.minimum(1.0, line / (fixed + token * first))
+        return seconds
+
+    def _rising(self) -> _CurvePoints:
+        if self._heights is None:
+            fixed, token = self._line
+            curve = sorted(self._seen.values(), key=lambda stair: stair.tokens)
+            heights = [stair.factor * (fixed + token * stair.tokens) for stair in curve]
+            weights = [
+                stair.seen / (1 + (self._steps - stair.latest) / AGING_STEPS) for stair in curve
+            ]
+            tokens = np.array([stair.tokens for stair in curve])
+            self._heights = _CurvePoints(tokens, np.array(_rising(heights, weights)))
+        return self._heights
+
+
+def _rising(heights: list[float], weights: list[float]) -> list[float]:
+    """The rising numbers nearest to ``heights`` by weighted squares: neighbours that fall are
+    pooled."""
+    pools: list[tuple[float, float, int]] = []
+    for height, weight in zip(heights, weights, strict=True):
+        count = 1
+        while pools and pools[-1][0] >= height:
+            before, beside, many = pools.pop()
+            height = (height * weight + before * beside) / (weight + beside)
+            weight, count = weight + beside, count + many
+        pools.append((height, weight, count))
+    return [height for height, _, count in pools for _ in range(count)]
+
+
+def _width(tokens: int) -> int:
+    """How many numbers of tokens share a stair."""
+    return 1 << max(0, tokens.bit_length() - 4) if tokens > SINGLE_TOKENS else 1

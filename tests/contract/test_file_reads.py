@@ -1,0 +1,88 @@
+"""Bytes of mapped files are those of the file, however they get to where they are wanted."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contract import file_reads
+from contract.file_reads import Bytes, copy_bytes, remember_file
+from tests.needs import machine_lacks
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of random bytes."""
+    path = tmp_path / "file"
+    path.write_bytes(np.random.default_rng(0).bytes(SIZE))
+    return path
+
+
+@pytest.fixture
+def view(path: Path) -> Bytes:
+    """The whole of the file, whose descriptor is closed."""
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)
+        remember_file(mapping, file.fileno())
+    return np.frombuffer(mapping, np.uint8)
+
+
+def copied(data: Bytes) -> Bytes:
+    target = np.zeros(data.shape, np.uint8)
+    copy_bytes(target, data)
+    return target
+
+
+def test_every_view_of_a_mapping(path: Path, view: Bytes) -> None:
+    """Parts, rows, rows of which a part is wanted, and what is no mapping at all."""
+    expected = np.frombuffer(path.read_bytes(), np.uint8)
+    for data, same in (
+        (view, expected),
+        (view[100:900], expected[100:900]),
+        (view[96:896].reshape(8, 100)[2:5], expected[296:596].reshape(3, 100)),
+        (view.reshape(-1, 64)[3:9, 7:20], expected.reshape(-1, 64)[3:9, 7:20]),
+        (expected.copy(), expected),
+        (view[:0], expected[:0]),
+    ):
+        assert np.array_equal(copied(data), same)
+
+
+def test_the_file_is_read_and_not_the_mapping(
+    path: Path, view: Bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where that fails or ends early, the mapping is copied."""
+    if not hasattr(os, "preadv"):
+        machine_lacks("a system that reads into a place")
+    offsets, real = [], os.preadv
+
+    def noted(descriptor: int, targets: list[memoryview], offset: int) -> int:
+        offsets.append(offset)
+        return real(descriptor, targets, offset)
+
+    def refused(descriptor: int, targets: list[memoryview], offset: int) -> int:
+        raise OSError
+
+    for read in (noted, refused, lambda *_: 3):
+        monkeypatch.setattr(file_reads.os, "preadv", read)
+        assert np.array_equal(copied(view[500:700]), view[500:700])
+    assert offsets == [500]
+
+
+def test_a_file_stays_open_as_long_as_its_mapping(path: Path) -> None:
+    """No longer, and its number is not taken for that of another file afterwards."""
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)
+        remember_file(mapping, file.fileno())
+    view = np.frombuffer(mapping, np.uint8)[10:20]
+    del mapping
+    assert copied(view).tobytes() == path.read_bytes()[10:20]
+    del view
+    if before:
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,359 @@
+"""Several devices as one tier, on the double of the driver: real kernels block by block, one device
+far ahead of the other, devices that are lost, and what is said where they cannot be one tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel.cuda.multi_device import MultiDeviceTier, ShardedBuffer, open_cuda
+from accel.cuda.program import Compiler
+from accel.cuda.report import device_lines
+from accel.cuda.runtime import Choices
+from accel.cuda.tier import CudaTier
+from contract.dtypes import F32, I12, Q8_0
+from contract.errors import ConfigError, DeviceLost, OutOfMemory, TierUnavailable
+from contract.ir.graph import BufferDecl, BufferKind
+from contract.records import QUERY_TOKEN, SAMPLING
+from contract.tier import Heap, Tier
+from harness.cli import findings, inspect_command
+from harness.cli.model_facts import Wanted, memory_facts
+from harness.synth import sized_spec, write_synthetic
+from harness.tiers import TierOptions
+from reference.cpu.tier import CpuTier
+from reference.limits import Limits
+from reference.model.open import Model, open_model
+from reference.runner import LOGITS, ModelRunner, StepInput, Submission
+from tests.cuda.fake_context import CUresult
+from tests.cuda.fake_devices import DeviceContext, EmulatedDevices, FakeDevices
+from tests.cuda.fake_nvrtc import FakeNvrtc
+from tests.cuda.test_persistent import EXPERTS, MODELS
+from tests.cuda.test_tier import GRAPH, LARGEST, LAYOUT, STATE, block_of, doubled, values_of
+
+LIMITS = Limits(2, 32, 4, I12, step_tokens=4, step_rows=2)
+STEPS = (((5, 6, 7), 0), ((-1,), 3), ((9, 9), 4), ((-1,), 6))
+"""Tokens of a step, the first's position."""
+FAMILIES = {
+    **MODELS,
+    "qwen35moe": {
+        **MODELS["qwen35"],
+        "architecture": "qwen35moe",
+        "experts": {**EXPERTS, "shared_width": 160},
+    },
+}
+DOWN, TABLE = "model.ffn_down.weight[0]", "model.token_embd.weight"
+
+
+def model_of(name: str, folder: Path, quant: str = "q8_0") -> Model:
+    path = folder / f"{name}-{quant}.gguf"
+    if not path.exists():
+        write_synthetic(path, sized_spec("tiny", quant=quant, **FAMILIES[name]))
+    return open_model(path)
+
+
+def opened(driver: FakeDevices, device: str = "0,1", **choices: Any) -> Any:
+    return open_cuda(device, Choices(**choices), binding=driver, compiler=Compiler(FakeNvrtc()))
+
+
+def submitted(runner: ModelRunner) -> Iterator[Submission]:
+    """All steps, each as soon as it is asked for."""
+    limits = runner.limits
+    for tokens, first in STEPS:
+        query = np.zeros(len(tokens), QUERY_TOKEN)
+        query["token"], query["slot"] = tokens, 1
+        query["position"] = first + np.arange(len(tokens))
+        table = np.arange(limits.pages, dtype=np.int32)[::-1].reshape(limits.slots, -1).copy()
+        rows = np.array([len(tokens) - 1], np.int32)
+        yield runner.submit(StepInput(query, rows, np.zeros(1, SAMPLING), table, (LOGITS,)))
+
+
+def outcomes(
+    model: Model, tier: Tier, between: Callable[[], None] = lambda: None
+) -> list[tuple[int, bytes]]:
+    """Token and logits of every step, all of which were submitted before any was waited for."""
+    with ModelRunner(model, tier, LIMITS) as runner:
+        in_flight = list(submitted(runner))
+        between()
+        collected = [runner.collect(one) for one in in_flight]
+    return [(int(out.token[0]), out.logits.tobytes()) for out in collected]
+
+
+def contexts(driver: FakeDevices) -> list[DeviceContext]:
+    return [one for one in driver.contexts if not one.destroyed]
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "qwen35moe", pytest.param("qwen3moe", marks=pytest.mark.soak)]
+)
+def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
+    """Families of every sort: biases, norms behind products, experts, recurrent layers."""
+    model, driver = model_of(name, folder), EmulatedDevices(folder)
+    expected = outcomes(model, CpuTier())
+    with opened(driver) as tier:
+        assert tier.info.device == "Fake device (0) + Fake device (1)"
+        assert outcomes(model, tier) == expected
+    assert driver.gathers
+
+
+def test_three_devices(folder: Path) -> None:
+    """Shares that are not equal."""
+    model = model_of("llama", folder)
+    with opened(EmulatedDevices(folder, 3), "2,0,1") as tier:
+        assert outcomes(model, tier) == outcomes(model, CpuTier())
+
+
+@pytest.mark.parametrize(("first", "graphs"), [(0, True), (1, True), (1, False)])
+def test_a_device_may_be_far_ahead(first: int, graphs: bool, folder: Path) -> None:
+    """One does all it can of all steps before the other begins, which then goes on no further than
+    it has to."""
+    model, driver = model_of("llama", folder), EmulatedDevices(folder)
+    expected = outcomes(model, CpuTier())
+    with opened(driver, graphs=graphs) as tier:
+        assert outcomes(model, tier, lambda: contexts(driver)[first].run()) == expected
+
+
+def test_a_graph_without_products_needs_no_others(folder: Path) -> None:
+    """Every device does it alone; mapped memory is the same on all of them."""
+    driver = FakeDevices()
+    with opened(driver) as tier:
+        y = tier.alloc(GRAPH.buffers["y"], LARGEST.tokens * 128 * 4, Heap.BAR)
+        batch = tier.lower(GRAPH, {"y": y}, LARGEST, LAYOUT)
+        values = values_of(3, 1)
+        fence = tier.submit(batch, block_of(values), ["y"])
+        tier.wait(fence)
+        got = fence.outputs["y"].view(np.float32).reshape(values.shape)
+        assert np.array_equal(got, doubled(values))
+        assert not driver.gathers
+        state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+        tier.map(state)[:] = 7
+        tier.wait(tier.submit(batch, block_of(values)))
+        tier.write(state, 3, np.arange(5, dtype=np.uint8))
+        expected = [7, 7, 7, 0, 1, 2, 3, 4, 7]
+        assert tier.read(state, 0, 9).tolist() == expected
+        for one, part in zip(tier._members, state.parts, strict=True):
+            assert one._memory.staging.read(part.allocation, 0, 9).tolist() == expected
+
+
+def test_a_step_waits_for_nothing_before_all_devices_have_it(folder: Path) -> None:
+    """A copy to the host could wait for a device that waits for the next."""
+    driver, model = EmulatedDevices(folder), model_of("llama", folder)
+    with opened(driver) as tier, ModelRunner(model, tier, LIMITS) as runner:
+        runner.prepare()
+        steps = submitted(runner)
+        runner.collect(next(steps))
+        driver.calls.clear()
+        in_flight = next(steps)
+        ours = ("cuGraphLaunch", "cuMemcpyDtoHAsync", "cuMemHostRegister", "cuGraphInstantiate")
+        calls = [name for name in driver.calls if name in ours]
+        last = len(calls) - calls[::-1].index("cuGraphLaunch")
+        assert calls[:last] == ["cuGraphLaunch"] * 2
+        runner.collect(in_flight)
+
+
+def test_memory_of_another_device_may_move(folder: Path) -> None:
+    """Graphs that write to it are made anew."""
+    model = model_of("llama", folder)
+    expected = outcomes(model, CpuTier())
+    with opened(EmulatedDevices(folder)) as tier, ModelRunner(model, tier, LIMITS) as runner:
+        runner.prepare()
+        got = []
+        for number, step in enumerate(submitted(runner), 1):
+            out = runner.collect(step)
+            got.append((int(out.token[0]), out.logits.tobytes()))
+            tier._members[0]._reserve(number << 20, 0)
+    assert got == expected
+
+
+def test_what_is_divided_is_planned(folder: Path) -> None:
+    """A matrix takes half as much, a table that is read by rows as much as ever, and the devices
+    hold what was said."""
+    model = model_of("llama", folder)
+    graph = model.graph(LIMITS)
+    with opened(EmulatedDevices(folder), "0") as one, opened(EmulatedDevices(folder)) as two:
+        alone, shared = (tier.footprint(graph, LIMITS.largest).buffers for tier in (one, two))
+        assert shared[DOWN] == alone[DOWN] // 2
+        assert shared[TABLE] == alone[TABLE]
+        planned = sum(shared.values())
+        with ModelRunner(model, two, LIMITS):
+            assert two.allocated_bytes - planned >= 0
+            held = [part._memory.held for part in two._members]
+            assert max(held) - min(held) < 4096
+
+
+def test_experts_are_divided(folder: Path) -> None:
+    """Of a stack each device has rows of every matrix, and no second copy of them is in host
+    memory."""
+    model = model_of("qwen35moe", folder)
+    graph = model.graph(LIMITS)
+    stack = "model.ffn_gate_exps.weight[0]"
+    with opened(EmulatedDevices(folder), "0") as one, opened(EmulatedDevices(folder)) as two:
+        alone, shared = (tier.footprint(graph, LIMITS.largest).buffers for tier in (one, two))
+        # Tiles have 32 rows: of 96 rows there are three, of 48 two.
+        assert 3 * shared[stack] == 2 * alone[stack]
+        with ModelRunner(model, two, LIMITS) as runner:
+            buffer = runner._buffers[stack]
+            stored = two.map(buffer)
+            for part in buffer.parts:
+                assert np.shares_memory(part.source, stored)
+
+
+def lost(
+    driver: EmulatedDevices,
+    tier: MultiDeviceTier,
+    model: Model,
+    broken: tuple[DeviceContext, Callable[[], None]],
+) -> pytest.ExceptionInfo[Any]:
+    """The error of a step in which a device breaks."""
+    with ModelRunner(model, tier, LIMITS) as runner:
+        steps = submitted(runner)
+        runner.collect(next(steps))
+        driver.broken = broken
+        in_flight = next(steps)
+        with pytest.raises(DeviceLost) as caught:
+            tier.wait(in_flight.fence, timeout=0.2)
+        with pytest.raises(DeviceLost):
+            next(steps)
+    return caught
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_device_that_hangs_is_left_and_the_other_given_back(which: int, folder: Path) -> None:
+    """The other's kernels are told to stop waiting. Both can be opened again."""
+    driver, model = EmulatedDevices(folder), model_of("llama", folder)
+    tier = opened(driver)
+    hanging = contexts(driver)[which]
+    caught = lost(driver, tier, model, (hanging, lambda: setattr(hanging, "hangs", True)))
+    assert "did not end within 0.2 s" in str(caught.value)
+    assert [one.destroyed for one in driver.contexts] == [number != which for number in range(2)]
+    tier.close()
+    driver.broken = None
+    with opened(driver) as again, ModelRunner(model, again, LIMITS) as runner:
+        runner.collect(next(submitted(runner)))
+
+
+def test_a_device_that_faults_takes_the_other_along(folder: Path) -> None:
+    """It is named, and nothing waits for it."""
+    driver, model = EmulatedDevices(folder), model_of("llama", folder)
+    tier = opened(driver)
+    faulting = contexts(driver)[1]
+
+    def fault() -> None:
+        faulting.error = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+
+    caught = lost(driver, tier, model, (faulting, fault))
+    assert "Fake device (1): cuEventQuery answered CUDA_ERROR_ILLEGAL_ADDRESS" in str(caught.value)
+    assert contexts(driver) == []
+    tier.close()
+
+
+def test_a_step_that_some_devices_have_is_none(folder: Path, monkeypatch: Any) -> None:
+    """Interrupted between two devices: the first would wait for the second for ever."""
+    driver, model = EmulatedDevices(folder), model_of("llama", folder)
+    with opened(driver) as tier, ModelRunner(model, tier, LIMITS) as runner:
+        steps = submitted(runner)
+        runner.collect(next(steps))
+        start = CudaTier.start
+
+        def interrupted(self: CudaTier, *arguments: Any) -> Any:
+            if self is tier._members[1]:
+                raise KeyboardInterrupt
+            return start(self, *arguments)
+
+        monkeypatch.setattr(CudaTier, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(steps)
+        with pytest.raises(DeviceLost, match="some of the devices only"):
+            tier.alloc(STATE, 64, Heap.BAR)
+
+
+def test_memory_that_one_lacks_is_given_back_on_the_others() -> None:
+    """The error names the buffer."""
+    driver = FakeDevices()
+    with opened(driver, memory_bytes=200 << 20) as tier:
+        before = tier.allocated_bytes
+        second = tier._members[1]._memory.allocate("somebody else's", 150 << 20)
+        with pytest.raises(OutOfMemory, match="state: need"):
+            tier.alloc(STATE, 100 << 20, Heap.DEVICE_LOCAL)
+        tier._members[1]._memory.free(second)
+        assert tier.allocated_bytes == before
+        decl = BufferDecl("table", BufferKind.CONSTANT, F32, (4, 4))
+        buffer: ShardedBuffer = tier.upload(decl, np.ones((4, 16), np.uint8))
+        assert (tier.map(buffer) == 1).all()
+        tier.free(buffer)
+
+
+def apart() -> FakeDevices:
+    driver = FakeDevices()
+    driver.apart.add((1, 0))
+    return driver
+
+
+def unequal() -> FakeDevices:
+    driver = FakeDevices()
+    driver.of_device["COMPUTE_CAPABILITY_MAJOR", 1] = 8
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("driver", "device", "match"),
+    [
+        (FakeDevices(), "0,0", r"device Fake device \(0\) is named twice"),
+        (FakeDevices(), "fake,device", r"named twice; name devices by their numbers"),
+        (FakeDevices(), "0,5", "no CUDA device matches '5'; there is Fake device .0., Fake"),
+        (FakeDevices(), "0,", "a device has no name"),
+        (apart(), "0,1", r"Fake device \(1\) cannot reach the memory of Fake device \(0\)"),
+        (unequal(), "0,1", r"Fake device \(0\) is sm_90a and Fake device \(1\) sm_80"),
+    ],
+)
+def test_what_cannot_be_one_tier_is_said(driver: FakeDevices, device: str, match: str) -> None:
+    with pytest.raises(TierUnavailable, match=match):
+        opened(driver, device)
+    assert contexts(driver) == []
+
+
+def test_devices_are_listed() -> None:
+    """With their numbers, and which of them can be one tier."""
+    driver = FakeDevices(3)
+    driver.apart |= {(2, 0), (2, 1)}
+    driver.of_device["COMPUTE_CAPABILITY_MAJOR", 1] = 7
+    assert device_lines(driver) == (
+        "0 Fake device: sm_90a, 256 MiB; reaches 1, 2",
+        "1 Fake device: sm_70, 256 MiB; too old",
+        "2 Fake device: sm_90a, 256 MiB",
+    )
+
+
+def test_check_and_inspect_say_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the devices open, and that figures are those of each."""
+
+    def open_tier(name: str, options: TierOptions) -> Tier:
+        tier: Tier = opened(FakeDevices(), options.device)
+        return tier
+
+    monkeypatch.setattr(findings, "open_tier", open_tier)
+    found = findings.tier_finding("cuda", "0,1")
+    assert (found.ok, found.detail) == (True, "cuda on Fake device (0) + Fake device (1)")
+    twice = findings.tier_finding("cuda", "1,1")
+    assert (twice.ok, twice.detail) == (False, "cuda: device Fake device (1) is named twice")
+    with opened(FakeDevices()) as tier:
+        wanted = Wanted(32, "i12", 16, 1 << 28, tier=tier)
+        facts = memory_facts(model_of("llama", folder), wanted, 32)
+    assert facts["devices"] == 2
+    assert "on cuda, each of 2 devices" in inspect_command._memory(facts)
+
+
+def test_a_persistent_step_knows_one_device() -> None:
+    with pytest.raises(ConfigError, match="ZINC_RT_CUDA_STEP: a step as one launch runs on one"):
+        opened(FakeDevices(), step="8x3")
+
+
+def test_a_device_is_found_by_its_number() -> None:
+    driver = FakeDevices()
+    with opened(driver, "1") as tier:
+        assert [one.device for one in contexts(driver)] == [1]
+        weight = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (16, 256), "w")
+        tier.free(tier.upload(weight, np.zeros((16, Q8_0.row_bytes(256)), np.uint8)))
