@@ -1,7 +1,7 @@
 """``python -m harness.amd_performance``: what AMD cards should reach, on paper.
 
 Counts the shipped code of gfx1201 on the graphs of published models and sets it beside the targets.
-``--write`` puts the result where ``docs/amd.md`` points.
+``--write`` stores the result as ``goldens/amd-on-paper.md``, which docs/simulated.md links.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness.synth.write import write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "amd-performance.md"
+DOCUMENT = Path(__file__).parents[1] / "goldens" / "amd-on-paper.md"
 CONTEXT = 4096
 CHUNK = 512
 MOST_ROWS = 64

@@ -49,7 +49,7 @@ from reference.runner import ModelRunner
 @dataclass(frozen=True, slots=True)
 class Recording:
     """New files for what a session does: all that its tier is told, and a timeline of its engine
-    (docs/tracing.md)."""
+    (docs/tools.md)."""
 
     trace: Path | None = None
     timeline: Path | None = None

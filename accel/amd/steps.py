@@ -1,4 +1,4 @@
-"""How a graph becomes the ops of a step on these GPUs, see docs/amd.md for what was weighed."""
+"""How a graph becomes the ops of a step on AMD GPUs (docs/simulated.md)."""
 
 from __future__ import annotations
 

@@ -111,4 +111,4 @@ def test_alerts_are_rules() -> None:
         assert rule["expr"].count("(") == rule["expr"].count(")")
 
 
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+OPERATIONS = (ROOT / "docs" / "serving.md").read_text()

@@ -1,0 +1,141 @@
+"""Every script of docs/examples runs on a tiny model and prints what the engine computes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.serve.run import Running
+from tests.paths import ROOT
+from tests.serve.conftest import serve, server
+from tests.serve.speaking_models import HERMES, speaking_model
+from zinc_rt import LLM, SamplingParams
+
+__all__ = ["serve", "server"]
+EXAMPLES = ROOT / "docs" / "examples"
+MOST_LINES = 40
+Play = Callable[[str], str]
+ALONE = {"tier": "cpu", "slots": 1, "progress": False}
+
+
+@pytest.fixture
+def play(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Play:
+    """``play(name)`` runs a script as its user does and returns what it printed."""
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("ZINC_RT_MODEL", str(tiny_model_path))
+    monkeypatch.setenv("ZINC_RT_TIER", "cpu")
+    paths = (str(ROOT), str(ROOT / "harness" / "python"), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str) -> str:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def constant(name: str, variable: str) -> object:
+    """The value of a constant at the top of an example."""
+    for node in ast.parse((EXAMPLES / f"{name}.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == variable:
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"{name}.py has no constant {variable}")
+
+
+def test_generate(play: Play, tiny_model_path: Path) -> None:
+    """Three prompts in one call print the bits of each prompt alone."""
+    printed = play("generate")
+    prompts = constant("generate", "PROMPTS")
+    assert isinstance(prompts, list)
+    sampled = SamplingParams(max_tokens=32, temperature=0.8, seed=7)
+    with LLM(tiny_model_path, **ALONE) as llm:
+        texts = [prompt + llm.generate(prompt, sampled)[0].text for prompt in prompts]
+    assert printed == "".join(f"{text}\n--\n" for text in texts)
+
+
+def test_chat(play: Play) -> None:
+    printed = play("chat")
+    questions = constant("chat", "QUESTIONS")
+    assert isinstance(questions, list)
+    assert all(f"> {question}\n" in printed for question in questions)
+    counts = re.findall(r"\((\d+) of (\d+) prompt tokens were cached\)", printed)
+    (first, first_all), (second, second_all) = [tuple(map(int, count)) for count in counts]
+    assert first == 0
+    assert first_all // 16 * 16 <= second < second_all  # whole pages of the first turn
+
+
+def test_stream(play: Play, tiny_model_path: Path) -> None:
+    """The pieces together are the text of ``generate``."""
+    printed = play("stream")
+    with LLM(tiny_model_path, **ALONE) as llm:
+        (output,) = llm.generate("Once upon a time", SamplingParams(max_tokens=48))
+    end = f"({len(output.tokens)} tokens, finish reason {output.completion.finish_reason})"
+    assert printed == f"{output.text}\n{end}\n"
+
+
+def test_logits(play: Play, server: Running) -> None:
+    """The scores are those that ``echo`` gives over HTTP, as far as they are printed."""
+    from openai import OpenAI
+
+    printed = play("logits")
+    text = str(constant("logits", "TEXT"))
+    with OpenAI(base_url=f"{server.url}/v1", api_key="unused") as client:
+        scored = client.completions.create(
+            model="tiny", prompt=text, echo=True, logprobs=1, max_tokens=0
+        )
+    logprobs = scored.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    found = [float(score) for score in re.findall(r"^ *(-[\d.]+)  b", printed, re.MULTILINE)]
+    assert len(found) > 5
+    np.testing.assert_allclose(found, logprobs.token_logprobs[1:], atol=1e-4)
+
+
+def test_tools(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call obeys the parameters, and its result goes back to the model."""
+    monkeypatch.setenv("ZINC_RT_MODEL", str(speaking_model(tmp_path, HERMES)))
+    printed = play("tools")
+    calls = re.findall(r"^call: (.*) -> 12 degrees and rain in (.*)$", printed, re.MULTILINE)
+    assert calls
+    cities = constant("tools", "CITIES")
+    assert isinstance(cities, dict)
+    for arguments, city in calls:
+        assert json.loads(arguments) == {"city": city}
+        assert city in cities["enum"]
+    assert "answer: " in printed
+
+
+def test_openai_client(play: Play, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    printed = play("openai_client")
+    assert "fingerprint: exact-2-" in printed
+    assert printed.endswith("streamed and whole are the same: True\n")
+
+
+def test_verify(play: Play) -> None:
+    """The answer is proved, and one that was changed is not."""
+    printed = play("verify")
+    assert "\nthe answer: identical\n" in printed
+    assert "\nwith one character more: different: choices[0].text: " in printed
+
+
+def test_examples_are_short_and_all_tested() -> None:
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == {name.removeprefix("test_") for name in globals() if name[5:] in names}
+    for path in EXAMPLES.glob("*.py"):
+        assert len(path.read_text().splitlines()) <= MOST_LINES, path.name
