@@ -109,11 +109,11 @@ class ExecutableGraph:
     def replay(
         self,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> Fence:
         """Submit a step; see ``Tier.submit``."""
-        fence: Fence = self.tier.submit(self.batch(inputs), inputs, wanted, rows)
+        fence: Fence = self.tier.submit(self.batch(inputs), inputs, requested, rows)
         return fence
 
     def replay_on(self, inputs: NDArray[np.uint8], stream: Stream) -> None:

@@ -197,14 +197,14 @@ class DeviceTier(Protocol[B, P, F]):
         self,
         batch: P,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> F:
         """Execute a step after everything submitted before it.
 
         ``inputs`` is the step's block, of which a snapshot is taken: the caller may overwrite it.
         ``rows`` says what of it need not be copied again.
-        ``wanted`` are the OUTPUT buffers that the fence shall hold. Raises ValueError for counts
+        ``requested`` are the OUTPUT buffers that the fence shall hold. Raises ValueError for counts
         beyond the batch's form.
         """
 
@@ -254,11 +254,11 @@ class UploadsLater(Protocol):
         decl: BufferDecl,
         data: NDArray[np.uint8],
         finite: FiniteWords,
-        told: Callable[[int], None],
+        on_bytes: Callable[[int], None],
     ) -> Any:
         """As ``Tier.upload``; ``finish_uploads`` has to follow before anything is lowered.
 
-        ``told`` is called with bytes as they are read, by several threads.
+        ``on_bytes`` is called with bytes as they are read, by several threads.
         """
 
     def finish_uploads(self) -> bool:

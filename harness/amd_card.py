@@ -58,25 +58,25 @@ def examine(
     """All of it, into ``card``. ``options`` are more flags of ``zinc-rt conformance``, None for
     those without a value."""
     for tier in tiers:
-        kernel, wanted = system(device)
+        kernel, requested = system(device)
         card.say(f"{tier}: what the system says")
         for finding in findings(kernel, tier):
             card.say(f"    {finding}")
-        _tier(card, tier, kernel, wanted, device, options)
+        _tier(card, tier, kernel, requested, device, options)
 
 
 def _tier(
     card: Card,
     tier: str,
     kernel: Kernel,
-    wanted: str,
+    requested: str,
     device: str,
     options: Mapping[str, str | None],
 ) -> None:
     card.say(f"{tier}: packets")
     try:
         passed, trace = try_packets(
-            tier, kernel, wanted, lambda line: card.say(f"    {line}"), True
+            tier, kernel, requested, lambda line: card.say(f"    {line}"), True
         )
     except ZincError as error:
         card.say(f"    {error}")

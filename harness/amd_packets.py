@@ -23,13 +23,13 @@ def system(device: str) -> tuple[Kernel, str]:
 
 
 def try_packets(
-    tier: str, kernel: Kernel, wanted: str, tell: Callable[[str], None], record: bool
+    tier: str, kernel: Kernel, requested: str, tell: Callable[[str], None], record: bool
 ) -> tuple[bool, Trace]:
     """Whether all tests pass, and what went through the queue if it is to be kept.
 
     Raises TierUnavailable where there is no GPU or it cannot be used.
     """
-    device = Device(kernel, DRIVERS[tier](kernel, wanted))
+    device = Device(kernel, DRIVERS[tier](kernel, requested))
     passed = True
     with ExitStack() as undo:
         undo.callback(device.close)

@@ -109,18 +109,18 @@ def plan_context(
         fitting = exact if exact.budgeted <= budget else None
     if fitting is not None:
         return fitting
-    wanted = plan_at(longest if asked is not None else min(longest, 16))
+    requested = plan_at(longest if asked is not None else min(longest, 16))
     parts = (
-        f"weights {format_bytes(sum(wanted.weights.values()))}",
-        f"{wanted.kv_dtype} keys and values {format_bytes(wanted.kv)}",
+        f"weights {format_bytes(sum(requested.weights.values()))}",
+        f"{requested.kv_dtype} keys and values {format_bytes(requested.kv)}",
     )
-    count = f"{wanted.slots} sequences" if wanted.slots > 1 else "a sequence"
+    count = f"{requested.slots} sequences" if requested.slots > 1 else "a sequence"
     raise DoesNotFit(
-        f"{model.config.name}, {count} of {wanted.context} tokens on {tier.info.name} "
+        f"{model.config.name}, {count} of {requested.context} tokens on {tier.info.name} "
         f"({', '.join(parts)})",
-        wanted.budgeted,
+        requested.budgeted,
         budget,
-        ", or ".join(_remedies(model, tier, limits_at, longest, wanted, budget)),
+        ", or ".join(_remedies(model, tier, limits_at, longest, requested, budget)),
     )
 
 
@@ -164,11 +164,11 @@ def whole_context(
 
 
 def _remedies(
-    model: Model, tier: Tier, limits_at: LimitsAt, longest: int, wanted: MemoryPlan, budget: int
+    model: Model, tier: Tier, limits_at: LimitsAt, longest: int, requested: MemoryPlan, budget: int
 ) -> Iterator[str]:
     """What to change, dearest storage of keys and values first."""
     known = False
-    for dtype in _no_larger_than(wanted.kv_dtype):
+    for dtype in _no_larger_than(requested.kv_dtype):
         if storage_problem(model, dtype) is not None:
             continue
         limits_of = _stored_as(limits_at, dtype)
@@ -176,9 +176,9 @@ def _remedies(
         plan = longest_plan(plan_at, longest, budget)
         if plan is not None:
             known = True
-            option = "" if dtype.name == wanted.kv_dtype else f" with --kv-dtype {dtype.name}"
+            option = "" if dtype.name == requested.kv_dtype else f" with --kv-dtype {dtype.name}"
             yield f"--context {plan.context} fits{option}"
-    if wanted.slots > 1:
+    if requested.slots > 1:
         yield "take fewer --slots"
     if not known:
         yield "take a smaller model or a smaller quantization of it"

@@ -49,7 +49,7 @@ class StepInput:
     """One step: ``query`` QUERY_TOKEN[tokens], the rows wanted and how each is sampled.
 
     ``output_rows`` int32[rows] indexes query; ``sampling`` is SAMPLING[rows]; ``page_table``
-    int32[slots, slot_pages]. ``wanted`` names the OUTPUT buffers to keep, such as LOGITS.
+    int32[slots, slot_pages]. ``requested`` names the OUTPUT buffers to keep, such as LOGITS.
     ``page_versions``, int64[slots], is one array with the table for all steps: it numbers the
     latest change of each row, so that the others are not copied again. None: all may have changed.
 
@@ -62,7 +62,7 @@ class StepInput:
     output_rows: NDArray[np.int32]
     sampling: NDArray[np.void]
     page_table: NDArray[np.int32]
-    wanted: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
     allowed: NDArray[np.uint32] | None = None
     bias: NDArray[np.void] | None = None
     page_versions: NDArray[np.int64] | None = None
@@ -184,7 +184,7 @@ class ModelRunner(ContextManager):
         self._query[:tokens] = inputs.query
         self._output_rows[:rows] = inputs.output_rows
         self._sampling[:rows] = inputs.sampling
-        fence = self._executable.replay(self._inputs, inputs.wanted, self._put_pages(inputs))
+        fence = self._executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
         self._last = Submission(fence, rows, first)
         return self._last
 
@@ -229,8 +229,8 @@ class ModelRunner(ContextManager):
         buffer: Buffer
         if decl.kind is BufferKind.WEIGHT and later is not None:
             data = unchecked_weight(self.model.file, decl)
-            told = _in_turn(progress)
-            buffer = later.upload_later(decl, data, finite_words(decl.dtype), told)
+            on_bytes = _in_turn(progress)
+            buffer = later.upload_later(decl, data, finite_words(decl.dtype), on_bytes)
         elif decl.kind is BufferKind.WEIGHT:
             data = weight_bytes(self.model.file, decl)
             if progress is not None:
@@ -279,12 +279,12 @@ class ModelRunner(ContextManager):
 def _in_turn(progress: Progress | None) -> Progress:
     """What several threads may call at once."""
 
-    def told(nbytes: int) -> None:
+    def on_bytes(nbytes: int) -> None:
         if progress is not None:
             with _TELLING:
                 progress(nbytes)
 
-    return told
+    return on_bytes
 
 
 def _put(target: NDArray[Any] | None, given: NDArray[Any] | None, what: str) -> None:

@@ -61,13 +61,13 @@ class Doubling:
             tier.free(self.y)
             raise
 
-    def run(self, rounds: int = 1, wanted: tuple[str, ...] = ("y",)) -> None:
+    def run(self, rounds: int = 1, requested: tuple[str, ...] = ("y",)) -> None:
         """New inputs, of any number of tokens, and every result as it should be."""
         for number in range(rounds):
             values = values_of(number)
-            fence = self.tier.submit(self.batch, inputs_of(values), wanted)
+            fence = self.tier.submit(self.batch, inputs_of(values), requested)
             self.tier.wait(fence)
-            for name in wanted:
+            for name in requested:
                 self.check(fence.outputs[name], values)
             got = self.tier.map(self.y)[: values.nbytes]
             self.check(got, values)

@@ -26,7 +26,7 @@ class LateFence:
 
     batch: CpuBatch
     inputs: InputCopy
-    wanted: tuple[str, ...]
+    requested: tuple[str, ...]
     done: bool = False
     outputs: dict[str, Bytes] = field(default_factory=dict)
 
@@ -49,14 +49,14 @@ class LateTier(CpuTier):
         self,
         batch: CpuBatch,
         inputs: Bytes,
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> LateFence:
         """Queue the step with a snapshot of its inputs, in memory of a step that ran."""
         free = self._free[len(inputs)]
         snapshot = free.pop() if free else InputCopy(np.empty_like(inputs))
         snapshot.update(inputs, rows)
-        fence = LateFence(batch, snapshot, tuple(wanted))
+        fence = LateFence(batch, snapshot, tuple(requested))
         self.queue.append(fence)
         self.longest = max(self.longest, len(self.queue))
         return fence
@@ -66,7 +66,7 @@ class LateTier(CpuTier):
         while not fence.done:
             late = self.queue.popleft()
             outputs: Mapping[str, Bytes] = (
-                super().submit(late.batch, late.inputs.data, late.wanted).outputs
+                super().submit(late.batch, late.inputs.data, late.requested).outputs
             )
             self._free[late.inputs.data.nbytes].append(late.inputs)
             late.outputs.update(outputs)

@@ -34,9 +34,9 @@ def run_graph(
         for decl in graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT):
             nbytes = max(4, buffer_bytes(decl, step))
             buffers[decl.name] = tier.alloc(decl, nbytes, Heap.DEVICE_LOCAL)
-        wanted = [decl.name for decl in graph.of_kind(BufferKind.OUTPUT)]
+        requested = [decl.name for decl in graph.of_kind(BufferKind.OUTPUT)]
         batch = tier.lower(graph, buffers, step, layout)
-        fence = tier.submit(batch, pack_inputs(layout, step, inputs), wanted)
+        fence = tier.submit(batch, pack_inputs(layout, step, inputs), requested)
         tier.wait(fence)
         return dict(fence.outputs)
     finally:

@@ -145,5 +145,5 @@ def test_a_graph_without_masks_takes_none(tiny_model_path: Path) -> None:
     with model.file, CpuTier() as tier, ModelRunner(model, tier, plain) as runner:
         with pytest.raises(ValueError, match=r"masks are .* the limits allow none"):
             runner.submit(step_input(SEQUENCES, 1))
-        free = replace(step_input(SEQUENCES, 0), allowed=None, bias=None, wanted=WANTED)
+        free = replace(step_input(SEQUENCES, 0), allowed=None, bias=None, requested=WANTED)
         assert len(runner.step(free).log_probability) == len(SEQUENCES)

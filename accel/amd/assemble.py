@@ -38,7 +38,7 @@ class AssemblyJob:
     gpu: Generation = GFX12
 
 
-def kernel_from(path: Path, wanted: AssemblyJob) -> KernelHeader:
+def kernel_from(path: Path, requested: AssemblyJob) -> KernelHeader:
     """The kernel of a ``.k``, ``.s`` or ``.zrt`` file, checked.
 
     Raises ConfigError for what cannot be one, CompileError with the compiler's log, and CodecError
@@ -54,12 +54,12 @@ def kernel_from(path: Path, wanted: AssemblyJob) -> KernelHeader:
     if path.suffix == ".zrt":
         kernel = decode_kernel(data)
     else:
-        kernel = _compiled(path, data, wanted)
+        kernel = _compiled(path, data, requested)
     check_code(kernel)
     return kernel
 
 
-def _compiled(path: Path, data: bytes, wanted: AssemblyJob) -> KernelHeader:
+def _compiled(path: Path, data: bytes, requested: AssemblyJob) -> KernelHeader:
     if len(data) > MOST_SOURCE_BYTES:
         raise ConfigError(f"{path}: {len(data):,} bytes of source, at most {MOST_SOURCE_BYTES:,}")
     try:
@@ -68,9 +68,9 @@ def _compiled(path: Path, data: bytes, wanted: AssemblyJob) -> KernelHeader:
         raise ConfigError(f"{path}: is not text (UTF-8)") from None
     try:
         return (
-            _from_dialect(path, text, wanted)
+            _from_dialect(path, text, requested)
             if path.suffix == ".k"
-            else _from_assembly(path, text, wanted)
+            else _from_assembly(path, text, requested)
         )
     except FileNotFoundError as error:
         missing = error.filename or COMPILER
@@ -85,14 +85,14 @@ the package that there is not"
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _from_dialect(path: Path, text: str, wanted: AssemblyJob) -> KernelHeader:
+def _from_dialect(path: Path, text: str, requested: AssemblyJob) -> KernelHeader:
     """The file is named after the op whose packet it reads."""
     op = path.stem.split(".")[0]
     if op not in ALL_OPS:
         raise ConfigError(f"{path}: there is no op {op}; a .k is named after one of accel/kernels")
-    module = Module(op, _dtype(path, op, wanted.dtype))
-    whole = module_source(Language.AMD, module, traits_of(module, wanted.native), text)
-    return kernel_made(Build(module, wanted.native, wanted.gpu), whole)
+    module = Module(op, _dtype(path, op, requested.dtype))
+    whole = module_source(Language.AMD, module, traits_of(module, requested.native), text)
+    return kernel_made(Build(module, requested.native, requested.gpu), whole)
 
 
 def _dtype(path: Path, op: str, name: str) -> DType | None:
@@ -105,14 +105,14 @@ def _dtype(path: Path, op: str, name: str) -> DType | None:
     return known[name]
 
 
-def _from_assembly(path: Path, text: str, wanted: AssemblyJob) -> KernelHeader:
-    if not 0 < wanted.items <= MAX_WORKGROUP or wanted.items % 32:
-        raise ConfigError(f"--items {wanted.items}: waves have 32 items, groups at most 1024")
-    code = read_code_object(assembled(text, wanted.gpu))
+def _from_assembly(path: Path, text: str, requested: AssemblyJob) -> KernelHeader:
+    if not 0 < requested.items <= MAX_WORKGROUP or requested.items % 32:
+        raise ConfigError(f"--items {requested.items}: waves have 32 items, groups at most 1024")
+    code = read_code_object(assembled(text, requested.gpu))
     found = [
         name.removesuffix(ENTRY_SUFFIX) for name in code.symbols if name.endswith(ENTRY_SUFFIX)
     ]
     if len(found) != 1:
         named = ", ".join(found) or "none"
         raise CodecError(f"{path}: has to have one kernel (.amdhsa_kernel), not {named}")
-    return kernel_of(code, path.stem, found[0], wanted.items)
+    return kernel_of(code, path.stem, found[0], requested.items)

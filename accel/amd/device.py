@@ -179,12 +179,12 @@ def opened(tier: str, open_it: Callable[[str], int], path: str) -> int:
         raise TierUnavailable(tier, known[0].format(path=path), known[1]) from None
 
 
-def chosen(tier: str, found: Sequence[tuple[str, str, T]], wanted: str) -> T:
-    """Of GPUs by name and architecture the first there is code for whose name has ``wanted`` in it.
+def chosen(tier: str, found: Sequence[tuple[str, str, T]], requested: str) -> T:
+    """The first GPU there is code for whose name contains ``requested``, of (name, architecture, GPU).
 
     Raises TierUnavailable.
     """
-    named = [gpu for gpu in found if wanted.lower() in gpu[0].lower()]
+    named = [gpu for gpu in found if requested.lower() in gpu[0].lower()]
     known = BY_ARCHITECTURE
     for _, architecture, gpu in named:
         if architecture in known:
@@ -195,7 +195,7 @@ def chosen(tier: str, found: Sequence[tuple[str, str, T]], wanted: str) -> T:
             tier, f"no kernels for {listed}", f"there are some for {', '.join(known)}"
         )
     listed = ", ".join(name for name, *_ in found) or "none"
-    reason = f"no AMD GPU is named {wanted!r}" if wanted else NO_GPU
+    reason = f"no AMD GPU is named {requested!r}" if requested else NO_GPU
     raise TierUnavailable(tier, reason, f"GPUs here: {listed}; {SIMULATE}")
 
 

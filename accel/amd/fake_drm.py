@@ -283,7 +283,7 @@ class FakeDrm:
         eop = int(memory_at(descriptor, 8).view(np.uint64)[0]) if descriptor else 0
         doorbells = known.doorbells if known is not None and known.file == file else None
         place = value["doorbell_offset"]
-        wanted = {
+        requested = {
             "a compute queue": value["ip_type"] == drm.IP_COMPUTE and not value["flags"],
             "a ring that is a power of two": size >= PAGE and not size & (size - 1),
             "a ring in mapped memory": machine.inside(value["queue_va"], size),
@@ -293,7 +293,7 @@ class FakeDrm:
             "a descriptor": descriptor != 0,
             "the end-of-pipe buffer": machine.inside(eop, PAGE),
         }
-        for what, right in wanted.items():
+        for what, right in requested.items():
             if not right:
                 raise OSError(errno.EINVAL, f"USERQ CREATE: {what}")
         assert doorbells is not None

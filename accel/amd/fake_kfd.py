@@ -159,7 +159,7 @@ class FakeKfd:
         gpu = Gpu("1", GPU_ID, "", machine.behaviour.properties, 0)
         value = {name: int(argument[name][0]) for name in uapi.CREATE_QUEUE.dtype.names or ()}
         ring, size = value["ring_base_address"], value["ring_size"]
-        wanted = {
+        requested = {
             "a compute queue of this GPU": value["queue_type"] == uapi.QUEUE_COMPUTE
             and value["gpu_id"] == GPU_ID,
             "percent and priority": value["queue_percentage"] <= uapi.MOST_PERCENT
@@ -174,7 +174,7 @@ class FakeKfd:
             "the save area": value["ctx_save_restore_size"] >= gpu.save_bytes
             and machine.whole(value["ctx_save_restore_address"], gpu.save_area_bytes),
         }
-        for what, right in wanted.items():
+        for what, right in requested.items():
             if not right:
                 raise OSError(errno.EINVAL, f"CREATE_QUEUE: {what}")
         if len(machine.gpu.queues) == MOST_QUEUES:

@@ -29,20 +29,20 @@ GTT = Memory.GTT | Memory.WRITABLE | Memory.EXECUTABLE | Memory.COHERENT | Memor
 
 
 class Kfd:
-    """See ``device.Driver``; the first GPU there is code for whose name has ``wanted`` in it.
+    """See ``device.Driver``; the first GPU there is code for whose name has ``requested`` in it.
 
     Raises TierUnavailable saying what is missing.
     """
 
     tier = TIER
 
-    def __init__(self, kernel: Kernel, wanted: str) -> None:
+    def __init__(self, kernel: Kernel, requested: str) -> None:
         self._kernel = kernel
         self._file, new = self._kept(KFD)
         try:
             self._interface = self._asked_version()
             self.version = f"amdkfd {self._interface[0]}.{self._interface[1]}"
-            self._node = _chosen(kernel, wanted)
+            self._node = _chosen(kernel, requested)
             self.gpu, self.architecture = self._node.name, self._node.architecture
             self.rsrc1 = BY_ARCHITECTURE[self.architecture].amdkfd_rsrc1
             self.memory_bytes = self._node.memory_bytes
@@ -106,8 +106,8 @@ class Kfd:
         found = self.call(uapi.GET_VERSION)
         version = int(found["major_version"][0]), int(found["minor_version"][0])
         if version < (uapi.FIRST_MAJOR, uapi.FIRST_MINOR) or version[0] > uapi.FIRST_MAJOR:
-            wanted = f"{uapi.FIRST_MAJOR}.{uapi.FIRST_MINOR}"
-            reason = f"amdkfd speaks {version[0]}.{version[1]}, not {wanted}"
+            requested = f"{uapi.FIRST_MAJOR}.{uapi.FIRST_MINOR}"
+            reason = f"amdkfd speaks {version[0]}.{version[1]}, not {requested}"
             raise TierUnavailable(TIER, reason, "update the kernel")
         return version
 
@@ -195,12 +195,12 @@ class KfdQueue:
         return number
 
 
-def _chosen(kernel: Kernel, wanted: str) -> Gpu:
-    """The first GPU there is code for whose name has ``wanted`` in it."""
+def _chosen(kernel: Kernel, requested: str) -> Gpu:
+    """The first GPU there is code for whose name has ``requested`` in it."""
     found: list[Gpu] = []
     with suppress(FileNotFoundError):
         found = list(gpus(kernel))
-    fitting = chosen(TIER, [(gpu.name, gpu.architecture, gpu) for gpu in found], wanted)
+    fitting = chosen(TIER, [(gpu.name, gpu.architecture, gpu) for gpu in found], requested)
     if not fitting.memory_bytes:
         raise small_bar(TIER, fitting.name)
     return fitting

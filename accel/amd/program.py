@@ -57,8 +57,8 @@ class Modules:
         place = self.device.allocate(f"kernel {header.name}", nbytes)
         place.host[: len(header.code)] = np.frombuffer(header.code, np.uint8)
         place.host[len(header.code) :].view(np.uint32)[:] = CODE_END
-        wanted = header.rsrc1 | self.device.driver.rsrc1
-        return LoadedKernel(replace(header, rsrc1=wanted), place)
+        requested = header.rsrc1 | self.device.driver.rsrc1
+        return LoadedKernel(replace(header, rsrc1=requested), place)
 
     def close(self) -> None:
         """Free all."""

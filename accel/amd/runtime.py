@@ -67,13 +67,13 @@ DRIVERS: Mapping[str, Callable[[Kernel, str], Driver]] = MappingProxyType(
 )
 
 
-def open_runtime(tier: str, kernel: Kernel, wanted: str, choices: Choices) -> Runtime:
-    """Open the first GPU whose name has ``wanted`` in it, and test it.
+def open_runtime(tier: str, kernel: Kernel, requested: str, choices: Choices) -> Runtime:
+    """Open the first GPU whose name has ``requested`` in it, and test it.
 
     Raises TierUnavailable when there is none, it lacks something or it does not compute exactly.
     """
     with ExitStack() as undo:
-        device = Device(kernel, DRIVERS[tier](kernel, wanted), choices.memory_bytes)
+        device = Device(kernel, DRIVERS[tier](kernel, requested), choices.memory_bytes)
         undo.callback(device.close)
         try:
             queue = Queue(device)

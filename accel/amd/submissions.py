@@ -79,7 +79,7 @@ class Submissions:
         self,
         batch: AmdBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str],
+        requested: Sequence[str],
         rows: InputRows | None,
         seconds: float,
     ) -> AmdFence:
@@ -93,7 +93,8 @@ class Submissions:
         recording.bind(self.places)
         recording.inputs.update(inputs, rows)
         outputs = {
-            name: np.empty(buffer_bytes(batch.outputs[name][0], step), np.uint8) for name in wanted
+            name: np.empty(buffer_bytes(batch.outputs[name][0], step), np.uint8)
+            for name in requested
         }
         now = time.monotonic()
         buffer = self.queue.indirect_buffer(recording.buffer, recording.length)

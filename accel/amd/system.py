@@ -61,9 +61,9 @@ def _generation(kernel: Kernel) -> Generation:
 def _linux(kernel: Kernel, tier: str) -> Finding:
     text = _text(kernel, RELEASE)
     numbers = [int(part) for part in text.split("-")[0].split(".")[:2] if part.isdigit()]
-    wanted = LINUX[tier]
-    old = len(numbers) == 2 and tuple(numbers) < wanted
-    remedy = f"update it to {wanted[0]}.{wanted[1]} or newer" if old else ""
+    requested = LINUX[tier]
+    old = len(numbers) == 2 and tuple(numbers) < requested
+    remedy = f"update it to {requested[0]}.{requested[1]} or newer" if old else ""
     return Finding(f"Linux {text or '(release not known)'}", remedy)
 
 

@@ -206,12 +206,12 @@ class AmdTier(ContextManager):
         self,
         batch: AmdBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> AmdFence:
         """Start the step. Raises DeviceLost once the device has failed."""
         with self._guarded("a step"):
-            return self._submissions.submit(batch, inputs, wanted, rows, DEFAULT_TIMEOUT_SECONDS)
+            return self._submissions.submit(batch, inputs, requested, rows, DEFAULT_TIMEOUT_SECONDS)
 
     def wait(self, fence: AmdFence, timeout: float | None = None) -> None:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""

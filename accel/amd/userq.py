@@ -46,7 +46,7 @@ class _Node:
 
 
 class UserQueues:
-    """See ``device.Driver``; the first GPU there is code for whose name has ``wanted`` in it.
+    """See ``device.Driver``; the first GPU there is code for whose name has ``requested`` in it.
 
     Raises TierUnavailable saying what is missing.
     """
@@ -54,12 +54,12 @@ class UserQueues:
     tier = TIER
     rsrc1 = 0
 
-    def __init__(self, kernel: Kernel, wanted: str) -> None:
+    def __init__(self, kernel: Kernel, requested: str) -> None:
         self._kernel = kernel
         self._point = 0
         with ExitStack() as undo:
             nodes = list(self._nodes(undo))
-            node = chosen(TIER, [(n.architecture, n.architecture, n) for n in nodes], wanted)
+            node = chosen(TIER, [(n.architecture, n.architecture, n) for n in nodes], requested)
             self._file = node.file
             self.gpu = self.architecture = node.architecture
             self.version = f"amdgpu {node.version[0]}.{node.version[1]}"
@@ -307,8 +307,8 @@ def _asked(kernel: Kernel, file: int, query: Query, answer: np.dtype[np.void]) -
 
 def _check_version(version: tuple[int, int]) -> None:
     if version < (drm.FIRST_MAJOR, drm.FIRST_MINOR) or version[0] > drm.FIRST_MAJOR:
-        wanted = f"{drm.FIRST_MAJOR}.{drm.FIRST_MINOR}"
-        reason = f"amdgpu speaks {version[0]}.{version[1]}, not {wanted}"
+        requested = f"{drm.FIRST_MAJOR}.{drm.FIRST_MINOR}"
+        reason = f"amdgpu speaks {version[0]}.{version[1]}, not {requested}"
         raise TierUnavailable(TIER, reason, "update the kernel to Linux 6.16 or newer")
 
 

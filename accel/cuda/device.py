@@ -56,17 +56,17 @@ def find_devices(driver: Driver) -> list[Device]:
     return [_describe(driver, n, version) for n in range(driver.call("cuDeviceGetCount"))]
 
 
-def find_device(driver: Driver, wanted: str = "") -> Device:
-    """The device of that number, or the first the tier can use whose name contains ``wanted``,
+def find_device(driver: Driver, requested: str = "") -> Device:
+    """The device of that number, or the first the tier can use whose name contains ``requested``,
     ignoring case.
 
     Raises TierUnavailable saying what the devices there are lack.
     """
     devices = find_devices(driver)
-    if wanted.isdecimal() and int(wanted) < len(devices):
-        named = [devices[int(wanted)]]
+    if requested.isdecimal() and int(requested) < len(devices):
+        named = [devices[int(requested)]]
     else:
-        named = [device for device in devices if wanted.lower() in device.name.lower()]
+        named = [device for device in devices if requested.lower() in device.name.lower()]
     usable = [device for device in named if device.capability >= LEAST_CAPABILITY]
     if usable and usable[0].driver < LEAST_DRIVER:
         raise TierUnavailable(
@@ -80,7 +80,7 @@ def find_device(driver: Driver, wanted: str = "") -> Device:
         reason = f"{named[0].name} has compute capability {_dotted(named[0])}, needs 8.0"
         raise TierUnavailable(TIER, reason, "use a device of the Ampere generation or newer")
     names = ", ".join(device.numbered for device in devices)
-    raise TierUnavailable(TIER, f"no CUDA device matches {wanted!r}", f"there is {names}")
+    raise TierUnavailable(TIER, f"no CUDA device matches {requested!r}", f"there is {names}")
 
 
 def _describe(driver: Driver, ordinal: int, version: int) -> Device:

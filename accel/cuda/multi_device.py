@@ -144,13 +144,13 @@ class MultiDeviceTier(ContextManager):
         decl: BufferDecl,
         data: NDArray[np.uint8],
         finite: FiniteWords,
-        told: Callable[[int], None],
+        on_bytes: Callable[[int], None],
     ) -> ShardedBuffer:
         """See ``contract.tier.UploadsLater``. Of what all have whole the first device tells."""
 
         def upload(one: CudaTier, own: BufferDecl, part: NDArray[np.uint8]) -> CudaBuffer:
             counts = own is not decl or one is self._members[0]
-            return one.upload_later(own, part, finite, told if counts else _untold)
+            return one.upload_later(own, part, finite, on_bytes if counts else _untold)
 
         return self._upload(decl, data, upload)
 
@@ -217,7 +217,7 @@ class MultiDeviceTier(ContextManager):
         self,
         batch: ShardedBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> ShardedFence:
         """Enqueue the step on all devices. Raises DeviceLost once one has failed."""
@@ -229,7 +229,9 @@ class MultiDeviceTier(ContextManager):
             with self._all_or_none():
                 # A copy to the host may wait for its device, which waits for the others.
                 begun = self._each(lambda n, one: one.start(parts[n], inputs, rows))
-            fences = self._each(lambda n, one: one.finish(parts[n], begun[n], () if n else wanted))
+            fences = self._each(
+                lambda n, one: one.finish(parts[n], begun[n], () if n else requested)
+            )
         return ShardedFence(fences, self._names)
 
     def wait(self, fence: ShardedFence, timeout: float | None = None) -> None:

@@ -132,7 +132,7 @@ class Runtime:
 
 def open_runtime(
     driver: Driver,
-    wanted: str,
+    requested: str,
     choices: Choices,
     progress: Progress | None = None,
     compiler: Compiler | None = None,
@@ -147,7 +147,7 @@ def open_runtime(
     """
     step = chosen_step(choices.step)
     compiler = compiler or Compiler()
-    device = find_device(driver, wanted)
+    device = find_device(driver, requested)
     try:
         context = Context(driver, device.ordinal)
     except CudaError as error:

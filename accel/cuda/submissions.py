@@ -216,11 +216,11 @@ class Submissions:
         self,
         batch: CudaBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str],
+        requested: Sequence[str],
         rows: InputRows | None = None,
     ) -> CudaFence:
         """See ``contract.tier.Tier.submit``. Raises CudaError."""
-        return self.finish(batch, self.start(batch, inputs, rows), wanted)
+        return self.finish(batch, self.start(batch, inputs, rows), requested)
 
     def start(
         self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None = None
@@ -242,11 +242,11 @@ class Submissions:
         self._places.read(Mark(memory.context, memory.stream))
         return snapshot
 
-    def finish(self, batch: CudaBatch, snapshot: InputCopy, wanted: Sequence[str]) -> CudaFence:
+    def finish(self, batch: CudaBatch, snapshot: InputCopy, requested: Sequence[str]) -> CudaFence:
         """Enqueue the copies of what is wanted of the step that ``start`` gave ``snapshot`` for.
         Raises CudaError."""
         memory, step = self._memory, step_of(snapshot.data)
-        outputs = {name: self._kept(batch.outputs[name], step) for name in wanted}
+        outputs = {name: self._kept(batch.outputs[name], step) for name in requested}
         memory.staging.states_to_host()
         Mark(memory.context, memory.stream).hold(memory.streams.outputs)
         memory.staging.outputs_to_host(memory.leave)

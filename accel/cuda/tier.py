@@ -165,7 +165,7 @@ class CudaTier(ContextManager):
         decl: BufferDecl,
         data: NDArray[np.uint8],
         finite: FiniteWords,
-        told: Callable[[int], None],
+        on_bytes: Callable[[int], None],
     ) -> CudaBuffer:
         """See ``contract.tier.UploadsLater``."""
         check = self._runtime.finite
@@ -174,7 +174,7 @@ class CudaTier(ContextManager):
 
         def arrived(address: int, nbytes: int) -> None:
             check.look(address, nbytes, finite)
-            told(nbytes)
+            on_bytes(nbytes)
 
         return self._upload(decl, data, arrived)
 
@@ -305,12 +305,12 @@ class CudaTier(ContextManager):
         self,
         batch: CudaBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> CudaFence:
         """Enqueue the step. Raises DeviceLost once the device has failed."""
         with self._guarded("submitting a step"):
-            return self._submissions.submit(batch, inputs, wanted, rows)
+            return self._submissions.submit(batch, inputs, requested, rows)
 
     def prepare(self, batch: CudaBatch) -> None:
         """Make its graph for the memory of now. Raises CudaError."""
@@ -322,9 +322,9 @@ class CudaTier(ContextManager):
         """See ``Submissions``. Raises CudaError."""
         return self._submissions.start(batch, inputs, rows)
 
-    def finish(self, batch: CudaBatch, begun: InputCopy, wanted: Sequence[str]) -> CudaFence:
+    def finish(self, batch: CudaBatch, begun: InputCopy, requested: Sequence[str]) -> CudaFence:
         """See ``Submissions``. Raises CudaError."""
-        return self._submissions.finish(batch, begun, wanted)
+        return self._submissions.finish(batch, begun, requested)
 
     def synchronize(self) -> None:
         """Return when nothing is running. Raises CudaError."""

@@ -87,11 +87,11 @@ def right(found: Found, expected: Found) -> dict[str, bool]:
         name: bool(
             np.array_equal(
                 found[name][judged[name]],
-                wanted[judged[name]],
+                requested[judged[name]],
                 equal_nan=name not in INTEGERS,
             )
         )
-        for name, wanted in expected.items()
+        for name, requested in expected.items()
     }
 
 

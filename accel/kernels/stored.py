@@ -59,9 +59,9 @@ def refresh(
     folder.mkdir(exist_ok=True)
     known = read_digests(folder)
     kept = known.modules if known.compiler == compiler else {}
-    wanted = {build.name: build for build in builds}
-    digests = {name: digest_of(build.text) for name, build in sorted(wanted.items())}
-    changed = [wanted[name] for name in wanted if kept.get(name) != digests[name]]
+    requested = {build.name: build for build in builds}
+    digests = {name: digest_of(build.text) for name, build in sorted(requested.items())}
+    changed = [requested[name] for name in requested if kept.get(name) != digests[name]]
     with ThreadPoolExecutor(COMPILERS) as pool:
         for build, data in zip(changed, pool.map(made, changed), strict=True):
             path = folder / f"{build.name}.zrt"
@@ -69,7 +69,7 @@ def refresh(
             if data is not None:
                 path.write_bytes(data)
     for path in folder.glob("*.zrt"):
-        if path.stem not in wanted:
+        if path.stem not in requested:
             path.unlink()
     document = asdict(Digests(compiler, digests))
     (folder / DIGESTS).write_text(json.dumps(document, indent=1) + "\n")

@@ -48,8 +48,8 @@ class Device:
     missing: tuple[str, ...]
 
 
-def default_device(objc: ObjectiveC, wanted: str = "") -> Device:
-    """The device of this machine, whose name contains ``wanted``, ignoring case.
+def default_device(objc: ObjectiveC, requested: str = "") -> Device:
+    """The device of this machine, whose name contains ``requested``, ignoring case.
 
     Raises TierUnavailable when there is none, or saying what it lacks.
     """
@@ -57,8 +57,8 @@ def default_device(objc: ObjectiveC, wanted: str = "") -> Device:
     reason, hint = "", NEWER_HINT
     if device.missing:
         reason = f"{device.name} lacks {', '.join(device.missing)}"
-    elif wanted.lower() not in device.name.lower():
-        reason, hint = f"no Metal device matches {wanted!r}", f"there is {device.name}"
+    elif requested.lower() not in device.name.lower():
+        reason, hint = f"no Metal device matches {requested!r}", f"there is {device.name}"
     if reason:
         objc.release(device.handle)
         raise TierUnavailable(TIER, reason, hint)

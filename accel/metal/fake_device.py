@@ -69,8 +69,8 @@ class FakeLibrary:
 
     @method("newFunctionWithName:", "@@:@")
     def new_function(self, name: int) -> int:
-        wanted = self.machine.objc.state(name, FakeString, "a function's name")
-        if wanted is None or wanted.text != self.entry:
+        requested = self.machine.objc.state(name, FakeString, "a function's name")
+        if requested is None or requested.text != self.entry:
             return 0
         function = FakeFunction(self.machine, self.path)
         return self.machine.make("newFunctionWithName:", "MTLFunction", function)
@@ -223,12 +223,12 @@ class FakeDevice:
     @method("newComputePipelineStateWithDescriptor:options:reflection:error:", "@@:@Q^@^@")
     def new_pipeline(self, descriptor: int, options: int, reflection: int, error: int) -> int:
         machine = self.machine
-        wanted = machine.objc.state(descriptor, FakePipelineDescriptor, "a pipeline descriptor")
-        if wanted is None or wanted.function is None:
+        requested = machine.objc.state(descriptor, FakePipelineDescriptor, "a pipeline descriptor")
+        if requested is None or requested.function is None:
             return machine.fail(error, "computeFunction must not be nil")
-        launch = machine.launch(wanted.function.path)
-        items = min(wanted.items, machine.behaviour.pipeline_items)
-        pipeline = FakePipeline(machine, launch, items, wanted.indirect)
+        launch = machine.launch(requested.function.path)
+        items = min(requested.items, machine.behaviour.pipeline_items)
+        pipeline = FakePipeline(machine, launch, items, requested.indirect)
         selector = "newComputePipelineStateWithDescriptor:options:reflection:error:"
         made = machine.make(selector, "MTLComputePipelineState", pipeline)
         return made or machine.fail(error, "XPC_ERROR_CONNECTION_INTERRUPTED")
@@ -236,11 +236,11 @@ class FakeDevice:
     @method("newIndirectCommandBufferWithDescriptor:maxCommandCount:options:", "@@:@QQ")
     def new_commands(self, descriptor: int, count: int, options: int) -> int:
         machine = self.machine
-        wanted = machine.objc.state(descriptor, FakeCommandsDescriptor, "a commands descriptor")
-        if wanted is None:
+        requested = machine.objc.state(descriptor, FakeCommandsDescriptor, "a commands descriptor")
+        if requested is None:
             return 0
-        bindings = 0 if wanted.inherits_buffers else wanted.bindings
-        if wanted.types != 1 << 5 or wanted.inherits_pipeline or not count:
+        bindings = 0 if requested.inherits_buffers else requested.bindings
+        if requested.types != 1 << 5 or requested.inherits_pipeline or not count:
             machine.objc.tell("the simulation has concurrent dispatches alone, each whole")
             return 0
         selector = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"

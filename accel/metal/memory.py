@@ -186,11 +186,11 @@ class Memory:
         most = self.queue.device.max_buffer_bytes
         if size > min(left, most):
             raise OutOfMemory(what, size, self.held, min(left, most))
-        wanted = self._expected - self._placed if kind is Kind.MODEL else STEPS_ARENA_BYTES
-        if wanted <= 0:
-            wanted = max(self.held // GROWTH, MIN_ARENA_BYTES)
-        wanted = min(wanted, MAX_ARENA_BYTES, left, most) // ALIGNMENT * ALIGNMENT
-        nbytes = max(wanted, size)
+        requested = self._expected - self._placed if kind is Kind.MODEL else STEPS_ARENA_BYTES
+        if requested <= 0:
+            requested = max(self.held // GROWTH, MIN_ARENA_BYTES)
+        requested = min(requested, MAX_ARENA_BYTES, left, most) // ALIGNMENT * ALIGNMENT
+        nbytes = max(requested, size)
         objc, device = self.queue.objc, self.queue.device.handle
         method = "newBufferWithLength:options:"
         try:

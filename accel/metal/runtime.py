@@ -47,14 +47,14 @@ class Runtime:
             undo.callback(self.program.close)
 
 
-def open_runtime(objc: ObjectiveC, wanted: str, choices: Choices) -> Runtime:
+def open_runtime(objc: ObjectiveC, requested: str, choices: Choices) -> Runtime:
     """Open the device and test it.
 
     Raises TierUnavailable when there is none, it lacks something, it cannot keep to the arithmetic,
     or its memory is used up.
     """
     with ExitStack() as undo:
-        device = default_device(objc, wanted)
+        device = default_device(objc, requested)
         undo.callback(objc.release, device.handle)
         try:
             queue = Queue(objc, device)

@@ -86,7 +86,7 @@ class Submissions:
         self,
         batch: MetalBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str],
+        requested: Sequence[str],
         rows: InputRows | None = None,
     ) -> MetalFence:
         """See ``contract.tier.Tier.submit``."""
@@ -96,7 +96,7 @@ class Submissions:
         recording = self._recording(batch)
         recording.bind(self._places)
         recording.inputs.update(inputs, rows)
-        outputs, kept = self._outputs(batch, step, wanted)
+        outputs, kept = self._outputs(batch, step, requested)
         encodes = [partial(recording.execute, number=n) for n in range(len(recording.runs))]
         copies = [(batch.outputs[n][1], place, outputs[n].nbytes) for n, place in kept.items()]
         encodes[-1] = partial(self._execute_and_copy, encodes[-1], copies)
@@ -131,11 +131,11 @@ class Submissions:
         return batch.free.pop()
 
     def _outputs(
-        self, batch: MetalBatch, step: ShapeKey, wanted: Sequence[str]
+        self, batch: MetalBatch, step: ShapeKey, requested: Sequence[str]
     ) -> tuple[dict[str, NDArray[np.uint8]], dict[str, Allocation]]:
         """Arrays for the rows ``step`` has of each output, and memory they are copied to."""
         outputs, kept = {}, {}
-        for name in wanted:
+        for name in requested:
             decl, _ = batch.outputs[name]
             outputs[name] = np.empty(buffer_bytes(decl, step), np.uint8)
             if nbytes := outputs[name].nbytes:

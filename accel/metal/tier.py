@@ -221,12 +221,12 @@ class MetalTier(ContextManager):
         self,
         batch: MetalBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> MetalFence:
         """Start the step. Raises DeviceLost once the device has failed."""
         with self._guarded("a step"):
-            return self._submissions.submit(batch, inputs, wanted, rows)
+            return self._submissions.submit(batch, inputs, requested, rows)
 
     def wait(self, fence: MetalFence, timeout: float | None = None) -> None:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""

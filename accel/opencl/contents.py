@@ -87,12 +87,12 @@ class StepPrograms:
         return self._holding(parts)
 
     def _holding(self, parts: Parts) -> Any:
-        wanted = parts | ALWAYS
+        requested = parts | ALWAYS
         with self._lock:
             for held, program in self._programs.items():
-                if wanted <= held:
+                if requested <= held:
                     return program
-            held, program = self._build(EVERYTHING if len(self._programs) >= FEW else wanted)
+            held, program = self._build(EVERYTHING if len(self._programs) >= FEW else requested)
             self._programs[held] = program
             return program
 

@@ -78,14 +78,14 @@ def find_devices() -> list[Device]:
     return sorted(devices, key=lambda device: device.is_cpu)
 
 
-def find_device(wanted: str = "") -> Device:
-    """The first device whose platform or name contains ``wanted``, ignoring case."""
+def find_device(requested: str = "") -> Device:
+    """The first device whose platform or name contains ``requested``, ignoring case."""
     devices = find_devices()
     for device in devices:
-        if wanted.lower() in f"{device.platform} {device.name}".lower():
+        if requested.lower() in f"{device.platform} {device.name}".lower():
             return device
     names = ", ".join(device.name for device in devices)
-    raise TierUnavailable(TIER, f"no OpenCL device matches {wanted!r}", f"there is {names}")
+    raise TierUnavailable(TIER, f"no OpenCL device matches {requested!r}", f"there is {names}")
 
 
 def _usable(handle: Any) -> bool:

@@ -290,10 +290,10 @@ class BankedMemory:
                 return number
         free = [number for number, bank in enumerate(self._banks) if bank is None]
         existing = self.held
-        wanted = self._expected - self._placed
-        if wanted <= 0 and existing:
-            wanted = max(existing, MIN_BANK_BYTES)
-        nbytes = max(min(wanted, self.capacity - existing, self.max_bank_bytes), size)
+        requested = self._expected - self._placed
+        if requested <= 0 and existing:
+            requested = max(existing, MIN_BANK_BYTES)
+        nbytes = max(min(requested, self.capacity - existing, self.max_bank_bytes), size)
         if not free or nbytes > self.max_bank_bytes:
             raise OutOfMemory(what, size, self.used, min(self.max_bank_bytes, self.capacity))
         try:

@@ -149,8 +149,8 @@ def _launcher(
     """How a processor's cores execute packets."""
     if choices.mode is not Mode.LAUNCH:
         persistent = context_of(True)
-        wanted = choices.mode is Mode.PERSISTENT
-        if wanted or _runs_together(persistent, workers):
+        requested = choices.mode is Mode.PERSISTENT
+        if requested or _runs_together(persistent, workers):
             launcher = PersistentLauncher(persistent, workers, choice=choices.worker_tuner(workers))
             return Mode.PERSISTENT, persistent, launcher
     single = context_of(False)

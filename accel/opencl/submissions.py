@@ -89,7 +89,7 @@ class Submissions:
         self,
         batch: OpenClBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str],
+        requested: Sequence[str],
         rows: InputRows | None = None,
     ) -> OpenClFence:
         """See ``contract.tier.Tier.submit``."""
@@ -101,7 +101,7 @@ class Submissions:
         sent = [] if self._in_flight else memory.to_device()
         snapshot = self._in_flight.snapshot(inputs, batch.input_bytes, rows)
         done = [batch.recording.enqueue(self._provided(snapshot.data, sent), step.tokens)]
-        outputs = {name: self._kept(batch.outputs[name], step, done) for name in wanted}
+        outputs = {name: self._kept(batch.outputs[name], step, done) for name in requested}
         done += memory.to_host()
         self._launch.queue.flush()
         fence = OpenClFence(batch, done[-1], self._complete, time.monotonic(), outputs)

@@ -239,14 +239,14 @@ class OpenClTier(ContextManager):
         self,
         batch: OpenClBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> OpenClFence:
         """Enqueue the step. Raises DeviceLost once the device has failed."""
         if self._lost:
             raise DeviceLost(self._lost)
         try:
-            return self._submissions.submit(batch, inputs, wanted, rows)
+            return self._submissions.submit(batch, inputs, requested, rows)
         except self._cl.Error as error:
             raise self._fail(f"submitting a step failed: {error}") from None
 

@@ -187,8 +187,8 @@ class _Dividing:
     @staticmethod
     def _by_columns(op: Op) -> set[int]:
         """Places of the operands of which a share is taken."""
-        wanted = BY_COLUMNS.get(op.name, ())
-        return {n for n, operand in enumerate(op.device.operands) if operand.name in wanted}
+        requested = BY_COLUMNS.get(op.name, ())
+        return {n for n, operand in enumerate(op.device.operands) if operand.name in requested}
 
     def _divide_columns(self, op: Op) -> None:
         own = self.share.of(op.most_sizes()["width"])
@@ -217,8 +217,8 @@ class _Dividing:
             if tensor is not None and place not in op.written
         ]
         if any(self._overlapping(tensor) for tensor in read):
-            wanted = self._read_from(number)
-            self._gather([t for t in self.partial if any(t.overlaps(one) for one in wanted)])
+            requested = self._read_from(number)
+            self._gather([t for t in self.partial if any(t.overlaps(one) for one in requested)])
         for place in op.written if written else ():
             tensor = op.operands[place]
             for old in self._overlapping(tensor) if tensor is not None else ():

@@ -118,16 +118,16 @@ class Instance(ContextManager):
         device = describe(self.vulkan, handle)
         return replace(device, matrices=has_matrices(self.vulkan, self.handle, device))
 
-    def device(self, wanted: str = "") -> Device:
-        """The first usable device whose name or driver contains ``wanted``, ignoring case.
+    def device(self, requested: str = "") -> Device:
+        """The first usable device whose name or driver contains ``requested``, ignoring case.
 
         Raises TierUnavailable saying what each device that matches lacks.
         """
         devices = self.devices()
-        named = [d for d in devices if wanted.lower() in f"{d.name} {d.driver}".lower()]
+        named = [d for d in devices if requested.lower() in f"{d.name} {d.driver}".lower()]
         if not named:
             names = ", ".join(device.name for device in devices)
-            reason = f"no Vulkan device matches {wanted!r}"
+            reason = f"no Vulkan device matches {requested!r}"
             raise TierUnavailable(TIER, reason, f"there is {names}")
         for device in named:
             if not device.missing:

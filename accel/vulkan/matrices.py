@@ -72,9 +72,9 @@ def _has_shape(vulkan: Vulkan, instance: Any, device: Device) -> bool:
         return False
     byte = vulkan.constant("COMPONENT_TYPE_SINT8_KHR")
     word = vulkan.constant("COMPONENT_TYPE_SINT32_KHR")
-    wanted = (*SHAPE, byte, byte, word, word, 0, vulkan.constant("SCOPE_SUBGROUP_KHR"))
+    requested = (*SHAPE, byte, byte, word, word, 0, vulkan.constant("SCOPE_SUBGROUP_KHR"))
     return any(
-        wanted
+        requested
         == (
             *(entry.MSize, entry.NSize, entry.KSize),
             *(entry.AType, entry.BType, entry.CType, entry.ResultType),

@@ -237,12 +237,12 @@ class Memory:
         most = self.queue.device.max_buffer_bytes
         if own and size > left:
             raise OutOfMemory(what, size, self.held, left)
-        wanted = self._expected - self._placed
-        if wanted <= 0:
-            wanted = min(max(self.held // GROWTH, MIN_ARENA_BYTES), MAX_ARENA_BYTES)
-        wanted = min(wanted, MAX_ARENA_BYTES, left) if own else HOST_ARENA_BYTES
+        requested = self._expected - self._placed
+        if requested <= 0:
+            requested = min(max(self.held // GROWTH, MIN_ARENA_BYTES), MAX_ARENA_BYTES)
+        requested = min(requested, MAX_ARENA_BYTES, left) if own else HOST_ARENA_BYTES
         try:
-            arena = self._created(max(min(wanted, most) // ALIGNMENT * ALIGNMENT, size), own)
+            arena = self._created(max(min(requested, most) // ALIGNMENT * ALIGNMENT, size), own)
         except VulkanError as error:
             if not is_out_of_memory(self.queue.vulkan, error):
                 raise TierError(f"{what}: {error}") from None

@@ -206,15 +206,15 @@ class Queue:
             queueCount=1,
             pQueuePriorities=vulkan.array("float", [1.0]),
         )
-        wanted = [e for e in (INTEGER_DOT, MEMORY_BUDGET) if e in device.extensions]
-        wanted += [MATRICES] if device.matrices else []
-        names = vulkan.array("char *", [vulkan.text(name) for name in wanted])
+        requested = [e for e in (INTEGER_DOT, MEMORY_BUDGET) if e in device.extensions]
+        requested += [MATRICES] if device.matrices else []
+        names = vulkan.array("char *", [vulkan.text(name) for name in requested])
         return vulkan.structure(
             "DeviceCreateInfo",
             pNext=chain,
             queueCreateInfoCount=1,
             pQueueCreateInfos=queue,
-            enabledExtensionCount=len(wanted),
+            enabledExtensionCount=len(requested),
             ppEnabledExtensionNames=names,
         )
 

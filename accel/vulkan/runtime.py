@@ -55,7 +55,7 @@ class Runtime:
             self.instance.close()
 
 
-def open_runtime(vulkan: Vulkan, wanted: str, choices: Choices) -> Runtime:
+def open_runtime(vulkan: Vulkan, requested: str, choices: Choices) -> Runtime:
     """Open the first device that matches and test it.
 
     Raises TierUnavailable when there is none, it lacks something, it cannot keep to the arithmetic,
@@ -63,7 +63,7 @@ def open_runtime(vulkan: Vulkan, wanted: str, choices: Choices) -> Runtime:
     """
     with ExitStack() as undo:
         instance = undo.enter_context(Instance(vulkan))
-        device = instance.device(wanted)
+        device = instance.device(requested)
         queue = Queue(vulkan, device)
         undo.callback(partial(queue.close, lost=False))
         capacity = device.memory_bytes

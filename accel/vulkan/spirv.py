@@ -117,8 +117,10 @@ def exact(code: bytes) -> bytes:
     found = [i for i in instructions(words) if i.name not in DEBUGGING]
     _check_extended(found)
     decorated = decorated_results(found)
-    wanted = [i.result for i in found if i.opcode in FLOAT_ARITHMETIC and i.result not in decorated]
-    decorations = [_instruction(71, result, NO_CONTRACTION) for result in wanted]
+    requested = [
+        i.result for i in found if i.opcode in FLOAT_ARITHMETIC and i.result not in decorated
+    ]
+    decorations = [_instruction(71, result, NO_CONTRACTION) for result in requested]
     first = next(n for n, i in enumerate(found) if _is_annotation_or_type(i))
     parts = [i.words for i in found]
     return _joined(words, parts[:first], decorations, parts[first:])

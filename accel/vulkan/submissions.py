@@ -113,7 +113,7 @@ class Submissions:
         self,
         batch: VulkanBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str],
+        requested: Sequence[str],
         rows: InputRows | None = None,
     ) -> VulkanFence:
         """See ``contract.tier.Tier.submit``."""
@@ -126,7 +126,7 @@ class Submissions:
         snapshot = self._snapshot(batch.input_bytes)
         snapshot.copy.update(inputs, rows)
         after = self._sync(self._fetching, to_device=False)
-        outputs, kept = self._outputs(batch, step, wanted)
+        outputs, kept = self._outputs(batch, step, requested)
         copying = [self._queue.record(self._copies(batch, kept), once=True)] if kept else []
         batches = [[commands] for commands in recorded]
         batches[0] = [*before, snapshot.commands, *batches[0]]
@@ -209,11 +209,11 @@ class Submissions:
         return fill
 
     def _outputs(
-        self, batch: VulkanBatch, step: ShapeKey, wanted: Sequence[str]
+        self, batch: VulkanBatch, step: ShapeKey, requested: Sequence[str]
     ) -> tuple[dict[str, NDArray[np.uint8]], list[tuple[str, Allocation, int]]]:
         """Arrays for the rows ``step`` has of each output, and host memory they are copied to."""
         outputs, kept = {}, []
-        for name in wanted:
+        for name in requested:
             decl, _ = batch.outputs[name]
             outputs[name] = np.empty(buffer_bytes(decl, step), np.uint8)
             if nbytes := outputs[name].nbytes:

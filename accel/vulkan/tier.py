@@ -236,12 +236,12 @@ class VulkanTier(ContextManager):
         self,
         batch: VulkanBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> VulkanFence:
         """Start the step. Raises DeviceLost once the device has failed."""
         with self._guarded("a step"):
-            return self._submissions.submit(batch, inputs, wanted, rows)
+            return self._submissions.submit(batch, inputs, requested, rows)
 
     def wait(self, fence: VulkanFence, timeout: float | None = None) -> None:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""

@@ -25,12 +25,12 @@ def expand(graph: Graph, keep: frozenset[Opcode] = frozenset()) -> Graph:
     The result verifies. Parts and the scratch buffers between them are named after their node; an
     update in place is the last part, so the barriers behind the node still serve.
     """
-    wanted = EXPANSIONS.keys() - keep
-    if not graph.opcodes & wanted:
+    requested = EXPANSIONS.keys() - keep
+    if not graph.opcodes & requested:
         return graph
     parts = _Parts(graph)
     for node in graph.nodes:
-        if node.opcode in wanted:
+        if node.opcode in requested:
             EXPANSIONS[node.opcode](parts, node)
         else:
             parts.nodes.append(node)

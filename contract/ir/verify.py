@@ -314,10 +314,10 @@ def _overlap(a: Columns, b: Columns) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
-def _covers(written: Iterable[tuple[Columns, str]], wanted: Columns) -> bool:
-    position = wanted[0]
+def _covers(written: Iterable[tuple[Columns, str]], requested: Columns) -> bool:
+    position = requested[0]
     for (start, stop), _ in sorted(written):
         if start > position:
             break
         position = max(position, stop)
-    return position >= wanted[1]
+    return position >= requested[1]

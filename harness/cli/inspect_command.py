@@ -85,7 +85,7 @@ def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, A
             tier = stack.enter_context(open_tier(settings["tier"], tier_options(settings)))
             available = tier.available_bytes
         budget = budget_of(available, settings["memory_budget"])
-        wanted = RequestedSizes(
+        requested = RequestedSizes(
             settings["context"],
             settings["kv_dtype"],
             settings["chunk"],
@@ -93,7 +93,7 @@ def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, A
             settings["slots"] or 1,
             tier,
         )
-        return run_facts(file, wanted)
+        return run_facts(file, requested)
 
 
 def _text(facts: Mapping[str, Any], with_tensors: bool) -> str:

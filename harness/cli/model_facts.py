@@ -114,7 +114,7 @@ class RequestedSizes:
         return whole_contexts(self.slots, context, kv_dtype, tokens, self.slots, min(64, context))
 
 
-def run_facts(file: GgufFile, wanted: RequestedSizes) -> dict[str, Any]:
+def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
     """Sizes, memory and work of the forward pass, or ``problem``: why there is none.
 
     Work is that of one decode token with the planned context to attend to. RequestError when the
@@ -127,57 +127,57 @@ def run_facts(file: GgufFile, wanted: RequestedSizes) -> dict[str, Any]:
         model.graph(Limits(slots=1, context=PAGE_TOKENS, pages=1))
     except ZincError as error:
         return {"problem": str(error)}
-    longest = longest_context(model, wanted.context)
-    check_storage(model, BY_NAME[wanted.kv_dtype])
+    longest = longest_context(model, requested.context)
+    check_storage(model, BY_NAME[requested.kv_dtype])
     config = model.config
-    wanted = _settled(model, wanted, longest)
-    memory = memory_facts(model, wanted, longest)
+    requested = _settled(model, requested, longest)
+    memory = memory_facts(model, requested, longest)
     context = memory["context"]
-    graph = model.graph(wanted.limits(context, BY_NAME[wanted.kv_dtype]))
+    graph = model.graph(requested.limits(context, BY_NAME[requested.kv_dtype]))
     return {
         "layers": config.layers,
         "hidden": config.hidden,
         "drafting_blocks": config.blocks - config.layers,
         "active_parameters": active_parameters(model),
-        **layer_facts(model, BY_NAME[wanted.kv_dtype]),
+        **layer_facts(model, BY_NAME[requested.kv_dtype]),
         "longest_context": config.context,
         "memory": memory,
         "graph": graph_facts(graph, context),
     }
 
 
-def _settled(model: Model, wanted: RequestedSizes, longest: int) -> RequestedSizes:
+def _settled(model: Model, requested: RequestedSizes, longest: int) -> RequestedSizes:
     """With the prompt tokens of a step that an engine would have."""
-    if wanted.chunk is not None or wanted.tier is None:
-        return wanted
-    dtype, tier = BY_NAME[wanted.kv_dtype], wanted.tier
-    choices = [replace(wanted, chunk=tokens) for tokens in prompt_steps(tier.info.prompt_tokens)]
+    if requested.chunk is not None or requested.tier is None:
+        return requested
+    dtype, tier = BY_NAME[requested.kv_dtype], requested.tier
+    choices = [replace(requested, chunk=tokens) for tokens in prompt_steps(tier.info.prompt_tokens)]
     by_steps = [partial(choice.limits, kv_dtype=dtype) for choice in choices]
-    found = whole_context(model, tier, by_steps, longest, wanted.budget)
+    found = whole_context(model, tier, by_steps, longest, requested.budget)
     return choices[-1 if found is None else found[0]]
 
 
-def memory_facts(model: Model, wanted: RequestedSizes, longest: int) -> dict[str, Any]:
+def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[str, Any]:
     """The plan (``MemoryPlan.to_dict``) of the context asked for, or of the longest that fits.
 
     ``fits`` compares it with ``budget``. ``kinds`` gives for each storage type of keys and values
     its bytes a token, the longest context up to ``longest`` that fits (None: not even a page) and
     what that takes; or ``problem`` where the heads cannot be stored so.
     """
-    footprint = declared_footprint if wanted.tier is None else wanted.tier.footprint
-    unified = wanted.tier is None or wanted.tier.info.host_unified
+    footprint = declared_footprint if requested.tier is None else requested.tier.footprint
+    unified = requested.tier is None or requested.tier.info.host_unified
     kinds: dict[str, dict[str, Any]] = {}
     shown: MemoryPlan | None = None
     for dtype in KV:
-        plan_at = plans_of(model, partial(wanted.limits, kv_dtype=dtype), footprint, unified)
-        asked = dtype.name == wanted.kv_dtype
+        plan_at = plans_of(model, partial(requested.limits, kv_dtype=dtype), footprint, unified)
+        asked = dtype.name == requested.kv_dtype
         problem = storage_problem(model, dtype)
         if problem is not None:
             kinds[dtype.name] = {"problem": problem}
             continue
-        fitting = longest_plan(plan_at, longest, wanted.budget)
-        if asked and (wanted.context is not None or fitting is None):
-            shown = plan_at(wanted.context or min(longest, PAGE_TOKENS))
+        fitting = longest_plan(plan_at, longest, requested.budget)
+        if asked and (requested.context is not None or fitting is None):
+            shown = plan_at(requested.context or min(longest, PAGE_TOKENS))
         elif asked:
             shown = fitting
         kinds[dtype.name] = {
@@ -188,36 +188,36 @@ def memory_facts(model: Model, wanted: RequestedSizes, longest: int) -> dict[str
     assert shown is not None
     return {
         **shown.to_dict(),
-        "tier": wanted.tier.info.name if wanted.tier is not None else None,
-        "devices": wanted.tier.info.devices if wanted.tier is not None else 1,
-        "budget": wanted.budget,
-        "fits": shown.budgeted <= wanted.budget,
+        "tier": requested.tier.info.name if requested.tier is not None else None,
+        "devices": requested.tier.info.devices if requested.tier is not None else 1,
+        "budget": requested.budget,
+        "fits": shown.budgeted <= requested.budget,
         "kinds": kinds,
         "sequences": [
-            sequence_facts(model, replace(wanted, slots=slots), longest)
-            for slots in sorted({*SLOTS, wanted.slots})
+            sequence_facts(model, replace(requested, slots=slots), longest)
+            for slots in sorted({*SLOTS, requested.slots})
         ],
     }
 
 
-def sequence_facts(model: Model, wanted: RequestedSizes, longest: int) -> dict[str, Any]:
-    """The longest context up to ``longest`` of which ``wanted.slots`` sequences fit at once.
+def sequence_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[str, Any]:
+    """The longest context up to ``longest`` of which ``requested.slots`` sequences fit at once.
 
     ``context`` is None where not even a page of each does, and ``total`` then what that takes.
     ``more`` is what one page more for each would take, None where ``longest`` is reached; ``left``
     what of the budget is not used.
     """
-    dtype = BY_NAME[wanted.kv_dtype]
-    footprint = declared_footprint if wanted.tier is None else wanted.tier.footprint
-    unified = wanted.tier is None or wanted.tier.info.host_unified
-    plan_at = plans_of(model, partial(wanted.limits, kv_dtype=dtype), footprint, unified)
-    fitting = longest_plan(plan_at, longest, wanted.budget)
+    dtype = BY_NAME[requested.kv_dtype]
+    footprint = declared_footprint if requested.tier is None else requested.tier.footprint
+    unified = requested.tier is None or requested.tier.info.host_unified
+    plan_at = plans_of(model, partial(requested.limits, kv_dtype=dtype), footprint, unified)
+    fitting = longest_plan(plan_at, longest, requested.budget)
     plan = fitting or plan_at(min(longest, PAGE_TOKENS))
     facts: dict[str, Any] = {
-        "slots": wanted.slots,
+        "slots": requested.slots,
         "context": plan.context if fitting is not None else None,
         "total": plan.total,
-        "left": wanted.budget - plan.budgeted,
+        "left": requested.budget - plan.budgeted,
         "more": None,
     }
     if fitting is not None and plan.context < longest:

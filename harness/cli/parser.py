@@ -62,17 +62,17 @@ def actions(
 
 def search(parser: argparse.ArgumentParser, word: str) -> list[str]:
     """Lines of help that mention ``word``: commands first, then flags and arguments."""
-    wanted = word.lower()
+    requested = word.lower()
     found = [
         f"{command.prog}\n    {command.description}"
         for command in commands(parser)
-        if wanted in f"{command.prog} {command.description}".lower()
+        if requested in f"{command.prog} {command.description}".lower()
     ]
     shared: dict[tuple[str, str], list[str]] = {}
     for command, action in actions(parser):
         names = ", ".join(action.option_strings) or str(action.metavar or action.dest)
         text = (action.help or "").replace("%%", "%")
-        if wanted in f"{names} {text}".lower() and not isinstance(action, argparse._HelpAction):
+        if requested in f"{names} {text}".lower() and not isinstance(action, argparse._HelpAction):
             shared.setdefault((names, text), []).append(command.prog)
     for (names, text), programs in shared.items():
         found.append(f"{names}  ({', '.join(programs)})\n    {text}")

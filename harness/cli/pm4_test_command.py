@@ -44,9 +44,9 @@ def pm4_test(args: argparse.Namespace) -> int:
         return _trace(args.replay or args.list, args.replay is not None)
     from harness.amd_packets import system, try_packets
 
-    kernel, wanted = system(args.device)
+    kernel, requested = system(args.device)
     record = args.record is not None
-    passed, trace = try_packets(args.tier, kernel, wanted, print, record)
+    passed, trace = try_packets(args.tier, kernel, requested, print, record)
     if record:
         _save(trace, args.record)
     return int(not passed)

@@ -111,8 +111,8 @@ def _chosen(named: str | None, servers: Sequence[Presence]) -> Presence:
 
 def _fits(named: str, server: Presence) -> bool:
     address = server.url.partition("://")[2]
-    wanted = named.partition("://")[2].rstrip("/") or named
-    return wanted in (address, address.rpartition(":")[2], str(server.pid))
+    requested = named.partition("://")[2].rstrip("/") or named
+    return requested in (address, address.rpartition(":")[2], str(server.pid))
 
 
 def _wait(server: Presence, seconds: float) -> None:

@@ -124,9 +124,9 @@ def synthetic_id(spec: SynthSpec) -> str:
 
 def check_arithmetic(tier: Tier) -> list[Finding]:
     """The tier claims this source's version of the arithmetic."""
-    wanted = f"exact-{ARITHMETIC_VERSION}"
+    requested = f"exact-{ARITHMETIC_VERSION}"
     found = tier.info.arithmetic
-    return [] if found == wanted else [{"note": f"arithmetic is {found}, must be {wanted}"}]
+    return [] if found == requested else [{"note": f"arithmetic is {found}, must be {requested}"}]
 
 
 def check_opcodes(tier: Tier) -> list[Finding]:

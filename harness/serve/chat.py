@@ -204,12 +204,12 @@ def _thinking(
 ) -> bool | None:
     """Whether the model is to think, None where nobody says."""
     kwargs, effort = body.chat_template_kwargs, body.reasoning_effort
-    wanted = {
+    requested = {
         "enable_thinking": body.enable_thinking,
         "chat_template_kwargs": None if kwargs is None else kwargs.enable_thinking,
         "reasoning_effort": None if effort is None else effort not in NO_EFFORT,
     }
-    said = {param: value for param, value in wanted.items() if value is not None}
+    said = {param: value for param, value in requested.items() if value is not None}
     if not said:
         return None
     if len(set(said.values())) > 1:
@@ -236,24 +236,24 @@ def _grammar_of(
 ) -> tuple[str | None, bool]:
     """The rules of an answer, if it has some, and whether its calls are made by them."""
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
-    wanted = list(functions.values())
+    requested = list(functions.values())
     answer = format_rule(body.response_format)
     if forced:
-        return _enforced("tools", lambda: dialect.forced_calls(wanted, many)), True
+        return _enforced("tools", lambda: dialect.forced_calls(requested, many)), True
     if answer is not None and tools:
-        calls = _enforced("tools", lambda: dialect.forced_calls(wanted, many))
+        calls = _enforced("tools", lambda: dialect.forced_calls(requested, many))
         either = calls.replace("body: ", "made: ", 1)
         return f"body: made | answer\nanswer: {answer}\n{either}", False
     if answer is not None:
         return f"body: {answer}", False
     if any(tool.function.strict for tool in tools):
-        return _enforced("tools", lambda: dialect.calls_in_text(wanted, many)), True
+        return _enforced("tools", lambda: dialect.calls_in_text(requested, many)), True
     return None, False
 
 
-def format_rule(wanted: ResponseFormat | None) -> str | None:
+def format_rule(requested: ResponseFormat | None) -> str | None:
     """What an answer of a form is in Lark; None for any text. Raises ApiError."""
-    match wanted:
+    match requested:
         case None | TextFormat():
             return None
         case JsonObjectFormat():

@@ -61,7 +61,7 @@ class Pool:
     def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
         """Take the rows of the positions from ``first`` on, float32[positions, hidden]."""
         for position, row in enumerate(rows, first):
-            if self.pooling is not Pooling.MEAN and position != self._wanted:
+            if self.pooling is not Pooling.MEAN and position != self._requested:
                 continue
             wide = row.astype(np.float64)
             self._sum = wide if self._sum is None else self._sum + wide
@@ -84,5 +84,5 @@ class Pool:
         return (kept / length if length else kept).astype(np.float32)
 
     @property
-    def _wanted(self) -> int:
+    def _requested(self) -> int:
         return 0 if self.pooling is Pooling.FIRST else self._tokens - 1

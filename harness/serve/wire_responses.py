@@ -224,13 +224,13 @@ def _text(content: str | Sequence[InputPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _format(wanted: ResponseTextFormat) -> Json:
-    if wanted.type != "json_schema":
-        return {"type": wanted.type}
-    schema = {"name": wanted.name, "schema": wanted.schema_}
+def _format(requested: ResponseTextFormat) -> Json:
+    if requested.type != "json_schema":
+        return {"type": requested.type}
+    schema = {"name": requested.name, "schema": requested.schema_}
     for name in ("description", "strict"):
-        if getattr(wanted, name) is not None:
-            schema[name] = getattr(wanted, name)
+        if getattr(requested, name) is not None:
+            schema[name] = getattr(requested, name)
     return {"type": "json_schema", "json_schema": schema}
 
 

@@ -195,11 +195,11 @@ class SimulatedRunner:
         except Violation as violation:
             self.violation = self.violation or violation
             raise
-        copy, wanted = StepCopy.of(inputs, self.slot_scopes), inputs.wanted
+        copy, requested = StepCopy.of(inputs, self.slot_scopes), inputs.requested
         begins = max(self._clock(), self._device_free)
         self._device_free = begins + self._seconds.of(copy)
         self.steps += 1
-        late = self.enqueue(lambda: self._execute(copy, wanted))
+        late = self.enqueue(lambda: self._execute(copy, requested))
         late.fails, self._fault = self._fault == "collect", None
         return late
 
@@ -233,12 +233,12 @@ class SimulatedRunner:
         self._queue.append(late)
         return late
 
-    def _execute(self, step: StepCopy, wanted: Sequence[str]) -> StepOutput:
+    def _execute(self, step: StepCopy, requested: Sequence[str]) -> StepOutput:
         token, histories = self.memory.execute(step)
         outputs = {}
-        if LOGITS in wanted:
+        if LOGITS in requested:
             outputs[LOGITS] = simulated_logits(histories).view(np.uint8)
-        if CHOSEN in wanted:
+        if CHOSEN in requested:
             outputs |= simulated_logs(histories, token, self.limits.top_log_probabilities)
         return StepOutput(np.array(token, np.int32), outputs)
 

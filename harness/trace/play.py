@@ -211,18 +211,18 @@ class _Player:
         known = self._batches[submit.batch]
         layout = known.batch.inputs
         inputs = self._history.apply(known.batch.graph, layout.nbytes, submit)
-        self._held = known, inputs, submit.wanted
+        self._held = known, inputs, submit.requested
 
     def _drop(self, payload: memoryview) -> None:
         self._held = None
 
     def _submit(self, known: _Lowered, inputs: NDArray[np.uint8], bits: int) -> None:
         batch, graph = known.batch, self._graphs[known.batch.graph]
-        wanted = outputs_of(graph.of_kind(BufferKind.OUTPUT), bits)
+        requested = outputs_of(graph.of_kind(BufferKind.OUTPUT), bits)
         lowered = self._lowered(known, step_of(inputs))
-        self._last = self._tier.submit(lowered, inputs, [decl.name for decl in wanted])
+        self._last = self._tier.submit(lowered, inputs, [decl.name for decl in requested])
         step = _describe(batch, inputs)
-        self._in_flight[self.submissions] = _InFlightStep(self._last, wanted, graph.name, step)
+        self._in_flight[self.submissions] = _InFlightStep(self._last, requested, graph.name, step)
         self.submissions += 1
 
     def _lowered(self, known: _Lowered, step: ShapeKey) -> PacketBatch:

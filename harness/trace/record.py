@@ -57,9 +57,9 @@ class _Lowered:
 class RecordedFence:
     """A fence that shows what was wanted, and keeps for the recorder what it compares."""
 
-    def __init__(self, fence: Fence, wanted: Sequence[str]) -> None:
+    def __init__(self, fence: Fence, requested: Sequence[str]) -> None:
         self.inner = fence
-        self._wanted = tuple(wanted)
+        self._requested = tuple(requested)
 
     @property
     def done(self) -> bool:
@@ -70,7 +70,7 @@ class RecordedFence:
     def outputs(self) -> Mapping[str, Bytes]:
         """What was wanted of the tier's."""
         outputs = self.inner.outputs
-        return {name: outputs[name] for name in self._wanted if name in outputs}
+        return {name: outputs[name] for name in self._requested if name in outputs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class RecordedTier(ContextManager):
         self,
         batch: PacketBatch,
         inputs: Bytes,
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> RecordedFence:
         """Recorded with what changed of the inputs, before it is done: should it end this process,
@@ -221,7 +221,7 @@ class RecordedTier(ContextManager):
         bits = sum(
             1 << number
             for number, decl in enumerate(lowered.outputs)
-            if decl.name in wanted or decl.name in lowered.watched
+            if decl.name in requested or decl.name in lowered.watched
         )
         kept = outputs_of(lowered.outputs, bits)
         places, lines = self._history.changes(lowered.graph, inputs)
@@ -232,7 +232,7 @@ class RecordedTier(ContextManager):
         except BaseException:
             self._writer.write(Kind.FAILED)
             raise
-        fence = RecordedFence(inner, wanted)
+        fence = RecordedFence(inner, requested)
         self._in_flight.append(_InFlightStep(next(self._submissions), fence, kept))
         return fence
 

@@ -155,17 +155,17 @@ class Batch:
 class Submit:
     """``Tier.submit``: the lines of the inputs that changed, uint32[n] and uint8[n, 64].
 
-    Bit n of ``wanted`` is the graph's n-th OUTPUT buffer.
+    Bit n of ``requested`` is the graph's n-th OUTPUT buffer.
     """
 
     batch: int
-    wanted: int
+    requested: int
     places: NDArray[np.uint32]
     lines: Bytes
 
     def pack(self) -> tuple[bytes, ...]:
         """The parts of the payload."""
-        head = np.array((self.batch, self.wanted, len(self.places)), SUBMIT)
+        head = np.array((self.batch, self.requested, len(self.places)), SUBMIT)
         return head.tobytes(), self.places.astype("<u4").tobytes(), self.lines.tobytes()
 
     @classmethod
@@ -263,6 +263,6 @@ def _object(payload: memoryview) -> dict[str, Any]:
     return values
 
 
-def outputs_of(outputs: Iterable[BufferDecl], wanted: int) -> list[BufferDecl]:
-    """Of a graph's OUTPUT buffers those that ``wanted`` has the bits of."""
-    return [decl for number, decl in enumerate(outputs) if wanted >> number & 1]
+def outputs_of(outputs: Iterable[BufferDecl], requested: int) -> list[BufferDecl]:
+    """Of a graph's OUTPUT buffers those that ``requested`` has the bits of."""
+    return [decl for number, decl in enumerate(outputs) if requested >> number & 1]

@@ -232,7 +232,7 @@ class CpuTier(ContextManager):
         self,
         batch: CpuBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> CpuFence:
         """Run the step. Floating-point trouble shows in the values, never as a warning."""
@@ -242,7 +242,7 @@ class CpuTier(ContextManager):
         with np.errstate(all="ignore"):
             for call in batch.calls(step):
                 call()
-        return CpuFence({name: self._output(batch, name, step) for name in wanted})
+        return CpuFence({name: self._output(batch, name, step) for name in requested})
 
     def wait(self, fence: CpuFence, timeout: float | None = None) -> None:
         """Nothing to wait for."""

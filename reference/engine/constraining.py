@@ -36,10 +36,10 @@ def with_masks(
         return inputs
     masks: list[Mask] = []
     end = 0
-    for active, (_, start, count), wanted in zip(actives, chunks, rows, strict=True):
-        end += wanted
+    for active, (_, start, count), requested in zip(actives, chunks, rows, strict=True):
+        end += requested
         sequence = active.sequence
-        if not active.masked or not wanted or start + count < sequence.known:
+        if not active.masked or not requested or start + count < sequence.known:
             continue
         mask = _mask_of(sequence, words)
         if mask is not None:

@@ -109,7 +109,7 @@ class PageCopies:
 
     def save(self, page: int) -> SavedPage:
         """Queue: what is in ``page`` now into host memory. The page may be written at once."""
-        fence = self._last = self._run(self._save, page, 0, wanted=(SAVED,))
+        fence = self._last = self._run(self._save, page, 0, requested=(SAVED,))
         return SavedPage(self._tier, fence)
 
     def load(self, saved: SavedPage, page: int) -> None:
@@ -133,14 +133,14 @@ class PageCopies:
         source: int,
         target: int,
         data: NDArray[np.uint8] | None = None,
-        wanted: tuple[str, ...] = (),
+        requested: tuple[str, ...] = (),
     ) -> Fence:
         for page in (source, target):
             assert 0 <= page < self.pages, f"page {page} is not one of {self.pages}"
         arrays: dict[str, NDArray[Any]] = {PAIRS: np.array([[source, target]], np.int32)}
         if data is not None:
             arrays[SAVED] = data
-        return graph.replay(pack_inputs(graph.inputs, ONE_PAGE, arrays), wanted)
+        return graph.replay(pack_inputs(graph.inputs, ONE_PAGE, arrays), requested)
 
 
 def _source(name: str) -> str:

@@ -26,8 +26,8 @@ def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float
     x = np.where(finite[:, None], logits, np.float32(0.0))
     ids = np.array([likeliest(row, top) for row in x], np.int32).reshape(rows, top)
     known = finite & (token >= 0) & (token < vocab)
-    wanted = np.column_stack([np.where(known, token, 0), ids])
-    logs = normalized(x, np.take_along_axis(x, wanted, axis=1))
+    requested = np.column_stack([np.where(known, token, 0), ids])
+    logs = normalized(x, np.take_along_axis(x, requested, axis=1))
     nan = np.float32(np.nan)
     return (
         np.where(known, logs[:, 0], nan),
@@ -36,11 +36,11 @@ def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float
     )
 
 
-def normalized(x: Float32, wanted: Float32) -> Float32:
-    """log p of ``wanted`` logits [rows, n] among those of their row ``x`` [rows, vocab]."""
+def normalized(x: Float32, requested: Float32) -> Float32:
+    """log p of ``requested`` logits [rows, n] among those of their row ``x`` [rows, vocab]."""
     largest = x.max(axis=1, keepdims=True)
     log_sum = log(sum_axis(exp(x - largest)))
-    logs: Float32 = (wanted - largest) - log_sum[:, None]
+    logs: Float32 = (requested - largest) - log_sum[:, None]
     return logs
 
 

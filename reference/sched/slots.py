@@ -158,7 +158,7 @@ class SlotTable:
         output_rows: list[int] = []
         row_slots: list[int] = []
         row_positions: list[int] = []
-        for (slot, start, count), wanted, known in zip(chunks, rows, tokens, strict=True):
+        for (slot, start, count), requested, known in zip(chunks, rows, tokens, strict=True):
             begin, end, stop = end, end + count, start + count
             if start < self.known[slot]:
                 given.append((begin, end, known[start:stop]))
@@ -168,14 +168,14 @@ class SlotTable:
             else:
                 token_slots += repeat(slot, count)
                 token_positions += range(start, stop)
-            if wanted == 1:
+            if requested == 1:
                 output_rows.append(end - 1)
                 row_slots.append(slot)
                 row_positions.append(stop)
-            elif wanted:
-                output_rows += range(end - wanted, end)
-                row_slots += repeat(slot, wanted)
-                row_positions += range(stop - wanted + 1, stop + 1)
+            elif requested:
+                output_rows += range(end - requested, end)
+                row_slots += repeat(slot, requested)
+                row_positions += range(stop - requested + 1, stop + 1)
         query = np.zeros(end, QUERY_TOKEN)
         query_tokens = query["token"]
         query_tokens[:] = LAST_TOKEN
@@ -189,12 +189,12 @@ class SlotTable:
             output_rows=np.array(output_rows, np.int32),
             sampling=sampling,
             page_table=self.page_table,
-            wanted=self._wanted(chunks),
+            requested=self._requested(chunks),
             bias=self._bias.reshape(-1) if True in [self.biased[s] for s in row_slots] else None,
             page_versions=self.page_versions,
         )
 
-    def _wanted(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
+    def _requested(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
         """The outputs that somebody asked for."""
         logits: tuple[str, ...] = ()
         states: tuple[str, ...] = ()
@@ -229,8 +229,8 @@ class SteadyDecode:
     ) -> SteadyDecode | None:
         """What follows a step, None where that is more than one token for each of its sequences."""
         left = []
-        for (slot, _, count), wanted in zip(chunks, rows, strict=True):
-            if wanted != 1 or count != 1 or table.every_row[slot] or table.lockstep[slot]:
+        for (slot, _, count), requested in zip(chunks, rows, strict=True):
+            if requested != 1 or count != 1 or table.every_row[slot] or table.lockstep[slot]:
                 return None
             computed, cut, end = table.computed[slot], table.cut[slot], table.end[slot]
             # The step that reaches a cut is planned: something is kept there.

@@ -13,8 +13,8 @@ LINUX = Path(__file__).parent / "linux"
 """Headers of Linux 7.2, newer than most systems have."""
 
 
-def declarations(text: str, wanted: Collection[str] | None = None) -> cffi.FFI:
-    """All structures and unions, or those ``wanted``, without what a C preprocessor would take
+def declarations(text: str, requested: Collection[str] | None = None) -> cffi.FFI:
+    """All structures and unions, or those ``requested``, without what a C preprocessor would take
     out."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     constants = dict(re.findall(r"^#define (\w+)\s+(\d+)\s*$", text, re.MULTILINE))
@@ -25,7 +25,7 @@ def declarations(text: str, wanted: Collection[str] | None = None) -> cffi.FFI:
     for bits, name in ((8, "char"), (16, "short"), (32, "int"), (64, "long long")):
         ffi.cdef(f"typedef unsigned {name} __u{bits}; typedef {name} __s{bits};")
     for body, name in found:
-        if wanted is None or name in wanted:
+        if requested is None or name in requested:
             known = re.sub(r"\[(\w+)\]", lambda m: f"[{constants.get(m[1], m[1])}]", body)
             ffi.cdef(known, override=True)
     return ffi

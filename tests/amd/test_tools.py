@@ -212,9 +212,9 @@ def test_conformance_of_the_simulated_gpu(
         return []
 
     monkeypatch.setattr("harness.goldens.check_default_model", checked)
-    wanted, out = tmp_path / "list.txt", tmp_path / "package.tar.gz"
-    wanted.write_text("tier/opcodes\nparity/barrier\n")
-    words = ("--tier", name, "--device", "simulated", "--must-pass", wanted, "--out", out)
+    requested, out = tmp_path / "list.txt", tmp_path / "package.tar.gz"
+    requested.write_text("tier/opcodes\nparity/barrier\n")
+    words = ("--tier", name, "--device", "simulated", "--must-pass", requested, "--out", out)
     assert told("conformance", *words)[0] == 0
     with tarfile.open(out) as package:
         facts = package.extractfile("zinc-rt-conformance/run.json")

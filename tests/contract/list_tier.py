@@ -128,7 +128,7 @@ class ListTier:
         self,
         batch: Batch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> Done:
         step = step_of(inputs)
@@ -144,7 +144,7 @@ class ListTier:
         y.floats[:count] = x[:count] * np.float32(node.params["factor"])
         return Done(
             len(self.submitted),
-            {name: batch.buffers[name].data[: 4 * count].copy() for name in wanted},
+            {name: batch.buffers[name].data[: 4 * count].copy() for name in requested},
         )
 
     def wait(self, fence: Done, timeout: float | None = None) -> None:

@@ -340,8 +340,8 @@ def test_check_and_inspect_say_so(folder: Path, monkeypatch: pytest.MonkeyPatch)
     twice = findings.tier_finding("cuda", "1,1")
     assert (twice.ok, twice.detail) == (False, "cuda: device Fake device (1) is named twice")
     with opened(FakeDevices()) as tier:
-        wanted = Wanted(32, "i12", 16, 1 << 28, tier=tier)
-        facts = memory_facts(model_of("llama", folder), wanted, 32)
+        requested = Wanted(32, "i12", 16, 1 << 28, tier=tier)
+        facts = memory_facts(model_of("llama", folder), requested, 32)
     assert facts["devices"] == 2
     assert "on cuda, each of 2 devices" in inspect_command._memory(facts)
 

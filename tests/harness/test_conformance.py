@@ -123,11 +123,11 @@ class Unlucky(CpuTier):
         self.lost_at, self.error = lost_at, error
         Unlucky.opened += 1
 
-    def submit(self, batch, inputs, wanted=(), rows=None):
+    def submit(self, batch, inputs, requested=(), rows=None):
         Unlucky.submissions += 1
         if Unlucky.submissions == self.lost_at:
             raise self.error
-        return super().submit(batch, inputs, wanted, rows)
+        return super().submit(batch, inputs, requested, rows)
 
 
 def test_stored_list_is_what_this_source_generates():

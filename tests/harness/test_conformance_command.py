@@ -12,14 +12,14 @@ from tests.harness.test_conformance import ADD, SAMPLE, WrongAdd
 
 
 def test_command_runs_a_list_and_verifies_the_package(tmp_path, capsys):
-    wanted, out = tmp_path / "list.txt", tmp_path / "p.tar.gz"
-    wanted.write_text("\n".join(SAMPLE[:4]) + "\n")
-    words = ["--tier", "cpu", "--must-pass", str(wanted), "--out", str(out)]
+    requested, out = tmp_path / "list.txt", tmp_path / "p.tar.gz"
+    requested.write_text("\n".join(SAMPLE[:4]) + "\n")
+    words = ["--tier", "cpu", "--must-pass", str(requested), "--out", str(out)]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert hashlib.sha256(out.read_bytes()).hexdigest() in shown
     assert "no submission" in shown
-    assert zinc_rt(["conformance", "--verify", str(out), "--must-pass", str(wanted)]) == 0
+    assert zinc_rt(["conformance", "--verify", str(out), "--must-pass", str(requested)]) == 0
     assert capsys.readouterr().out.startswith("CONFORMANT: cpu")
     assert main(["--verify", str(out)]) == 1
     assert capsys.readouterr().out.startswith("NOT CONFORMANT: cpu")
@@ -27,9 +27,9 @@ def test_command_runs_a_list_and_verifies_the_package(tmp_path, capsys):
 
 def test_a_failing_run_exits_with_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("harness.conformance.__main__.open_tier", lambda name, options: WrongAdd())
-    wanted = tmp_path / "list.txt"
-    wanted.write_text(ADD[0])
-    words = ["--tier", "cpu", "--must-pass", str(wanted), "--out", str(tmp_path / "p.tar.gz")]
+    requested = tmp_path / "list.txt"
+    requested.write_text(ADD[0])
+    words = ["--tier", "cpu", "--must-pass", str(requested), "--out", str(tmp_path / "p.tar.gz")]
     assert main(words) == 1
     assert f"FAIL {ADD[0]}" in capsys.readouterr().out
 

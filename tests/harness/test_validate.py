@@ -63,8 +63,8 @@ class CorruptTier(CpuTier):
             return call
         return self._wrong(call, bound[self.corruption.result])
 
-    def submit(self, batch, inputs, wanted=(), rows=None):
-        fence = super().submit(batch, inputs, wanted, rows)
+    def submit(self, batch, inputs, requested=(), rows=None):
+        fence = super().submit(batch, inputs, requested, rows)
         self.submissions += 1
         return fence
 

@@ -278,8 +278,8 @@ def assert_schedule_invariant(
         assert trace.tokens == alone.tokens[: len(trace.tokens)], f"request {request.id}"
         if not trace.cancelled:
             first = len(request.prompt) - 1 if request.id in schedule.unscored else 0
-            wanted = {position for position in alone.digests if position >= first}
-            assert wanted <= trace.digests.keys()
+            requested = {position for position in alone.digests if position >= first}
+            assert requested <= trace.digests.keys()
             assert len(trace.tokens) == len(alone.tokens)
 
 

@@ -67,11 +67,11 @@ def expected() -> NDArray[np.uint32]:
     return np.stack([*bits[:6], halves.astype(np.uint32), *bits[6:]], axis=1)
 
 
-def same(got: NDArray[np.uint32], wanted: NDArray[np.uint32]) -> NDArray[np.bool_]:
+def same(got: NDArray[np.uint32], requested: NDArray[np.uint32]) -> NDArray[np.bool_]:
     """Equal columns, every NaN being alike; NaN and zero keep their bits only as integers."""
-    equal = got == wanted
+    equal = got == requested
     floats = slice(0, 6)
-    x, y = got[:, floats].view(np.float32), wanted[:, floats].view(np.float32)
+    x, y = got[:, floats].view(np.float32), requested[:, floats].view(np.float32)
     equal[:, floats] |= (x == y) | (np.isnan(x) & np.isnan(y))
     return equal.all(axis=0)
 

@@ -98,7 +98,7 @@ BY_WEIGHTS = {
 @pytest.mark.parametrize(
     ("what", "wanted"), [("steps", BY_STEPS), ("weights", BY_WEIGHTS)], ids=["steps", "weights"]
 )
-def test_steps_and_weights(make_mac: MakeMac, what: str, wanted: set[str]) -> None:
+def test_steps_and_weights(make_mac: MakeMac, what: str, requested: set[str]) -> None:
     """An error of the contract, and the tier goes on as if nothing had been asked of it."""
     met = set()
     for number in count():
@@ -113,7 +113,7 @@ def test_steps_and_weights(make_mac: MakeMac, what: str, wanted: set[str]) -> No
             done(tier, what, WEIGHTS)
             run_doubling(tier)
         assert (mac.problems, mac.left_over, mac.taken) == ([], [], 0), refusing.refused
-    assert wanted <= met
+    assert requested <= met
 
 
 @pytest.mark.parametrize("selector", ["commandBuffer", "blitCommandEncoder"])

@@ -77,8 +77,8 @@ class Lowered:
         tier.write(self.buffers["memory"], 0, values.reshape(-1).view(np.uint8))
         self.batch = tier.lower(GRAPH, self.buffers, LARGEST, LAYOUT)
 
-    def submit(self, block: np.ndarray, *wanted: str) -> Fence:
-        return self.tier.submit(self.batch, block, wanted)
+    def submit(self, block: np.ndarray, *requested: str) -> Fence:
+        return self.tier.submit(self.batch, block, requested)
 
     def outputs(self, block: np.ndarray) -> dict[str, np.ndarray]:
         """Both outputs of a step that is waited for."""
@@ -116,8 +116,8 @@ def test_queued_steps_keep_their_inputs_and_outputs(
         for fence, outputs in zip(reversed(in_flight), reversed(expected), strict=True):
             tier.wait(fence)
             assert same(fence.outputs, outputs)
-    for got, wanted in zip(late.states(), exact.states(), strict=True):
-        assert np.array_equal(got, wanted)
+    for got, requested in zip(late.states(), exact.states(), strict=True):
+        assert np.array_equal(got, requested)
 
 
 def test_inputs_that_are_read_late_are_noticed(

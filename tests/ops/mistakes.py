@@ -268,17 +268,17 @@ def row_before_the_mask(
     return np.where(bits, values, np.float32(-np.inf))
 
 
-def logits_less_one_sum(x: Float32, wanted: Float32) -> Float32:
+def logits_less_one_sum(x: Float32, requested: Float32) -> Float32:
     """log p as x - (m + log s): one rounding elsewhere."""
     largest = x.max(axis=1, keepdims=True)
     log_sum = elementary.log(sum_axis(elementary.exp(x - largest)))
-    logs: Float32 = wanted - (largest + log_sum[:, None])
+    logs: Float32 = requested - (largest + log_sum[:, None])
     return logs
 
 
-def unshifted_sum(x: Float32, wanted: Float32) -> Float32:
+def unshifted_sum(x: Float32, requested: Float32) -> Float32:
     """The sum of exp(x), without the largest taken away first."""
-    return wanted - elementary.log(sum_axis(elementary.exp(x)))[:, None]
+    return requested - elementary.log(sum_axis(elementary.exp(x)))[:, None]
 
 
 def likeliest_from_the_last(row: Float32, top: int) -> NDArray[np.intp]:

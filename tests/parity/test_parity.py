@@ -194,8 +194,8 @@ def test_barrier_is_executable(tier: Tier) -> None:
 
 def test_a_part_has_every_shape_and_every_storage_type() -> None:
     """Of every opcode."""
-    for wanted in (slice(0, 2), slice(0, 3, 2)):
-        every, swept = ({PLACES[name][wanted] for name in names} for names in (SHAPES, SWEPT))
+    for requested in (slice(0, 2), slice(0, 3, 2)):
+        every, swept = ({PLACES[name][requested] for name in names} for names in (SHAPES, SWEPT))
         assert swept == every
     assert len(SWEPT) < len(SHAPES)
 

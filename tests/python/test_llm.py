@@ -93,8 +93,8 @@ def test_the_server_gives_the_same_bits(llm: LLM, tiny_model_path: Path, tmp_pat
         temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, seed=3, max_tokens=9, log_probabilities=2
     )
     (output,) = llm.generate("Once", asked)
-    wanted = {"prompt": "Once", "temperature": 0.7, "top_p": 0.9, "seed": 3, "max_tokens": 9}
-    body = json.dumps({**wanted, "logprobs": 2}).encode()
+    requested = {"prompt": "Once", "temperature": 0.7, "top_p": 0.9, "seed": 3, "max_tokens": 9}
+    body = json.dumps({**requested, "logprobs": 2}).encode()
     ledger = tmp_path / "ledger.sqlite"
     with serve(tiny_model_path, tier="cpu", context=CONTEXT, port=0, ledger=ledger) as server:
         request = urllib.request.Request(

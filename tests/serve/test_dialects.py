@@ -113,12 +113,12 @@ def calls_in(form: ReplyForm, text: str, seed: int) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("wanted", [*PARAMETERS, "all"])
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_what_is_enforced_is_read_as_calls_that_obey(
-    model: Model, grammars: Grammars, syntax: str, wanted: str
+    model: Model, grammars: Grammars, syntax: str, requested: str
 ) -> None:
     dialect = Dialect(SYNTAXES[syntax])
-    functions = FUNCTIONS if wanted == "all" else {wanted: FUNCTIONS[wanted]}
+    functions = FUNCTIONS if requested == "all" else {requested: FUNCTIONS[requested]}
     form = ReplyForm(dialect, functions, enforced=True)
-    rules = dialect.forced_calls(list(functions.values()), many=wanted == "all")
+    rules = dialect.forced_calls(list(functions.values()), many=requested == "all")
     ended = 0
     for seed, masks in enumerate(grammars.masks(f"start: body\n{rules}", 8)):
         text = walk(model, masks, seed, MARKS)
@@ -126,7 +126,7 @@ def test_what_is_enforced_is_read_as_calls_that_obey(
             continue
         ended += 1
         calls = calls_in(form, text.decode(), seed)
-        assert len(calls) == 1 or (calls and wanted == "all"), text
+        assert len(calls) == 1 or (calls and requested == "all"), text
         for name, arguments in calls:
             jsonschema.validate(json.loads(arguments), PARAMETERS[name])
     assert ended

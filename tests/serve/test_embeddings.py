@@ -94,11 +94,11 @@ def test_company_changes_nothing(http: Http) -> None:
 
 def test_texts_and_ids_are_the_same(http: Http, server: Running) -> None:
     ids = [server.service.model.tokenizer.encode(text) for text in TEXTS]
-    wanted = vectors(http, TEXTS)
-    assert vectors(http, ids) == wanted
-    assert vectors(http, ids[0]) == wanted[:1]
+    requested = vectors(http, TEXTS)
+    assert vectors(http, ids) == requested
+    assert vectors(http, ids[0]) == requested[:1]
     coded = vectors(http, TEXTS[0], encoding_format="base64")[0]
-    assert np.frombuffer(base64.b64decode(str(coded)), "<f4").tolist() == wanted[0]
+    assert np.frombuffer(base64.b64decode(str(coded)), "<f4").tolist() == requested[0]
 
 
 def test_fewer_dimensions_are_normalised_again(http: Http) -> None:

@@ -60,11 +60,11 @@ def test_formats(client: OpenAI) -> None:
     short = {**ASKED, "extra_body": UNTHINKING}
     schema = {"type": "object", "properties": {"a": ENUM}, "required": ["a"]}
     schema["additionalProperties"] = False
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    both = client.chat.completions.create(**short, seed=1, n=2, response_format=wanted)
+    requested = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    both = client.chat.completions.create(**short, seed=1, n=2, response_format=requested)
     for index, choice in enumerate(both.choices):
         jsonschema.validate(json.loads(choice.message.content), schema)
-        alone = client.chat.completions.create(**short, seed=1 + index, response_format=wanted)
+        alone = client.chat.completions.create(**short, seed=1 + index, response_format=requested)
         assert alone.choices[0].message == choice.message
     for seed in range(2):
         asked = {**short, "response_format": {"type": "json_object"}, "seed": seed}
@@ -81,9 +81,9 @@ def test_a_format_beside_tools_is_for_answers_that_are_no_call(
     hermes: Running, client: OpenAI
 ) -> None:
     """The model decides which of both it writes, and either is whole."""
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}}
+    requested = {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}}
     for begin in ('"', "<tool_call>"):
-        asked = {**ASKED, "seed": 1, "tools": TOOLS, "response_format": wanted}
+        asked = {**ASKED, "seed": 1, "tools": TOOLS, "response_format": requested}
         asked["logit_bias"] = {token_of(hermes, begin): 100}
         asked["parallel_tool_calls"] = False
         (choice,) = client.chat.completions.create(**asked, extra_body=UNTHINKING).choices
@@ -99,9 +99,9 @@ def test_a_format_beside_tools_is_for_answers_that_are_no_call(
 def test_a_format_that_meets_the_limit_ends_with_length(client: OpenAI) -> None:
     """Nothing is made up to close it: the text is the beginning of the longer answer."""
     asked = {**ASKED, "seed": 2, "extra_body": UNTHINKING}
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "abcdef"}}}
-    whole = client.chat.completions.create(**asked, response_format=wanted).choices[0]
-    cut = {**asked, "max_tokens": 4, "response_format": wanted}
+    requested = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "abcdef"}}}
+    whole = client.chat.completions.create(**asked, response_format=requested).choices[0]
+    cut = {**asked, "max_tokens": 4, "response_format": requested}
     choice = client.chat.completions.create(**cut).choices[0]
     assert (whole.finish_reason, choice.finish_reason) == ("stop", "length")
     assert whole.message.content == '"abcdef"'

@@ -183,12 +183,12 @@ def test_an_echoed_prompt_comes_before_its_answer(client: OpenAI) -> None:
         texts = ["hello ", "abc"] if isinstance(prompts[0], str) else ["hi", "abc"]
         plain = client.completions.create(prompt=prompts, **asked).choices
         echoed = client.completions.create(prompt=prompts, echo=True, **asked).choices
-        wanted = [texts[index // 2] + choice.text for index, choice in enumerate(plain)]
-        assert [choice.text for choice in echoed] == wanted
+        requested = [texts[index // 2] + choice.text for index, choice in enumerate(plain)]
+        assert [choice.text for choice in echoed] == requested
         streamed = [""] * 4
         for chunk in client.completions.create(prompt=prompts, echo=True, stream=True, **asked):
             streamed[chunk.choices[0].index] += chunk.choices[0].text
-        assert streamed == wanted
+        assert streamed == requested
 
 
 def test_what_completions_do_not_do_is_refused(client: OpenAI) -> None:

@@ -210,10 +210,10 @@ def test_chunks_are_nobodys_business(cuts: list[int], worked: random.Random) -> 
         scores.work()
     assert scores.wait(0)
     assert digested == [11]
-    wanted, ids, tops = log_probabilities(
+    requested, ids, tops = log_probabilities(
         logits=logits[:-1], token=np.arange(1, 12, dtype=np.int32), top=2
     )
-    assert [event.log_probability for event in scores.tokens] == [None, *wanted.tolist()]
+    assert [event.log_probability for event in scores.tokens] == [None, *requested.tolist()]
     assert [event.token for event in scores.tokens] == list(range(12))
     assert [list(map(list, zip(*event.top, strict=True))) for event in scores.tokens[1:]] == [
         [row.tolist(), top.tolist()] for row, top in zip(ids, tops, strict=True)

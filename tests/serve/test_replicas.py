@@ -198,11 +198,11 @@ def test_a_format_holds_where_a_replica_dies(served: Served) -> None:
     server, http, _ = served
     while len(replicas(server)) < 2:
         time.sleep(0.1)
-    wanted = [
+    requested = [
         http.post(CHAT, chat(seed, stream=False)).json["choices"][0]["message"]["content"]
         for seed in range(4)
     ]
-    assert all(re.fullmatch(FORMAT["regex"], text) for text in wanted)
+    assert all(re.fullmatch(FORMAT["regex"], text) for text in requested)
     with ExitStack() as opened:
         listeners = []
         for seed in range(4):
@@ -212,7 +212,7 @@ def test_a_format_holds_where_a_replica_dies(served: Served) -> None:
         while not all(one.heard.count(b'"content":"') > 3 for one in listeners):
             time.sleep(0.01)
         replicas(server)[0].kill()
-        assert [listener.content() for listener in listeners] == wanted
+        assert [listener.content() for listener in listeners] == requested
 
 
 def test_who_leaves_frees_the_slot_of_the_replica(served: Served) -> None:

@@ -174,13 +174,13 @@ def test_any_arguments_in_any_pieces(written: Any, data: st.DataObject) -> None:
     """Whatever the arguments and however the text is cut: the same calls, and the same text."""
     syntax, text_of, most = written
     names = st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=most)
-    wanted = [{"name": name, "arguments": data.draw(values)} for name in data.draw(names)]
-    text = text_of(wanted)
+    requested = [{"name": name, "arguments": data.draw(values)} for name in data.draw(names)]
+    text = text_of(requested)
     if not syntax.only_first:
         text = data.draw(st.sampled_from(["", "Let me look.\n\n", "a < b "])) + text
     whole = read(syntax, [text])
     assert [(name, json.loads(arguments)) for name, arguments in whole[2]] == [
-        (call["name"], call["arguments"]) for call in wanted
+        (call["name"], call["arguments"]) for call in requested
     ]
     assert read(syntax, cut(text, data.draw(places))) == whole
     assert read(syntax, list(text)) == whole

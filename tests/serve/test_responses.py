@@ -251,12 +251,12 @@ def test_calls_given_back_are_turns_of_the_conversation() -> None:
         {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "3"},
     ]
-    wanted = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    requested = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     body = {
         "input": items,
         "tools": [TOOL],
         "tool_choice": {"type": "function", "name": "add"},
-        "text": {"format": wanted},
+        "text": {"format": requested},
         "reasoning": {"effort": "low"},
     }
     chat = chat_of(msgspec.convert(body, ResponsesRequest))

@@ -39,8 +39,8 @@ def test_a_token_is_where_its_first_byte_is(pieces: list[bytes], cuts: Sequence[
     tokens = [data[start:end] for start, end in pairwise(places)]
     offsets = TextOffsets(7)
     told = [offsets.of(token) for token in tokens]
-    wanted = [7 + characters(data)[start] for start in places[:-1]]
-    for token, at, want in zip(tokens, told, wanted, strict=True):
+    requested = [7 + characters(data)[start] for start in places[:-1]]
+    for token, at, want in zip(tokens, told, requested, strict=True):
         # One without a byte is at none, which may yet be within a character.
         assert at == want or not token
 

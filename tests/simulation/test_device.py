@@ -101,7 +101,7 @@ def test_biases_and_the_model_have_a_part_in_every_token() -> None:
 def test_log_probabilities_are_those_of_the_closed_form() -> None:
     request = Request(0, PROMPT, 8, SAMPLING, ignore_end=True, log_probabilities=2)
     runner = runner_of()
-    step = replace(step_of(PROMPT, 0), wanted=LOG_PROBABILITIES)
+    step = replace(step_of(PROMPT, 0), requested=LOG_PROBABILITIES)
     output = runner.collect(runner.submit(step))
     listed = listed_of(request, output, 0)
     (event, *_) = solo_run(request, 64).events

@@ -23,10 +23,10 @@ MEMORY_ON_MODEL = replace(ON_MODEL, name="mem", features=MEMORY.features, recurr
 WANTED = {"preemptions", "prefix tokens_hit", "prefix restored", "faults", "guesses right"}
 
 
-def seeds_with(profile: Profile, *wanted: str) -> Iterator[int]:
+def seeds_with(profile: Profile, *requested: str) -> Iterator[int]:
     """Seeds of schedules in which all of it happens: without a model, which is fast and nearly the
     same; only sampled tokens differ."""
-    return (seed for seed in count(1) if all(times(profile, what, seed) for what in wanted))
+    return (seed for seed in count(1) if all(times(profile, what, seed) for what in requested))
 
 
 def times(profile: Profile, what: str, seed: int) -> int:

@@ -161,11 +161,11 @@ class Refusing(CpuTier):
         super().__init__()
         self.left = step
 
-    def submit(self, batch, inputs, wanted=(), rows=None):  # type: ignore[no-untyped-def]
+    def submit(self, batch, inputs, requested=(), rows=None):  # type: ignore[no-untyped-def]
         self.left -= 1
         if self.left == 0:
             raise DeviceLost("refused")
-        return super().submit(batch, inputs, wanted, rows)
+        return super().submit(batch, inputs, requested, rows)
 
 
 class Wrong(CpuTier):
@@ -175,10 +175,10 @@ class Wrong(CpuTier):
         super().__init__()
         self.left = step
 
-    def submit(self, batch, inputs, wanted=(), rows=None):  # type: ignore[no-untyped-def]
+    def submit(self, batch, inputs, requested=(), rows=None):  # type: ignore[no-untyped-def]
         self.left -= 1
         if self.left == 0:
             inputs = inputs.copy()
             # The lowest bit of a query token, right behind the STEP record.
             inputs[256] ^= np.uint8(1)
-        return super().submit(batch, inputs, wanted, rows)
+        return super().submit(batch, inputs, requested, rows)

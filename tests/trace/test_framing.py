@@ -100,7 +100,7 @@ def test_inputs_come_back_from_their_changes(steps: list[tuple[int, np.ndarray]]
         assert len(places) == (inputs != before)[::LINE_BYTES].sum()
         payload = b"".join(Submit(5, 3, places, lines).pack())
         submit = Submit.unpack(memoryview(payload))
-        assert (submit.batch, submit.wanted) == (5, 3)
+        assert (submit.batch, submit.requested) == (5, 3)
         assert (replayed.apply(graph, len(inputs), submit) == inputs).all()
         latest[graph] = inputs.copy()
 

@@ -55,8 +55,8 @@ def events(
         )
         for number in range(7):
             prompt = tuple((number * 31 + 7 * n) % 256 for n in range(20 + 3 * number))
-            wanted = Request(number, prompt, 30, tenant=number % 2, ignore_end=True)
-            engine.submit(wanted)
+            requested = Request(number, prompt, 30, tenant=number % 2, ignore_end=True)
+            engine.submit(requested)
         for _ in range(6):
             engine.step()
         engine.cancel(1)

@@ -264,9 +264,9 @@ def test_steps_of_few_tokens_have_forms_of_their_own(open_vulkan: OpenTier) -> N
     """Where there are matrix units, which are worth it from fewer tokens on than packed dots."""
     largest = ShapeKey(FEW_FORMS[-1] + 1, 4)
     units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
-    wanted = {ShapeKey(most, 4) for most in FEW_FORMS}
-    assert wanted <= {*units.buckets(largest)}
-    assert not wanted & {*dots.buckets(largest)}
+    requested = {ShapeKey(most, 4) for most in FEW_FORMS}
+    assert requested <= {*units.buckets(largest)}
+    assert not requested & {*dots.buckets(largest)}
 
 
 @pytest.mark.parametrize(("least", "product"), [(1, "matmul_wide"), (1 << 20, "matmul_narrow")])

@@ -94,9 +94,9 @@ def test_every_shape_of_heads(
     assert names_of(model)[kernel] == layers
     stops = {0: 3, 14: 4, 62: 4, 130: 1}
     expected = decoded(CpuTier(), model, 256, stops)
-    for wanted, got in zip(expected, decoded(open_vulkan(), model, 256, stops), strict=True):
-        assert np.isfinite(wanted).all()
-        assert (wanted == got).all()
+    for requested, got in zip(expected, decoded(open_vulkan(), model, 256, stops), strict=True):
+        assert np.isfinite(requested).all()
+        assert (requested == got).all()
 
 
 @pytest.mark.parametrize("hidden", [5120, 6656])

@@ -27,8 +27,8 @@ def test_queued_steps_keep_their_inputs_and_outputs(open_vulkan: OpenTier, share
         for fence, outputs in zip(reversed(in_flight), reversed(expected), strict=True):
             late.tier.wait(fence)
             assert same(fence.outputs, outputs)
-    for got, wanted in zip(late.states(), exact.states(), strict=True):
-        assert np.array_equal(got, wanted)
+    for got, requested in zip(late.states(), exact.states(), strict=True):
+        assert np.array_equal(got, requested)
 
 
 def test_snapshots_that_are_shared_are_noticed(

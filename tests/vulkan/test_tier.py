@@ -46,7 +46,7 @@ def test_a_step_is_one_submission(faulty: Vulkan, open_vulkan: OpenTier, shared:
     the host maps is known."""
     tier = open_vulkan(faulty, shared=shared)
     lowered = Doubling(tier)
-    lowered.run(2, wanted=())
+    lowered.run(2, requested=())
     calls: list[str] = []
 
     def counted(name: str) -> Any:
@@ -56,7 +56,7 @@ def test_a_step_is_one_submission(faulty: Vulkan, open_vulkan: OpenTier, shared:
     assert isinstance(library, Library)
     for name in ("vkQueueSubmit", "vkBeginCommandBuffer", "vkCmdDispatch"):
         library.instead[name] = counted(name)
-    lowered.run(5, wanted=())
+    lowered.run(5, requested=())
     assert calls == ["vkQueueSubmit"] * 5
 
 

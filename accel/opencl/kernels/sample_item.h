@@ -18,7 +18,7 @@ static CANDIDATES gather_candidates(MEMORY memory, const GLOBAL float *values, G
     return found;
 }
 
-// The prefix of `wanted` tokens; wanted is in [1, count].
+// The prefix of `requested` tokens; wanted is in [1, count].
 static PREFIX prefix_of_count(MEMORY memory, const CANDIDATES *all, uint wanted) {
     PREFIX prefix = {0, wanted};
     for (int shift = 24; shift >= 0; shift -= 8) {

@@ -59,8 +59,8 @@ def interactive_intervals(
     engine = Engine(runner, prefix_cache=False, clock=clock, tenants=tenants)
     vocab = runner.model.config.vocab
     (prompt,) = random_prompts(HURRIED, vocab, 1, plan.prompt_tokens)
-    wanted = 4 * plan.decode_tokens
-    tokens = LEARNING_TOKENS + wanted + 1
+    requested = 4 * plan.decode_tokens
+    tokens = LEARNING_TOKENS + requested + 1
     engine.submit(Request(HURRIED, prompt, tokens, GREEDY, tenant=INTERACTIVE.id, ignore_end=True))
     number = 0
 

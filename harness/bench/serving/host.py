@@ -51,7 +51,7 @@ class IdleTier(CpuTier):
         self,
         batch: CpuBatch,
         inputs: NDArray[np.uint8],
-        wanted: Sequence[str] = (),
+        requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> CpuFence:
         """Copy the inputs."""

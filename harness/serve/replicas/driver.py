@@ -44,13 +44,13 @@ class _Pump:
     """Takes the events of one request from its replica, in a thread of its own, to a queue."""
 
     def __init__(
-        self, driver: ReplicatedDriver, wanted: ReplicaRequest, facts: RequestFacts
+        self, driver: ReplicatedDriver, requested: ReplicaRequest, facts: RequestFacts
     ) -> None:
-        self.request = wanted.request
+        self.request = requested.request
         self.taken: Future[None] = Future()
         self.cancelled = False
         self._driver = driver
-        self._wanted = wanted
+        self._requested = requested
         self._facts = facts
         self._tokens: list[int] = []
         self._ended = False
@@ -81,7 +81,7 @@ class _Pump:
 
     def _follow(self) -> bool:
         """Follow one replica; whether there is nothing more to follow."""
-        work = self._wanted.work(tuple(self._tokens))
+        work = self._requested.work(tuple(self._tokens))
         replica = "none"
         try:
             self._response = self._driver.handle.generate.remote(work)
@@ -109,7 +109,7 @@ class _Pump:
         self._facts.preempted = max(self._facts.preempted, batch.preempted)
         if batch.admitted and self._facts.admitted is None:
             self._facts.admitted, self._facts.cached = now, batch.cached
-        self._wanted.receive(batch)
+        self._requested.receive(batch)
         for event in batch.events:
             if event.token >= 0:
                 self._tokens.append(event.token)
@@ -212,11 +212,11 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         """Follow the requests of a submission, in a thread each."""
         now = time.monotonic()
         try:
-            wanted = [ReplicaRequest.of(request, submission) for request in submission.requests]
-            facts = [RequestFacts(now, self._tenant(one.request.tenant)) for one in wanted]
+            requested = [ReplicaRequest.of(request, submission) for request in submission.requests]
+            facts = [RequestFacts(now, self._tenant(one.request.tenant)) for one in requested]
         except ZincError as error:
             return error
-        pumps = [_Pump(self, *both) for both in zip(wanted, facts, strict=True)]
+        pumps = [_Pump(self, *both) for both in zip(requested, facts, strict=True)]
         for pump, noted in zip(pumps, facts, strict=True):
             stream.add(pump, noted)
             with self._lock:

@@ -179,8 +179,8 @@ def _quoted_text(schema: object) -> str | None:
     """Where a schema asks for a text with a quotation mark in it."""
     for pointer, part in subschemas(schema):
         if isinstance(part, Mapping):
-            wanted = [part.get("const"), part.get("enum"), part.get("required")]
-            if any(map(_has_quote, [*wanted, *_keys(part.get("properties"))])):
+            requested = [part.get("const"), part.get("enum"), part.get("required")]
+            if any(map(_has_quote, [*requested, *_keys(part.get("properties"))])):
                 return pointer
     return None
 

@@ -69,16 +69,16 @@ class StringArray(Sequence[bytes]):
         """int64 [len], bytes of each string."""
         return np.diff(self.offsets) - LENGTH_BYTES
 
-    def occurrences(self, wanted: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Every place that holds one of ``wanted``, none of which is empty, in order.
+    def occurrences(self, requested: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
+        """Every place that holds one of ``requested``, none of which is empty, in order.
 
         Only strings as long as one of them that begin with the same byte become objects.
         """
         starts, lengths = self.offsets[:-1] + LENGTH_BYTES, self.lengths
         first = self.octets[np.minimum(starts, len(self.octets) - 1)]
-        kinds = [len(text) << 8 | text[0] for text in wanted]
+        kinds = [len(text) << 8 | text[0] for text in requested]
         for place in np.flatnonzero(np.isin(lengths << 8 | first, kinds, kind="table")).tolist():
-            if (text := self[place]) in wanted:
+            if (text := self[place]) in requested:
                 yield place, text
 
     def to_list(self) -> list[bytes]:

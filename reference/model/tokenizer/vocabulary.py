@@ -102,8 +102,8 @@ class Vocabulary:
             if name not in self.named_ids
             for text in texts
         }
-        wanted = END_TEXTS | fim_texts
-        found = {text: token for token, text in self.texts.occurrences(wanted)}
+        requested = END_TEXTS | fim_texts
+        found = {text: token for token, text in self.texts.occurrences(requested)}
         if TOOL_RESPONSE in found:
             found.pop(SENTENCE_END, None)
         return frozenset(found.values())
