@@ -180,7 +180,7 @@ def opened(tier: str, open_it: Callable[[str], int], path: str) -> int:
 
 
 def chosen(tier: str, found: Sequence[tuple[str, str, T]], requested: str) -> T:
-    """The first GPU there is code for whose name contains ``requested``, of (name, architecture, GPU).
+    """The first of (name, target, GPU) with code for it whose name contains ``requested``.
 
     Raises TierUnavailable.
     """
