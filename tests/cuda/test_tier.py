@@ -14,13 +14,13 @@ from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
 from accel.cuda.tuned import KernelLaunch, Replacement
 from accel.packets.build import BuildError
-from accel.packets.in_flight import InFlight
 from accel.packets.packet import PACKET
 from accel.packets.step import Op
+from accel.packets.submissions import HostSlot
 from contract.dtypes import F32, Q8_0
 from contract.errors import CodecError, DeviceLost, OutOfMemory, TierUnavailable
 from contract.ir.graph import BufferDecl, BufferKind
-from contract.ir.inputs import InputCopy, InputRows, input_layout
+from contract.ir.inputs import InputCopy, input_layout
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import Fence, Heap
@@ -104,15 +104,8 @@ def test_inputs_that_are_read_late_are_noticed(
 ) -> None:
     """The negative control: with one block for all steps they meet what came later."""
     lowered = Lowered(tier)
-    held = InputCopy(tier._memory.pinned.take(LAYOUT.nbytes))
-
-    def snapshot(
-        self: object, inputs: np.ndarray, nbytes: int, rows: InputRows | None
-    ) -> InputCopy:
-        held.update(inputs, rows)
-        return held
-
-    monkeypatch.setattr(InFlight, "snapshot", snapshot)
+    held = HostSlot(InputCopy(tier._memory.pinned.take(LAYOUT.nbytes)))
+    monkeypatch.setattr(tier._submissions, "_free_slots", lambda batch: [held])
     first, second = values_of(3, 1), values_of(3, 2)
     fences = [lowered.submit(block_of(values)) for values in (first, second)]
     for fence in fences:
@@ -196,7 +189,7 @@ def test_dropped_batches_give_their_memory_back(tier: CudaTier) -> None:
     for _ in range(3):
         lowered = Lowered(tier)
         lowered.run()
-        tier._submissions._in_flight.retire()
+        tier._submissions.retire()
         tier.free(lowered.y)
         del lowered
         held.append(tier.allocated_bytes)

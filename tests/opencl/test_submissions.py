@@ -9,7 +9,7 @@ import pytest
 
 from accel.opencl.launcher import Mode
 from accel.packets.footprint import MAPPED_OUTPUT_BYTES
-from accel.packets.in_flight import InFlight
+from accel.packets.submissions import HostSlot
 from contract.dtypes import F32
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import InputCopy, input_layout, pack_inputs
@@ -125,10 +125,11 @@ def test_inputs_that_are_read_late_are_noticed(
 ) -> None:
     """The negative control: without a snapshot the steps meet what the host wrote since."""
     lowered = Lowered(open_opencl())
-    held = InputCopy(step_block(LARGEST.tokens, seed=1))
-    monkeypatch.setattr(InFlight, "snapshot", lambda self, inputs, nbytes, rows: held)
     block = step_block(LARGEST.tokens, seed=2)
     expected = Lowered(CpuTier()).outputs(block)
+    held = HostSlot(InputCopy(step_block(LARGEST.tokens, seed=1)))
+    monkeypatch.setattr(lowered.tier._submissions, "_free_slots", lambda batch: [held])
+    monkeypatch.setattr(InputCopy, "update", lambda self, inputs, rows=None: None)
     assert not same(lowered.outputs(block), expected)
 
 

@@ -13,6 +13,7 @@ from accel.opencl import runtime as runtime_module
 from accel.opencl.device import Device
 from accel.opencl.launcher import LaunchContext, Mode, PersistentLauncher, WorkersLost
 from accel.opencl.runtime import Choices, open_runtime
+from accel.opencl.submissions import OpenClStep
 from accel.opencl.tier import OpenClTier
 from accel.packets.build import BuildError
 from accel.packets.ops import NUMBERS
@@ -210,7 +211,8 @@ def _never_done(tier: OpenClTier, status: int) -> object:
     batch = tier.lower(graph, buffers, KEY, LAYOUT)
     fence = tier.submit(batch, inputs_of(np.zeros((1, WIDTH), np.float32)))
     tier.wait(fence)
-    return replace(fence, event=SimpleNamespace(command_execution_status=status))
+    event = SimpleNamespace(command_execution_status=status)
+    return replace(fence, completion=OpenClStep(event, [], cl.COMPLETE), _collected=False)
 
 
 def test_a_deadline_ends_a_wait_and_the_tier(tier: OpenClTier) -> None:
@@ -304,7 +306,7 @@ def test_int_operands_only(tier: OpenClTier) -> None:
 def test_own_memory_grows_where_it_lies(tier: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """A larger share per worker is told to the kernels even if the memory kept its address."""
     place = tier._runtime.launch.scratch
-    tier._reserve(256, 256)
+    tier._reserve(256, 256, 0)
     address, version = tier._own.address, place.version
     grown = tier._grown
 
@@ -315,6 +317,6 @@ def test_own_memory_grows_where_it_lies(tier: OpenClTier, monkeypatch: pytest.Mo
         return allocation
 
     monkeypatch.setattr(tier, "_grown", at_the_same_address)
-    tier._reserve(256, 4096)
+    tier._reserve(256, 4096, 0)
     assert place.own_bytes >= 4096
     assert place.version > version

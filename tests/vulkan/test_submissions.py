@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from accel.vulkan.submissions import Submissions, _Snapshot
 from reference.cpu.tier import CpuTier
 from tests.opencl.test_submissions import LARGEST, Lowered, same, step_block
 from tests.vulkan.conftest import OpenTier
@@ -37,15 +36,9 @@ def test_snapshots_that_are_shared_are_noticed(
     """Negative control: one snapshot for all steps, which the host overwrites while they wait."""
     late, exact = Lowered(open_vulkan()), Lowered(CpuTier())
     late.outputs(step_block(1, seed=99))
-    made: list[_Snapshot] = []
-    original = Submissions._snapshot
-
-    def only_one(self: Submissions, nbytes: int) -> _Snapshot:
-        if not made:
-            made.append(original(self, nbytes))
-        return made[0]
-
-    monkeypatch.setattr(Submissions, "_snapshot", only_one)
+    submissions = late.tier._submissions
+    (slots,) = submissions._free.values()
+    monkeypatch.setattr(submissions, "_free_slots", lambda batch: slots[-1:])
     blocks = [step_block(LARGEST.tokens, seed) for seed in range(8)]
     fences = [late.submit(block, "product", "folded") for block in blocks]
     expected = [exact.outputs(block) for block in blocks]
@@ -61,5 +54,5 @@ def test_snapshots_are_used_again(open_vulkan: OpenTier) -> None:
         for fence in [late.submit(step_block(3, 1), "product") for _ in range(3)]:
             late.tier.wait(fence)
     late.outputs(step_block(3, 1))
-    free = sum(len(found) for found in submissions._snapshots.values())
-    assert 1 <= free + len(submissions._running) <= 3
+    free = sum(len(found) for found in submissions._free.values())
+    assert 1 <= free + len(submissions._in_flight) <= 3
