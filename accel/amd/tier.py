@@ -8,18 +8,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.arrange import arranged
-from accel.amd.checks import check_code
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording, launches_of
-from accel.amd.program import LoadedKernel, checked
 from accel.amd.runtime import Choices, open_runtime
 from accel.amd.steps import buckets_of, for_matrices, step_of
 from accel.amd.submissions import AmdBatch, AmdFence, Submissions
@@ -38,18 +35,10 @@ from contract.errors import DeviceLost, TierError
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
-from contract.kernel import KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, Heap, TierInfo, check_range
+from contract.tier import DeviceTier, TierInfo, check_range
 
 AmdBuffer = DeviceBuffer[Allocation]
-
-
-@dataclass(frozen=True, slots=True)
-class AmdKernel:
-    """A kernel file whose code this GPU could run."""
-
-    header: KernelHeader
 
 
 class AmdTier(ContextManager):
@@ -113,17 +102,17 @@ class AmdTier(ContextManager):
         with self._guarded("scratch"):
             self._reserve(self._steps.memory(graph, largest).shared)
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> AmdBuffer:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> AmdBuffer:
         """Zeroed memory: the GPU's own, but what the host reads after a step. Raises OutOfMemory
         naming the buffer."""
         with self._guarded(decl.name):
             place = self._device.allocate(decl.name, nbytes, decl.kind is not BufferKind.OUTPUT)
             place.host[:] = 0
-        return self._keep(AmdBuffer(decl, nbytes, heap, place))
+        return self._keep(AmdBuffer(decl, nbytes, place))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> AmdBuffer:
         """A copy; a matrix is arranged for the products. Raises OutOfMemory naming the buffer."""
-        buffer = AmdBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        buffer = AmdBuffer(decl, data.nbytes, source=data)
         with self._guarded(decl.name):
             if matrices := matrices_of(decl):
                 buffer.hold(arranged(self._runtime, decl.name, decl.dtype, data, matrices))
@@ -161,15 +150,6 @@ class AmdTier(ContextManager):
             self._submissions.finish(DEFAULT_TIMEOUT_SECONDS)
             flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
             self._stored(buffer).host[offset : offset + flat.nbytes] = flat
-
-    def load_kernel(self, blob: bytes) -> AmdKernel:
-        """Look whether this GPU could run a ``.zrt`` file. Raises CodecError."""
-        header = checked(decode_kernel(blob), self._device.generation.target)
-        check_code(header)
-        with self._guarded(f"kernel {header.name}"):
-            loaded: LoadedKernel = self._runtime.modules.load(header)
-            self._device.free(loaded.place)
-        return AmdKernel(header)
 
     def lower(
         self,

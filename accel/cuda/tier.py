@@ -13,7 +13,6 @@ from accel.cuda.bound_bucket import BoundBucket, check_layouts, move_to_first_ro
 from accel.cuda.buffers import CudaBuffer, Weights
 from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
-from accel.cuda.kernel_file import CudaKernel, source_of
 from accel.cuda.memory import Allocation
 from accel.cuda.plan import sources_of
 from accel.cuda.planning import ALONE, Planner
@@ -45,7 +44,7 @@ from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, FiniteWords, Heap, TierInfo, UploadsLater, check_range
+from contract.tier import DeviceTier, FiniteWords, TierInfo, UploadsLater, check_range
 
 PROMPT_TOKENS = 1024
 """Of a step: blocks of products fill the multiprocessors better than with 512."""
@@ -146,12 +145,12 @@ class CudaTier(ContextManager):
                 self._runtime.modules.build_ahead(sources_of(lowered.plan))
             self._reserve(planned.needs.steps.shared, input_layout(graph, largest).nbytes)
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CudaBuffer:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> CudaBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(f"allocating {decl.name}"):
             allocation = self._memory.allocate(decl.name, nbytes)
         sync_as(allocation, decl)
-        return self._keep(CudaBuffer(decl, nbytes, heap, allocation))
+        return self._keep(CudaBuffer(decl, nbytes, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> CudaBuffer:
         """A copy of ``data``, arranged for the products if it is one of their matrices.
@@ -187,7 +186,7 @@ class CudaTier(ContextManager):
     def _upload(
         self, decl: BufferDecl, data: NDArray[np.uint8], arrived: Arrived | None = None
     ) -> CudaBuffer:
-        buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        buffer = CudaBuffer(decl, data.nbytes, source=data)
         with self._guarded(f"uploading {decl.name}"):
             planned = self._planner.planned
             if matrices_of(decl) and (planned is None or decl.name in planned.needs.factors):
@@ -226,12 +225,6 @@ class CudaTier(ContextManager):
         assert buffer.allocation is not None
         with self._guarded(f"writing {buffer.name}"):
             self._memory.staging.write(buffer.allocation, offset, data)
-
-    def load_kernel(self, blob: bytes) -> CudaKernel:
-        """Build a ``.zrt`` file of CUDA C++ source that defines a kernel of its name."""
-        header, source = source_of(blob)
-        with self._guarded(f"loading kernel {header.name}"):
-            return CudaKernel(header, self._runtime.modules.function(source, header.name))
 
     def lower(
         self,

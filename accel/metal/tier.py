@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +20,6 @@ from accel.metal.runtime import Choices, open_runtime
 from accel.metal.submissions import MetalBatch, MetalFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
-from accel.packets.build import BuildError
 from accel.packets.footprint import PlannedSteps, shared_footprint
 from accel.packets.fused import fuse
 from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS
@@ -32,25 +30,17 @@ from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import grown
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.context_manager import ContextManager
-from contract.errors import CodecError, DeviceLost
+from contract.errors import DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.nodes import BufferDecl, Graph
-from contract.kernel import GpuTarget, KernelHeader, decode_text
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, Heap, TierInfo, check_range
+from contract.tier import DeviceTier, TierInfo, check_range
 
 GRACE_SECONDS = 10.0
 """Longest that a lost device is waited for: macOS ends commands that hang by itself."""
 
 MetalBuffer = DeviceBuffer[Allocation]
-
-
-@dataclass(frozen=True, slots=True)
-class MetalKernel:
-    """A kernel file whose code is a text this device's compiler took."""
-
-    header: KernelHeader
 
 
 class MetalTier(ContextManager):
@@ -125,16 +115,16 @@ class MetalTier(ContextManager):
         with self._guarded("scratch"):
             self._reserve(self._steps.memory(graph, largest).shared)
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> MetalBuffer:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> MetalBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(decl.name):
             allocation = self._memory.allocate(decl.name, nbytes)
-        return self._keep(MetalBuffer(decl, nbytes, heap, allocation))
+        return self._keep(MetalBuffer(decl, nbytes, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> MetalBuffer:
         """A matrix is arranged for the products; of the rest of a mapped file large tensors are
         read where they are. Raises OutOfMemory naming the buffer."""
-        buffer = MetalBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        buffer = MetalBuffer(decl, data.nbytes, source=data)
         with self._guarded(decl.name):
             if matrices := matrices_of(decl):
                 buffer.hold(self._arranger.upload(decl.name, decl.dtype, data, matrices))
@@ -172,19 +162,6 @@ class MetalTier(ContextManager):
             self._runtime.queue.finish()
             flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
             self._stored(buffer).host[offset : offset + flat.nbytes] = flat
-
-    def load_kernel(self, blob: bytes) -> MetalKernel:
-        """Have the device's compiler build a ``.zrt`` file of Metal text, whose kernel has the
-        file's name. Raises CodecError."""
-        header, text = decode_text(blob, GpuTarget.APPLE_METAL)
-        program = self._runtime.program
-        items = header.workgroup_size[0]
-        try:
-            with self._guarded(f"kernel {header.name}"):
-                program.discard(program.build(header.name, text, header.name, items))
-        except BuildError as error:
-            raise CodecError(f"kernel {header.name}: {error}") from None
-        return MetalKernel(header)
 
     def lower(
         self,

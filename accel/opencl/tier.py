@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from accel.opencl.arrange import Arranger
 from accel.opencl.device import TIER, find_device, import_binding
 from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
-from accel.opencl.program import build_program
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClBatch, OpenClFence, Submissions
 from accel.packets.binding import bind_step
@@ -31,26 +30,16 @@ from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import grown
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.context_manager import ContextManager
-from contract.errors import CodecError, DeviceLost
+from contract.errors import DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, Graph
-from contract.kernel import GpuTarget, KernelHeader, decode_text
-from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, Heap, TierInfo, check_range
+from contract.tier import DeviceTier, TierInfo, check_range
 
 OWN_ALIGNMENT = 256
 
 OpenClBuffer = DeviceBuffer[Allocation]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenClKernel:
-    """A kernel file whose code is OpenCL C, built for this device."""
-
-    header: KernelHeader
-    program: Any
 
 
 class OpenClTier(ContextManager):
@@ -144,18 +133,18 @@ class OpenClTier(ContextManager):
         self._reserve(steps.shared, steps.own)
         self._reserve_inputs(input_layout(graph, largest).nbytes)
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> OpenClBuffer:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> OpenClBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         allocation = self._memory.allocate(decl.name, nbytes)
         sync_as(allocation, decl)
-        return self._keep(OpenClBuffer(decl, nbytes, heap, allocation))
+        return self._keep(OpenClBuffer(decl, nbytes, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> OpenClBuffer:
         """A view of ``data`` where the device reads host memory, else a copy.
 
         A matrix is arranged for the products as well. Raises OutOfMemory before copying.
         """
-        buffer = OpenClBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        buffer = OpenClBuffer(decl, data.nbytes, source=data)
         if matrices := matrices_of(decl):
             buffer.hold(self._arranger.upload(decl.name, decl.dtype, data, matrices))
         else:
@@ -188,21 +177,6 @@ class OpenClTier(ContextManager):
         check_range(buffer, offset, data.nbytes)
         assert buffer.allocation is not None
         self._memory.write(buffer.allocation, offset, data)
-
-    def load_kernel(self, blob: bytes) -> OpenClKernel:
-        """Build a ``.zrt`` file of OpenCL C source that defines a kernel of its name."""
-        header, source = decode_text(blob, GpuTarget.OPENCL_C)
-        runtime = self._runtime
-        program = build_program(
-            runtime.context,
-            runtime.device,
-            {f"{header.name}.cl": source},
-            "-cl-std=CL1.2",
-            self._choices.cache,
-        )
-        if header.name not in program.kernel_names():
-            raise CodecError(f"kernel {header.name}: its source defines no kernel of that name")
-        return OpenClKernel(header, program)
 
     def lower(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,13 +37,12 @@ from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import Submissions, VulkanBatch, VulkanFence
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.context_manager import ContextManager
-from contract.errors import CodecError, DeviceLost
+from contract.errors import DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, Graph
-from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, Heap, TierInfo, check_range
+from contract.tier import DeviceTier, TierInfo, check_range
 
 VulkanBuffer = DeviceBuffer[Allocation]
 
@@ -52,13 +50,6 @@ PROMPT_TOKENS = 512
 """Of a step: what its products were measured with."""
 PARTS = 128
 """Parts of a context that are attended to side by side: so many tiles, or else spans of tiles."""
-
-
-@dataclass(frozen=True, slots=True)
-class VulkanKernel:
-    """A kernel file whose code is SPIR-V that this driver took."""
-
-    header: KernelHeader
 
 
 class VulkanTier(ContextManager):
@@ -142,16 +133,16 @@ class VulkanTier(ContextManager):
             shared = self._steps.memory(graph, largest).shared
             self._reserve(shared, input_layout(graph, largest).nbytes)
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> VulkanBuffer:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> VulkanBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(decl.name):
             allocation = self._memory.allocate(decl.name, nbytes)
         sync_as(allocation, decl)
-        return self._keep(VulkanBuffer(decl, nbytes, heap, allocation))
+        return self._keep(VulkanBuffer(decl, nbytes, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> VulkanBuffer:
         """A copy; a matrix is arranged for the products. Raises OutOfMemory naming the buffer."""
-        buffer = VulkanBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        buffer = VulkanBuffer(decl, data.nbytes, source=data)
         with self._guarded(decl.name):
             if matrices := matrices_of(decl):
                 buffer.hold(self._arranger.upload(decl.name, decl.dtype, data, matrices))
@@ -188,19 +179,6 @@ class VulkanTier(ContextManager):
         assert buffer.allocation is not None
         with self._guarded(buffer.name):
             self._memory.write(buffer.allocation, offset, data)
-
-    def load_kernel(self, blob: bytes) -> VulkanKernel:
-        """Have the driver build a ``.zrt`` file of SPIR-V."""
-        header = decode_kernel(blob)
-        if header.target is not GpuTarget.SPIRV:
-            raise CodecError(f"kernel {header.name}: target {header.target.name}, not SPIRV")
-        program = self._runtime.program
-        try:
-            with self._guarded(f"kernel {header.name}"):
-                program.discard(program.build(header, self.traits))
-        except ValueError as error:
-            raise CodecError(f"kernel {header.name}: {error}") from None
-        return VulkanKernel(header)
 
     def lower(
         self,
