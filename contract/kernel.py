@@ -193,18 +193,6 @@ def decode_kernel(blob: bytes) -> KernelHeader:
     return _fields(blob, header, code_end)
 
 
-def decode_text(blob: bytes, target: GpuTarget) -> tuple[KernelHeader, str]:
-    """The kernel in a ``.zrt`` file of source for ``target``, and that source. Raises CodecError,
-    too, for another target and for what is no UTF-8."""
-    kernel = decode_kernel(blob)
-    if kernel.target is not target:
-        raise CodecError(f"kernel {kernel.name}: target {kernel.target.name}, not {target.name}")
-    try:
-        return kernel, kernel.code.decode()
-    except UnicodeDecodeError as error:
-        raise CodecError(f"kernel {kernel.name}: source is not UTF-8 ({error})") from None
-
-
 def _fields(blob: bytes, header: np.void, code_end: int) -> KernelHeader:
     try:
         target = GpuTarget(int(header["target"]))

@@ -8,8 +8,8 @@ from enum import IntEnum
 class Opcode(IntEnum):
     """1-28 are the transformer opcodes of the design; what else a model needs follows from 64.
 
-    Reserved, since graphs may hold them: 19 was ARGMAX, 22 MATMUL_WMMA_F16, 23 MATMUL_WMMA_Q4K and
-    73 FEED_TOKENS.
+    Reserved, since graphs may hold them: 19 was ARGMAX, 22 MATMUL_WMMA_F16, 23 MATMUL_WMMA_Q4K,
+    66 MUL and 73 FEED_TOKENS.
     """
 
     EMBED = 1
@@ -40,7 +40,6 @@ class Opcode(IntEnum):
 
     MATMUL = 64
     ADD = 65
-    MUL = 66
     SCALE = 67
     SOFT_CAP = 68
     BIAS_ADD = 69

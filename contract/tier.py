@@ -12,7 +12,6 @@ may write the next inputs at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
@@ -22,7 +21,6 @@ from numpy.typing import NDArray
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, Graph
 from contract.ir.inputs import InputLayout, InputRows
-from contract.kernel import KernelHeader
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -30,17 +28,6 @@ from contract.shape_key import ShapeKey
 PROMPT_TOKENS = 256
 """Prompt tokens of a step where others decode beside, and of tiers that gain nothing by more."""
 TIER_NAMES = ("cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
-
-
-class Heap(Enum):
-    """Where memory lives."""
-
-    DEVICE_LOCAL = "device_local"
-    """Fast for the device; the host may not be able to map it."""
-    BAR = "bar"
-    """Device memory the host can read: small results and rings."""
-    HOST_VISIBLE = "host_visible"
-    """Host memory the device can read: step inputs, staging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +59,6 @@ class Buffer(Protocol):
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-
-    @property
-    def heap(self) -> Heap:
-        """Where it lives."""
-
-
-class Kernel(Protocol):
-    """A loaded kernel."""
-
-    @property
-    def header(self) -> KernelHeader:
-        """What the kernel file declared."""
 
 
 class PacketBatch(Protocol):
@@ -151,7 +126,7 @@ class DeviceTier(Protocol[B, P, F]):
         """Before the buffers are made, set aside what steps up to ``largest`` share. Raises
         OutOfMemory and UnsupportedOp."""
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> B:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> B:
         """Zeroed memory for ``decl``, a STATE or OUTPUT buffer."""
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> B:
@@ -180,9 +155,6 @@ class DeviceTier(Protocol[B, P, F]):
 
         The next submission sees it. Raises ValueError for bytes outside the buffer.
         """
-
-    def load_kernel(self, blob: bytes) -> Kernel:
-        """A kernel from its ``.zrt`` file; CodecError when it is not for this tier."""
 
     def lower(
         self, graph: Graph, buffers: Mapping[str, B], bucket: ShapeKey, inputs: InputLayout

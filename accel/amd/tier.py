@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,11 +14,9 @@ from numpy.typing import NDArray
 
 from accel.amd.arrange import arranged
 from accel.amd.device import Allocation
-from accel.amd.isa.checks import check_code
 from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording, launches_of
 from accel.amd.memory import Memory
-from accel.amd.program import LoadedKernel, checked
 from accel.amd.runtime import Choices, open_runtime
 from accel.amd.steps import buckets_of, for_matrices, step_of
 from accel.amd.submissions import AmdForm, AmdStep, AmdSubmissions
@@ -31,19 +28,11 @@ from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
 from contract.errors import DeviceLost, TierError
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
-from contract.kernel import KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier
 
 AmdBatch = FormBatch[Allocation, AmdForm]
 AmdFence = StepFence[Allocation, AmdForm, AmdStep]
-
-
-@dataclass(frozen=True, slots=True)
-class AmdKernel:
-    """A kernel file whose code this GPU could run."""
-
-    header: KernelHeader
 
 
 class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
@@ -73,15 +62,6 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
         return buckets_of(largest)
-
-    def load_kernel(self, blob: bytes) -> AmdKernel:
-        """Look whether this GPU could run a ``.zrt`` file. Raises CodecError."""
-        header = checked(decode_kernel(blob), self._device.generation.target)
-        check_code(header)
-        with self._guarded(f"kernel {header.name}"):
-            loaded: LoadedKernel = self._runtime.modules.load(header)
-            self._device.free(loaded.place)
-        return AmdKernel(header)
 
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         with self._guarded("the self-test of products"):

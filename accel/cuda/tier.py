@@ -13,7 +13,6 @@ from accel.cuda.bound_bucket import BoundBucket, check_layouts, move_to_first_ro
 from accel.cuda.buffers import CudaBuffer, Weights
 from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
-from accel.cuda.kernel_file import CudaKernel, source_of
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import sources_of
 from accel.cuda.planning import ALONE, Planner
@@ -45,7 +44,7 @@ from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, FiniteWords, Heap, UploadsLater
+from contract.tier import DeviceTier, FiniteWords, UploadsLater
 
 PROMPT_TOKENS = 1024
 """Of a step: blocks of products fill the multiprocessors better than with 512."""
@@ -134,7 +133,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             check.look(address, nbytes, finite)
             on_bytes(nbytes)
 
-        buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        buffer = CudaBuffer(decl, data.nbytes, source=data)
         with self._guarded(decl.name):
             check.prepare()
             self._fill(buffer, arrived)
@@ -145,12 +144,6 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         with self._guarded("uploading"):
             self._runtime.uploader.close()
             return self._runtime.finite.passed()
-
-    def load_kernel(self, blob: bytes) -> CudaKernel:
-        """Build a ``.zrt`` file of CUDA C++ source that defines a kernel of its name."""
-        header, source = source_of(blob)
-        with self._guarded(f"loading kernel {header.name}"):
-            return CudaKernel(header, self._runtime.modules.function(source, header.name))
 
     def lower(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +17,6 @@ from accel.metal.objc import TIER, ObjectiveC, load_metal
 from accel.metal.runtime import Choices, open_runtime
 from accel.metal.submissions import MetalForm, MetalStep, MetalSubmissions
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
-from accel.packets.build import BuildError
 from accel.packets.footprint import StepMemory, shared_footprint
 from accel.packets.fused import fuse
 from accel.packets.packet_tier import BoundStep, PacketTier
@@ -27,10 +25,8 @@ from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
-from contract.errors import CodecError
 from contract.footprint import Footprint
 from contract.ir.nodes import BufferDecl, Graph
-from contract.kernel import GpuTarget, KernelHeader, decode_text
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier
 
@@ -39,13 +35,6 @@ GRACE_SECONDS = 10.0
 
 MetalBatch = FormBatch[Allocation, MetalForm]
 MetalFence = StepFence[Allocation, MetalForm, MetalStep]
-
-
-@dataclass(frozen=True, slots=True)
-class MetalKernel:
-    """A kernel file whose code is a text this device's compiler took."""
-
-    header: KernelHeader
 
 
 class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
@@ -74,19 +63,6 @@ class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
     def traits(self) -> Traits:
         """What the device does itself, and integers where it does not."""
         return self._runtime.program.traits
-
-    def load_kernel(self, blob: bytes) -> MetalKernel:
-        """Have the device's compiler build a ``.zrt`` file of Metal text, whose kernel has the
-        file's name. Raises CodecError."""
-        header, text = decode_text(blob, GpuTarget.APPLE_METAL)
-        program = self._runtime.program
-        items = header.workgroup_size[0]
-        try:
-            with self._guarded(f"kernel {header.name}"):
-                program.discard(program.build(header.name, text, header.name, items))
-        except BuildError as error:
-            raise CodecError(f"kernel {header.name}: {error}") from None
-        return MetalKernel(header)
 
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         step = fuse(lower_graph(graph, bucket, ROW_PARTS, TIER))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from accel.opencl.arrange import Arranger
 from accel.opencl.device import TIER, find_device, import_binding
 from accel.opencl.launcher import Mode, Recording, WorkersLost
 from accel.opencl.memory import Allocation, Memory
-from accel.opencl.program import build_program
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClStep, OpenClSubmissions
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
@@ -28,11 +27,9 @@ from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
-from contract.errors import CodecError, DeviceLost
+from contract.errors import DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, Graph
-from contract.kernel import GpuTarget, KernelHeader, decode_text
-from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier
 
@@ -40,14 +37,6 @@ OWN_ALIGNMENT = 256
 
 OpenClBatch = FormBatch[Allocation, Recording]
 OpenClFence = StepFence[Allocation, Recording, OpenClStep]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenClKernel:
-    """A kernel file whose code is OpenCL C, built for this device."""
-
-    header: KernelHeader
-    program: Any
 
 
 class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
@@ -110,21 +99,6 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
         )
         self._runtime.launcher.expect(steps.kinds)
         super().reserve(graph, largest)
-
-    def load_kernel(self, blob: bytes) -> OpenClKernel:
-        """Build a ``.zrt`` file of OpenCL C source that defines a kernel of its name."""
-        header, source = decode_text(blob, GpuTarget.OPENCL_C)
-        runtime = self._runtime
-        program = build_program(
-            runtime.context,
-            runtime.device,
-            {f"{header.name}.cl": source},
-            "-cl-std=CL1.2",
-            self._choices.cache,
-        )
-        if header.name not in program.kernel_names():
-            raise CodecError(f"kernel {header.name}: its source defines no kernel of that name")
-        return OpenClKernel(header, program)
 
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         runtime = self._runtime

@@ -26,7 +26,7 @@ from contract.errors import DeviceLost
 from contract.ir.inputs import InputRows
 from contract.ir.nodes import BufferDecl
 from contract.shape_key import ShapeKey
-from contract.tier import PROMPT_TOKENS, Heap, TierInfo, check_range
+from contract.tier import PROMPT_TOKENS, TierInfo, check_range
 
 Bytes = NDArray[np.uint8]
 A = TypeVar("A", bound=Allocation)
@@ -127,16 +127,16 @@ class BaseTier(ContextManager, Generic[A, L, C]):
         """See ``contract.tier.Tier``."""
         return shape_buckets(largest)
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> DeviceBuffer[A]:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> DeviceBuffer[A]:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(decl.name):
             allocation = self._allocate(decl, nbytes)
-        return self._keep(DeviceBuffer(decl, nbytes, heap, allocation))
+        return self._keep(DeviceBuffer(decl, nbytes, allocation))
 
     def upload(self, decl: BufferDecl, data: Bytes) -> DeviceBuffer[A]:
         """Memory that holds ``data``, a matrix arranged for the products. Raises OutOfMemory
         naming the buffer."""
-        buffer: DeviceBuffer[A] = DeviceBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        buffer: DeviceBuffer[A] = DeviceBuffer(decl, data.nbytes, source=data)
         with self._guarded(decl.name):
             self._fill(buffer)
         return self._keep(buffer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,9 +31,7 @@ from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.pushed import Packets
 from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
-from contract.errors import CodecError
 from contract.ir.nodes import BufferDecl, Graph
-from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier
 
@@ -45,13 +42,6 @@ PARTS = 128
 
 VulkanBatch = FormBatch[Allocation, Recording]
 VulkanFence = StepFence[Allocation, Recording, VulkanStep]
-
-
-@dataclass(frozen=True, slots=True)
-class VulkanKernel:
-    """A kernel file whose code is SPIR-V that this driver took."""
-
-    header: KernelHeader
 
 
 class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
@@ -96,19 +86,6 @@ class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
             return shape_buckets(largest)
         tiled = (TILED,) if largest.tokens >= PLANES_FROM else ()
         return shape_buckets(largest, (1, SPLIT_TOKENS, *FEW_FORMS, *tiled))
-
-    def load_kernel(self, blob: bytes) -> VulkanKernel:
-        """Have the driver build a ``.zrt`` file of SPIR-V."""
-        header = decode_kernel(blob)
-        if header.target is not GpuTarget.SPIRV:
-            raise CodecError(f"kernel {header.name}: target {header.target.name}, not SPIRV")
-        program = self._runtime.program
-        try:
-            with self._guarded(f"kernel {header.name}"):
-                program.discard(program.build(header, self.traits))
-        except ValueError as error:
-            raise CodecError(f"kernel {header.name}: {error}") from None
-        return VulkanKernel(header)
 
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         lowered = lower_graph(graph, bucket, PARTS, TIER)

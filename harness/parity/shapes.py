@@ -280,7 +280,6 @@ STRATEGIES: dict[Opcode, Strategy] = {
         _heads("sinks-window-cap", MIXED, 6, 1, 32, NONE, scale=0.2, window=65, soft_cap=9.0),
     ),
     Opcode.ADD: grid("tokens width", *WIDE),
-    Opcode.MUL: grid("tokens width", *WIDE),
     Opcode.SCALE: grid("tokens width", *WIDE, factor=0.1),
     Opcode.SOFT_CAP: grid("rows width", *WIDE, cap=30.0),
     Opcode.BIAS_ADD: grid("tokens width", *WIDE),

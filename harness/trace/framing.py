@@ -25,7 +25,7 @@ from contract.context_manager import ContextManager
 from contract.errors import ConfigError, ZincError
 
 MAGIC = b"ZRTTRACE"
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 PREFIX = np.dtype([("magic", "V8"), ("version", "<u4"), ("nbytes", "<u4"), ("crc", "<u4")])
 FRAME = np.dtype([("kind", "<u4"), ("nbytes", "<u4"), ("crc", "<u4"), ("payload_crc", "<u4")])
 HEADER_BYTES_MAX = 1 << 20

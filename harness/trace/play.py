@@ -182,10 +182,10 @@ class _Player:
 
     def _make(self, payload: memoryview) -> None:
         made = MadeBuffer.unpack(payload)
-        if made.heap is not None:
-            buffer = self._tier.alloc(made.decl, made.nbytes, made.heap)
-        else:
+        if made.uploaded:
             buffer = self._tier.upload(made.decl, self._uploaded(made))
+        else:
+            buffer = self._tier.alloc(made.decl, made.nbytes)
         self._buffers.append((buffer, made.decl.dtype))
 
     def _uploaded(self, made: MadeBuffer) -> NDArray[np.uint8]:

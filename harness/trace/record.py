@@ -20,7 +20,7 @@ from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Fence, Heap, Kernel, PacketBatch, Tier, TierInfo
+from contract.tier import Buffer, Fence, PacketBatch, Tier, TierInfo
 from harness.trace.framing import Kind, TraceWriter
 from harness.trace.header import trace_header, traced_model
 from harness.trace.records import (
@@ -146,10 +146,6 @@ class RecordedTier(ContextManager):
         """The tier's."""
         return self._tier.footprint(graph, largest)
 
-    def load_kernel(self, blob: bytes) -> Kernel:
-        """The tier's."""
-        return self._tier.load_kernel(blob)
-
     def map(self, buffer: Buffer) -> Bytes:
         """The tier's; what the host writes there is not recorded."""
         return self._tier.map(buffer)
@@ -159,16 +155,16 @@ class RecordedTier(ContextManager):
         self._tier.reserve(graph, largest)
         self._writer.write(Kind.RESERVE, Reserve(self._graph(graph), largest).pack())
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> Buffer:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> Buffer:
         """Recorded."""
-        made = MadeBuffer(decl, nbytes, heap, self._model)
-        return self._note(self._tier.alloc(decl, nbytes, heap), made)
+        made = MadeBuffer(decl, nbytes, uploaded=False, model=self._model)
+        return self._note(self._tier.alloc(decl, nbytes), made)
 
     def upload(self, decl: BufferDecl, data: Bytes) -> Buffer:
         """Recorded without the data: the model has them."""
         constant = decl.kind is BufferKind.CONSTANT
         known = digest(data, decl.dtype).hex() if constant else ""
-        made = MadeBuffer(decl, data.nbytes, None, self._model, known)
+        made = MadeBuffer(decl, data.nbytes, uploaded=True, model=self._model, digest=known)
         return self._note(self._tier.upload(decl, data), made)
 
     def free(self, buffer: Buffer) -> None:

@@ -20,7 +20,6 @@ from contract.dtypes import BY_NAME, F32, DType
 from contract.ir.inputs import InputLayout
 from contract.ir.nodes import BufferDecl, BufferKind
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 from harness.trace.framing import TraceError
 
 Bytes = NDArray[np.uint8]
@@ -83,14 +82,14 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class MadeBuffer:
-    """``Tier.alloc``, or ``Tier.upload`` where ``heap`` is None.
+    """A buffer from ``Tier.alloc``, or from ``Tier.upload`` where it is ``uploaded``.
 
     What is uploaded is of the trace's ``model``-th model; ``digest`` is that of a constant.
     """
 
     decl: BufferDecl
     nbytes: int
-    heap: Heap | None
+    uploaded: bool
     model: int
     digest: str = ""
 
@@ -105,7 +104,7 @@ class MadeBuffer:
                 "shape": decl.shape,
                 "source": decl.source,
                 "nbytes": self.nbytes,
-                "heap": None if self.heap is None else self.heap.value,
+                "uploaded": self.uploaded,
                 "model": self.model,
                 "digest": self.digest,
             }
@@ -116,10 +115,9 @@ class MadeBuffer:
         """Of a payload."""
         values = _object(payload)
         dtype, shape = BY_NAME[values["dtype"]], tuple(values["shape"])
-        kind, heap = BufferKind(values["kind"]), values["heap"]
+        kind = BufferKind(values["kind"])
         decl = BufferDecl(values["name"], kind, dtype, shape, values["source"])
-        heap = None if heap is None else Heap(heap)
-        return cls(decl, values["nbytes"], heap, values["model"], values["digest"])
+        return cls(decl, values["nbytes"], values["uploaded"], values["model"], values["digest"])
 
 
 @dataclass(frozen=True, slots=True)

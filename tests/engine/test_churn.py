@@ -125,7 +125,7 @@ def test_a_lowering_in_the_middle_of_churn_is_counted(
     port = "output.ring"
     ring = executable.buffer(port)
     decl = runner.graph.buffers[port]
-    other = runner.tier.alloc(decl, ring.nbytes, ring.heap)
+    other = runner.tier.alloc(decl, ring.nbytes)
     executable.bind(port, other)
     executable.bind(port, ring)
     churn(runner, 20, WAVE)

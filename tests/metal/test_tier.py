@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.kernels.source import Language, Module, module_source
 from accel.metal import memory
 from accel.metal import tier as tier_module
 from accel.metal.sim.fake_machine import APPLE_M1
@@ -16,13 +15,11 @@ from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
 from accel.packets.rules import OPCODES
 from contract.dtypes import F32, Q8_0
-from contract.errors import CodecError, DeviceLost, OutOfMemory
+from contract.errors import DeviceLost, OutOfMemory
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.ir.inputs import input_layout
-from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 from tests.doubling import (
     GRAPH,
     STATE,
@@ -122,14 +119,14 @@ def test_info_names_device_and_opcodes(tier: MetalTier) -> None:
 
 def test_memory_is_zeroed_and_state_is_kept(tier: MetalTier) -> None:
     """State keeps what the host wrote; places that were freed are zeros again."""
-    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    state = tier.alloc(STATE, 64)
     assert not tier.map(state).any()
     tier.write(state, 0, np.full(64, 7, np.uint8))
     run_doubling(tier)
     assert (tier.map(state) == 7).all()
     assert (tier.read(state, 3, 5) == 7).all()
     tier.free(state)
-    again = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    again = tier.alloc(STATE, 64)
     assert not tier.map(again).any()
     with pytest.raises(ValueError, match="state: bytes 60 to 70 of a buffer of 64"):
         tier.read(again, 60, 10)
@@ -171,15 +168,15 @@ def test_large_weights_are_views_of_the_file(
 def test_out_of_memory_says_need_and_have(open_metal: OpenTier) -> None:
     """Nothing is allocated when it does not fit, and what was freed can be had again."""
     tier = open_metal(memory_bytes=100 << 20)
-    first = tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
+    first = tier.alloc(STATE, 60 << 20)
     with pytest.raises(OutOfMemory, match=r"state: need 62,914,560 bytes") as caught:
-        tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
+        tier.alloc(STATE, 60 << 20)
     assert 0 < caught.value.free <= 40 << 20
     decl = BufferDecl("w", BufferKind.CONSTANT, F32, (1, 15 << 20))
     with pytest.raises(OutOfMemory, match="w: need"):
         tier.upload(decl, np.zeros((1, 60 << 20), np.uint8))
     tier.free(first)
-    tier.free(tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL))
+    tier.free(tier.alloc(STATE, 60 << 20))
 
 
 def test_a_tensor_above_the_longest_buffer(make_mac: MakeMac) -> None:
@@ -187,7 +184,7 @@ def test_a_tensor_above_the_longest_buffer(make_mac: MakeMac) -> None:
     mac = make_mac(max_buffer_bytes=32 << 20)
     with MetalTier(metal=mac.metal) as tier:
         with pytest.raises(OutOfMemory, match="33,554,432 free"):
-            tier.alloc(STATE, 33 << 20, Heap.DEVICE_LOCAL)
+            tier.alloc(STATE, 33 << 20)
         run_doubling(tier)
     assert (mac.problems, mac.left_over) == ([], [])
 
@@ -219,7 +216,7 @@ def test_scratch_that_moves_is_followed(tier: MetalTier) -> None:
     before = tier._scratch
     largest = ShapeKey(2000, 0)
     layout = input_layout(GRAPH, largest)
-    y = tier.alloc(GRAPH.buffers["y"], 2000 * WIDTH * 4, Heap.BAR)
+    y = tier.alloc(GRAPH.buffers["y"], 2000 * WIDTH * 4)
     tier.lower(GRAPH, {"y": y}, largest, layout)
     after = tier._scratch
     assert after is not before
@@ -232,7 +229,7 @@ def test_memory_is_released_when_no_step_names_it_any_more(tier: MetalTier, mac:
     """A step names every arena, used or not: one that goes waits for the steps under way."""
     mac.behaviour.looks = 1 << 30
     lowered = Doubling(tier)
-    large = tier.alloc(STATE, 32 << 20, Heap.DEVICE_LOCAL)
+    large = tier.alloc(STATE, 32 << 20)
     fence = tier.submit(lowered.batch, inputs_of(values_of(0)))
     held = mac.taken
     tier.free(large)
@@ -246,7 +243,7 @@ def lost(tier: MetalTier, lowered: Doubling) -> None:
     with pytest.raises(DeviceLost):
         tier.submit(lowered.batch, inputs_of(values_of(0)))
     with pytest.raises(DeviceLost):
-        tier.alloc(STATE, 64, Heap.BAR)
+        tier.alloc(STATE, 64)
     tier.free(lowered.y)
     tier.close()
 
@@ -298,22 +295,6 @@ def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> Non
     lost(tier, lowered)
     with MetalTier(metal=mac.metal) as other:
         run_doubling(other)
-
-
-def test_load_kernel_takes_metal_text_alone(tier: MetalTier) -> None:
-    """A kernel of the dialect is taken; another target and text that does not compile are not."""
-    text = module_source(Language.METAL, Module("add")).encode()
-    header = KernelHeader("launch_add", GpuTarget.APPLE_METAL, text, workgroup_size=(128, 1, 1))
-    assert tier.load_kernel(encode_kernel(header)).header.name == "launch_add"
-    broken = text.replace(b"A(a) + A(b)", b"A(a) +")
-    for target, code, problem in (
-        (GpuTarget.OPENCL_C, text, "target OPENCL_C, not APPLE_METAL"),
-        (GpuTarget.APPLE_METAL, broken, r"add\.k:6"),
-        (GpuTarget.APPLE_METAL, b"\xff\xfe", "can't decode"),
-    ):
-        other = KernelHeader("launch_add", target, code, workgroup_size=(128, 1, 1))
-        with pytest.raises(CodecError, match=problem):
-            tier.load_kernel(encode_kernel(other))
 
 
 def test_closing_twice_is_harmless(

@@ -16,7 +16,7 @@ from contract.ir.inputs import InputCopy, input_layout, pack_inputs
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Fence, Heap, Tier
+from contract.tier import Fence, Tier
 from reference.cpu.tier import CpuTier
 from tests.opencl.conftest import OpenTier
 
@@ -39,7 +39,7 @@ def chained() -> Graph:
     state = b.buffer("state", BufferKind.STATE, F32, (1, 2, WIDTH))
     memory = b.buffer("memory", BufferKind.STATE, F32, (LARGEST.tokens, WIDTH))
     product, folded = b.output("product", "tokens", WIDTH), b.output("folded", "tokens", WIDTH)
-    b.emit(Opcode.MUL, a=x, b=x, y=product)
+    b.emit(Opcode.SCALE, x=x, factor=3.0, y=product)
     conv = {"weight": weight, "query": query, "state": state, "history": 2}
     b.emit(Opcode.SSM_CONV1D, x=x, y=folded, **conv)
     b.emit(Opcode.COPY_ROWS, source=product, pairs=pairs, target=memory)
@@ -72,7 +72,7 @@ class Lowered:
         self.buffers = {"weight": tier.upload(GRAPH.buffers["weight"], WEIGHT)}
         for name in ("state", "memory", "product", "folded"):
             nbytes = buffer_bytes(GRAPH.buffers[name], LARGEST)
-            self.buffers[name] = tier.alloc(GRAPH.buffers[name], nbytes, Heap.DEVICE_LOCAL)
+            self.buffers[name] = tier.alloc(GRAPH.buffers[name], nbytes)
         values = np.random.default_rng(1).standard_normal((LARGEST.tokens, WIDTH), np.float32)
         tier.write(self.buffers["memory"], 0, values.reshape(-1).view(np.uint8))
         self.batch = tier.lower(GRAPH, self.buffers, LARGEST, LAYOUT)

@@ -15,18 +15,15 @@ from accel.opencl.launcher import LaunchContext, Mode, PersistentLauncher, Worke
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClStep
 from accel.opencl.tier import OpenClTier
-from accel.packets.build import BuildError
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from accel.packets.rules import OPCODES, RULES
 from contract.dtypes import F32, I32, Q8_0
-from contract.errors import CodecError, DeviceLost, OutOfMemory, UnsupportedOp
+from contract.errors import DeviceLost, OutOfMemory, UnsupportedOp
 from contract.ir.graph import BufferDecl, BufferKind, GraphBuilder
 from contract.ir.inputs import input_layout, pack_inputs
-from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 from tests.doubling import (
     GRAPH,
     KEY,
@@ -70,7 +67,7 @@ def test_info_names_device_and_opcodes(tier: OpenClTier, device: Device) -> None
 def test_memory_is_zeroed_and_state_is_kept(open_opencl: OpenTier, shared: bool) -> None:
     """Mapped state keeps what the host wrote over a submission that does not touch it."""
     tier = open_opencl(shared_addresses=shared)
-    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    state = tier.alloc(STATE, 64)
     assert not tier.map(state).any()
     tier.map(state)[:] = 7
     run_doubling(tier)
@@ -95,16 +92,16 @@ def test_out_of_memory_says_need_and_have(open_opencl: OpenTier, shared: bool) -
     limit = 100 << 20
     tier = open_opencl(shared_addresses=shared, memory_bytes=limit)
     before = tier.used_bytes
-    first = tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
+    first = tier.alloc(STATE, 60 << 20)
     with pytest.raises(OutOfMemory, match=r"state: need 62,914,560 bytes") as caught:
-        tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
+        tier.alloc(STATE, 60 << 20)
     assert caught.value.free == limit - before - (60 << 20)
     decl = BufferDecl("w", BufferKind.CONSTANT, F32, (1, 15 << 20))
     with pytest.raises(OutOfMemory, match="w: need"):
         tier.upload(decl, np.zeros((1, 60 << 20), np.uint8))
     tier.free(first)
     assert tier.used_bytes == before
-    tier.free(tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL))
+    tier.free(tier.alloc(STATE, 60 << 20))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -123,7 +120,7 @@ def test_batches_follow_a_growing_scratch(open_opencl: OpenTier) -> None:
     tier = open_opencl()
     graph = GRAPH
     layout = input_layout(graph, ShapeKey(2000, 0))
-    buffers = {"y": tier.alloc(graph.buffers["y"], 2000 * WIDTH * 4, Heap.HOST_VISIBLE)}
+    buffers = {"y": tier.alloc(graph.buffers["y"], 2000 * WIDTH * 4)}
     small = tier.lower(graph, buffers, ShapeKey(2, 0), layout)
     tier.lower(graph, buffers, ShapeKey(2000, 0), layout)
     tier.wait(tier.submit(small, inputs_of(np.full((2, WIDTH), 3, np.float32), layout)))
@@ -141,9 +138,9 @@ def test_what_steps_share_stays_when_it_cannot_grow(
 
 def test_unsupported_opcodes_are_named(tier: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lowering refuses what there is no rule for before anything runs."""
-    rules = {opcode: rule for opcode, rule in RULES.items() if opcode is not Opcode.MUL}
+    rules = {opcode: rule for opcode, rule in RULES.items() if opcode is not Opcode.SCALE}
     monkeypatch.setattr("accel.packets.rules.RULES", rules)
-    with pytest.raises(UnsupportedOp, match="MUL"):
+    with pytest.raises(UnsupportedOp, match="SCALE"):
         tier.lower(GRAPH, {}, KEY, LAYOUT)
 
 
@@ -154,7 +151,7 @@ def test_parts_of_state_are_read_and_written(
 ) -> None:
     """Any range of bytes, before and after the host mapped the buffer, and after a submission."""
     tier = open_opencl(shared_addresses=shared)
-    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    state = tier.alloc(STATE, 64)
     if mapped:
         tier.map(state)[:] = 1
     tier.write(state, 13, np.arange(5, dtype=np.uint8))
@@ -172,7 +169,7 @@ def test_parts_of_state_are_read_and_written(
 
 def test_bytes_outside_a_buffer_are_refused(tier: OpenClTier) -> None:
     """Neither read nor written, and the buffer is named."""
-    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    state = tier.alloc(STATE, 64)
     for offset, nbytes in ((60, 5), (-1, 2), (65, 0)):
         with pytest.raises(ValueError, match="state: bytes"):
             tier.read(state, offset, nbytes)
@@ -180,34 +177,9 @@ def test_bytes_outside_a_buffer_are_refused(tier: OpenClTier) -> None:
             tier.write(state, offset, np.zeros(nbytes, np.uint8))
 
 
-def _kernel(source: str, target: GpuTarget = GpuTarget.OPENCL_C) -> bytes:
-    return encode_kernel(KernelHeader("copy", target, source.encode()))
-
-
-def test_kernel_files_are_built(tier: OpenClTier) -> None:
-    """A .zrt file of OpenCL C becomes a kernel of its name."""
-    source = "__kernel void copy(__global int *x) { x[0] = x[1]; }"
-    kernel = tier.load_kernel(_kernel(source))
-    assert kernel.header.name == "copy"
-
-
-def test_bad_kernel_files_are_refused(tier: OpenClTier) -> None:
-    """Another target, no kernel of the name, and source the compiler rejects."""
-    with pytest.raises(CodecError, match="target GFX1201"):
-        tier.load_kernel(
-            encode_kernel(KernelHeader("copy", GpuTarget.GFX1201, bytes(256), rsrc2=0))
-        )
-    with pytest.raises(CodecError, match="defines no kernel"):
-        tier.load_kernel(_kernel("__kernel void other(void) {}"))
-    with pytest.raises(CodecError, match="UTF-8"):
-        tier.load_kernel(encode_kernel(KernelHeader("copy", GpuTarget.OPENCL_C, b"\xff")))
-    with pytest.raises(BuildError, match=r"copy\.cl"):
-        tier.load_kernel(_kernel("__kernel void copy(void) { nonsense; }"))
-
-
 def _never_done(tier: OpenClTier, status: int) -> object:
     graph = GRAPH
-    buffers = {"y": tier.alloc(graph.buffers["y"], NBYTES, Heap.HOST_VISIBLE)}
+    buffers = {"y": tier.alloc(graph.buffers["y"], NBYTES)}
     batch = tier.lower(graph, buffers, KEY, LAYOUT)
     fence = tier.submit(batch, inputs_of(np.zeros((1, WIDTH), np.float32)))
     tier.wait(fence)
@@ -234,7 +206,7 @@ def test_a_failed_step_is_a_lost_device(tier: OpenClTier) -> None:
 def test_closing_twice_and_after_a_loss(open_opencl: OpenTier) -> None:
     """Close frees everything; a second one has nothing to do."""
     tier = open_opencl()
-    tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    tier.alloc(STATE, 64)
     tier.close()
     tier.close()
     assert tier.used_bytes == 0
@@ -296,7 +268,7 @@ def test_int_operands_only(tier: OpenClTier) -> None:
     out = builder.output("accepted", "rows", dtype=I32)
     builder.emit(Opcode.VERIFY_K, draft=draft, target=draft, accepted=out)
     graph, step = builder.build(), ShapeKey(0, 2)
-    buffers = {"accepted": tier.alloc(graph.buffers["accepted"], 64, Heap.HOST_VISIBLE)}
+    buffers = {"accepted": tier.alloc(graph.buffers["accepted"], 64)}
     layout = input_layout(graph, step)
     inputs = pack_inputs(layout, step, {"draft": np.arange(8, dtype=np.int32)})
     tier.wait(tier.submit(tier.lower(graph, buffers, step, layout), inputs))

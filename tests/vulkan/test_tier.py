@@ -11,16 +11,13 @@ import pytest
 from accel.packets import work
 from accel.packets.rules import OPCODES
 from accel.vulkan.api import Vulkan
-from accel.vulkan.build import FOLDER
 from accel.vulkan.tier import VulkanTier
 from contract.dtypes import F32, Q8_0
-from contract.errors import CodecError, DeviceLost, OutOfMemory, TierError
+from contract.errors import DeviceLost, OutOfMemory, TierError
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.ir.inputs import input_layout
-from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 from tests.doubling import (
     GRAPH,
     STATE,
@@ -73,7 +70,7 @@ def test_info_names_device_and_opcodes(tier: VulkanTier) -> None:
 def test_memory_is_zeroed_and_state_is_kept(open_vulkan: OpenTier, shared: bool) -> None:
     """Mapped state keeps what the host wrote over a submission that does not touch it."""
     tier = open_vulkan(shared=shared)
-    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    state = tier.alloc(STATE, 64)
     assert not tier.map(state).any()
     tier.map(state)[:] = 7
     run_doubling(tier)
@@ -97,16 +94,16 @@ def test_out_of_memory_says_need_and_have(open_vulkan: OpenTier, shared: bool) -
     limit = 100 << 20
     tier = open_vulkan(shared=shared, memory_bytes=limit)
     before = tier.used_bytes
-    first = tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
+    first = tier.alloc(STATE, 60 << 20)
     with pytest.raises(OutOfMemory, match=r"state: need 62,914,560 bytes") as caught:
-        tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
+        tier.alloc(STATE, 60 << 20)
     assert 0 < caught.value.free <= limit - before - (60 << 20)
     decl = BufferDecl("w", BufferKind.CONSTANT, F32, (1, 15 << 20))
     with pytest.raises(OutOfMemory, match="w: need"):
         tier.upload(decl, np.zeros((1, 60 << 20), np.uint8))
     tier.free(first)
     assert tier.used_bytes == before
-    tier.free(tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL))
+    tier.free(tier.alloc(STATE, 60 << 20))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -126,7 +123,7 @@ def test_scratch_that_moves_is_followed(tier: VulkanTier) -> None:
     first.run()
     largest = ShapeKey(2000, 0)
     layout = input_layout(GRAPH, largest)
-    y = tier.alloc(GRAPH.buffers["y"], 2000 * WIDTH * 4, Heap.BAR)
+    y = tier.alloc(GRAPH.buffers["y"], 2000 * WIDTH * 4)
     tier.lower(GRAPH, {"y": y}, largest, layout)
     first.run(4)
 
@@ -167,7 +164,7 @@ def lost(tier: VulkanTier, lowered: Doubling) -> None:
     with pytest.raises(DeviceLost):
         tier.submit(lowered.batch, inputs_of(values))
     with pytest.raises(DeviceLost):
-        tier.alloc(STATE, 64, Heap.BAR)
+        tier.alloc(STATE, 64)
     tier.free(lowered.y)
     tier.close()
 
@@ -220,18 +217,6 @@ def test_pipelines_the_driver_cannot_make(faulty: Vulkan, open_vulkan: OpenTier)
             Doubling(tier)
     library.instead.clear()
     run_doubling(tier)
-
-
-def test_load_kernel_takes_spirv_alone(tier: VulkanTier) -> None:
-    """A shipped module is taken; another target and bytes that are no module are not."""
-    kernel = tier.load_kernel((FOLDER / "add.zrt").read_bytes())
-    assert kernel.header.name == "add"
-    for target, code, problem in (
-        (GpuTarget.OPENCL_C, b"kernel", "target OPENCL_C, not SPIRV"),
-        (GpuTarget.SPIRV, b"kernel..", "not a SPIR-V module"),
-    ):
-        with pytest.raises(CodecError, match=problem):
-            tier.load_kernel(encode_kernel(KernelHeader("k", target, code)))
 
 
 def test_closing_twice_is_harmless(open_vulkan: OpenTier) -> None:
