@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from accel.amd.fake_drm import FakeDrm
 from accel.amd.fake_kfd import FakeKfd
-from accel.amd.fake_machine import Behaviour, Machine
+from accel.amd.fake_machine import Behaviour, FakeComputer
 from accel.amd.kernel import Bytes
 from accel.amd.kfd import KFD
 from accel.amd.memory_view import GpuFault
@@ -38,7 +38,7 @@ class FakeKernel:
         self.behaviour = behaviour or Behaviour()
         self.calls: Counter[str] = Counter()
         self.kept: dict[str, int] = {}
-        self.machine = Machine(self.behaviour)
+        self.machine = FakeComputer(self.behaviour)
         self._kfd = FakeKfd(self.machine)
         self._drm = FakeDrm(self.machine)
 
