@@ -12,7 +12,7 @@ import pytest
 from contract.dtypes import F16, I12, Q8_0
 from contract.ir.graph import BufferKind
 from contract.shape_key import ShapeKey
-from harness.validate import Histogram, Workload, validate
+from harness.validate import ValueHistogram, Workload, validate
 from harness.validate.__main__ import main
 from harness.validate.compare import NOT_FINITE, UNOBSERVED, differs
 from harness.validate.trace import (
@@ -230,7 +230,7 @@ def test_a_tier_alone_that_is_not_finite_is_an_ordinary_divergence(model):
 
 
 def test_histogram_bins_by_sign_and_exponent():
-    histogram = Histogram()
+    histogram = ValueHistogram()
     histogram.add(np.array([[1.0, 1.5, -2.0], [0.0, -0.0, 1e-40]], np.float32))
     histogram.add(np.array([np.inf, -3.0, np.nan], np.float32))
     assert histogram.bins() == {
@@ -242,7 +242,7 @@ def test_histogram_bins_by_sign_and_exponent():
 def test_histogram_digest_ignores_the_sign_of_zero_and_nothing_else():
     digests = []
     for values in ([0.0, 1.0], [-0.0, 1.0], [0.0, -1.0]):
-        histogram = Histogram()
+        histogram = ValueHistogram()
         histogram.add(np.array(values, np.float32))
         digests.append(histogram.digest)
     assert digests[0] == digests[1] != digests[2]

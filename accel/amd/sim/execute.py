@@ -82,7 +82,7 @@ class Launch:
     group_register: int = WORKGROUP_ID
 
 
-class Machine:
+class WorkGroupExecutor:
     """Some work-groups of a launch. ``waves`` is the number of all their waves."""
 
     def __init__(
@@ -354,7 +354,7 @@ def run_launch(
     with np.errstate(all="ignore"):
         for first in range(0, groups, GROUPS_AT_A_TIME):
             some = range(first, min(first + GROUPS_AT_A_TIME, groups))
-            machine = Machine(memory, launch, some, watcher)
+            machine = WorkGroupExecutor(memory, launch, some, watcher)
             machine.run()
             instructions += machine.instructions
             products += machine.products

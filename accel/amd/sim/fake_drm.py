@@ -14,7 +14,7 @@ from accel.amd import uapi_drm as drm
 from accel.amd.kernel import memory_at
 from accel.amd.pm4 import IB_INHERIT_COMPUTE, IB_VALID
 from accel.amd.sim.fake_gpu import BASE, FakeQueue
-from accel.amd.sim.fake_machine import ADDRESS_SPACE, FakeMemory, Machine
+from accel.amd.sim.fake_machine import ADDRESS_SPACE, FakeComputer, FakeMemory
 from accel.amd.system import FIRMWARE, USER_QUEUES
 from accel.amd.topology import PAGE
 from accel.amd.uapi import Request
@@ -49,7 +49,7 @@ class _Syncobj:
 class FakeDrm:
     """Answers of a render node."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: FakeComputer) -> None:
         self._machine = machine
         self._objects: dict[int, _Object] = {}
         self._syncobjs: dict[int, _Syncobj] = {}

@@ -18,7 +18,7 @@ from accel.amd.kernel import Bytes
 from accel.amd.kfd import KFD
 from accel.amd.sim.fake_drm import FakeDrm
 from accel.amd.sim.fake_kfd import FakeKfd
-from accel.amd.sim.fake_machine import Behaviour, Machine
+from accel.amd.sim.fake_machine import Behaviour, FakeComputer
 from accel.amd.sim.memory_view import GpuFault
 from accel.amd.system import RELEASE
 from accel.amd.topology import NODES
@@ -38,7 +38,7 @@ class FakeKernel:
         self.behaviour = behaviour or Behaviour()
         self.calls: Counter[str] = Counter()
         self.kept: dict[str, int] = {}
-        self.machine = Machine(self.behaviour)
+        self.machine = FakeComputer(self.behaviour)
         self._kfd = FakeKfd(self.machine)
         self._drm = FakeDrm(self.machine)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from accel.amd import uapi
 from accel.amd.kernel import memory_at
 from accel.amd.kfd import DOORBELL_BYTES, KFD
-from accel.amd.sim.fake_machine import MOST_QUEUES, FakeMemory, Machine
+from accel.amd.sim.fake_machine import MOST_QUEUES, FakeComputer, FakeMemory
 from accel.amd.topology import EOP_BYTES, NODES, PAGE, Gpu
 from accel.amd.uapi import Memory, Request
 
@@ -24,7 +24,7 @@ DOORBELL_OFFSET = 3 << 62 | GPU_ID << 46
 class FakeKfd:
     """Answers of ``/dev/kfd``."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: FakeComputer) -> None:
         self._machine = machine
         self._vm: int | None = None
         self._enabled = False

@@ -71,7 +71,7 @@ class FakeMemory:
 
 
 @dataclass(slots=True)
-class Machine:
+class FakeComputer:
     """``reserved`` are ranges of addresses a program has, ``doorbells`` pages of them by address,
     ``memory`` objects by handle."""
 

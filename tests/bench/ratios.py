@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 
 from harness.bench.engines import Setup, TierEngine, Timing
-from harness.bench.machine import CpuUse
-from harness.bench.steps import runner_on, step_of
 from reference.cpu.threads import thread_count
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
+from tests.bench.cpu_use import CpuUse
+from tests.bench.steps import runner_on, step_of
 
 CPU, OPENCL = "cpu", "opencl"
 PROMPT_TOKENS = 128

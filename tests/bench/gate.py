@@ -15,9 +15,9 @@ from typing import Any
 
 from contract.errors import ConfigError
 from harness.bench.machine import machine_facts
-from harness.bench.ratios import MEASUREMENTS, Measured
 from harness.goldens import FOLDER
 from harness.tiers import probe
+from tests.bench.ratios import MEASUREMENTS, Measured
 
 BASELINE = FOLDER / "speed.json"
 ATTEMPTS = 3
