@@ -23,6 +23,7 @@ import numpy as np
 
 from contract.context_manager import ContextManager
 from contract.errors import ConfigError, ZincError
+from harness.trace.patient_file import PatientFile
 
 MAGIC = b"ZRTTRACE"
 TRACE_VERSION = 1
@@ -37,7 +38,7 @@ class TraceError(ZincError):
     """A trace that cannot be read, or cannot be replayed here."""
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record tells; ``harness.trace.records`` has the payloads."""
 
     GRAPH = 1
@@ -54,22 +55,25 @@ class Kind(IntEnum):
     FAILED = 12
 
 
-KINDS = frozenset(Kind)
+KINDS = frozenset(RecordKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One record; ``offset`` is where it begins in the file."""
 
-    kind: Kind
+    kind: RecordKind
     payload: memoryview
     offset: int
 
 
 class TraceWriter:
-    """Appends records to a new file. A context manager; ``close`` says that nothing is missing."""
+    """Appends records to a new file. A context manager; ``close`` says that nothing is missing.
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    A ``patient`` one keeps records in memory while they cannot be written; ``problem`` says why.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], *, patient: bool = False) -> None:
         """Creates the file. Raises ConfigError when it cannot be, or exists."""
         text = json.dumps(header, sort_keys=True).encode()
         prefix = np.zeros((), PREFIX)
@@ -77,12 +81,17 @@ class TraceWriter:
         prefix["version"], prefix["nbytes"] = TRACE_VERSION, len(text)
         prefix["crc"] = zlib.crc32(text)
         try:
-            self._file: BinaryIO = path.open("xb")
+            self._file: BinaryIO | PatientFile = PatientFile(path) if patient else path.open("xb")
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
         self._put(prefix.tobytes(), text)
 
-    def write(self, kind: Kind, *parts: bytes | memoryview) -> None:
+    @property
+    def problem(self) -> str | None:
+        """Why records wait in memory, None while they do not."""
+        return self._file.problem if isinstance(self._file, PatientFile) else None
+
+    def write(self, kind: RecordKind, *parts: bytes | memoryview) -> None:
         """Append a record whose payload is ``parts``, joined."""
         frame = np.zeros((), FRAME)
         frame["kind"], frame["nbytes"] = kind, sum(map(len, parts))
@@ -115,7 +124,7 @@ class TraceWriter:
     def close(self) -> None:
         """Write the closing record and the rest. Harmless when closed."""
         if not self._file.closed:
-            self.write(Kind.END)
+            self.write(RecordKind.END)
             self._file.close()
 
     def abandon(self) -> None:
@@ -194,8 +203,8 @@ class TraceReader(ContextManager):
             payload = self._file.read(nbytes)
             if zlib.crc32(payload) != frame["payload_crc"]:
                 raise self._damaged(offset)
-            self.whole = kind == Kind.END
-            yield Record(Kind(kind), memoryview(payload), offset)
+            self.whole = kind == RecordKind.END
+            yield Record(RecordKind(kind), memoryview(payload), offset)
             offset = after
         if self.whole and offset != self._size:
             raise TraceError(f"{self.path}: bytes follow the end at byte {offset}; {REMEDY}")
