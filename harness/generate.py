@@ -290,14 +290,17 @@ def _chat_template(model: Model, owned: ExitStack) -> ChatTemplate | None:
     return template
 
 
-def recorded_tier(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tier:
-    """The session's tier, behind a recorder if there is to be a trace. Raises ConfigError."""
+def recorded_tier(
+    prepared: Prepared, recording: Recording, owned: ExitStack, *, patient: bool = False
+) -> Tier:
+    """The session's tier, behind a recorder if there is to be a trace; a ``patient`` one waits for
+    room on a full disk. Raises ConfigError."""
     if recording.trace is None:
         return prepared.tier
     from harness.trace.record import record_on
 
     return owned.enter_context(
-        record_on(prepared.tier, recording.trace, prepared.model, prepared.limits)
+        record_on(prepared.tier, recording.trace, prepared.model, prepared.limits, patient=patient)
     )
 
 

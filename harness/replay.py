@@ -20,6 +20,7 @@ from reference.model.open import Model, open_model
 
 SETTINGS = ("tier", "threads", "opencl_mode", "opencl_device", "cache_dir")
 DIFFERENT = 1
+INCOMPLETE = 3
 
 EXAMPLES = """\
 examples:
@@ -40,7 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness.replay",
         description="Replay a recorded run and compare every result. Exit code 0: identical; "
-        "1: something differs; 2: it cannot be read or replayed.",
+        "1: something differs; 2: it cannot be read or replayed; 3: what is there is identical, "
+        "but the trace is not whole.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -115,8 +117,11 @@ def _replay(args: argparse.Namespace, reader: TraceReader) -> int:
         print(printable(f"recorded on {recorded}, replayed on {where}"))
         return DIFFERENT
     count = f"{replayed.submissions:,} submissions, {replayed.compared:,} results"
-    print(printable(f"identical: {count}, recorded on {recorded}, replayed on {where}"))
-    _say_cut(reader)
+    said = f"{count}, recorded on {recorded}, replayed on {where}"
+    if not replayed.whole:
+        print(printable(f"NOT WHOLE: {replayed.missing}; identical as far as it goes: {said}"))
+        return INCOMPLETE
+    print(printable(f"identical: {said}"))
     return 0
 
 

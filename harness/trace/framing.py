@@ -23,6 +23,7 @@ import numpy as np
 
 from contract.context_manager import ContextManager
 from contract.errors import ConfigError, ZincError
+from harness.trace.patient_file import PatientFile
 
 MAGIC = b"ZRTTRACE"
 TRACE_VERSION = 2
@@ -67,9 +68,12 @@ class Record:
 
 
 class TraceWriter:
-    """Appends records to a new file. A context manager; ``close`` says that nothing is missing."""
+    """Appends records to a new file. A context manager; ``close`` says that nothing is missing.
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    A ``patient`` one keeps records in memory while they cannot be written; ``problem`` says why.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], *, patient: bool = False) -> None:
         """Creates the file. Raises ConfigError when it cannot be, or exists."""
         text = json.dumps(header, sort_keys=True).encode()
         prefix = np.zeros((), PREFIX)
@@ -77,10 +81,15 @@ class TraceWriter:
         prefix["version"], prefix["nbytes"] = TRACE_VERSION, len(text)
         prefix["crc"] = zlib.crc32(text)
         try:
-            self._file: BinaryIO = path.open("xb")
+            self._file: BinaryIO | PatientFile = PatientFile(path) if patient else path.open("xb")
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
         self._put(prefix.tobytes(), text)
+
+    @property
+    def problem(self) -> str | None:
+        """Why records wait in memory, None while they do not."""
+        return self._file.problem if isinstance(self._file, PatientFile) else None
 
     def write(self, kind: RecordKind, *parts: bytes | memoryview) -> None:
         """Append a record whose payload is ``parts``, joined."""

@@ -38,6 +38,7 @@ ModelOpener = Callable[[int, ModelRecord], Model]
 NONSENSE = (
     ArithmeticError,
     AssertionError,
+    AttributeError,
     LookupError,
     MemoryError,
     StopIteration,
@@ -63,12 +64,18 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of a replay. ``whole`` is False for a trace whose end was cut off."""
+    """What came of a replay. ``missing`` says what the trace does not have of the run, in words;
+    it is empty for a whole one."""
 
     submissions: int
     compared: int
     difference: ReplayDifference | None
-    whole: bool
+    missing: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything that was recorded was compared."""
+        return not self.missing
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +112,8 @@ def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
             if player.difference is not None:
                 break
         player.settle()
-        return Replayed(player.submissions, player.compared, player.difference, reader.whole)
+        missing = player.missing if reader.whole else "its end is missing"
+        return Replayed(player.submissions, player.compared, player.difference, missing)
     finally:
         player.close()
 
@@ -122,11 +130,14 @@ class _Player:
         self._tier = tier
         self._graphs: list[Graph] = []
         self._buffers: list[tuple[Buffer, DType] | None] = []
+        self._made: list[BufferDecl] = []
         self._batches: list[_ReplayedBatch] = []
         self._history = InputHistory()
         self._in_flight: dict[int, _ReplayedSubmission] = {}
         self._last: Fence | None = None
         self._latest: Record | None = None
+        self._results = 0
+        self._lost = 0
         self._held: tuple[_ReplayedBatch, NDArray[np.uint8], int] | None = None
         self._do: dict[RecordKind, Callable[[memoryview], None]] = {
             RecordKind.MODEL: self._open_model,
@@ -161,6 +172,16 @@ class _Player:
             with sensible(self._latest):
                 self._submit(*held)
 
+    @property
+    def missing(self) -> str:
+        """What the records so far leave open; empty for nothing."""
+        if self._in_flight:
+            first = min(self._in_flight)
+            return f"the results of {len(self._in_flight)} submissions from {first} on are missing"
+        if self._lost:
+            return f"{self._lost} submissions failed when they were recorded"
+        return "" if self.compared else "it has no results"
+
     def close(self) -> None:
         """Wait for what runs and free everything."""
         if self._last is not None:
@@ -187,6 +208,7 @@ class _Player:
         else:
             buffer = self._tier.alloc(made.decl, made.nbytes)
         self._buffers.append((buffer, made.decl.dtype))
+        self._made.append(made.decl)
 
     def _uploaded(self, made: MadeBuffer) -> NDArray[np.uint8]:
         model = self._models[made.model]
@@ -230,6 +252,7 @@ class _Player:
     def _lowered(self, known: _ReplayedBatch, step: ShapeKey) -> PacketBatch:
         """The batch in the smallest form of this tier that holds ``step``."""
         batch = known.batch
+        self._check_bound(batch)
         bucket = next(f for f in known.buckets if step.tokens <= f.tokens and step.rows <= f.rows)
         if bucket not in known.lowered:
             buffers = {name: self._buffer(number)[0] for name, number in batch.buffers.items()}
@@ -237,10 +260,27 @@ class _Player:
             known.lowered[bucket] = self._tier.lower(graph, buffers, bucket, batch.inputs)
         return known.lowered[bucket]
 
+    def _check_bound(self, batch: BatchRecord) -> None:
+        """Raises TraceError where a buffer is another than the graph has under its name."""
+        for decl in self._graphs[batch.graph].buffers.values():
+            number = batch.buffers.get(decl.name)
+            if number is None:
+                continue
+            made = self._made[number]
+            of_model = {made.kind, decl.kind} & {BufferKind.WEIGHT, BufferKind.CONSTANT}
+            if made.dtype is not decl.dtype or (of_model and made.name != decl.name):
+                raise TraceError(f"buffer {number} is {made.name!r}, the graph has {decl.name!r}")
+
     def _compare(self, payload: memoryview) -> None:
         result = Result.unpack(payload)
+        if result.submission != self._results:
+            raise LookupError(f"the result of submission {self._results} is missing")
+        self._results += 1
         entry = self._in_flight.pop(result.submission)
         self._tier.wait(entry.fence)
+        if entry.outputs and not result.digests:
+            self._lost += 1
+            return
         for decl, expected in zip(entry.outputs, result.digests, strict=True):
             self.compared += 1
             got = digest(entry.fence.outputs[decl.name], decl.dtype)

@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from contract.context_manager import ContextManager
 from contract.dtypes import DType
+from contract.errors import ZincError
 from contract.footprint import Footprint
 from contract.ir.codec import encode
 from contract.ir.graph import BufferDecl, BufferKind, Graph
@@ -83,13 +85,20 @@ class _RecordedSubmission:
 
 
 def record_on(
-    tier: Tier, path: Path, model: Model, limits: Limits, *, all_outputs: bool = False
+    tier: Tier,
+    path: Path,
+    model: Model,
+    limits: Limits,
+    *,
+    all_outputs: bool = False,
+    patient: bool = False,
 ) -> RecordedTier:
     """``tier`` with a recorder to the new file ``path``, for a runner of ``model`` with ``limits``.
 
-    Reads the whole model file. Raises ConfigError when the file cannot be written, or exists.
+    A ``patient`` recorder keeps records in memory while the disk is full. Reads the whole model
+    file. Raises ConfigError when the file cannot be written, or exists.
     """
-    writer = TraceWriter(path, trace_header(tier))
+    writer = TraceWriter(path, trace_header(tier), patient=patient)
     return RecordedTier(tier, writer, all_outputs=all_outputs).beside(model, limits)
 
 
@@ -122,6 +131,16 @@ class RecordedTier(ContextManager):
         self._writer.write(RecordKind.MODEL, traced_model(model, limits).pack())
         face._model = next(self._models)
         return face
+
+    @property
+    def problem(self) -> str | None:
+        """Why records wait in memory, None while they do not."""
+        return self._writer.problem
+
+    def retry(self) -> str | None:
+        """Try to write the records that wait; what is then the ``problem``."""
+        self._writer.flush()
+        return self._writer.problem
 
     @property
     def info(self) -> TierInfo:
@@ -241,16 +260,26 @@ class RecordedTier(ContextManager):
             return
         last = None
         while last is not fence:
-            entry = self._in_flight.popleft()
-            last = entry.fence
-            self._tier.wait(last.inner)
-            outputs = last.inner.outputs
-            digests = tuple(digest(outputs[d.name], d.dtype) for d in entry.outputs)
-            self._writer.write(RecordKind.RESULT, *Result(entry.number, digests).pack())
+            last = self._settle()
         self._writer.flush()
 
+    def _settle(self) -> RecordedFence:
+        """Wait for the oldest submission, and record what it left: nothing where it failed."""
+        entry = self._in_flight.popleft()
+        digests: tuple[bytes, ...] = ()
+        try:
+            self._tier.wait(entry.fence.inner)
+            outputs = entry.fence.inner.outputs
+            digests = tuple(digest(outputs[d.name], d.dtype) for d in entry.outputs)
+        finally:
+            self._writer.write(RecordKind.RESULT, *Result(entry.number, digests).pack())
+        return entry.fence
+
     def close(self) -> None:
-        """Close the tier, then the trace."""
+        """Close the tier, then the trace, which has the result of every submission."""
+        while self._in_flight:
+            with suppress(ZincError):
+                self._settle()
         self._tier.close()
         self._writer.close()
 

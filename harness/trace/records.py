@@ -178,7 +178,8 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A submission was waited for: the digests of the outputs it was to keep, in their order."""
+    """A submission was waited for: the digests of the outputs it was to keep, in their order, none
+    of one that failed. Every submission has one, in their order."""
 
     submission: int
     digests: tuple[bytes, ...]

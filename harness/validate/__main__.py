@@ -18,7 +18,8 @@ from harness.validate.run import DEFINITIONS, TRACE_BYTES, ValidationReport, Wor
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
 
-SETTINGS = ("model", "cache_dir", "kv_dtype", "threads")
+TIER_SETTINGS = ("threads", "device", "opencl_mode", "opencl_device")
+SETTINGS = ("model", "cache_dir", "kv_dtype", *TIER_SETTINGS)
 PROMPT = "The quick brown fox jumps over the lazy dog, 1,234 times: naïve, 漢字 and\n\tcode(x)!"
 DIGEST_SHOWN = 12
 
@@ -79,10 +80,8 @@ def _run(args: argparse.Namespace) -> ValidationReport:
             _tokens(args, model), args.chunk, args.decode, BY_NAME[settings["kv_dtype"]]
         )
         oracle = stack.enter_context(CpuTier(settings["threads"], definitions_only=True))
-        tiers = {
-            name: stack.enter_context(open_tier(name, TierOptions(settings["threads"])))
-            for name in names
-        }
+        options = TierOptions(**{name: settings[name] for name in TIER_SETTINGS})
+        tiers = {name: stack.enter_context(open_tier(name, options)) for name in names}
         return validate(model, oracle, tiers, workload, layers, args.trace_bytes)
 
 

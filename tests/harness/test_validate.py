@@ -256,6 +256,14 @@ def test_command_reports_agreement(tiny_model_path, capsys):
     assert printed[-1].startswith("PASS: cpu agrees")
 
 
+@pytest.mark.parametrize("tier", ["t1", "t2", "metal"])
+def test_command_takes_the_simulated_device_that_a_tier_offers(tiny_model_path, capsys, tier):
+    """Kernels and packets of tiers whose devices are not here, against the definitions."""
+    argv = ["--model", str(tiny_model_path), "--tokens", "1,2,3", "--decode", "1"]
+    assert main([*argv, "--tiers", tier, "--device", "simulated"]) == 0
+    assert f"PASS: {tier} agrees" in capsys.readouterr().out
+
+
 def test_command_as_json(tiny_model_path, capsys):
     argv = ["--model", str(tiny_model_path), "--tokens", "1,2,3", "--layers", "1", "--json"]
     assert main(argv) == 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from openai import OpenAI
@@ -30,8 +31,8 @@ Serve = Callable[..., AbstractContextManager[Running]]
 @pytest.fixture(scope="session")
 def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
     """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, tier=,
-    **ServeOptions)``: a server of its own. The tier ``null`` computes nothing: every token is
-    NULL_TOKEN."""
+    aliases=, sampling=, **ServeOptions)``: a server of its own. The tier ``null`` computes
+    nothing: every token is NULL_TOKEN."""
     folder = tmp_path_factory.mktemp("serve")
     session = SessionOptions(context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20)
 
@@ -44,6 +45,8 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         context: int = CONTEXT,
         draft: int = 0,
         tier: str = "cpu",
+        aliases: tuple[str, ...] = (),
+        sampling: Mapping[str, float] = MappingProxyType({}),
         **options: object,
     ) -> Iterator[Running]:
         model = ModelOptions(
@@ -52,6 +55,8 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
             folder / "digests.json",
             queue_depth,
             buffered_events,
+            aliases,
+            sampling,
         )
         options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{len(list(folder.iterdir()))}.sqlite")
