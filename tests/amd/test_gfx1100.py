@@ -26,10 +26,9 @@ from reference.model.open import open_model
 from tests.amd.code import shipped, words
 from tests.amd.conftest import DRIVERS, OpenTier
 from tests.amd.test_matrices import MANY
-from tests.amd.test_model import SHORT
 from tests.amd.test_parity import SMALL, part
 from tests.kernels.test_parity import chosen
-from tests.opencl.test_model import assert_same, generate
+from tests.model_runs import FEW, assert_same, generate
 
 RDNA3 = PROPERTIES | {"gfx_target_version": 110000, "simd_count": 192}
 
@@ -75,8 +74,8 @@ def test_more_cases(old: AmdTier, case: Case) -> None:
 def test_a_whole_model(open_amd: OpenTier, tiny_model_path: object, driver: str) -> None:
     """Every logit and token is the CPU tier's."""
     model = open_model(tiny_model_path)  # type: ignore[arg-type]
-    expected = generate(model, CpuTier(), SHORT)
-    assert_same(expected, generate(model, open_amd(system(), DRIVERS[driver]), SHORT))
+    expected = generate(model, CpuTier(), FEW)
+    assert_same(expected, generate(model, open_amd(system(), DRIVERS[driver]), FEW))
 
 
 def test_integers_in_place_of_division_and_root() -> None:

@@ -23,7 +23,6 @@ from contract.opcodes import Opcode
 from harness.parity import all_cases, compare, run_barrier
 from tests.amd.code import shipped
 from tests.amd.conftest import OpenTier
-from tests.growth import refused_growth
 
 DEPENDENT = next(case for case in all_cases(1) if case.opcode is Opcode.RMS_NORM_FUSED_MLP_GATE_UP)
 """An opcode whose launches read what those before them wrote."""
@@ -81,14 +80,6 @@ def test_a_queue_that_hangs_is_given_up(
     assert kernel.machine.gpu.queues == {}
     with pytest.raises(DeviceLost, match="did not end"):
         compare(tier, DEPENDENT)
-
-
-@pytest.mark.parametrize("what", ["scratch"])
-def test_what_steps_share_stays_when_it_cannot_grow(
-    tier: AmdTier, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches lowered before still use it."""
-    refused_growth(tier, tier._device, what, monkeypatch)
 
 
 def test_out_of_memory_names_the_buffer(open_amd: OpenTier) -> None:

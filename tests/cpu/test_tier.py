@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from contract.dtypes import F32, I32, Q8_0, DType
+from contract.dtypes import F32, Q8_0, DType
 from contract.errors import OutOfMemory, UnsupportedOp
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder, Node, View
 from contract.ir.inputs import input_layout
@@ -111,30 +111,6 @@ def test_absurd_allocation_is_refused() -> None:
     with CpuTier(1) as tier, pytest.raises(OutOfMemory, match=r"kv\.0") as caught:
         tier.alloc(decl, 1 << 60)
     assert caught.value.asked == 1 << 60
-
-
-def test_allocated_memory_is_zero() -> None:
-    """A fresh slot table or KV pool holds nothing of another model."""
-    decl = BufferDecl("table", BufferKind.STATE, I32, (1000,))
-    with CpuTier(1) as tier:
-        assert not tier.map(tier.alloc(decl, 4000)).any()
-
-
-def test_parts_of_state_are_read_and_written() -> None:
-    """Copies of any range of bytes; outside it nothing, and the buffer is named."""
-    decl = BufferDecl("table", BufferKind.STATE, I32, (16,))
-    with CpuTier(1) as tier:
-        buffer = tier.alloc(decl, 64)
-        tier.write(buffer, 13, np.arange(1, 4, dtype=np.uint8))
-        part = tier.read(buffer, 12, 5)
-        assert part.tolist() == [0, 1, 2, 3, 0]
-        part[:] = 9
-        assert int(tier.map(buffer).sum()) == 6
-        for offset, nbytes in ((60, 5), (-1, 2), (65, 0)):
-            with pytest.raises(ValueError, match="table: bytes"):
-                tier.read(buffer, offset, nbytes)
-            with pytest.raises(ValueError, match="table: bytes"):
-                tier.write(buffer, offset, np.zeros(nbytes, np.uint8))
 
 
 def test_upload_is_a_view() -> None:

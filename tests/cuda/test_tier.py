@@ -27,7 +27,6 @@ from tests.cuda.fake_context import words
 from tests.cuda.fake_driver import FAULT, HANG, TUNED, FakeDriver
 from tests.cuda.fake_nvrtc import FakeNvrtc
 from tests.doubling import GRAPH, STATE, WIDTH, doubled, inputs_of
-from tests.growth import refused_growth
 
 LARGEST = ShapeKey(64, 0)
 LAYOUT = input_layout(GRAPH, LARGEST)
@@ -138,30 +137,6 @@ def test_kernels_start_early_only_where_one_is_in_front(
     assert driver.launched[-2:] == [("launch_add", []), ("launch_scale", [])]
 
 
-def test_batches_follow_a_growing_scratch(tier: CudaTier) -> None:
-    """A batch lowered for a small step still runs after a large one moved the scratch memory."""
-    small = Lowered(tier, ShapeKey(2, 0))
-    small.run(tokens=2)
-    large = Lowered(tier)
-    large.run(tokens=LARGEST.tokens)
-    small.run(tokens=2, seed=1)
-
-
-@pytest.mark.parametrize("what", ["scratch", "inputs of a step"])
-def test_what_steps_share_stays_when_it_cannot_grow(
-    tier: CudaTier, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches lowered before still use it."""
-    refused_growth(tier, tier._memory, what, monkeypatch)
-
-
-def test_a_step_beyond_the_form_is_refused(tier: CudaTier) -> None:
-    """Its scratch memory would be overrun."""
-    lowered = Lowered(tier, ShapeKey(2, 0))
-    with pytest.raises(ValueError, match="at most"):
-        lowered.submit(block_of(values_of(3, 1)))
-
-
 def test_outputs_outlive_the_tier(tier: CudaTier) -> None:
     """What a fence holds can be read when the device's memory is gone."""
     lowered, values = Lowered(tier), values_of(3, 1)
@@ -179,37 +154,6 @@ def test_page_locked_memory_is_used_again(tier: CudaTier) -> None:
     for _ in range(5):
         lowered.run()
     assert tier._memory.pinned.nbytes == before
-
-
-def test_dropped_batches_give_their_memory_back(tier: CudaTier) -> None:
-    """A form that is forgotten leaves nothing behind."""
-    held = []
-    for _ in range(3):
-        lowered = Lowered(tier)
-        lowered.run()
-        tier._submissions.retire()
-        tier.free(lowered.y)
-        del lowered
-        held.append(tier.allocated_bytes)
-    assert held[0] == held[-1]
-
-
-@pytest.mark.parametrize("mapped", [True, False])
-def test_parts_of_state_are_read_and_written(tier: CudaTier, mapped: bool) -> None:
-    """Any range of bytes, before and after the host mapped the buffer, and after a submission."""
-    state = tier.alloc(STATE, 64)
-    assert not tier.read(state, 0, 64).any()
-    if mapped:
-        tier.map(state)[:] = 1
-    tier.write(state, 13, np.arange(5, dtype=np.uint8))
-    expected = np.full(64, int(mapped), np.uint8)
-    expected[13:18] = range(5)
-    assert (tier.read(state, 0, 64) == expected).all()
-    Lowered(tier).run()
-    assert tier.read(state, 15, 4).tolist() == [2, 3, 4, int(mapped)]
-    assert (tier.map(state) == expected).all()
-    with pytest.raises(ValueError, match="state: bytes"):
-        tier.read(state, 60, 5)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])

@@ -14,7 +14,7 @@ from accel.metal.sim.fake_machine import APPLE_M1
 from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
 from accel.packets.rules import OPCODES
-from contract.dtypes import F32, Q8_0
+from contract.dtypes import F32
 from contract.errors import DeviceLost, OutOfMemory
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.ir.inputs import input_layout
@@ -29,9 +29,7 @@ from tests.doubling import (
     run_doubling,
     values_of,
 )
-from tests.growth import refused_growth
-from tests.metal.conftest import MakeMac, OpenTier
-from tests.quant.samples import random_blocks
+from tests.metal.conftest import MakeMac
 
 STEP = (
     "MTLCommandQueue commandBuffer",
@@ -50,11 +48,6 @@ EMPTY_DISPATCH = (
     "MTLComputeCommandEncoder setComputePipelineState:",
     "MTLComputeCommandEncoder dispatchThreadgroups:threadsPerThreadgroup:",
 )
-
-
-def test_replays_read_new_inputs(tier: MetalTier) -> None:
-    """Commands encoded once, many submissions."""
-    run_doubling(tier, rounds=6)
 
 
 @pytest.mark.parametrize("newer", [True, False], ids=["Apple9", "Apple7"])
@@ -117,31 +110,6 @@ def test_info_names_device_and_opcodes(tier: MetalTier) -> None:
     assert info.arithmetic == "exact-2"
 
 
-def test_memory_is_zeroed_and_state_is_kept(tier: MetalTier) -> None:
-    """State keeps what the host wrote; places that were freed are zeros again."""
-    state = tier.alloc(STATE, 64)
-    assert not tier.map(state).any()
-    tier.write(state, 0, np.full(64, 7, np.uint8))
-    run_doubling(tier)
-    assert (tier.map(state) == 7).all()
-    assert (tier.read(state, 3, 5) == 7).all()
-    tier.free(state)
-    again = tier.alloc(STATE, 64)
-    assert not tier.map(again).any()
-    with pytest.raises(ValueError, match="state: bytes 60 to 70 of a buffer of 64"):
-        tier.read(again, 60, 10)
-    tier.free(again)
-
-
-def test_upload_holds_the_bytes(tier: MetalTier) -> None:
-    """A weight's bytes can be read back."""
-    data = random_blocks(Q8_0, 64, 256, 5)
-    decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 256), "w")
-    buffer = tier.upload(decl, data)
-    assert np.array_equal(tier.map(buffer).reshape(data.shape), data)
-    tier.free(buffer)
-
-
 def test_large_weights_are_views_of_the_file(
     tier: MetalTier, mac: FakeMetal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,20 +133,6 @@ def test_large_weights_are_views_of_the_file(
     del buffer, data
 
 
-def test_out_of_memory_says_need_and_have(open_metal: OpenTier) -> None:
-    """Nothing is allocated when it does not fit, and what was freed can be had again."""
-    tier = open_metal(memory_bytes=100 << 20)
-    first = tier.alloc(STATE, 60 << 20)
-    with pytest.raises(OutOfMemory, match=r"state: need 62,914,560 bytes") as caught:
-        tier.alloc(STATE, 60 << 20)
-    assert 0 < caught.value.free <= 40 << 20
-    decl = BufferDecl("w", BufferKind.CONSTANT, F32, (1, 15 << 20))
-    with pytest.raises(OutOfMemory, match="w: need"):
-        tier.upload(decl, np.zeros((1, 60 << 20), np.uint8))
-    tier.free(first)
-    tier.free(tier.alloc(STATE, 60 << 20))
-
-
 def test_a_tensor_above_the_longest_buffer(make_mac: MakeMac) -> None:
     """Refused with that number, before Metal is asked."""
     mac = make_mac(max_buffer_bytes=32 << 20)
@@ -198,13 +152,6 @@ def test_dropped_batches_give_their_memory_back(tier: MetalTier, mac: FakeMetal)
     for _ in range(5):
         run_doubling(tier)
     assert (tier.allocated_bytes, mac.left_over) == before
-
-
-def test_what_steps_share_stays_when_it_cannot_grow(
-    tier: MetalTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches lowered before still use it."""
-    refused_growth(tier, tier._memory, "scratch", monkeypatch)
 
 
 def test_scratch_that_moves_is_followed(tier: MetalTier) -> None:
@@ -295,16 +242,3 @@ def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> Non
     lost(tier, lowered)
     with MetalTier(metal=mac.metal) as other:
         run_doubling(other)
-
-
-def test_closing_twice_is_harmless(
-    open_metal: OpenTier, mac: FakeMetal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And closing with a step under way, which is waited for like any other."""
-    monkeypatch.setattr(tier_module, "GRACE_SECONDS", 0.0)
-    mac.behaviour.looks = 1 << 30
-    tier = open_metal()
-    lowered = Doubling(tier)
-    tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))
-    tier.close()
-    tier.close()
