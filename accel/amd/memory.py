@@ -14,7 +14,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class HostSeenMemory:
     """See ``accel.packets.tier.DeviceMemory``. ``finish`` waits for everything submitted."""
 
     device: Device

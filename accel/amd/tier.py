@@ -16,7 +16,7 @@ from accel.amd.arrange import arranged
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording, launches_of
-from accel.amd.memory import Memory
+from accel.amd.memory import HostSeenMemory
 from accel.amd.runtime import Choices, open_runtime
 from accel.amd.steps import buckets_of, for_matrices, step_of
 from accel.amd.submissions import AmdForm, AmdStep, AmdSubmissions
@@ -42,7 +42,7 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
     Raises TierUnavailable saying what is missing.
     """
 
-    _memory: Memory
+    _memory: HostSeenMemory
     _submissions: AmdSubmissions
 
     def __init__(
@@ -57,7 +57,7 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
         name, driver = self._device.name, self._device.driver.version
         info = tier_info(self._device.tier, name, driver, self._device.capacity)
         submissions = AmdSubmissions(self._runtime.queue, self._runtime.places)
-        super().__init__(info, Memory(self._device, submissions.finish_all), submissions)
+        super().__init__(info, HostSeenMemory(self._device, submissions.finish_all), submissions)
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""

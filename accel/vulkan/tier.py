@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from accel.kernels.source import Traits
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
-from accel.packets.few import FEW_FORMS, with_few_tokens
 from accel.packets.fused import fuse
 from accel.packets.packet_tier import BoundStep, PacketTier
-from accel.packets.planes import PLANES_FROM, TILED, with_planes
 from accel.packets.repeated import repeat_small
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
@@ -22,15 +20,17 @@ from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
-from accel.packets.wide import with_wide_tiles
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
 from accel.vulkan.arrange import Arranger
 from accel.vulkan.device import Device
+from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
 from accel.vulkan.launcher import Recording, launches_of
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.pushed import Packets
 from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
+from accel.vulkan.tiles_32x16 import SMALL_BUCKETS, with_tiles_32x16
+from accel.vulkan.tiles_128x128 import with_tiles_128x128
 from contract.ir.nodes import BufferDecl, Graph
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier
@@ -85,13 +85,13 @@ class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
         if not self.traits.matrix:
             return shape_buckets(largest)
         tiled = (TILED,) if largest.tokens >= PLANES_FROM else ()
-        return shape_buckets(largest, (1, SPLIT_TOKENS, *FEW_FORMS, *tiled))
+        return shape_buckets(largest, (1, SPLIT_TOKENS, *SMALL_BUCKETS, *tiled))
 
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         lowered = lower_graph(graph, bucket, PARTS, TIER)
         matrix = self.traits.matrix
         step = repeat_small(fuse(lowered, matrix, attention=matrix))
-        step = with_few_tokens(with_wide_tiles(with_planes(step))) if matrix else step
+        step = with_tiles_32x16(with_tiles_128x128(with_expanded_tiles(step))) if matrix else step
         return step, schedule_levels(step)
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:

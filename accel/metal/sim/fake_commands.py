@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from accel.metal.sim.fake_encoders import (
     READ,
@@ -27,9 +26,6 @@ from accel.metal.sim.fake_encoders import (
 )
 from accel.metal.sim.fake_machine import FakeError, Machine
 from accel.metal.sim.fake_objc import method
-
-if TYPE_CHECKING:
-    pass
 
 NOT_ENQUEUED, COMMITTED, COMPLETED, FAILED = 0, 2, 4, 5
 MOST_UNDER_WAY = 64

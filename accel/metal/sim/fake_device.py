@@ -8,7 +8,7 @@ from typing import Any
 
 from accel.metal.sim.fake_commands import FakeQueue, FakeSharedEvent
 from accel.metal.sim.fake_compiler import CompileError, entry_of
-from accel.metal.sim.fake_encoders import FakeCommands
+from accel.metal.sim.fake_encoders import FakeCommands, FakePipeline
 from accel.metal.sim.fake_machine import (
     FakeString,
     Machine,
@@ -96,20 +96,6 @@ class FakePipelineDescriptor:
     @method("setSupportIndirectCommandBuffers:", "v@:B")
     def set_indirect(self, on: bool) -> None:
         self.indirect = bool(on)
-
-
-@dataclass(slots=True)
-class FakePipeline:
-    """An MTLComputePipelineState: ``launch`` is the C++ of its kernel."""
-
-    machine: Machine
-    launch: Any
-    items: int
-    indirect: bool
-
-    @method("maxTotalThreadsPerThreadgroup", "Q@:")
-    def most_items(self) -> int:
-        return self.items
 
 
 @dataclass(slots=True)

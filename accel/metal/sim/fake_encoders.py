@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from accel.metal.sim.fake_machine import FakeBuffer, Machine
 from accel.metal.sim.fake_objc import method
-
-if TYPE_CHECKING:
-    from accel.metal.sim.fake_commands import FakeCommandBuffer
-    from accel.metal.sim.fake_device import FakePipeline
 
 READ, WRITE = 1, 2
 MOST_BINDINGS = 31
@@ -18,6 +14,20 @@ CONSTANT_ALIGNMENT = 32
 COPY_ALIGNMENT = 4
 
 Size = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class FakePipeline:
+    """An MTLComputePipelineState: ``launch`` is the C++ of its kernel."""
+
+    machine: Machine
+    launch: Any
+    items: int
+    indirect: bool
+
+    @method("maxTotalThreadsPerThreadgroup", "Q@:")
+    def most_items(self) -> int:
+        return self.items
 
 
 @dataclass(slots=True)
@@ -118,11 +128,21 @@ class Copy:
     nbytes: int
 
 
+class EncoderOwner(Protocol):
+    """The command buffer of an encoder, of which one is ``open`` at a time."""
+
+    open: FakeEncoder | None
+
+    @property
+    def machine(self) -> Machine:
+        """Whose it is."""
+
+
 @dataclass(slots=True)
 class FakeEncoder:
     """What compute and blit encoders share: they belong to a command buffer until they end."""
 
-    owner: FakeCommandBuffer
+    owner: EncoderOwner
     work: Pass
     now: Dispatch = field(default_factory=Dispatch)
 
@@ -211,8 +231,6 @@ class FakeBlitEncoder(FakeEncoder):
 
 
 def _pipeline(objc: Any, address: int) -> FakePipeline | None:
-    from accel.metal.sim.fake_device import FakePipeline
-
     found: FakePipeline | None = objc.state(address, FakePipeline, "a pipeline")
     return found
 

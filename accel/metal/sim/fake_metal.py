@@ -32,7 +32,7 @@ MADE = {
     "MTLDevice": fake_device.FakeDevice,
     "MTLFunction": fake_device.FakeFunction,
     "MTLLibrary": fake_device.FakeLibrary,
-    "MTLComputePipelineState": fake_device.FakePipeline,
+    "MTLComputePipelineState": fake_encoders.FakePipeline,
     "MTLCommandQueue": fake_commands.FakeQueue,
     "MTLCommandBuffer": fake_commands.FakeCommandBuffer,
     "MTLComputeCommandEncoder": fake_encoders.FakeComputeEncoder,

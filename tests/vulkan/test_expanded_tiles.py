@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from accel.kernels.matrix_tiles import plane_bytes
 from accel.packets.fused_ops import FUSED
-from accel.packets.planes import LEAST_ROWS, PLANES_FROM, plane_bytes, with_planes
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Count, Op, Per, Step, Tensor
+from accel.vulkan.expanded_tiles import LEAST_ROWS, PLANES_FROM, with_expanded_tiles
 from contract.dtypes import Q4_0, Q6_K, DType
 
 COLUMNS = 512
@@ -45,7 +46,7 @@ def names(step: Step) -> list[str]:
 
 
 def test_matrices_are_expanded_beside_the_norm_and_activations_once() -> None:
-    expanded = with_planes(step(product("gate"), product("up")))
+    expanded = with_expanded_tiles(step(product("gate"), product("up")))
     assert names(expanded) == [
         *("expand_weight", "expand_weight", "rms_norm_quantize", "expand_tokens"),
         *("matmul_planes", "matmul_planes"),
@@ -58,7 +59,7 @@ def test_matrices_are_expanded_beside_the_norm_and_activations_once() -> None:
 
 def test_new_integers_in_the_same_place_are_expanded_again() -> None:
     first, second = step(product("gate")), step(product("up"))
-    expanded = with_planes(Step([*first.ops, *second.ops], first.scratch))
+    expanded = with_expanded_tiles(Step([*first.ops, *second.ops], first.scratch))
     assert names(expanded) == [
         *("expand_weight", "rms_norm_quantize", "expand_tokens", "matmul_planes"),
         *("expand_weight", "rms_norm_quantize", "expand_tokens", "matmul_planes"),
@@ -73,4 +74,4 @@ def test_others_are_multiplied_in_tiles() -> None:
         product("y", rows=1 << 19),
         product("y", Q4_0),
     ):
-        assert names(with_planes(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
+        assert names(with_expanded_tiles(step(other))) == ["rms_norm_quantize", "matmul_tiles"]

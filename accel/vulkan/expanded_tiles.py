@@ -1,55 +1,33 @@
-"""Products of many tokens from planes of bytes: matrices and activations are expanded in front of
-them, see ``accel/kernels/plane_steps.k``.
+"""Products of many tokens in tiles of 128 rows and 128 tokens of expanded bytes, on matrix units.
 
-A matrix is expanded once a step, beside what is done before its product; activations once for all
-products that read them. The bits are those of ``matmul_tiles``.
+A matrix is expanded to planes of bytes once a step, while the ops before its product run;
+activations are expanded once for all products that read them. The bits are those of
+``matmul_tiles``; see ``accel/kernels/plane_steps.k``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from accel.packets.device_op import pieces
+from accel.kernels.matrix_tiles import plane_bytes, product_format
 from accel.packets.fused import operands_of
 from accel.packets.fused_ops import FUSED
-from accel.packets.layouts import UNIT_COLUMNS
 from accel.packets.step import Count, Op, Per, Step, Tensor
-from contract.dtypes import Q2_K, Q3_K, Q4_K, Q6_K, DType
+from contract.dtypes import Q2_K, Q3_K, Q6_K
 
-EXPANDED_FORMATS = (Q2_K, Q3_K, Q4_K, Q6_K)
-"""Those with planes, integers times the scales of their sub-blocks being below 2^13: FORMATS and
-the one with minima that a device is asked about."""
-WITH_MINIMA = (Q2_K, Q4_K)
-PRODUCT_FORMATS = (Q4_K, Q6_K)
-"""Of the kernels that multiply planes: with minima and without."""
 FORMATS = (Q2_K, Q3_K, Q6_K)
-"""Those worth an expansion: halves of their blocks have scales of their own, so that tiles multiply
-zeros."""
+"""Formats that are faster expanded: halves of their blocks have scales of their own, so that
+``matmul_tiles`` multiplies zeros."""
 PLANES_FROM = 512
-"""Tokens a step has at most from which on an expansion is worth its while: with fewer a matrix of
-LEAST_ROWS and more columns leaves most multiprocessors idle."""
+"""Fewest tokens of a bucket's largest step for which expanding is faster: with fewer, a matrix of
+LEAST_ROWS leaves most multiprocessors idle."""
 TILED = 256
-"""Tokens up to which steps are a form of their own, in tiles: a matrix is expanded whatever their
-number is."""
+"""Most tokens of the bucket below, in tiles that are not expanded: expanding a matrix takes as long
+for few tokens as for many."""
 MOST_BYTES = 1 << 29
-"""Of a matrix in planes, which is step-local memory."""
+"""Largest matrix in planes, in bytes: it is scratch memory of a step."""
 LEAST_ROWS = 2048
-"""Of a matrix."""
-GROUP_ROWS = 128
-"""Rows and tokens of a group of ``accel/kernels/matmul_planes.k``."""
-STEP_BYTES, UNIT_BYTES = 128, 6 * 128 + 48
-"""Of a row, of a step and of a unit with what stands behind it."""
-
-
-def plane_bytes(rows: int, columns: int) -> int:
-    """Bytes of a matrix of so many rows or tokens. A step is loaded behind the last one."""
-    units, padded = pieces(columns, UNIT_COLUMNS), pieces(rows, GROUP_ROWS) * GROUP_ROWS
-    return padded * (UNIT_BYTES * units + STEP_BYTES)
-
-
-def product_format(dtype: DType) -> DType:
-    """The one of PRODUCT_FORMATS whose kernel multiplies planes of ``dtype``."""
-    return Q4_K if dtype in WITH_MINIMA else Q6_K
+"""Fewest rows of a matrix that is expanded."""
 
 
 @dataclass(slots=True)
@@ -110,7 +88,7 @@ def _made(like: Op, name: str, operands: tuple[Tensor | None, ...], sizes: tuple
     return Op(device, operands, device.splits, like.count, sizes)
 
 
-def with_planes(step: Step) -> Step:
+def with_expanded_tiles(step: Step) -> Step:
     """The step with those of its products from planes that are faster so."""
     made = _Expanding(scratch=dict(step.scratch))
     for op in step.ops:

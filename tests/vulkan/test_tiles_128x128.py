@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from accel.kernels.matrix_tiles import WIDE_FORMATS
 from accel.packets.step import Op, Tensor
-from accel.packets.wide import LEAST_ROWS, WIDE_FORMATS, WIDE_FROM, with_wide_tiles
+from accel.vulkan.tiles_128x128 import LEAST_ROWS, WIDE_FROM, with_tiles_128x128
 from contract.dtypes import Q4_K, Q6_K, DType
-from tests.packets.test_planes import names, product, step
+from tests.vulkan.test_expanded_tiles import names, product, step
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ from tests.packets.test_planes import names, product, step
 def test_products_of_many_tokens_are(dtype: DType, rows: int, name: str) -> None:
     """With the operands, sizes and count they had; of few rows in tiles of fewer tokens."""
     before = product("gate", dtype=dtype, rows=rows, most=WIDE_FROM)
-    (_, after) = with_wide_tiles(step(before)).ops
+    (_, after) = with_tiles_128x128(step(before)).ops
     assert after.name == name
     assert after.operands == before.operands
     assert (after.count, after.sizes, after.dtype) == (before.count, before.sizes, before.dtype)
@@ -33,7 +34,7 @@ def test_products_of_many_tokens_are(dtype: DType, rows: int, name: str) -> None
     ids=["few tokens", "another format"],
 )
 def test_others_are_not(other: Op) -> None:
-    assert names(with_wide_tiles(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
+    assert names(with_tiles_128x128(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
 
 
 def of_one_layer() -> list[Op]:
@@ -44,7 +45,7 @@ def of_one_layer() -> list[Op]:
 
 
 def test_products_of_the_same_activations_begin_with_the_longest() -> None:
-    made = with_wide_tiles(step(*of_one_layer()))
+    made = with_tiles_128x128(step(*of_one_layer()))
     assert names(made) == ["rms_norm_quantize", "matmul_tiles", "matmul_wide", "matmul_narrow"]
 
 
@@ -56,6 +57,6 @@ def test_those_of_others_stay_where_they_are(operand: str) -> None:
     ops[1].operands = tuple(
         Tensor("k", 0, 512, 512) if i == place else o for i, o in enumerate(ops[1].operands)
     )
-    assert names(with_wide_tiles(step(*ops)))[1:] == [
+    assert names(with_tiles_128x128(step(*ops)))[1:] == [
         *("matmul_narrow", "matmul_wide", "matmul_tiles")
     ]

@@ -1,5 +1,7 @@
-"""Products of many tokens in wide tiles, see ``accel/kernels/wide_product.k``: for matrix units of
-Vulkan, in place of ``matmul_tiles``, whose bits and operands are theirs.
+"""Products of many tokens in tiles of 128 rows and 128 tokens, or 64, on matrix units.
+
+They take the place of ``matmul_tiles``, whose bits and operands they have; see
+``accel/kernels/wide_product.k``.
 """
 
 from __future__ import annotations
@@ -8,30 +10,25 @@ from collections.abc import Hashable
 from dataclasses import replace
 from itertools import groupby
 
+from accel.kernels.matrix_tiles import NARROW_PRODUCT, WIDE_FORMATS, WIDE_PRODUCT
 from accel.packets.fused import operands_of
 from accel.packets.fused_ops import FUSED
 from accel.packets.step import Op, Step
-from contract.dtypes import Q4_K, Q5_K
 
-WIDE_PRODUCT, NARROW_PRODUCT = "matmul_wide", "matmul_narrow"
-WIDE_PRODUCTS = (WIDE_PRODUCT, NARROW_PRODUCT)
-WIDE_FORMATS = (Q4_K, Q5_K)
-"""Super-blocks of 32-blocks with minima."""
 WIDE_FROM = 512
-"""Tokens a step has at most from which on they are worth it: steps of fewer may have so few that
-most of a tile is empty, or leave most multiprocessors idle."""
+"""Fewest tokens of a bucket's largest step for which these tiles are faster: with fewer, most of a
+tile may be empty, or most multiprocessors idle."""
 LEAST_ROWS = 2560
-"""Of a matrix in tiles of 128 tokens, which of fewer leave most multiprocessors idle: those are
-in tiles of 64."""
-
-
+"""Fewest rows of a matrix for which tiles of 128 tokens are faster than tiles of 64, of which there
+are more for the multiprocessors."""
 LONGEST_FIRST = ("matmul_tiles", WIDE_PRODUCT, NARROW_PRODUCT)
-"""Products side by side, by how long a group takes: the last ones fill what others leave idle."""
+"""Products that are launched together, by how long a group of them takes: short ones fill what long
+ones leave idle at their end."""
 
 
-def with_wide_tiles(step: Step) -> Step:
-    """The step with those of its products in wide tiles that are faster so, and products of the
-    same activations LONGEST_FIRST."""
+def with_tiles_128x128(step: Step) -> Step:
+    """The step with products in these tiles where they are faster, and products of the same
+    activations in the order of LONGEST_FIRST."""
     ops = [_wide(op) if _is_worth_it(op) else op for op in step.ops]
     made: list[Op] = []
     for _, beside in groupby(ops, _beside):
@@ -40,8 +37,8 @@ def with_wide_tiles(step: Step) -> Step:
 
 
 def _beside(op: Op) -> Hashable:
-    """The same of products that may be launched in any order: they read the same activations and
-    nothing that another one writes."""
+    """A key that is equal for products that may be launched in any order: they read the same
+    activations and nothing that another one writes."""
     tensors = operands_of(op)
     if op.name in LONGEST_FIRST and tensors["residual"] is None:
         return tensors["x"]
