@@ -1,12 +1,12 @@
-"""Execution objects over a Tier: recorded graphs, streams, events and plans. Mechanism only.
+"""Execution objects over a Tier: executable graphs, streams, events and plans. They hold no policy.
 
-A Buffer is the only state and graphs are wired by binding the same one. An ExecutableGraph holds
-one lowered batch per form of a step; when to replay it is the caller's. A Plan is a DAG of replays
-with data dependencies and nothing else.
+An ExecutableGraph holds one lowered batch per shape bucket; its caller decides when to replay it.
+All state is in buffers, and two graphs exchange data by binding the same buffer. A Plan is a
+directed acyclic graph of replays, ordered by data dependencies.
 
-A tier executes submissions in the order it gets them, so a stream is an ordered queue in front of
-it: an operation is submitted as soon as everything before it in its stream has been, and a wait
-for an event holds the rest of the stream back until the event was recorded.
+A tier executes submissions in order, so a stream is a queue in front of it: an operation is
+submitted once everything before it in its stream is submitted, and a wait for an event holds back
+the rest of the stream until the event is recorded.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
 
 STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.REQUEST)
-"""Buffers that no host hands over: a step's own memory and its inputs."""
+"""Kinds of buffers the caller does not bind: a step's own memory and its inputs."""
 
 
 class ExecutableGraph:
-    """A graph on a tier: its buffers by port name, and a batch per form of a step.
+    """A graph on a tier: the buffers bound to its ports, and one batch per shape bucket.
 
-    Ports are the graph's buffers that outlive a step: neither SCRATCH nor REQUEST. ``largest`` is
-    the largest step, ``inputs`` how the bytes of a step's inputs are arranged.
+    A port is a buffer of the graph that outlives a step: its kind is neither SCRATCH nor REQUEST.
+    ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class ExecutableGraph:
 
     @property
     def recorded(self) -> tuple[ShapeKey, ...]:
-        """The forms that were lowered."""
+        """The shape buckets lowered so far."""
         return tuple(self._batches)
 
     def bind(self, port: str, buffer: Buffer) -> None:
-        """Use ``buffer`` for ``port``; what was recorded with another one is dropped.
+        """Use ``buffer`` for ``port``; batches lowered with another buffer are dropped.
 
         Raises ExecutionError when the graph has no such port, and when the buffer is too small.
         """
@@ -74,14 +74,14 @@ class ExecutableGraph:
         self._buffers[port] = buffer
 
     def buffer(self, port: str) -> Buffer:
-        """What ``port`` is bound to; ExecutionError when it is not."""
+        """The buffer bound to ``port``; raises ExecutionError when there is none."""
         try:
             return self._buffers[port]
         except KeyError:
             raise ExecutionError(f"graph {self.graph.name}: port {port!r} is not bound") from None
 
     def bucket_of(self, step: ShapeKey) -> ShapeKey:
-        """The smallest form that holds ``step``; ExecutionError when none does."""
+        """The smallest shape bucket that holds ``step``; raises ExecutionError when none does."""
         for bucket in self.buckets:
             if step.tokens <= bucket.tokens and step.rows <= bucket.rows:
                 return bucket
@@ -90,7 +90,7 @@ class ExecutableGraph:
         )
 
     def record(self, bucket: ShapeKey) -> None:
-        """Lower the graph for ``bucket`` unless it was.
+        """Lower the graph for ``bucket`` unless that was done before.
 
         Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises.
         """
@@ -101,7 +101,7 @@ class ExecutableGraph:
             self._batches[bucket] = self.tier.lower(self.graph, self._buffers, bucket, self.inputs)
 
     def batch(self, inputs: NDArray[np.uint8]) -> PacketBatch:
-        """The batch for a step with these inputs, lowered if it is the first of its form."""
+        """The batch for a step with these inputs, lowered on the first step of its bucket."""
         bucket = self.bucket_of(step_of(inputs))
         self.record(bucket)
         return self._batches[bucket]
@@ -117,12 +117,13 @@ class ExecutableGraph:
         return fence
 
     def replay_on(self, inputs: NDArray[np.uint8], stream: Stream) -> None:
-        """As ``replay``, in the order of ``stream``."""
+        """Submit a step in the order of ``stream``."""
         stream.submit(self.batch(inputs), inputs)
 
 
 class Stream:
-    """Operations in order. Of several streams one event releases, higher ``priority`` goes first.
+    """A queue of operations. When an event releases several streams, higher ``priority`` goes
+    first.
 
     Nothing here waits for the device except ``synchronize`` and ``copy_buffer``.
     """
@@ -136,12 +137,12 @@ class Stream:
 
     @property
     def blocked(self) -> bool:
-        """True while the stream waits for an event that was not recorded yet."""
+        """True while the stream waits for an event that is not recorded yet."""
         return self._blocker is not None
 
     def submit(self, batch: PacketBatch, inputs: NDArray[np.uint8]) -> None:
-        """Submit ``batch`` after everything before it in this stream, with ``inputs`` as they are
-        now."""
+        """Submit ``batch`` after everything before it in this stream, with the present bytes of
+        ``inputs``."""
         held = inputs.copy() if self.blocked else inputs
 
         def start() -> None:
@@ -150,7 +151,7 @@ class Stream:
         self._enqueue(start)
 
     def wait(self, event: Event) -> None:
-        """Hold everything after this back until ``event`` was recorded."""
+        """Hold back every later operation until ``event`` is recorded."""
 
         def block() -> None:
             if not event.recorded:
@@ -160,7 +161,7 @@ class Stream:
         self._enqueue(block)
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Return when everything submitted is done.
+        """Block until everything submitted is done.
 
         Raises ExecutionError when the stream is blocked, since nothing else would unblock it, and
         DeviceLost after ``timeout`` seconds.
@@ -184,7 +185,7 @@ class Stream:
 
 
 class Event:
-    """A point in one stream that other streams can wait for. May be recorded again."""
+    """A point in one stream that other streams can wait for. It may be recorded again."""
 
     def __init__(self) -> None:
         self.recorded = False
@@ -219,7 +220,7 @@ class Plan:
         self._before: list[set[int]] = []
 
     def add(self, graph: ExecutableGraph, inputs: NDArray[np.uint8], stream: Stream) -> int:
-        """Append a replay with what ``inputs`` hold when it is executed; returns its number."""
+        """Append a replay that reads ``inputs`` when it is executed; returns the node's number."""
         self._nodes.append(PlanNode(graph, inputs, stream))
         self._before.append(set())
         return len(self._nodes) - 1
@@ -237,7 +238,7 @@ class Plan:
         self._before[node].add(dependency)
 
     def order(self) -> tuple[int, ...]:
-        """The nodes in the order of submission: dependencies first, then by number."""
+        """The nodes in order of submission: dependencies first, then by number."""
         missing = [len(before) for before in self._before]
         ready = [node for node, count in enumerate(missing) if count == 0]
         order = []
