@@ -1,9 +1,9 @@
-"""The flat byte form of a graph: what is stored, mapped from disk, hashed and compared.
+"""The byte format of a graph, for files, memory maps, hashes and comparisons.
 
-Little-endian. A fixed header gives the number of entries of each section; the sections follow in
-a fixed order, each starting at a multiple of 8, so every offset is known from the header alone and
-a mapped file is read in place. A SHA-256 in the header covers every other byte. Operands and
-parameters are written in table order and strings in order of first use: one graph has one encoding.
+Little-endian. A fixed header gives the number of entries of each section. The sections follow in a
+fixed order, each at a multiple of 8 bytes, so the header alone determines every offset and a mapped
+file is read in place. A SHA-256 in the header covers every other byte. Operands and parameters are
+written in table order and strings in order of first use, so a graph has exactly one encoding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from contract.spec import Dim, Scalar, Stage
 MAGIC = b"ZIRG"
 ALIGNMENT = 8
 WHOLE = -1
-"""Start and stop of an operand that is a whole buffer."""
+"""The start and stop of an operand that is a whole buffer."""
 INTEGER, REAL = 0, 1
 
 Item = TypeVar("Item")
@@ -53,7 +53,7 @@ SECTIONS = {
         params="<u4",
     ),
 }  # fmt: skip
-"""Sections in file order. A dimension below 0 is the symbol ``SYMBOLS[-1 - dimension]``."""
+"""Sections in file order. A dimension below 0 means the symbol ``SYMBOLS[-1 - dimension]``."""
 
 HEADER = np.dtype(
     [
@@ -73,7 +73,7 @@ _OPCODES = {opcode.value: opcode for opcode in Opcode}
 
 
 def encode(graph: Graph) -> bytes:
-    """The graph's bytes; the same graph always gives the same. Raises VerifyError."""
+    """Encode a graph; equal graphs have equal bytes. Raises VerifyError."""
     verify(graph)
     writer = _Writer()
     header = np.zeros((), HEADER)
@@ -96,15 +96,15 @@ def encode(graph: Graph) -> bytes:
 
 
 def graph_digest(graph: Graph) -> str:
-    """SHA-256 of the encoded graph, as stored in it, in hexadecimal."""
+    """The SHA-256 in the encoded graph's header, in hexadecimal."""
     return encode(graph)[_DIGEST].hex()
 
 
 def decode(buffer: bytes | bytearray | memoryview) -> Graph:
-    """The graph in ``buffer``, verified.
+    """Decode and verify the graph in ``buffer``.
 
     Sections are viewed in place. Raises CodecError naming the section and the byte offset, or
-    VerifyError when the bytes are intact but the graph they hold breaks a rule.
+    VerifyError when the bytes are intact but the graph breaks a rule.
     """
     data = memoryview(buffer).cast("B")
     header = _header(data)
@@ -125,7 +125,7 @@ def _damaged(problem: str, offset: int) -> CodecError:
 
 
 def _header(data: memoryview) -> np.void:
-    """The header, after checking everything that can be checked without reading a section."""
+    """Return the header after every check that needs no section."""
     if bytes(data[: len(MAGIC)]) != MAGIC[: len(data)] or not data:
         raise _damaged(f"not a graph: no {MAGIC!r} magic", 0)
     if len(data) < HEADER.itemsize:
@@ -157,14 +157,14 @@ def _layout(header: np.void) -> list[tuple[str, int, int]]:
 
 @dataclass(slots=True)
 class _Writer:
-    """Collects rows of every section."""
+    """Collects the rows of every section."""
 
     text: bytearray = field(default_factory=bytearray)
     known: dict[str, int] = field(default_factory=dict)
     rows: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SECTIONS})
 
     def string(self, value: str) -> int:
-        """The number of a string, added when it is new."""
+        """The number of a string, which is added when it is new."""
         if value not in self.known:
             raw = value.encode()
             self.rows["strings"].append((len(self.text), len(raw)))
@@ -173,7 +173,7 @@ class _Writer:
         return self.known[value]
 
     def buffer(self, decl: BufferDecl) -> None:
-        """One declaration."""
+        """Append one declaration."""
         dims = self.rows["dims"]
         first = len(dims)
         dims += [-1 - SYMBOLS.index(d) if isinstance(d, str) else d for d in decl.shape]
@@ -182,7 +182,7 @@ class _Writer:
         self.rows["buffers"].append(record)
 
     def node(self, node: Node, places: dict[str, int]) -> None:
-        """One node; ``places`` numbers the buffers."""
+        """Append one node; ``places`` maps buffer names to their numbers."""
         spec = TABLE[node.opcode]
         operands, params = self.rows["operands"], self.rows["params"]
         first_operand, first_param = len(operands), len(params)
@@ -208,7 +208,7 @@ class _Writer:
 
 
 class _Reader:
-    """Sections as views of the file, with every reference between them checked."""
+    """Views of a file's sections; every reference between them is checked."""
 
     def __init__(self, data: memoryview, header: np.void) -> None:
         self._starts: dict[str, int] = {}
