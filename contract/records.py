@@ -54,7 +54,7 @@ on. Masks and biases are ignored if the SAMPLE node lacks their operand.
 """
 
 LOGIT_BIAS = np.dtype([("token", "<i4"), ("bias", "<f4")])
-"""A finite number added to the logit of one token, after the mask and before all else (rule R9). A
+"""A finite number added to the logit of one token, before penalties and temperature (rule R9). A
 row's biases have distinct token ids."""
 
 SLOT = np.dtype(

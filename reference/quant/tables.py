@@ -1,4 +1,4 @@
-"""The value tables of IQ4_NL, IQ4_XS and MXFP4: sixteen integers a nibble stands for."""
+"""The value tables of IQ4_NL, IQ4_XS and MXFP4: the integer that each nibble stands for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Table:
         self._middles = (self.sorted_values[1:] + self.sorted_values[:-1]) / np.float32(2)
 
     def _place(self, scaled: Float32) -> NDArray[np.intp]:
-        """Where in ``sorted_values`` the nearest value lies, the lower of two equally near."""
+        """The index in ``sorted_values`` of the nearest value, the lower of two equally near."""
         return np.searchsorted(self._middles, scaled)
 
     def nearest(self, scaled: Float32) -> Float32:
@@ -35,6 +35,6 @@ class Table:
 
 
 IQ4 = Table(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""IQ4_NL and IQ4_XS."""
+"""The table of IQ4_NL and IQ4_XS."""
 E2M1 = Table(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""MXFP4: twice the numbers of one sign, two exponent bits and one fraction bit."""
+"""The table of MXFP4: twice the numbers of one sign bit, two exponent bits and one fraction bit."""
