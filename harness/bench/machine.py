@@ -1,4 +1,4 @@
-"""What this machine is, how fast its memory streams, how much of it a process took."""
+"""Facts about this machine: processor, memory bandwidth, and how busy its cores are."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import psutil
 import threadpoolctl
 
 STREAM_BYTES = 1 << 28
-"""Size of the copied array: far beyond any cache."""
+"""Bytes of the copied array, far beyond any cache."""
 STREAM_ROUNDS = 3
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, cores this process may use, memory in bytes, load, and the numpy that computes."""
+    """The processor, usable cores, bytes of memory, load, and numpy version."""
     blas = [
         f"{pool['internal_api']} {pool['version']} ({pool.get('architecture', 'unknown')})"
         for pool in threadpoolctl.threadpool_info()
@@ -51,9 +51,9 @@ def _cpu_name() -> str:
 
 
 def stream_bandwidth(threads: int, nbytes: int = STREAM_BYTES) -> float:
-    """Bytes per second a numpy copy reads and writes, best of a few rounds.
+    """Bytes per second that a numpy copy reads and writes, the best of a few rounds.
 
-    ``threads`` copy one part each; every byte copied counts twice.
+    ``threads`` threads copy one part each; every byte copied counts twice.
     """
     source = np.ones(nbytes, np.uint8)
     target = np.zeros(nbytes, np.uint8)
@@ -69,7 +69,7 @@ def stream_bandwidth(threads: int, nbytes: int = STREAM_BYTES) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """How busy the cores this process may use have been so far, in seconds of core time."""
+    """The total busy time of the cores this process may use, in seconds of core time."""
 
     wall: float
     busy: float
@@ -77,13 +77,13 @@ class CpuUse:
 
     @classmethod
     def now(cls) -> CpuUse:
-        """The counters at this moment; time a hypervisor gave to others counts as busy."""
+        """The counters now; time a hypervisor gave to others counts as busy."""
         cores = psutil.cpu_times(percpu=True)
         allowed = getattr(psutil.Process(), "cpu_affinity", lambda: range(len(cores)))()
         busy = 0.0
         for core in allowed:
             times = cores[core]._asdict()
-            # User time on Linux holds the time of guests already.
+            # User time on Linux includes the time of guests.
             for name in ("idle", "iowait", "guest", "guest_nice"):
                 times.pop(name, None)
             busy += sum(times.values())
@@ -98,10 +98,10 @@ class CpuUse:
 
 
 def peak_resident_bytes() -> int:
-    """The most memory this process ever had resident, mapped files included."""
+    """The peak resident memory of this process in bytes, mapped files included."""
     status = Path("/proc/self/status")
     if status.exists():
-        # The resource module's figure would include what the parent had before this program.
+        # The resource module's figure includes the parent's memory before exec.
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

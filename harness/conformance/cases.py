@@ -107,7 +107,7 @@ def load_must_pass(path: Path | None = None) -> tuple[str, ...]:
 
 
 def checked_list(where: str, ids: Sequence[str]) -> tuple[str, ...]:
-    """``ids`` without blank lines; raises ConfigError naming the line of a repetition."""
+    """``ids`` as a tuple; raises ConfigError when an id occurs twice or there is none."""
     seen: set[str] = set()
     for number, name in enumerate(ids, 1):
         if name in seen:

@@ -99,7 +99,7 @@ class _Device:
             self.lost = str(error)
 
     def close(self) -> None:
-        """Close the tier; errors of a lost device are ignored."""
+        """Close the tier; an error is only logged, since closing a lost device may fail."""
         tier, self.tier = self.tier, None
         if tier is not None:
             try:

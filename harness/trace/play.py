@@ -1,4 +1,4 @@
-"""Replaying: doing on a tier what a trace says was done, and comparing what comes out."""
+"""Replays a trace on a tier and compares the results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
 
 ModelOpener = Callable[[int, TracedModel], Model]
-"""Opens a trace's n-th model."""
+"""Opens the n-th model of a trace."""
 NONSENSE = (
     ArithmeticError,
     AssertionError,
@@ -44,14 +44,14 @@ NONSENSE = (
     TypeError,
     ValueError,
 )
-"""What comes of numbers of things that are not there and sizes that cannot be."""
+"""Exceptions that records with invalid numbers or sizes raise."""
 PLACES_SHOWN = 6
-"""Rows of a step that a message lists."""
+"""Most rows of a step that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a replay first gave other bytes: what was compared, and in which step."""
+    """The first result of a replay that differs: its submission, output and step."""
 
     submission: int
     output: str
@@ -63,7 +63,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of a replay. ``whole`` is False for a trace whose end was cut off."""
+    """The result of a replay. ``whole`` is False for a trace whose end is missing."""
 
     submissions: int
     compared: int
@@ -73,7 +73,7 @@ class Replayed:
 
 @dataclass(slots=True, eq=False)
 class _Lowered:
-    """A batch of the trace, lowered here for the forms of this tier that were needed."""
+    """A batch of the trace, lowered on this tier for the shape buckets needed so far."""
 
     batch: Batch
     buckets: tuple[ShapeKey, ...]
@@ -82,7 +82,7 @@ class _Lowered:
 
 @dataclass(frozen=True, slots=True)
 class _InFlightStep:
-    """A submission that was not compared yet."""
+    """A submission whose results were not compared yet."""
 
     fence: Fence
     outputs: list[BufferDecl]
@@ -91,7 +91,7 @@ class _InFlightStep:
 
 
 def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
-    """Do what the trace says, up to the first difference.
+    """Replay the trace up to the first difference.
 
     ``open_it`` opens the models of the trace; they must stay open until the tier is closed. Raises
     TraceError for a trace that is damaged or of another model or arithmetic, and what the tier
@@ -111,7 +111,7 @@ def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
 
 
 class _Player:
-    """The things of a trace by their numbers, as they are on this tier."""
+    """The models, graphs, buffers and batches of a trace on this tier, by their numbers."""
 
     def __init__(self, open_it: ModelOpener, tier: Tier) -> None:
         self.submissions = 0
@@ -144,9 +144,10 @@ class _Player:
         }
 
     def play(self, record: Record) -> None:
-        """Do what one record says, a submission when the next one shows that the tier took it.
+        """Replay one record. A submission waits for the next record, which shows that the tier
+        accepted it.
 
-        Raises TraceError when it makes no sense.
+        Raises TraceError when the record makes no sense.
         """
         if record.kind is not Kind.FAILED:
             self.settle()
@@ -155,14 +156,14 @@ class _Player:
         self._latest = record
 
     def settle(self) -> None:
-        """Do what is still to be done."""
+        """Replay the submission that still waits."""
         held, self._held = self._held, None
         if held is not None and self._latest is not None:
             with sensible(self._latest):
                 self._submit(*held)
 
     def close(self) -> None:
-        """Wait for what runs and free everything."""
+        """Wait for submissions in flight and free everything."""
         if self._last is not None:
             self._tier.wait(self._last)
         for made in self._buffers:
@@ -226,7 +227,7 @@ class _Player:
         self.submissions += 1
 
     def _lowered(self, known: _Lowered, step: ShapeKey) -> PacketBatch:
-        """The batch in the smallest form of this tier that holds ``step``."""
+        """The batch in the smallest shape bucket of this tier that holds ``step``."""
         batch = known.batch
         bucket = next(f for f in known.buckets if step.tokens <= f.tokens and step.rows <= f.rows)
         if bucket not in known.lowered:
@@ -271,7 +272,7 @@ class _Player:
 
 @contextmanager
 def sensible(record: Record) -> Iterator[None]:
-    """Turn what a senseless payload raises into a TraceError that names the record."""
+    """Turn exceptions of an invalid payload into a TraceError that names the record."""
     try:
         yield
     except NONSENSE as error:
@@ -280,7 +281,7 @@ def sensible(record: Record) -> Iterator[None]:
 
 
 def _describe(batch: Batch, inputs: NDArray[np.uint8]) -> str:
-    """The size of a step and, where it is one of a model, the rows it samples."""
+    """The size of a step and, for a step of a model, the rows it samples."""
     step = step_of(inputs)
     text = f"{step.tokens} tokens, {step.rows} rows"
     offsets = batch.inputs.offsets
