@@ -1,4 +1,4 @@
-"""Clients of a server: threads that ask, read streams, and note when everything came."""
+"""Clients of a server: threads that send requests, read streams, and record arrival times."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from harness.client import ServerClient, ServerError
 
 PATH = "/v1/completions"
 SILENT_SECONDS = 600.0
-"""How long a server may say nothing: one that answers one at a time lets the others wait."""
+"""Seconds a server may be silent: one that answers one request at a time lets the others wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server; ``keys`` are those of its tenants, None for one without keys."""
+    """A server; ``keys`` are the keys of its tenants, None for a server without keys."""
 
     url: str
     model: str
     keys: tuple[str | None, ...] = (None,)
 
     def client(self, tenant: int) -> ServerClient:
-        """A tenant's client."""
+        """The client of a tenant."""
         return ServerClient(self.url, self.keys[tenant % len(self.keys)], SILENT_SECONDS)
 
 
 @dataclass(slots=True)
 class Answered:
-    """What became of a request. Times are monotonic seconds; ``due`` is when it should have been
-    sent, ``texts`` when each piece of text came. ``error`` is None for a whole answer."""
+    """The result of a request. Times are monotonic seconds: ``due`` is when it should be sent,
+    ``texts`` when each piece of text arrived. ``error`` is None for a complete answer."""
 
     asked: PlannedRequest
     due: float
@@ -46,9 +46,9 @@ class Answered:
 
 
 def run_load(target: Target, plan: LoadPlan, load: Sequence[PlannedRequest]) -> list[Answered]:
-    """Ask for everything, and wait until it is there; in the order of ``load``.
+    """Send all requests of ``load`` and wait for all answers, which are returned in its order.
 
-    With a rate a request is sent when it is due, however many are under way.
+    With a rate, a request is sent when it is due, however many are in flight.
     """
     answers = [Answered(asked, 0.0) for asked in load]
     began = time.monotonic()
@@ -88,7 +88,7 @@ def _when_due(target: Target, answer: Answered) -> None:
 
 
 def ask(target: Target, answer: Answered) -> None:
-    """Send a request and note what comes."""
+    """Send a request and record its answer."""
     asked = answer.asked
     body = {
         "model": target.model,

@@ -1,4 +1,4 @@
-"""A load as bars: what was generated, and how long clients waited."""
+"""Plots a load as bars: generated tokens per second, and the waiting times of clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PANELS = (
     ("first text, ms", ("first_p50", "first_p99"), 1e3),
     ("between two pieces of text, ms", ("interval_p50", "interval_p99"), 1e3),
 )
-"""Title, metrics and factor of each panel."""
+"""The title, metrics and factor of each panel."""
 
 
 def draw_load_figures(report: Mapping[str, Any]) -> Figure:
