@@ -1,4 +1,4 @@
-"""``zinc-rt serve`` and ``zinc-rt verify``: a model for many, over HTTP."""
+"""``zinc-rt serve`` and ``zinc-rt verify``: a model for many users, over HTTP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DIFFERENT = 1
 MOST_BIASES = 1024
 QUESTION = "Why is the sky blue?"
 LISTED = 20
-"""Most tokens whose log-probabilities a client may ask for in place of each: OpenAI's number."""
+"""Most likely tokens per position whose log-probabilities a client may request: OpenAI's number."""
 
 EXAMPLES = """\
 examples:
@@ -121,7 +121,7 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Replay an answer."""
+    """Recompute an answer and compare."""
     settings = resolve(args, VERIFY_NAMES)
     need_server_extra()
     from harness.progress import progress_on
@@ -144,7 +144,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def _ways_in(server: Running) -> Iterator[str]:
-    """The page, and a request that can be pasted into a shell."""
+    """Lines that show how to use the server: its page, and a request to paste into a shell."""
     body = json.dumps({"messages": [{"role": "user", "content": QUESTION}]})
     key = "-H 'Authorization: Bearer KEY' " if server.service.accounts.keyed else ""
     if server.service.model.template is not None:
@@ -156,7 +156,7 @@ def _ways_in(server: Running) -> Iterator[str]:
 
 
 def need_server_extra() -> None:
-    """Raises ConfigError where the libraries of a server are missing."""
+    """Raise ConfigError when the server's libraries are not installed."""
     try:
         import harness.serve.run  # noqa: F401
     except ModuleNotFoundError as error:
@@ -164,7 +164,7 @@ def need_server_extra() -> None:
 
 
 def options_of(settings: Settings) -> ServeOptions:
-    """The server that settings describe, its model's file fetched if need be."""
+    """The options of the server that the settings describe; fetches its model's file if needed."""
     from harness.serve.run import ServeOptions
 
     path = model_file(settings)
@@ -204,8 +204,8 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
 
 
 def _files_of(asked: Sequence[str], settings: Settings, answers: str) -> dict[str, Path]:
-    """Models to serve beside the one that is called ``answers``, by name. Raises ConfigError where
-    two have one name."""
+    """The files of further models to serve besides ``answers``, by name. Raises ConfigError when
+    two have the same name."""
     files = {answers: Path()}
     for one in asked:
         path = model_file(settings, one)
@@ -218,7 +218,7 @@ def _files_of(asked: Sequence[str], settings: Settings, answers: str) -> dict[st
 
 
 def _name(asked: str | None, path: Path) -> str:
-    """What requests call a model: as it was asked for, but a file by its name alone."""
+    """The name of a model in requests: as the user wrote it, but for a path the file's name."""
     if asked is not None:
         with suppress(OSError):
             return path.stem if Path(asked).exists() else str(asked)
