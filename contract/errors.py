@@ -99,8 +99,8 @@ class VerifyError(ZincError):
         self.node = node
         self.rule = rule
         self.detail = detail
-        place = f"graph {graph}: {node}" if node else f"graph {graph}"
-        super().__init__(f"{place}: {rule}: {detail}")
+        location = f"graph {graph}: {node}" if node else f"graph {graph}"
+        super().__init__(f"{location}: {rule}: {detail}")
 
 
 class CodecError(ZincError):
@@ -114,8 +114,8 @@ class CodecError(ZincError):
         self.problem = problem
         self.section = section
         self.offset = offset
-        place = section if offset is None else f"{section} at byte {offset}".lstrip()
-        super().__init__(f"{place}: {problem}" if place else problem)
+        location = section if offset is None else f"{section} at byte {offset}".lstrip()
+        super().__init__(f"{location}: {problem}" if location else problem)
 
 
 class TierError(ZincError):

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 _DESCRIPTORS: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
-_READS_INTO_PLACE = hasattr(os, "preadv")
+_HAS_PREADV = hasattr(os, "preadv")
 
 
 def remember_file(mapping: mmap.mmap, descriptor: int) -> None:
     """Remember that ``mapping`` maps the whole file behind ``descriptor``. The descriptor is
     duplicated, so the caller may close it."""
-    if _READS_INTO_PLACE:
+    if _HAS_PREADV:
         own = _DESCRIPTORS[mapping] = os.dup(descriptor)
         weakref.finalize(mapping, os.close, own)
 

@@ -22,7 +22,7 @@ Dim = int | str
 Scalar = int | float
 Bindings = dict[str, Dim]
 
-MAX_KEPT_SHAPES = 4096
+MAX_CACHED_SHAPES = 4096
 """Size of the cache of bound shapes; the layers of a model repeat a few dozen."""
 MAX_BINDINGS = 8
 """Most distinct buffers of one node: every device can bind this many without an indirection
@@ -186,7 +186,7 @@ def bind_shapes(
     return dict(_bound(spec, tuple(shapes.items()), numbers))
 
 
-@lru_cache(MAX_KEPT_SHAPES)
+@lru_cache(MAX_CACHED_SHAPES)
 def _bound(
     spec: OpSpec,
     shapes: tuple[tuple[str, tuple[Dim, ...]], ...],

@@ -38,10 +38,10 @@ class QosClass(Enum):
     def __init__(self, value: str) -> None:
         self.rank = len(type(self).__members__)
 
-    def lowered_to(self, asked: QosClass | None) -> QosClass:
+    def lowered_to(self, requested: QosClass | None) -> QosClass:
         """The class of a request of a tenant of this class: the less urgent of both, or this class
         for None."""
-        return self if asked is None or asked.rank < self.rank else asked
+        return self if requested is None or requested.rank < self.rank else requested
 
 
 @dataclass(frozen=True, slots=True)

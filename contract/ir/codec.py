@@ -81,11 +81,11 @@ def encode(graph: Graph) -> bytes:
     header["version"] = IR_VERSION
     header["stage"] = graph.stage.value
     header["name"] = writer.string(graph.name)
-    places = {name: place for place, name in enumerate(graph.buffers)}
+    indices = {name: index for index, name in enumerate(graph.buffers)}
     for decl in graph.buffers.values():
         writer.buffer(decl)
     for node in graph.nodes:
-        writer.node(node, places)
+        writer.node(node, indices)
     sections = writer.sections()
     header["sections"] = [len(section) for section in sections.values()]
     blob = bytearray(header.tobytes())
@@ -146,13 +146,13 @@ def _header(data: memoryview) -> np.void:
 
 def _layout(header: np.void) -> list[tuple[str, int, int]]:
     """(section, first byte, byte after the last) in file order."""
-    places = []
+    sections = []
     end = HEADER.itemsize
     for (name, dtype), count in zip(SECTIONS.items(), header["sections"], strict=True):
         start = end + -end % ALIGNMENT
         end = start + int(count) * dtype.itemsize
-        places.append((name, start, end))
-    return places
+        sections.append((name, start, end))
+    return sections
 
 
 @dataclass(slots=True)
@@ -181,8 +181,8 @@ class _Writer:
         record = (*names, decl.dtype.ggml_id, decl.kind.value, first, len(decl.shape))
         self.rows["buffers"].append(record)
 
-    def node(self, node: Node, places: dict[str, int]) -> None:
-        """Append one node; ``places`` maps buffer names to their numbers."""
+    def node(self, node: Node, indices: dict[str, int]) -> None:
+        """Append one node; ``indices`` maps buffer names to their numbers."""
         spec = TABLE[node.opcode]
         operands, params = self.rows["operands"], self.rows["params"]
         first_operand, first_param = len(operands), len(params)
@@ -190,7 +190,7 @@ class _Writer:
             view = node.operands.get(operand.name)
             if view is not None:
                 start, stop = view.columns or (WHOLE, WHOLE)
-                operands.append((self.string(operand.name), places[view.buffer], start, stop))
+                operands.append((self.string(operand.name), indices[view.buffer], start, stop))
         for param in spec.params:
             value = node.params[param.name]
             kind, dtype = (REAL, "<f8") if isinstance(value, float) else (INTEGER, "<i8")
@@ -244,9 +244,9 @@ class _Reader:
 
     def _string(self, row: int) -> str:
         start, size = (int(value) for value in self._sections["strings"][row])
-        place = self._range("strings", row, "text", start, size)
+        text = self._range("strings", row, "text", start, size)
         try:
-            return self._sections["text"][place.start : place.stop].tobytes().decode()
+            return self._sections["text"][text.start : text.stop].tobytes().decode()
         except UnicodeDecodeError:
             raise self._error("strings", row, "is not UTF-8") from None
 
@@ -257,9 +257,7 @@ class _Reader:
 
     def _buffer(self, row: int) -> BufferDecl:
         name, source, ggml_id, kind, first, count = self._sections["buffers"][row].item()
-        dims = tuple(
-            self._dim(place) for place in self._range("buffers", row, "dims", first, count)
-        )
+        dims = tuple(self._dim(at) for at in self._range("buffers", row, "dims", first, count))
         dtype = _DTYPES.get(ggml_id)
         if dtype is None:
             raise self._error("buffers", row, f"storage type {ggml_id} is unknown")
@@ -291,8 +289,8 @@ class _Reader:
         return Node(
             self._named("nodes", row, name),
             _OPCODES[opcode],
-            self._unique("nodes", row, (self._operand(place, decls) for place in operands)),
-            self._unique("nodes", row, (self._param(place) for place in params)),
+            self._unique("nodes", row, (self._operand(at, decls) for at in operands)),
+            self._unique("nodes", row, (self._param(at) for at in params)),
         )
 
     def _unique(
@@ -305,11 +303,11 @@ class _Reader:
         return MappingProxyType(mapping)
 
     def _operand(self, row: int, decls: list[BufferDecl]) -> tuple[str, View]:
-        name, place, start, stop = self._sections["operands"][row].item()
-        if place >= len(decls):
-            raise self._error("operands", row, f"buffer {place} does not exist")
+        name, buffer, start, stop = self._sections["operands"][row].item()
+        if buffer >= len(decls):
+            raise self._error("operands", row, f"buffer {buffer} does not exist")
         columns = None if start == stop == WHOLE else (start, stop)
-        return self._named("operands", row, name), View(decls[place].name, columns)
+        return self._named("operands", row, name), View(decls[buffer].name, columns)
 
     def _param(self, row: int) -> tuple[str, Scalar]:
         name, kind, bits = self._sections["params"][row].item()

@@ -126,9 +126,9 @@ def _norm_rope_kv_write(parts: _Parts, node: Node) -> None:
         sizes = {"heads": params[heads], "head_dim": head_dim, "neox": params["neox"]}
         operands = {"x": x, **tables, "y": y}
         parts.add(node, f"{name}_rope", Opcode.ROPE, operands, MappingProxyType(sizes))
-    places = {name: given[name] for name in ("query", "page_table", "kv")}
+    shared = {name: given[name] for name in ("query", "page_table", "kv")}
     sizes = {"kv_heads": params["kv_heads"], "head_dim": head_dim}
-    operands = {"k": rotated, "v": v, **places}
+    operands = {"k": rotated, "v": v, **shared}
     parts.add(node, "kv_write", Opcode.KV_WRITE_BATCHED, operands, MappingProxyType(sizes))
 
 

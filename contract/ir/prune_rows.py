@@ -24,7 +24,7 @@ from contract.shape_key import ShapeKey
 from contract.spec import Access
 
 TOKENS, ROWS = "tokens", "rows"
-Places = dict[View, int]
+Insertions = dict[View, int]
 """For each view, the index of the node before which an operation on it is inserted."""
 FEWEST_TOKENS = 17
 """Fewest tokens of a bucket to prune: a smaller step's time is mostly that of reading weights,
@@ -66,18 +66,18 @@ def prune_rows(graph: Graph, bucket: ShapeKey) -> Graph:
 def picked_early(graph: Graph) -> Graph:
     """``graph`` with its output rows selected as early as possible, or ``graph`` itself when that
     is no earlier. OUTPUT buffers still hold all tokens."""
-    places = [n for n, node in enumerate(graph.nodes) if node.opcode is Opcode.SELECT_ROWS]
-    if len(places) != 1:
+    found = [n for n, node in enumerate(graph.nodes) if node.opcode is Opcode.SELECT_ROWS]
+    if len(found) != 1:
         return graph
-    (place,), uses = places, _Uses(graph)
-    of_rows = uses.for_rows_alone(place)
+    (index,), uses = found, _Uses(graph)
+    of_rows = uses.for_rows_alone(index)
     picked, normed = uses.read_of_tokens(of_rows)
-    views = [graph.nodes[place].operands[name] for name in ("x", "y")]
+    views = [graph.nodes[index].operands[name] for name in ("x", "y")]
     whole = all(view.columns is None for view in views)
     local = all(graph.buffers[view.buffer].kind is BufferKind.SCRATCH for view in views)
     if not (of_rows and whole and local and all(uses.can_be_picked(view) for view in picked)):
         return graph
-    return _moved(uses, place, of_rows, picked, normed)
+    return _moved(uses, index, of_rows, picked, normed)
 
 
 class _Uses:
@@ -98,22 +98,22 @@ class _Uses:
                     if operand.access is Access.UPDATE:
                         self.updated.add(view.buffer)
 
-    def for_rows_alone(self, place: int) -> set[int]:
-        """The row-by-row nodes whose results only the SELECT_ROWS at index ``place`` and other such
+    def for_rows_alone(self, index: int) -> set[int]:
+        """The row-by-row nodes whose results only the SELECT_ROWS at index ``index`` and other such
         nodes read."""
-        found = {place}
-        for number in reversed(range(place)):
+        found = {index}
+        for number in reversed(range(index)):
             node = self.graph.nodes[number]
             if node.opcode in ROW_BY_ROW and self._is_read_by(node, number, found):
                 found.add(number)
-        return found - {place}
+        return found - {index}
 
-    def read_of_tokens(self, of_rows: set[int]) -> tuple[Places, Places]:
+    def read_of_tokens(self, of_rows: set[int]) -> tuple[Insertions, Insertions]:
         """The views of all tokens that the nodes ``of_rows`` read: first the views to select rows
         of, then results of norms to recompute from selected rows. The original norm then stays
         fusable with the nodes that read all its rows."""
-        picked: Places = {}
-        normed: Places = {}
+        picked: Insertions = {}
+        normed: Insertions = {}
         for number in sorted(of_rows):
             for view in self.graph.nodes[number].operands.values():
                 if self._is_of_tokens(view, of_rows):
@@ -152,11 +152,13 @@ class _Uses:
         return local and alone and bool(read) and all(reader in readers for reader in read)
 
 
-def _moved(uses: _Uses, place: int, of_rows: set[int], picked: Places, normed: Places) -> Graph:
-    """The graph without the SELECT_ROWS at index ``place``, with a SELECT_ROWS for each view of
+def _moved(
+    uses: _Uses, index: int, of_rows: set[int], picked: Insertions, normed: Insertions
+) -> Graph:
+    """The graph without the SELECT_ROWS at index ``index``, with a SELECT_ROWS for each view of
     ``picked`` and a norm of selected rows for each view of ``normed``."""
     graph = uses.graph
-    select = graph.nodes[place]
+    select = graph.nodes[index]
     x, y = select.operands["x"], select.operands["y"]
     made = _Made(graph, y.buffer)
     for number, node in enumerate(graph.nodes):
@@ -169,7 +171,7 @@ def _moved(uses: _Uses, place: int, of_rows: set[int], picked: Places, normed: P
         read = node.operands.items()
         if number in of_rows:
             made.of_rows(node, {name: made.rows[v] for name, v in read if v in made.rows})
-        elif number != place:
+        elif number != index:
             found = {name: View(x.buffer, v.columns) for name, v in read if v.buffer == y.buffer}
             made.nodes.append(_with(node, found))
     return replace(graph, buffers=MappingProxyType(made.buffers), nodes=tuple(made.nodes))

@@ -54,10 +54,10 @@ class RowSlice:
     def take(self, rows: NDArray[Scalar]) -> NDArray[Scalar]:
         """The rows of an array [n * group, width] that this slice selects, in their order."""
         groups = rows.reshape(-1, self.group, rows.shape[-1])
-        kept = groups[:, self.start : self.stop].reshape(-1, rows.shape[-1])
-        return kept if self.inner is None else self.inner.take(kept)
+        selected = groups[:, self.start : self.stop].reshape(-1, rows.shape[-1])
+        return selected if self.inner is None else self.inner.take(selected)
 
-    def kept(self) -> list[int]:
+    def selected(self) -> list[int]:
         """The row numbers this slice selects of one group."""
         numbers: list[int] = self.take(np.arange(self.group)[:, None]).reshape(-1).tolist()
         return numbers

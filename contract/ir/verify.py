@@ -84,9 +84,9 @@ Problems = Iterator[tuple[Rule, str]]
 def verify(graph: Graph) -> None:
     """Raise VerifyError for the first rule the graph breaks, in order of nodes."""
     memory = _Memory(graph)
-    for place, problems in _checks(graph, memory):
+    for name, problems in _checks(graph, memory):
         for rule, problem in problems:
-            raise VerifyError(graph.name, place, rule, problem)
+            raise VerifyError(graph.name, name, rule, problem)
 
 
 def _checks(graph: Graph, memory: _Memory) -> Iterator[tuple[str, Problems]]:

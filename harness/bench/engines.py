@@ -207,14 +207,14 @@ class PeerEngine:
         for sequence, prompt in enumerate(prompts):
             for start in range(0, len(prompt), CHUNK_TOKENS):
                 part = prompt[start : start + CHUNK_TOKENS]
-                places = [(token, sequence, start + i) for i, token in enumerate(part)]
-                (following,) = self._step_of(places, [len(part) - 1])
+                entries = [(token, sequence, start + i) for i, token in enumerate(part)]
+                (following,) = self._step_of(entries, [len(part) - 1])
             tokens.append(following)
         first = time.perf_counter()
         rows = range(len(prompts))
         for step in range(decode_tokens):
-            places = [(tokens[row], row, len(prompts[row]) + step) for row in rows]
-            tokens = self._step_of(places, rows)
+            entries = [(tokens[row], row, len(prompts[row]) + step) for row in rows]
+            tokens = self._step_of(entries, rows)
         return Timing(first - started, time.perf_counter() - first)
 
     def _shared_context(self, setup: Setup) -> Any:
@@ -238,12 +238,12 @@ class PeerEngine:
         self._decode(self._api.llama_batch_get_one(array, len(tokens)))
         return self._likeliest(-1)
 
-    def _step_of(self, places: Sequence[tuple[int, int, int]], rows: Sequence[int]) -> list[int]:
+    def _step_of(self, entries: Sequence[tuple[int, int, int]], rows: Sequence[int]) -> list[int]:
         """Compute tokens given as (id, sequence, position); returns the most likely next tokens of
         ``rows``."""
         batch = self._batch
-        batch.n_tokens = len(places)
-        for index, (token, sequence, position) in enumerate(places):
+        batch.n_tokens = len(entries)
+        for index, (token, sequence, position) in enumerate(entries):
             batch.token[index], batch.pos[index] = token, position
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
             batch.logits[index] = index in rows

@@ -89,11 +89,11 @@ def _panel(axes: Any, report: Report, metric: str) -> None:
         [rate["maximum"] - rate["median"] for rate in found.values()],
     ]
     axes.bar(list(found), medians, color=colors, width=0.6, yerr=spread, capsize=3)
-    for place, (name, rate) in enumerate(found.items()):
+    for index, (name, rate) in enumerate(found.items()):
         label = _label(rate["median"], report["ratios"].get(name, {}).get(metric))
         axes.annotate(
             label,
-            (place, rate["maximum"]),
+            (index, rate["maximum"]),
             xytext=(0, 5),
             textcoords="offset points",
             ha="center",

@@ -103,7 +103,7 @@ def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:
         note(f"{partner.name}; /help helps")
     if first is not None and chat.take_turn(first) and not interactive:
         return INTERRUPTED
-    for line in _asked_lines() if interactive else _piped_lines():
+    for line in _typed_lines() if interactive else _piped_lines():
         if line.startswith("/") and not line.startswith("//"):
             if not chat.command(line):
                 break
@@ -139,9 +139,9 @@ class Chat:
 
         A turn that fails is not added.
         """
-        asked = [*self.messages, user(text)]
-        answer, interrupted = self._partner.answer(asked)
-        self.messages = [*asked, {"role": "assistant", "content": answer}]
+        messages = [*self.messages, user(text)]
+        answer, interrupted = self._partner.answer(messages)
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
         return interrupted
 
     def command(self, line: str) -> bool:
@@ -167,7 +167,7 @@ def _is_system(message: dict[str, object]) -> bool:
     return message["role"] == "system"
 
 
-def _asked_lines() -> Iterator[str]:
+def _typed_lines() -> Iterator[str]:
     """Yield lines typed at a terminal, with editing and history if readline exists."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401

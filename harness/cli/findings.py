@@ -77,23 +77,23 @@ def exactness_finding() -> Finding:
     return Finding("arithmetic", True, "division, exp, folds and integer BLAS give exact bits")
 
 
-def tier_finding(asked: str, device: str = "") -> Finding:
+def tier_finding(name: str, device: str = "") -> Finding:
     """Check which tiers run here and whether the requested one does; with a ``device``, whether it
     opens there."""
     if device:
         try:
-            with open_tier(asked, TierOptions(device=device)) as tier:
+            with open_tier(name, TierOptions(device=device)) as tier:
                 return Finding("tier", True, f"{tier.info.name} on {tier.info.device}")
         except TierUnavailable as error:
-            return Finding("tier", False, f"{asked}: {error.reason}", error.remedy)
+            return Finding("tier", False, f"{name}: {error.reason}", error.remedy)
     statuses = probe()
     here = [f"{status.name} on {status.device}" for status in statuses if status.available]
     for status in statuses:
-        if status.name == asked and not status.available:
-            return Finding("tier", False, f"{asked}: {status.reason}", status.remedy)
+        if status.name == name and not status.available:
+            return Finding("tier", False, f"{name}: {status.reason}", status.remedy)
     if not here:
         return Finding("tier", False, "none runs here", "see zinc-rt devices")
-    return Finding("tier", True, f"{asked}; {', '.join(here)}" if asked == AUTO else here[0])
+    return Finding("tier", True, f"{name}; {', '.join(here)}" if name == AUTO else here[0])
 
 
 def cache_finding(folder: Path) -> Finding:

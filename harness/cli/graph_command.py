@@ -139,14 +139,14 @@ def _graphs(
     from reference.limits import Limits, pages_for
     from reference.model.open import open_model
 
-    asked = settings["context"]
+    requested = settings["context"]
     with ExitStack() as stack:
         models = {}
         for label, path in paths.items():
             models[label] = open_model(path)
             stack.enter_context(models[label].file)
-        context = min(longest_context(model, asked) for model in models.values())
-        if asked is None:
+        context = min(longest_context(model, requested) for model in models.values())
+        if requested is None:
             context = min(context, CONTEXT)
         kv_dtype = BY_NAME[settings["kv_dtype"]]
         limits = Limits(slots=1, context=context, pages=pages_for(context), kv_dtype=kv_dtype)

@@ -172,15 +172,15 @@ def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[
     shown: MemoryPlan | None = None
     for dtype in KV:
         plan_at = plans_of(model, partial(requested.limits, kv_dtype=dtype), footprint, unified)
-        asked = dtype.name == requested.kv_dtype
+        is_requested = dtype.name == requested.kv_dtype
         problem = storage_problem(model, dtype)
         if problem is not None:
             kinds[dtype.name] = {"problem": problem}
             continue
         fitting = longest_plan(plan_at, longest, requested.budget)
-        if asked and (requested.context is not None or fitting is None):
+        if is_requested and (requested.context is not None or fitting is None):
             shown = plan_at(requested.context or min(longest, PAGE_TOKENS))
-        elif asked:
+        elif is_requested:
             shown = fitting
         kinds[dtype.name] = {
             "kv_per_token": (fitting or plan_at(min(longest, PAGE_TOKENS))).kv_per_token,

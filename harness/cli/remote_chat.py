@@ -92,9 +92,9 @@ class RemotePartner:
         said = _Said()
         began = time.perf_counter()
         interrupted = False
-        asked = self.client.stream("/v1/chat/completions", self._body(messages))
+        stream = self.client.stream("/v1/chat/completions", self._body(messages))
         try:
-            with closing(asked) as events:
+            with closing(stream) as events:
                 for event in events:
                     said.take(event)
         except KeyboardInterrupt:
@@ -121,10 +121,10 @@ class RemotePartner:
         return body
 
     def _closing_line(self, usage: Mapping[str, int], seconds: float, end: str) -> str:
-        told = []
+        parts = []
         if usage:
-            told.append(f"{usage['prompt_tokens']} prompt tokens")
+            parts.append(f"{usage['prompt_tokens']} prompt tokens")
             tokens = usage["completion_tokens"]
-            told.append(f"{tokens} tokens, {tokens / max(seconds, 1e-9):.1f} a second in all")
+            parts.append(f"{tokens} tokens, {tokens / max(seconds, 1e-9):.1f} a second in all")
         cut = {"length": "cut at --max-tokens or the end of the context"}.get(end, end)
-        return f"[{' · '.join([*told, self.name, *filter(None, [cut])])}]"
+        return f"[{' · '.join([*parts, self.name, *filter(None, [cut])])}]"

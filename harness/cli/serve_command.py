@@ -136,11 +136,11 @@ def verify(args: argparse.Namespace) -> int:
     with ExitStack() as owned:
         model = open_model(path, options, [LOCAL_TENANT], owned, progress_on(transient=True))
         try:
-            place = first_difference(model, request, response)
+            difference = first_difference(model, request, response)
         except ApiError as error:
             raise ConfigError(f"{args.request}: {error}") from None
-    print("identical" if place is None else f"different: {place}")
-    return 0 if place is None else DIFFERENT
+    print("identical" if difference is None else f"different: {difference}")
+    return 0 if difference is None else DIFFERENT
 
 
 def _ways_in(server: Running) -> Iterator[str]:
@@ -203,11 +203,11 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
     )
 
 
-def _files_of(asked: Sequence[str], settings: Settings, answers: str) -> dict[str, Path]:
+def _files_of(names: Sequence[str], settings: Settings, answers: str) -> dict[str, Path]:
     """The files of further models to serve besides ``answers``, by name. Raises ConfigError when
     two have the same name."""
     files = {answers: Path()}
-    for one in asked:
+    for one in names:
         path = model_file(settings, one)
         name = _name(one, path)
         if name in files:
@@ -217,9 +217,9 @@ def _files_of(asked: Sequence[str], settings: Settings, answers: str) -> dict[st
     return files
 
 
-def _name(asked: str | None, path: Path) -> str:
+def _name(name: str | None, path: Path) -> str:
     """The name of a model in requests: as the user wrote it, but for a path the file's name."""
-    if asked is not None:
+    if name is not None:
         with suppress(OSError):
-            return path.stem if Path(asked).exists() else str(asked)
+            return path.stem if Path(name).exists() else str(name)
     return path.stem

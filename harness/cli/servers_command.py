@@ -123,13 +123,13 @@ def _wait(server: Presence, seconds: float) -> None:
     from harness.serve.presence import present
 
     deadline = time.monotonic() + seconds
-    told = None
+    reported = None
     while server.alive:
         latest = next((one for one in present() if one.pid == server.pid), server)
         left = (latest.running, latest.waiting)
-        if latest.draining and left != told:
+        if latest.draining and left != reported:
             note(f"{server.url}: {left[0]} running, {left[1]} waiting")
-            told = left
+            reported = left
         if time.monotonic() >= deadline:
             raise StillRunning(
                 f"{server.url} still runs after {seconds:.0f} s; wait on, or cut its answers with "

@@ -56,8 +56,8 @@ def tree_digest(folder: Path) -> str:
 
 def _source_files(folder: Path) -> Iterable[Path]:
     files = (path for path in folder.rglob("*") if path.is_file())
-    kept = (path for path in files if "__pycache__" not in path.parts)
-    return sorted(kept, key=lambda path: path.relative_to(folder).as_posix())
+    sources = (path for path in files if "__pycache__" not in path.parts)
+    return sorted(sources, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def definition_facts() -> dict[str, Any]:

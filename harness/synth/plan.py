@@ -58,7 +58,7 @@ class PlannedTensors(ModelTensors):
     def has(self, name: str) -> bool:
         """Whether the specification gives the model this optional tensor."""
         spec = self.spec
-        block, kind = place_of(name)
+        block, kind = block_and_kind(name)
         match kind:
             case "attn_qkv":
                 return spec.fused_qkv and spec.owns_values(block)
@@ -86,7 +86,7 @@ class PlannedTensors(ModelTensors):
     def take(self, name: str, *shape: int, rows: RowSlice | None = None) -> DType:
         """Record the shape of the whole tensor."""
         if rows is not None:
-            shape = (*shape[:-2], rows.group * shape[-2] // len(rows.kept()), shape[-1])
+            shape = (*shape[:-2], rows.group * shape[-2] // len(rows.selected()), shape[-1])
         self.shapes[name] = shape
         return F32
 
@@ -96,26 +96,26 @@ def plan_tensors(spec: SynthSpec) -> tuple[SynthTensor, ...]:
 
     Raises ConfigError when the family accepts no model of this specification.
     """
-    asked = PlannedTensors(spec.name, {}, spec=spec)
+    planned = PlannedTensors(spec.name, {}, spec=spec)
     try:
-        FAMILIES[spec.architecture](_config(spec), asked, Limits(slots=1, context=16, pages=1))
+        FAMILIES[spec.architecture](_config(spec), planned, Limits(slots=1, context=16, pages=1))
     except (ModelFileError, UnsupportedModel) as error:
         raise ConfigError(f"synthetic model: {error}") from None
     for block in range(spec.layers, spec.blocks):
-        asked.shapes[f"blk.{block}.nextn.eh_proj.weight"] = (spec.hidden, 2 * spec.hidden)
+        planned.shapes[f"blk.{block}.nextn.eh_proj.weight"] = (spec.hidden, 2 * spec.hidden)
         for name in ("enorm", "hnorm", "shared_head_norm"):
-            asked.shapes[f"blk.{block}.nextn.{name}.weight"] = (spec.hidden,)
+            planned.shapes[f"blk.{block}.nextn.{name}.weight"] = (spec.hidden,)
 
     def order(name: str) -> tuple[int, int]:
-        block, kind = place_of(name)
+        block, kind = block_and_kind(name)
         outside = spec.blocks if kind in FILE_ORDER[-2:] else -1
         return (block if name.startswith("blk.") else outside, FILE_ORDER.index(kind))
 
-    names = sorted(asked.shapes, key=order)
-    return with_types(spec, [_tensor(spec, name, asked.shapes[name]) for name in names])
+    names = sorted(planned.shapes, key=order)
+    return with_types(spec, [_tensor(spec, name, planned.shapes[name]) for name in names])
 
 
-def place_of(name: str) -> tuple[int, str]:
+def block_and_kind(name: str) -> tuple[int, str]:
     """The block (0 for a tensor outside the blocks) and the kind: the name without block and
     ``.weight``."""
     kind = name.removesuffix(".weight")
@@ -145,7 +145,7 @@ def _config(spec: SynthSpec) -> ModelConfig:
 
 def _tensor(spec: SynthSpec, name: str, shape: tuple[int, ...]) -> SynthTensor:
     """The tensor of this name and shape, and how it is drawn."""
-    block, kind = place_of(name)
+    block, kind = block_and_kind(name)
     if kind == "rope_freqs":
         return SynthTensor(name, shape, (), 0.0)
     centre, deviation = _spread(spec, kind, shape)

@@ -45,7 +45,7 @@ NONSENSE = (
     ValueError,
 )
 """Exceptions that records with invalid numbers or sizes raise."""
-PLACES_SHOWN = 6
+ROWS_SHOWN = 6
 """Most rows of a step that a message lists."""
 
 
@@ -289,7 +289,7 @@ def _describe(batch: Batch, inputs: NDArray[np.uint8]) -> str:
         return text
     query = inputs[offsets["request.query"] :][: step.tokens * QUERY_TOKEN.itemsize]
     rows = inputs[offsets["request.output_rows"] :][: step.rows * 4].view("<i4")
-    sampled = query.view(QUERY_TOKEN)[rows[:PLACES_SHOWN]]
-    places = [f"{slot}@{position}" for _, slot, position, _ in sampled.tolist()]
-    more = ", ..." if step.rows > PLACES_SHOWN else ""
-    return f"{text} (slot@position {', '.join(places)}{more})"
+    sampled = query.view(QUERY_TOKEN)[rows[:ROWS_SHOWN]]
+    positions = [f"{slot}@{position}" for _, slot, position, _ in sampled.tolist()]
+    more = ", ..." if step.rows > ROWS_SHOWN else ""
+    return f"{text} (slot@position {', '.join(positions)}{more})"

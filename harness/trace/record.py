@@ -226,17 +226,17 @@ class RecordedTier(ContextManager):
             for number, decl in enumerate(lowered.outputs)
             if decl.name in requested or decl.name in lowered.watched
         )
-        kept = outputs_of(lowered.outputs, bits)
-        places, lines = self._history.changes(lowered.graph, inputs)
-        self._writer.write(Kind.SUBMIT, *Submit(lowered.number, bits, places, lines).pack())
+        outputs = outputs_of(lowered.outputs, bits)
+        numbers, lines = self._history.changes(lowered.graph, inputs)
+        self._writer.write(Kind.SUBMIT, *Submit(lowered.number, bits, numbers, lines).pack())
         self._writer.flush()
         try:
-            inner = self._tier.submit(batch, inputs, [decl.name for decl in kept], rows)
+            inner = self._tier.submit(batch, inputs, [decl.name for decl in outputs], rows)
         except BaseException:
             self._writer.write(Kind.FAILED)
             raise
         fence = RecordedFence(inner, requested)
-        self._in_flight.append(_InFlightStep(next(self._submissions), fence, kept))
+        self._in_flight.append(_InFlightStep(next(self._submissions), fence, outputs))
         return fence
 
     def wait(self, fence: RecordedFence, timeout: float | None = None) -> None:

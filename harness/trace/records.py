@@ -29,7 +29,7 @@ DIGEST_BYTES = 16
 OUTPUTS_MAX = 32
 """Most outputs of a graph, which are bits of a word."""
 SUBMIT = np.dtype([("batch", "<u4"), ("wanted", "<u4"), ("lines", "<u4")])
-PLACE = np.dtype([("buffer", "<u8"), ("offset", "<u8"), ("nbytes", "<u8")])
+ACCESS = np.dtype([("buffer", "<u8"), ("offset", "<u8"), ("nbytes", "<u8")])
 
 
 def digest(data: Bytes, dtype: DType) -> bytes:
@@ -159,22 +159,22 @@ class Submit:
 
     batch: int
     requested: int
-    places: NDArray[np.uint32]
+    numbers: NDArray[np.uint32]
     lines: Bytes
 
     def pack(self) -> tuple[bytes, ...]:
         """Encode the payload in parts."""
-        head = np.array((self.batch, self.requested, len(self.places)), SUBMIT)
-        return head.tobytes(), self.places.astype("<u4").tobytes(), self.lines.tobytes()
+        head = np.array((self.batch, self.requested, len(self.numbers)), SUBMIT)
+        return head.tobytes(), self.numbers.astype("<u4").tobytes(), self.lines.tobytes()
 
     @classmethod
     def unpack(cls, payload: memoryview) -> Submit:
         """Decode a payload."""
         head = np.frombuffer(payload, SUBMIT, 1)[0]
         count = int(head["lines"])
-        places = np.frombuffer(payload, "<u4", count, SUBMIT.itemsize)
-        lines = np.frombuffer(payload, np.uint8, -1, SUBMIT.itemsize + places.nbytes)
-        return cls(int(head["batch"]), int(head["wanted"]), places, lines.reshape(-1, LINE_BYTES))
+        numbers = np.frombuffer(payload, "<u4", count, SUBMIT.itemsize)
+        lines = np.frombuffer(payload, np.uint8, -1, SUBMIT.itemsize + numbers.nbytes)
+        return cls(int(head["batch"]), int(head["wanted"]), numbers, lines.reshape(-1, LINE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +209,13 @@ class Access:
 
     def pack(self) -> tuple[bytes, ...]:
         """Encode the payload in parts."""
-        return np.array((self.buffer, self.offset, self.nbytes), PLACE).tobytes(), self.data
+        return np.array((self.buffer, self.offset, self.nbytes), ACCESS).tobytes(), self.data
 
     @classmethod
     def unpack(cls, payload: memoryview) -> Access:
         """Decode a payload."""
-        buffer, offset, nbytes = np.frombuffer(payload, PLACE, 1)[0].tolist()
-        return cls(buffer, offset, nbytes, bytes(payload[PLACE.itemsize :]))
+        buffer, offset, nbytes = np.frombuffer(payload, ACCESS, 1)[0].tolist()
+        return cls(buffer, offset, nbytes, bytes(payload[ACCESS.itemsize :]))
 
 
 class InputHistory:
@@ -230,10 +230,10 @@ class InputHistory:
         lines = inputs.reshape(-1, LINE_BYTES)
         latest = self._lines(graph, len(inputs))
         words = lines.view("<u8") != latest.view("<u8")
-        places = np.flatnonzero(words.any(axis=1)).astype(np.uint32)
-        changed = lines[places]
-        latest[places] = changed
-        return places, changed
+        numbers = np.flatnonzero(words.any(axis=1)).astype(np.uint32)
+        changed = lines[numbers]
+        latest[numbers] = changed
+        return numbers, changed
 
     def apply(self, graph: int, nbytes: int, submit: Submit) -> Bytes:
         """The graph's inputs after the changes of ``submit``; valid until the next call.
@@ -241,9 +241,9 @@ class InputHistory:
         Raises TraceError for a line beyond the inputs.
         """
         latest = self._lines(graph, nbytes)
-        if len(submit.places) != len(submit.lines) or (submit.places >= len(latest)).any():
+        if len(submit.numbers) != len(submit.lines) or (submit.numbers >= len(latest)).any():
             raise TraceError("a submission changes inputs that its graph does not have")
-        latest[submit.places] = submit.lines
+        latest[submit.numbers] = submit.lines
         return latest.reshape(-1)
 
     def _lines(self, graph: int, nbytes: int) -> Bytes:

@@ -36,7 +36,7 @@ DEFINITIONS = "definitions"
 """The name of the oracle, which runs the definitions, in reports."""
 TRACE_BYTES = 1 << 30
 """Most bytes of intermediate values a run keeps."""
-KEPT = (BufferKind.STATE, BufferKind.OUTPUT)
+PERSISTENT = (BufferKind.STATE, BufferKind.OUTPUT)
 """Kinds of buffers whose contents outlive the step even without tracing."""
 
 
@@ -180,8 +180,8 @@ class _Comparison:
         """Run the oracle and the tiers step by step, with the values of ``layers`` kept."""
         names = scratch_of(self.graph, layers)
         traced = TracedModel(self.model.file, self.model.config, names)
-        kept = {b.name for b in self.graph.of_kind(*KEPT)} if remember else set()
-        sites = [s for s in result_sites(self.graph) if s.view.buffer in names | kept]
+        persistent = {b.name for b in self.graph.of_kind(*PERSISTENT)} if remember else set()
+        sites = [s for s in result_sites(self.graph) if s.view.buffer in names | persistent]
         for layer in sorted(layer for layer in layers if layer is not None):
             self.histograms[layer] = {n: Histogram() for n in (DEFINITIONS, *self.tiers)}
         with ExitStack() as stack:
@@ -260,6 +260,6 @@ class _Comparison:
             {
                 site: observe(oracle, site.view, key).copy()
                 for site in result_sites(self.graph)
-                if self.graph.buffers[site.view.buffer].kind in KEPT
+                if self.graph.buffers[site.view.buffer].kind in PERSISTENT
             }
         )

@@ -99,9 +99,9 @@ def layer_groups(
     The nodes outside the layers belong to the first group.
     """
     groups: list[set[int | None]] = [{None}]
-    used = _kept_bytes(graph, frozenset({None}), key)
+    used = _traced_bytes(graph, frozenset({None}), key)
     for layer in layers:
-        nbytes = _kept_bytes(graph, frozenset({layer}), key)
+        nbytes = _traced_bytes(graph, frozenset({layer}), key)
         if used + nbytes > budget_bytes and groups[-1] != {None}:
             groups.append(set())
             used = 0
@@ -124,7 +124,7 @@ def observe(runner: ModelRunner, view: View, key: ShapeKey) -> NDArray[Any]:
     return array if view.columns is None else array[..., slice(*view.columns)]
 
 
-def _kept_bytes(graph: Graph, layers: frozenset[int | None], key: ShapeKey) -> int:
+def _traced_bytes(graph: Graph, layers: frozenset[int | None], key: ShapeKey) -> int:
     return sum(buffer_bytes(graph.buffers[name], key) for name in scratch_of(graph, layers))
 
 

@@ -44,15 +44,15 @@ def expert_products(
     x is [tokens, inner], or [tokens, used, inner] when each (token, expert) has its own input; ids
     is [tokens, used], a weight [experts, outputs, inner], out [tokens, used, outputs].
     """
-    places = ids.reshape(-1)
-    if not len(places):
+    flat_ids = ids.reshape(-1)
+    if not len(flat_ids):
         return
-    sources = np.arange(len(places)) // (ids.shape[1] if x.ndim == 2 else 1)
+    sources = np.arange(len(flat_ids)) // (ids.shape[1] if x.ndim == 2 else 1)
     activation = PreparedActivation(x.reshape(-1, x.shape[-1]))
     if any(weight.dtype.storage is not StorageClass.FLOAT for weight, _ in weights):
         _ = activation.quantized
-    order = np.argsort(places, kind="stable")
-    used, starts = np.unique(places[order], return_index=True)
+    order = np.argsort(flat_ids, kind="stable")
+    used, starts = np.unique(flat_ids[order], return_index=True)
     groups = list(zip(used.tolist(), np.split(order, starts[1:]), strict=True))
     inner_threads = threads if len(groups) == 1 else 1
 
@@ -64,7 +64,7 @@ def expert_products(
             at = np.unravel_index(chosen, ids.shape)
             out[at] = prepared_matmul(prepared, part, threads=inner_threads)
 
-    products = len(places) * x.shape[-1] * sum(weight.shape[1] for weight, _ in weights)
+    products = len(flat_ids) * x.shape[-1] * sum(weight.shape[1] for weight, _ in weights)
     for_each(compute, groups, threads if products >= SINGLE_THREAD_PRODUCTS else 1)
 
 

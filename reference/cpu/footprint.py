@@ -100,7 +100,7 @@ def _cached_bytes(dtype: DType, rows: int, columns: int) -> int:
 
 def _workspace(graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode], threads: int) -> int:
     """A bound on the bytes of attention or a product, the arrays that threads keep included."""
-    kept = threads * (THREAD_BYTES + F32.row_bytes(largest.tokens * TILE_ROWS))
+    of_threads = threads * (THREAD_BYTES + F32.row_bytes(largest.tokens * TILE_ROWS))
     longest = max(
         (
             int(graph.shape(node.operands[name])[-1])
@@ -111,7 +111,7 @@ def _workspace(graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode], thre
         default=0,
     )
     product = ACTIVATION_BYTES * largest.tokens * longest
-    return kept + max(product, _attention_workspace(graph, largest, kernels, threads))
+    return of_threads + max(product, _attention_workspace(graph, largest, kernels, threads))
 
 
 def _attention_workspace(

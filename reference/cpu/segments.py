@@ -136,17 +136,17 @@ def _segment_by_blocks(
     shape = (at.stop - at.start, rows)
     value = _scratch.take("value", shape)
     stop = min((segment + 1) * SEGMENT, columns)
-    for place, first in enumerate(range(segment * SEGMENT, stop, BLOCK)):
+    for index, first in enumerate(range(segment * SEGMENT, stop, BLOCK)):
         k = slice(first, first + BLOCK)
-        terms = _scratch.take("terms", shape) if place else value
+        terms = _scratch.take("terms", shape) if index else value
         np.matmul(activation.m[at, k], _widen(tile.plane[k], np.float32), out=terms)
-        np.multiply(terms, tile.scales.scale[place, segment], out=terms)
+        np.multiply(terms, tile.scales.scale[index, segment], out=terms)
         if tile.scales.minimum.size:
             product = _scratch.take("minima", shape)
-            sums = activation.block_sums[place, segment, at]
-            np.multiply(sums, tile.scales.minimum[place, segment], out=product)
+            sums = activation.block_sums[index, segment, at]
+            np.multiply(sums, tile.scales.minimum[index, segment], out=product)
             np.add(terms, product, out=terms)
-        if place:
+        if index:
             np.add(value, terms, out=value)
     return value
 

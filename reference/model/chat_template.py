@@ -150,8 +150,8 @@ class ChatTemplate(ContextManager):
         return reply
 
     def _error(self, problem: str, line: int | None = None) -> TemplateError:
-        place = "chat template" if line is None else f"chat template line {line}"
-        return TemplateError(f"{self._source}: {place}: {problem}")
+        location = "chat template" if line is None else f"chat template line {line}"
+        return TemplateError(f"{self._source}: {location}: {problem}")
 
 
 def load_chat_template(

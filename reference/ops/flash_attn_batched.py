@@ -112,11 +112,11 @@ def _tile(q: Rows, keys: Rows, values: Rows, offset: int, score: Score) -> Parti
     top = np.rint((x + values.exponent.astype(np.float32)).max())
     p = exp2(np.maximum(x - top, EXP2_MIN))
     w = np.rint(p * power_of_two(values.exponent + ATTENTION_WEIGHT_BITS)).astype(np.int32)
-    places = np.zeros(KV_TILE, np.float32)
-    places[offset : offset + len(p)] = p
+    weights = np.zeros(KV_TILE, np.float32)
+    weights[offset : offset + len(p)] = p
     output = (w @ values.m).astype(np.float32)
     broken = q.broken | keys.broken.any() | values.broken.any() | is_too_large(top)
-    return broken_where(broken, Partial(top, fold_segment(places), output))
+    return broken_where(broken, Partial(top, fold_segment(weights), output))
 
 
 def _scores(q: Rows, keys: Rows, *, bits: int, scale: np.float32, soft_cap: np.float32) -> Float32:

@@ -39,6 +39,6 @@ def weighted_sum(
     if expert_scale is not None:
         products = products * expert_scale[ids][..., None]
     y = np.zeros_like(products[:, 0]) if residual is None else residual
-    for place in range(ids.shape[1]):
-        y = y + weights[:, place, None] * products[:, place]
+    for rank in range(ids.shape[1]):
+        y = y + weights[:, rank, None] * products[:, rank]
     return y

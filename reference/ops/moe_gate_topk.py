@@ -40,7 +40,7 @@ def route(logits: NDArray[np.float32], used: int) -> tuple[NDArray[np.int32], ND
     ids = np.argsort(-p, axis=-1, kind="stable")[:, :used].astype(np.int32)
     chosen = np.take_along_axis(p, ids, axis=-1)
     total = np.zeros(len(logits), np.float32)
-    for place in range(used):
-        total = total + chosen[:, place]
+    for rank in range(used):
+        total = total + chosen[:, rank]
     bounded: NDArray[np.float32] = np.maximum(total, SMALLEST_SUM)
     return ids, chosen / bounded[:, None]

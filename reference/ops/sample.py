@@ -65,9 +65,9 @@ def _sample_row(values: Float32, record: np.void, allowed: NDArray[np.int32] | N
     if record["top_k"] > 0:
         order = order[: record["top_k"]]
     weights = np.rint(exp(values[order] - values[order[0]]) * WEIGHT_SCALE).astype(np.int64)
-    kept = order[keep(weights, float(record["top_p"]), float(record["min_p"]))]
-    by_id = np.argsort(kept)
-    ids, weights = kept[by_id], weights[: len(kept)][by_id]
+    candidates = order[keep(weights, float(record["top_p"]), float(record["min_p"]))]
+    by_id = np.argsort(candidates)
+    ids, weights = candidates[by_id], weights[: len(candidates)][by_id]
     seed = int(record["seed_high"]) << 32 | int(record["seed_low"])
     cumulative = np.cumsum(weights)
     target = draw(seed, int(record["position"])) * int(cumulative[-1]) >> 32
@@ -105,8 +105,8 @@ def biased(values: Float32, record: np.void, bias: NDArray[np.int32] | None) -> 
 def window(record: np.void, recent: NDArray[np.int32]) -> NDArray[np.int32]:
     """The tokens before the sampled position that the penalties count."""
     position = int(record["position"])
-    places = np.arange(max(0, position - int(record["repeat_last_n"])), position)
-    seen: NDArray[np.int32] = recent[record["slot"], places % recent.shape[1]]
+    positions = np.arange(max(0, position - int(record["repeat_last_n"])), position)
+    seen: NDArray[np.int32] = recent[record["slot"], positions % recent.shape[1]]
     return seen
 
 

@@ -58,8 +58,8 @@ def finite_words(dtype: DType) -> FiniteWords:
         return FiniteWords(nbytes, (nbytes - 2,), 2, 0x7C00 if dtype == F16 else 0x7F80)
     fields = form.block.fields
     assert fields is not None
-    places = tuple(fields[name][1] for name in form.floats or (form.scale,))
-    return FiniteWords(nbytes, places, *((2, 0x7C00) if form.floats else (1, 0xFF)))
+    offsets = tuple(fields[name][1] for name in form.floats or (form.scale,))
+    return FiniteWords(nbytes, offsets, *((2, 0x7C00) if form.floats else (1, 0xFF)))
 
 
 @cache
@@ -68,7 +68,7 @@ def _words_of(dtype: DType) -> np.dtype[np.void]:
     words = finite_words(dtype)
     return np.dtype(
         {
-            "names": [str(place) for place in words.places],
+            "names": [str(offset) for offset in words.places],
             "formats": [f"<u{words.word_bytes}"] * len(words.places),
             "offsets": words.places,
             "itemsize": words.block_bytes,

@@ -44,8 +44,8 @@ def _clipped(values: Float32, low: int, high: int) -> NDArray[np.int8]:
 
 def _largest(values: Float32) -> Float32:
     """The element of largest magnitude along the last axis, the first of equals."""
-    place = np.abs(values).argmax(axis=-1, keepdims=True)
-    return np.take_along_axis(values, place, axis=-1)[..., 0]
+    index = np.abs(values).argmax(axis=-1, keepdims=True)
+    return np.take_along_axis(values, index, axis=-1)[..., 0]
 
 
 def symmetric_blocks(values: Float32, levels: int) -> Encoded:
@@ -214,8 +214,8 @@ def _search_signed(
 ) -> Float32:
     """Scales f32[n] of x f32[sub, n]; each of ``reaches`` is a value the largest magnitude is
     scaled to."""
-    place = np.abs(x).argmax(axis=0, keepdims=True)
-    inverse_extreme = reciprocal(np.take_along_axis(x, place, axis=0)[0])
+    index = np.abs(x).argmax(axis=0, keepdims=True)
+    inverse_extreme = reciprocal(np.take_along_axis(x, index, axis=0)[0])
     best_error = np.full(x.shape[1], np.inf, np.float32)
     best_scale = np.zeros(x.shape[1], np.float32)
     for reach in reaches:

@@ -21,17 +21,17 @@ class Table:
         self.sorted_values: Float32 = distinct.astype(np.float32)
         self._middles = (self.sorted_values[1:] + self.sorted_values[:-1]) / np.float32(2)
 
-    def _place(self, scaled: Float32) -> NDArray[np.intp]:
+    def _nearest_index(self, scaled: Float32) -> NDArray[np.intp]:
         """The index in ``sorted_values`` of the nearest value, the lower of two equally near."""
         return np.searchsorted(self._middles, scaled)
 
     def nearest(self, scaled: Float32) -> Float32:
         """The nearest value, the lower of two equally near."""
-        return self.sorted_values[self._place(scaled)]
+        return self.sorted_values[self._nearest_index(scaled)]
 
     def nearest_nibble(self, scaled: Float32) -> Bytes:
         """The nibble of the nearest value; of two equal values the one with the lower nibble."""
-        return self._nibbles[self._place(scaled)]
+        return self._nibbles[self._nearest_index(scaled)]
 
 
 IQ4 = Table(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

@@ -170,7 +170,7 @@ def test_a_load_on_a_server(server: Running, rate: float | None) -> None:
     plan = replace(SMALL, rate=rate)
     load = [replace(asked, max_tokens=5) for asked in draw_load(plan)]
     answers = run_load(Target(server.url, "tiny"), plan, load)
-    assert [answer.asked for answer in answers] == load
+    assert [answer.request for answer in answers] == load
     assert error_counts(answers) == {}
     assert all(0 < answer.tokens <= 5 and answer.prompt_tokens > 8 for answer in answers)
     assert all(answer.due <= answer.texts[0] <= answer.ended for answer in answers)

@@ -36,7 +36,7 @@ class Answered:
     """The result of a request. Times are monotonic seconds: ``due`` is when it should be sent,
     ``texts`` when each piece of text arrived. ``error`` is None for a complete answer."""
 
-    asked: PlannedRequest
+    request: PlannedRequest
     due: float
     texts: list[float] = field(default_factory=list)
     ended: float = 0.0
@@ -50,7 +50,7 @@ def run_load(target: Target, plan: LoadPlan, load: Sequence[PlannedRequest]) -> 
 
     With a rate, a request is sent when it is due, however many are in flight.
     """
-    answers = [Answered(asked, 0.0) for asked in load]
+    answers = [Answered(request, 0.0) for request in load]
     began = time.monotonic()
     if plan.rate is None:
         waiting = deque(answers)
@@ -60,7 +60,7 @@ def run_load(target: Target, plan: LoadPlan, load: Sequence[PlannedRequest]) -> 
         ]
     else:
         for answer in answers:
-            answer.due = began + answer.asked.at
+            answer.due = began + answer.request.at
         workers = [
             threading.Thread(target=_when_due, args=(target, answer), daemon=True)
             for answer in answers
@@ -89,16 +89,16 @@ def _when_due(target: Target, answer: Answered) -> None:
 
 def ask(target: Target, answer: Answered) -> None:
     """Send a request and record its answer."""
-    asked = answer.asked
+    request = answer.request
     body = {
         "model": target.model,
-        "prompt": asked.prompt,
-        "max_tokens": asked.max_tokens,
+        "prompt": request.prompt,
+        "max_tokens": request.max_tokens,
         "temperature": 0,
         "stream_options": {"include_usage": True},
     }
     try:
-        for event in target.client(asked.tenant).stream(PATH, body):
+        for event in target.client(request.tenant).stream(PATH, body):
             _note(answer, event, time.monotonic())
     except ServerError as error:
         answer.error = error.code or (f"http {error.status}" if error.status else "connection")

@@ -60,9 +60,9 @@ def _rates(answers: Sequence[Answered]) -> list[float]:
     """Tokens per second of waiting, by tenant; by request if there is one tenant."""
     tokens: defaultdict[int, float] = defaultdict(float)
     waited: defaultdict[int, float] = defaultdict(float)
-    alone = len({answer.asked.tenant for answer in answers}) == 1
+    alone = len({answer.request.tenant for answer in answers}) == 1
     for answer in answers:
-        who = answer.asked.number if alone else answer.asked.tenant
+        who = answer.request.number if alone else answer.request.tenant
         tokens[who] += answer.tokens
         waited[who] += answer.ended - answer.due
     return [tokens[who] / waited[who] for who in tokens if waited[who] > 0]

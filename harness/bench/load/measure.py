@@ -174,8 +174,8 @@ def _measure_overhead(setup: ServerSetup, pairs: int, found: Samples, say: Say) 
 def _described(target: Target) -> dict[str, Any]:
     """The server's description of its model."""
     models = ServerClient(target.url, target.keys[0]).get("/v1/models")["data"]
-    told: Mapping[str, Any] = next(one for one in models if one["id"] == target.model)
-    return {"model": target.model, **told.get("x_zinc", {})}
+    described: Mapping[str, Any] = next(one for one in models if one["id"] == target.model)
+    return {"model": target.model, **described.get("x_zinc", {})}
 
 
 def _summaries(samples: Samples) -> dict[str, Any]:

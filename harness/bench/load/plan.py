@@ -101,7 +101,7 @@ def draw_load(plan: LoadPlan, repetition: int = 0) -> list[PlannedRequest]:
     random = np.random.default_rng([plan.seed, repetition])
     kinds = MIXES[plan.mix]
     shares = np.array([kind.share for kind in kinds])
-    asked = []
+    requests = []
     at = 0.0
     for number in range(plan.requests):
         kind = kinds[random.choice(len(kinds), p=shares / shares.sum())]
@@ -110,5 +110,5 @@ def draw_load(plan: LoadPlan, repetition: int = 0) -> list[PlannedRequest]:
         words = random.choice(WORDS, kind.prompt.draw(random))
         prompt = f"{plan.seed}-{repetition}-{number}: {' '.join(words)}"
         answer = kind.answer.draw(random)
-        asked.append(PlannedRequest(number, number % plan.tenants, at, prompt, answer))
-    return asked
+        requests.append(PlannedRequest(number, number % plan.tenants, at, prompt, answer))
+    return requests

@@ -40,14 +40,14 @@ def _panel(
 ) -> None:
     top = 0.0
     for number, (name, found) in enumerate(engines.items()):
-        for place, metric in enumerate(metrics):
+        for index, metric in enumerate(metrics):
             if metric not in found:
                 continue
             median, low, high = (
                 found[metric][key] * factor for key in ("median", "minimum", "maximum")
             )
-            at = number + place / (len(metrics) + 0.5)
-            color = PEER_COLOR if name == PEER else COLORS[place % len(COLORS)]
+            at = number + index / (len(metrics) + 0.5)
+            color = PEER_COLOR if name == PEER else COLORS[index % len(COLORS)]
             axes.bar(at, median, 0.9 / (len(metrics) + 0.5), color=color)
             axes.errorbar(at, median, [[median - low], [high - median]], color="black", capsize=3)
             label = digits(median)

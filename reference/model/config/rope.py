@@ -77,8 +77,8 @@ def check_text_sections(keys: Keys, dims: int) -> None:
     if min(t, h, w, e) < 0 or t + h + w + e == 0:
         raise keys.error(name, f"is {[t, h, w, e]}, must be counts of pairs, not all 0")
     for pair in range(dims // 2):
-        place = pair % (t + h + w + e)
-        if place >= 3 * (t, h, w)[place % 3]:
+        index = pair % (t + h + w + e)
+        if index >= 3 * (t, h, w)[index % 3]:
             raise keys.unsupported(
                 name,
                 f"is {[t, h, w, e]}, which leaves pair {pair} of {dims // 2} to the fourth stream",

@@ -39,7 +39,7 @@ class ModelTensors:
         missing tensor or another shape, UnsupportedModel for a type this build cannot compute with.
         """
         if rows is not None:
-            whole = shape[-2] * rows.group // len(rows.kept())
+            whole = shape[-2] * rows.group // len(rows.selected())
             shape = (*shape[:-2], whole, shape[-1])
         info = self.tensors.get(name)
         if info is None:
@@ -62,7 +62,7 @@ class ModelTensors:
             )
         taken = self.parts.setdefault(name, set())
         if rows is not None:
-            taken.update(rows.kept())
+            taken.update(rows.selected())
         if rows is None or len(taken) == rows.group:
             self.used.add(name)
         return info.dtype

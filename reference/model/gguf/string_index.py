@@ -37,17 +37,17 @@ class StringIndex(Generic[Value]):
         first: bool = False,
     ) -> None:
         lengths = strings.lengths
-        places = np.arange(len(strings)) if among is None else among
-        places = places[lengths[places] > 0]
-        buckets = _buckets(strings, places)
+        indices = np.arange(len(strings)) if among is None else among
+        indices = indices[lengths[indices] > 0]
+        buckets = _buckets(strings, indices)
         self._strings = strings
         self._value = value
-        self._places = places[np.argsort(buckets, kind="stable")]
+        self._indices = indices[np.argsort(buckets, kind="stable")]
         counts = np.bincount(buckets, minlength=1 << BUCKET_BITS)
         self._ends = np.cumsum(counts)
         self._first = first
         self._filled = bytearray(1 << BUCKET_BITS)
-        self._left = len(places)
+        self._left = len(indices)
         self._found: dict[bytes, Value] = {}
 
     def get(self, text: bytes, /) -> Value | None:
@@ -63,17 +63,17 @@ class StringIndex(Generic[Value]):
     @property
     def made(self) -> int:
         """The number of strings that have become objects."""
-        return len(self._places) - self._left
+        return len(self._indices) - self._left
 
     def _fill(self, bucket: int) -> None:
         start = self._ends[bucket - 1] if bucket else 0
-        places = self._places[start : self._ends[bucket]].tolist()
+        indices = self._indices[start : self._ends[bucket]].tolist()
         if self._first:
-            places.reverse()
-        self._found.update((self._strings[place], self._value(place)) for place in places)
+            indices.reverse()
+        self._found.update((self._strings[index], self._value(index)) for index in indices)
         if not self._filled[bucket]:
             self._filled[bucket] = 1
-            self._left -= len(places)
+            self._left -= len(indices)
 
 
 def _bucket(text: bytes) -> int:
@@ -81,11 +81,11 @@ def _bucket(text: bytes) -> int:
     return (head * GOLDEN & 0xFFFF_FFFF_FFFF_FFFF) >> (64 - BUCKET_BITS)
 
 
-def _buckets(strings: StringArray, places: NDArray[np.intp]) -> NDArray[np.uint16]:
-    """The ``_bucket`` of each string with an index in ``places``."""
-    octets, starts = strings.octets, strings.offsets[places] + LENGTH_BYTES
-    lengths = strings.lengths[places]
-    heads = np.zeros(len(places), np.uint64)
+def _buckets(strings: StringArray, indices: NDArray[np.intp]) -> NDArray[np.uint16]:
+    """The ``_bucket`` of each string with an index in ``indices``."""
+    octets, starts = strings.octets, strings.offsets[indices] + LENGTH_BYTES
+    lengths = strings.lengths[indices]
+    heads = np.zeros(len(indices), np.uint64)
     for i in range(HEAD_BYTES):
         # Bytes after a shorter string are read but masked below; the file may end there.
         byte = octets[np.minimum(starts + i, len(octets) - 1)]

@@ -78,9 +78,9 @@ class StringArray(Sequence[bytes]):
         starts, lengths = self.offsets[:-1] + LENGTH_BYTES, self.lengths
         first = self.octets[np.minimum(starts, len(self.octets) - 1)]
         kinds = [len(text) << 8 | text[0] for text in requested]
-        for place in np.flatnonzero(np.isin(lengths << 8 | first, kinds, kind="table")).tolist():
-            if (text := self[place]) in requested:
-                yield place, text
+        for index in np.flatnonzero(np.isin(lengths << 8 | first, kinds, kind="table")).tolist():
+            if (text := self[index]) in requested:
+                yield index, text
 
     def to_list(self) -> list[bytes]:
         """Every string, in order."""
