@@ -1,19 +1,12 @@
-"""Execution objects over a Tier: executable graphs, streams, events and plans. They hold no policy.
+"""A graph on a tier: one lowered batch per shape bucket, and its replay.
 
-An ExecutableGraph holds one lowered batch per shape bucket; its caller decides when to replay it.
-All state is in buffers, and two graphs exchange data by binding the same buffer. A Plan is a
-directed acyclic graph of replays, ordered by data dependencies.
-
-A tier executes submissions in order, so a stream is a queue in front of it: an operation is
-submitted once everything before it in its stream is submitted, and a wait for an event holds back
-the rest of the stream until the event is recorded.
+All state is in buffers, and two graphs exchange data by binding the same buffer. The caller decides
+when to replay a graph.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +15,6 @@ from contract.errors import ExecutionError
 from contract.ir.inputs import InputRows, input_layout, step_of
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
-from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
 
@@ -115,195 +107,3 @@ class ExecutableGraph:
         """Submit a step; see ``Tier.submit``."""
         fence: Fence = self.tier.submit(self.batch(inputs), inputs, requested, rows)
         return fence
-
-    def replay_on(self, inputs: NDArray[np.uint8], stream: Stream) -> None:
-        """Submit a step in the order of ``stream``."""
-        stream.submit(self.batch(inputs), inputs)
-
-
-class Stream:
-    """A queue of operations. When an event releases several streams, higher ``priority`` goes
-    first.
-
-    Nothing here waits for the device except ``synchronize`` and ``copy_buffer``.
-    """
-
-    def __init__(self, tier: Tier, priority: int = 0) -> None:
-        self.tier = tier
-        self.priority = priority
-        self._queue: deque[Callable[[], None]] = deque()
-        self._blocker: Event | None = None
-        self._fence: Fence | None = None
-
-    @property
-    def blocked(self) -> bool:
-        """True while the stream waits for an event that is not recorded yet."""
-        return self._blocker is not None
-
-    def submit(self, batch: PacketBatch, inputs: NDArray[np.uint8]) -> None:
-        """Submit ``batch`` after everything before it in this stream, with the present bytes of
-        ``inputs``."""
-        held = inputs.copy() if self.blocked else inputs
-
-        def start() -> None:
-            self._fence = self.tier.submit(batch, held)
-
-        self._enqueue(start)
-
-    def wait(self, event: Event) -> None:
-        """Hold back every later operation until ``event`` is recorded."""
-
-        def block() -> None:
-            if not event.recorded:
-                self._blocker = event
-                event.waiting.append(self)
-
-        self._enqueue(block)
-
-    def synchronize(self, timeout: float | None = None) -> None:
-        """Block until everything submitted is done.
-
-        Raises ExecutionError when the stream is blocked, since nothing else would unblock it, and
-        DeviceLost after ``timeout`` seconds.
-        """
-        if self.blocked:
-            raise ExecutionError("the stream waits for an event that nothing recorded")
-        if self._fence is not None:
-            self.tier.wait(self._fence, timeout)
-
-    def _enqueue(self, operation: Callable[[], None]) -> None:
-        self._queue.append(operation)
-        self._advance()
-
-    def _advance(self) -> None:
-        while self._queue and not self.blocked:
-            self._queue.popleft()()
-
-    def _release(self) -> None:
-        self._blocker = None
-        self._advance()
-
-
-class Event:
-    """A point in one stream that other streams can wait for. It may be recorded again."""
-
-    def __init__(self) -> None:
-        self.recorded = False
-        self.waiting: list[Stream] = []
-
-    def record(self, stream: Stream) -> None:
-        """Mark the point after everything now in ``stream``."""
-        self.recorded = False
-        stream._enqueue(self._reached)
-
-    def _reached(self) -> None:
-        self.recorded = True
-        waiting, self.waiting = self.waiting, []
-        for stream in sorted(waiting, key=lambda stream: -stream.priority):
-            stream._release()
-
-
-@dataclass(frozen=True, slots=True)
-class PlanNode:
-    """One replay of a plan."""
-
-    graph: ExecutableGraph
-    inputs: NDArray[np.uint8]
-    stream: Stream
-
-
-class Plan:
-    """A DAG of replays on streams, ordered by data dependencies only."""
-
-    def __init__(self) -> None:
-        self._nodes: list[PlanNode] = []
-        self._before: list[set[int]] = []
-
-    def add(self, graph: ExecutableGraph, inputs: NDArray[np.uint8], stream: Stream) -> int:
-        """Append a replay that reads ``inputs`` when it is executed; returns the node's number."""
-        self._nodes.append(PlanNode(graph, inputs, stream))
-        self._before.append(set())
-        return len(self._nodes) - 1
-
-    def after(self, node: int, dependency: int) -> None:
-        """Let ``node`` start only after ``dependency``.
-
-        Raises ExecutionError for an unknown number or when that would close a cycle.
-        """
-        for number in (node, dependency):
-            if not 0 <= number < len(self._nodes):
-                raise ExecutionError(f"the plan has no node {number}")
-        if node in self._ancestors(dependency):
-            raise ExecutionError(f"node {node} after {dependency} would close a cycle")
-        self._before[node].add(dependency)
-
-    def order(self) -> tuple[int, ...]:
-        """The nodes in order of submission: dependencies first, then by number."""
-        missing = [len(before) for before in self._before]
-        ready = [node for node, count in enumerate(missing) if count == 0]
-        order = []
-        while ready:
-            node = heapq.heappop(ready)
-            order.append(node)
-            for other, before in enumerate(self._before):
-                if node in before:
-                    missing[other] -= 1
-                    if missing[other] == 0:
-                        heapq.heappush(ready, other)
-        return tuple(order)
-
-    def execute(self) -> None:
-        """Submit every replay on its stream, with an event wherever a dependency crosses streams.
-
-        Raises what lowering raises before anything is submitted.
-        """
-        for node in self._nodes:
-            node.graph.batch(node.inputs)
-        events: dict[int, Event] = {}
-        for number in self.order():
-            node = self._nodes[number]
-            for dependency in sorted(self._before[number]):
-                if self._nodes[dependency].stream is not node.stream:
-                    node.stream.wait(events[dependency])
-            node.graph.replay_on(node.inputs, node.stream)
-            events[number] = Event()
-            events[number].record(node.stream)
-
-    def _ancestors(self, node: int) -> set[int]:
-        found: set[int] = set()
-        open_nodes = [node]
-        while open_nodes:
-            number = open_nodes.pop()
-            if number not in found:
-                found.add(number)
-                open_nodes += self._before[number]
-        return found
-
-
-def copy_buffer(
-    stream: Stream,
-    source: Buffer,
-    destination: Buffer,
-    nbytes: int,
-    source_offset: int = 0,
-    destination_offset: int = 0,
-) -> None:
-    """Copy bytes between buffers in the order of ``stream``; overlapping ranges copy correctly.
-
-    The copy goes through mapped memory, so it waits for what was submitted before it. Raises
-    ExecutionError when a range is outside its buffer.
-    """
-    for buffer, offset in ((source, source_offset), (destination, destination_offset)):
-        if nbytes < 0 or offset < 0 or offset + nbytes > buffer.nbytes:
-            raise ExecutionError(
-                f"bytes {offset} to {offset + nbytes} are outside {buffer.name} "
-                f"({buffer.nbytes:,} bytes)"
-            )
-
-    def copy() -> None:
-        stream.synchronize()
-        data = stream.tier.map(source).reshape(-1)[source_offset : source_offset + nbytes].copy()
-        target = stream.tier.map(destination).reshape(-1)
-        target[destination_offset : destination_offset + nbytes] = data
-
-    stream._enqueue(copy)

@@ -194,18 +194,6 @@ def decode_kernel(blob: bytes) -> KernelHeader:
     return _fields(blob, header, code_end)
 
 
-def decode_text(blob: bytes, target: GpuTarget) -> tuple[KernelHeader, str]:
-    """Decode a ``.zrt`` file that holds source text for ``target``; returns the header and the
-    text. Also raises CodecError for another target and for text that is not UTF-8."""
-    kernel = decode_kernel(blob)
-    if kernel.target is not target:
-        raise CodecError(f"kernel {kernel.name}: target {kernel.target.name}, not {target.name}")
-    try:
-        return kernel, kernel.code.decode()
-    except UnicodeDecodeError as error:
-        raise CodecError(f"kernel {kernel.name}: source is not UTF-8 ({error})") from None
-
-
 def _fields(blob: bytes, header: np.void, code_end: int) -> KernelHeader:
     try:
         target = GpuTarget(int(header["target"]))

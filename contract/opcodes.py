@@ -41,7 +41,6 @@ class Opcode(IntEnum):
 
     MATMUL = 64
     ADD = 65
-    MUL = 66
     SCALE = 67
     SOFT_CAP = 68
     BIAS_ADD = 69

@@ -6,8 +6,6 @@ Every record is a whole number of words, so that a kernel can address it as an i
 
 from __future__ import annotations
 
-from enum import IntFlag
-
 import numpy as np
 
 NO_SLOT = 0xFFFFFFFF
@@ -90,12 +88,3 @@ OUTPUT_EVENT = np.dtype(
     ]
 )
 """One event of the output ring. ``sequence`` is its number; event n lies in entry n mod size."""
-
-
-class EventFlags(IntFlag):
-    """Flags of the token in an output event."""
-
-    FIRST = 1
-    END_OF_GENERATION = 2
-    LENGTH_LIMIT = 4
-    NON_FINITE = 8

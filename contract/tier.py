@@ -19,7 +19,6 @@ rules define (docs/arithmetic.md). It knows nothing of sequences, tenants or pri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
@@ -29,7 +28,6 @@ from numpy.typing import NDArray
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, Graph
 from contract.ir.inputs import InputLayout, InputRows
-from contract.kernel import KernelHeader
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -38,17 +36,6 @@ PROMPT_TOKENS = 256
 """Most prompt tokens of a step while other sequences decode, and on tiers that gain nothing by
 more."""
 TIER_NAMES = ("cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
-
-
-class Heap(Enum):
-    """Kinds of memory a buffer can be in."""
-
-    DEVICE_LOCAL = "device_local"
-    """Fast for the device; the host may not be able to map it."""
-    BAR = "bar"
-    """Device memory the host can read: for small results and the output ring."""
-    HOST_VISIBLE = "host_visible"
-    """Host memory the device can read: for step inputs and staging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +70,6 @@ class Buffer(Protocol):
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-
-    @property
-    def heap(self) -> Heap:
-        """The kind of memory it is in."""
-
-
-class Kernel(Protocol):
-    """A loaded kernel."""
-
-    @property
-    def header(self) -> KernelHeader:
-        """The header of the kernel file."""
 
 
 class PacketBatch(Protocol):
@@ -166,7 +141,7 @@ class DeviceTier(Protocol[B, P, F]):
         The caller does this before it makes buffers. Raises OutOfMemory and UnsupportedOp.
         """
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> B:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> B:
         """Allocate zeroed memory for ``decl``, a STATE or OUTPUT buffer."""
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> B:
@@ -198,9 +173,6 @@ class DeviceTier(Protocol[B, P, F]):
 
         The next submission sees it. Raises ValueError for bytes outside the buffer.
         """
-
-    def load_kernel(self, blob: bytes) -> Kernel:
-        """Load a ``.zrt`` kernel file; raises CodecError when it is not for this tier."""
 
     def lower(
         self, graph: Graph, buffers: Mapping[str, B], bucket: ShapeKey, inputs: InputLayout

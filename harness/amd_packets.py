@@ -6,20 +6,20 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from accel.amd.device import Device
-from accel.amd.fake_kernel import FakeKernel
 from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.packet_check import packet_tests
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
-from accel.amd.trace import Trace, Tracer
+from accel.amd.tools.simulated import simulated_kernel
+from accel.amd.tools.trace import Trace, Tracer
 from contract.errors import TierUnavailable
 from harness.tiers import SIMULATED
 
 
 def system(device: str) -> tuple[Kernel, str]:
     """The system a GPU named like that is looked for in, and its name there."""
-    return (FakeKernel(), "") if device == SIMULATED else (LinuxKernel(), device)
+    return (simulated_kernel(), "") if device == SIMULATED else (LinuxKernel(), device)
 
 
 def try_packets(

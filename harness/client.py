@@ -54,11 +54,6 @@ class ServerClient:
         with closing(self._connection()) as connection:
             return self._whole(self._answered(connection, "GET", path, None))
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON that answers ``body``."""
-        with closing(self._connection()) as connection:
-            return self._whole(self._answered(connection, "POST", path, body))
-
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The objects of a stream as they come; leaving the iteration closes the connection, by
         which the server sees that nobody listens. Raises ServerError, also for a stream that is

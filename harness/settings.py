@@ -12,6 +12,7 @@ import argparse
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import platformdirs
@@ -24,7 +25,7 @@ from harness.setting_kinds import (
     PATH,
     TEXT,
     UINT64_MAX,
-    Kind,
+    SettingKind,
     choice,
     integer,
     number,
@@ -41,13 +42,15 @@ TIERS = ("auto", "cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. ``shown_default`` replaces a default that is computed later."""
+    """One row of the table. ``shown_default`` replaces a default that is computed later. A flag
+    that ``repeats`` may be given several times: its values are joined with commas."""
 
     name: str
-    kind: Kind
+    kind: SettingKind
     default: Any
     help: str
     shown_default: str | None = None
+    repeats: bool = False
 
     @property
     def flag(self) -> str:
@@ -60,9 +63,12 @@ class Setting:
     def default_value(self) -> Any:
         return self.default() if callable(self.default) else self.default
 
-    def described(self) -> str:
-        """The help text with the environment twin and the default."""
-        shown = self.shown_default if self.shown_default is not None else self.default_value()
+    def described(self, shown: str | None = None) -> str:
+        """The help text with the environment twin and the default, or ``shown`` in its place."""
+        if shown is None:
+            shown = self.shown_default
+        if shown is None:
+            shown = self.default_value()
         text = f"{self.help} [env {self.env}] [default: {shown}]"
         return text.replace("%", "%%")
 
@@ -221,12 +227,27 @@ SETTINGS: Mapping[str, Setting] = {
             "none",
         ),
         Setting(
+            "alias",
+            TEXT,
+            "",
+            "another name that requests may call the model by; * is every name. May be repeated",
+            "none",
+            repeats=True,
+        ),
+        Setting(
             "allowed_hosts",
             TEXT,
             "",
             "names, separated by commas, that the server answers to beside addresses, localhost "
             "and this machine's name",
             "none",
+        ),
+        Setting(
+            "unknown_fields",
+            choice("ignore", "reject"),
+            "ignore",
+            "requests with a field that the server does not know: the field is ignored, and named "
+            "in the answer, or the request is refused. Misspelt fields are always refused",
         ),
         Setting(
             "record",
@@ -265,8 +286,13 @@ class Settings(Mapping[str, Any]):
         return len(self.values_by_name)
 
 
-def add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
-    """Add ``--config`` and the flag of each named setting. Values are checked by ``resolve``."""
+def add_flags(
+    parser: argparse.ArgumentParser,
+    names: Iterable[str],
+    shown_defaults: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Add ``--config`` and the flag of each named setting; ``shown_defaults`` replace what the help
+    says of some. Values are checked by ``resolve``."""
     group = parser.add_argument_group("settings")
     group.add_argument(
         "--config",
@@ -283,7 +309,8 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
             dest=name,
             metavar=setting.kind.metavar,
             default=None,
-            help=setting.described(),
+            action="append" if setting.repeats else "store",
+            help=setting.described(shown_defaults.get(name)),
         )
 
 
@@ -314,6 +341,8 @@ def resolve(
     for name in names:
         setting = SETTINGS[name]
         given = getattr(args, name, None)
+        if isinstance(given, list):
+            given = ",".join(given)
         if given is not None:
             sources[name] = f"flag {setting.flag}" if flags else f"argument {name}"
             values[name] = _checked(setting, given, sources[name])

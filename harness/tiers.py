@@ -107,20 +107,22 @@ def _open_vulkan(options: TierOptions) -> Tier:
 
 
 def _open_metal(options: TierOptions) -> Tier:
-    from accel.metal.fake_metal import FakeMetal
+    if options.device == SIMULATED:
+        from accel.metal.tools.simulated import open_simulated
+
+        return open_simulated()
     from accel.metal.tier import MetalTier
 
-    if options.device == SIMULATED:
-        return MetalTier(metal=FakeMetal().metal)
     return MetalTier(options.device)
 
 
 def _open_amd(options: TierOptions, tier: str) -> Tier:
-    from accel.amd.fake_kernel import FakeKernel
+    if options.device == SIMULATED:
+        from accel.amd.tools.simulated import open_simulated
+
+        return open_simulated(tier)
     from accel.amd.tier import AmdTier
 
-    if options.device == SIMULATED:
-        return AmdTier(kernel=FakeKernel(), tier=tier)
     return AmdTier(options.device, tier=tier)
 
 

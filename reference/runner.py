@@ -18,7 +18,7 @@ from contract.ir.inputs import InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
-from contract.tier import Buffer, Fence, Heap, Tier, UploadsLater
+from contract.tier import Buffer, Fence, Tier, UploadsLater
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
@@ -239,8 +239,7 @@ class ModelRunner(ContextManager):
         elif decl.kind is BufferKind.CONSTANT:
             buffer = self.tier.upload(decl, constant_bytes(self.model, decl))
         else:
-            heap = Heap.DEVICE_LOCAL if decl.kind is BufferKind.STATE else Heap.BAR
-            buffer = self.tier.alloc(decl, buffer_bytes(decl, self.limits.largest), heap)
+            buffer = self.tier.alloc(decl, buffer_bytes(decl, self.limits.largest))
         return buffer
 
     def _refuse_broken(self) -> None:

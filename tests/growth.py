@@ -13,7 +13,7 @@ from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap, Tier
+from contract.tier import Tier
 
 WIDTH = 40
 SMALL, LARGE = ShapeKey(2, 0), ShapeKey(4096, 0)
@@ -25,7 +25,7 @@ def refused_growth(tier: Tier, memory: Any, what: str, patch: pytest.MonkeyPatch
     that others were given since. ``memory`` allocates for ``tier``."""
     graph = tripling()
     small = input_layout(graph, SMALL)
-    y = tier.alloc(graph.buffers["y"], LARGE.tokens * WIDTH * 4, Heap.HOST_VISIBLE)
+    y = tier.alloc(graph.buffers["y"], LARGE.tokens * WIDTH * 4)
     batch = tier.lower(graph, {"y": y}, SMALL, small)
     allocate = type(memory).allocate
 
@@ -38,7 +38,7 @@ def refused_growth(tier: Tier, memory: Any, what: str, patch: pytest.MonkeyPatch
         patched.setattr(type(memory), "allocate", refusing)
         with pytest.raises(OutOfMemory, match=what):
             tier.lower(graph, {"y": y}, LARGE, input_layout(graph, LARGE))
-    others = [tier.alloc(STATE, nbytes, Heap.DEVICE_LOCAL) for nbytes in (256, 1 << 12, 1 << 16)]
+    others = [tier.alloc(STATE, nbytes) for nbytes in (256, 1 << 12, 1 << 16)]
     for other in others:
         tier.write(other, 0, np.full(other.nbytes, 7, np.uint8))
     values = np.arange(SMALL.tokens * WIDTH, dtype=np.float32).reshape(SMALL.tokens, WIDTH)

@@ -12,7 +12,7 @@ from contract.ir.graph import BufferKind, Graph
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Heap, Tier
+from contract.tier import Buffer, Tier
 
 
 def run_graph(
@@ -33,7 +33,7 @@ def run_graph(
             buffers[decl.name] = tier.upload(decl, rows)
         for decl in graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT):
             nbytes = max(4, buffer_bytes(decl, step))
-            buffers[decl.name] = tier.alloc(decl, nbytes, Heap.DEVICE_LOCAL)
+            buffers[decl.name] = tier.alloc(decl, nbytes)
         requested = [decl.name for decl in graph.of_kind(BufferKind.OUTPUT)]
         batch = tier.lower(graph, buffers, step, layout)
         fence = tier.submit(batch, pack_inputs(layout, step, inputs), requested)

@@ -30,7 +30,6 @@ class Device:
     multiprocessors: int
     memory_bytes: int
     shared_bytes: int
-    l2_bytes: int
     driver: int
 
     @property
@@ -99,7 +98,6 @@ def _describe(driver: Driver, ordinal: int, version: int) -> Device:
         multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
         memory_bytes=int(driver.call("cuDeviceTotalMem", handle)),
         shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        l2_bytes=attribute("L2_CACHE_SIZE"),
         driver=version,
     )
 

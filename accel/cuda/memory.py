@@ -170,6 +170,18 @@ class Memory:
         if not self.context.closed:
             self.context.call("cuMemFree", allocation.address)
 
+    def map(self, allocation: Allocation) -> Bytes:
+        """The bytes in host memory, from now on exchanged as the allocation says."""
+        return self.staging.map(allocation)
+
+    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
+        """A copy of some of the bytes."""
+        return self.staging.read(allocation, offset, nbytes)
+
+    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+        """Replace some of the bytes."""
+        self.staging.write(allocation, offset, data)
+
     def transfer(self, allocation: Allocation, host: Bytes, to_device: bool, first: int) -> Copy:
         """Enqueue a copy between ``host`` and the allocation, from its byte ``first`` on.
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from accel.cuda.buffers import CudaBuffer
 from accel.cuda.device import TIER, find_device
 from accel.cuda.driver import CudaError, Driver, open_driver
-from accel.cuda.kernel_file import CudaKernel
 from accel.cuda.planning import share_of_decl
 from accel.cuda.program import Compiler
 from accel.cuda.report import reaches
@@ -38,7 +37,7 @@ from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, step_of
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, FiniteWords, Heap, TierInfo, UploadsLater, check_bucket
+from contract.tier import DeviceTier, FiniteWords, TierInfo, UploadsLater, check_bucket
 
 SEPARATOR = ","
 STOPPING_SECONDS = 2.0
@@ -129,11 +128,11 @@ class MultiDeviceTier(ContextManager):
             for one in self._members:
                 one.reserve(graph, largest)
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> ShardedBuffer:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> ShardedBuffer:
         """Zeroed memory on every device."""
         with self._guarded(f"allocating {decl.name}"):
-            parts = self._on_each(lambda one: one.alloc(decl, nbytes, heap))
-        return self._keep(ShardedBuffer(decl, nbytes, heap, parts))
+            parts = self._on_each(lambda one: one.alloc(decl, nbytes))
+        return self._keep(ShardedBuffer(decl, nbytes, parts))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> ShardedBuffer:
         """A copy of ``data`` on every device, or of its share where it was planned so."""
@@ -185,11 +184,6 @@ class MultiDeviceTier(ContextManager):
         """See Tier."""
         with self._guarded(f"writing {buffer.name}"):
             self._each(lambda n, one: one.write(buffer.parts[n], offset, data))
-
-    def load_kernel(self, blob: bytes) -> CudaKernel:
-        """See ``CudaTier``; the kernel is the first device's."""
-        with self._guarded("loading a kernel"):
-            return self._members[0].load_kernel(blob)
 
     def lower(
         self,
@@ -333,7 +327,7 @@ class MultiDeviceTier(ContextManager):
 
         with self._guarded(f"uploading {decl.name}"):
             parts = self._on_each(part)
-        return self._keep(ShardedBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, parts, data))
+        return self._keep(ShardedBuffer(decl, data.nbytes, parts, data))
 
     def _keep(self, buffer: ShardedBuffer) -> ShardedBuffer:
         self._buffers.add(buffer)

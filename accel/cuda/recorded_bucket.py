@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,19 +13,11 @@ from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.runtime import Runtime
-from accel.cuda.submissions import ShortRecordings
+from accel.cuda.submissions import RecordedBucket, ShortRecordings
 from accel.packets.step_memory import StepAddresses
 
 PeerBucket = tuple[StepAddresses, BoundBucket]
 """Where the step's memory of another device is, and the same form there."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedBucket:
-    """All launches of a form, and the shorter recordings of rows that nothing changes."""
-
-    whole: Recording
-    short: ShortRecordings | None
 
 
 def recorded_bucket(

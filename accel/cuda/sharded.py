@@ -14,7 +14,6 @@ from accel.packets.in_flight import Pace
 from contract.errors import DeviceLost
 from contract.ir.nodes import BufferDecl
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +22,6 @@ class ShardedBuffer:
 
     decl: BufferDecl
     nbytes: int
-    heap: Heap
     parts: tuple[CudaBuffer, ...]
     source: NDArray[np.uint8] | None = None
     mapped: bool = False

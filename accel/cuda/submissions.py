@@ -1,4 +1,4 @@
-"""Steps under way on one device: what keeps the inputs and outputs of each its own.
+"""Steps in flight on one device: what keeps the inputs and outputs of each its own.
 
 The stream runs steps in order. The snapshot of a step's inputs lies in page-locked memory and is
 copied to one of two places, from which kernels read it: of a step of few launches beside the step
@@ -9,8 +9,7 @@ host waits for nothing in between.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,14 +20,10 @@ from accel.cuda.driver import NOT_READY, Context, CudaError, Handle
 from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.row_end import is_drawn, is_plain
-from accel.packets.in_flight import InFlight, Pace
+from accel.packets.submissions import FormBatch, HostSlot, StepFence, Submissions
 from contract.errors import DeviceLost
-from contract.ir.inputs import InputCopy, InputRows, step_of
-from contract.ir.nodes import BufferDecl
-from contract.ir.scratch import buffer_bytes
+from contract.ir.inputs import InputCopy, InputRows
 from contract.records import SAMPLING
-from contract.shape_key import ShapeKey
-from contract.tier import check_bucket
 
 PLACES = 2
 """For inputs: one is filled while a step reads the other."""
@@ -62,28 +57,25 @@ class ShortRecordings:
         return self.drawn if is_drawn(record) else self.largest
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class CudaBatch:
-    """A form's launches. ``packets`` is the number of launches of a step, ``input_bytes`` the size
-    of its inputs, ``outputs`` where each OUTPUT buffer lies."""
+@dataclass(frozen=True, slots=True)
+class RecordedBucket:
+    """All launches of a form, and the shorter recordings of rows that nothing changes."""
 
-    bucket: ShapeKey
-    packets: int
-    recording: Recording
-    input_bytes: int
-    outputs: Mapping[str, tuple[BufferDecl, Allocation]]
+    whole: Recording
     short: ShortRecordings | None = None
-    pace: Pace = field(default_factory=Pace)
 
     def recorded_for(self, inputs: NDArray[np.uint8]) -> Recording:
         """The launches of a step with these inputs."""
         found = None if self.short is None else self.short.enough_for(inputs)
-        return self.recording if found is None else found
+        return self.whole if found is None else found
 
     @property
     def recordings(self) -> list[Recording]:
         """All there are of it."""
-        return [self.recording, *(() if self.short is None else self.short.recordings)]
+        return [self.whole, *(() if self.short is None else self.short.recordings)]
+
+
+CudaBatch = FormBatch[Allocation, RecordedBucket]
 
 
 class Mark:
@@ -125,27 +117,24 @@ class Mark:
         self._context.call("cuEventSynchronize", self._event.value)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CudaFence:
-    """Completion of one submission, whose batch lives until then."""
+@dataclass(frozen=True, slots=True)
+class CudaStep:
+    """A step as it was enqueued. ``mark`` is behind the copies of its outputs."""
 
-    batch: CudaBatch
     mark: Mark
-    submitted: float
-    outputs: Mapping[str, NDArray[np.uint8]]
 
-    @property
-    def done(self) -> bool:
-        """True once every write of the submission is visible to the host. Raises DeviceLost."""
+    def ended(self) -> bool:
+        """See Completion."""
         try:
             return self.mark.passed
         except CudaError as error:
             raise DeviceLost(str(error)) from None
 
-    @property
-    def pace(self) -> Pace:
-        """That of its batch."""
-        return self.batch.pace
+    def collect(self) -> None:
+        """See Completion: the device has copied them."""
+
+
+CudaFence = StepFence[Allocation, RecordedBucket, CudaStep]
 
 
 @dataclass(slots=True)
@@ -187,12 +176,12 @@ class InputSlots:
         self.readers[self.turn] = step
 
 
-class Submissions:
-    """All that was submitted and may still run."""
+class CudaSubmissions(Submissions[Allocation, RecordedBucket, HostSlot, CudaStep]):
+    """See Submissions. ``start`` enqueues the launches of a step, ``finish`` what follows them."""
 
     def __init__(self, memory: Memory) -> None:
+        super().__init__()
         self._memory = memory
-        self._in_flight: InFlight[CudaFence] = InFlight(memory.pinned.take)
         self._places: InputSlots | None = None
 
     @property
@@ -208,62 +197,42 @@ class Submissions:
     def prepare(self, batch: CudaBatch) -> None:
         """Make what steps of a batch are going to need. Raises CudaError."""
         assert self._places is not None
-        for recording in batch.recordings:
+        for recording in batch.launch.recordings:
             for address in self._places.addresses[: PLACES if recording.is_brief else 1]:
                 recording.prepare(self._memory.stream, address)
 
-    def submit(
-        self,
-        batch: CudaBatch,
-        inputs: NDArray[np.uint8],
-        requested: Sequence[str],
-        rows: InputRows | None = None,
-    ) -> CudaFence:
-        """See ``contract.tier.Tier.submit``. Raises CudaError."""
-        return self.finish(batch, self.start(batch, inputs, rows), requested)
-
     def start(
         self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None = None
-    ) -> InputCopy:
+    ) -> HostSlot:
         """Enqueue the inputs and the launches of a step; ``finish`` has to follow. Nothing here
         waits for the device. Raises CudaError."""
-        step = step_of(inputs)
-        check_bucket(batch.bucket, step)
-        memory = self._memory
-        self._in_flight.retire()
+        slot = super().start(batch, inputs, rows)
+        memory, snapshot = self._memory, slot.inputs.data
         # What the host wrote into mapped memory counts only if nothing was running.
         if not self._in_flight:
             memory.staging.to_device()
-        snapshot = self._in_flight.snapshot(inputs, batch.input_bytes, rows)
         assert self._places is not None
-        recording = batch.recorded_for(snapshot.data)
-        place = self._places.fill(snapshot.data, recording.is_brief)
+        recording = batch.launch.recorded_for(snapshot)
+        place = self._places.fill(snapshot, recording.is_brief)
         recording.enqueue(memory.stream, place)
         self._places.read(Mark(memory.context, memory.stream))
-        return snapshot
+        return slot
 
-    def finish(self, batch: CudaBatch, snapshot: InputCopy, requested: Sequence[str]) -> CudaFence:
-        """Enqueue the copies of what is wanted of the step that ``start`` gave ``snapshot`` for.
-        Raises CudaError."""
-        memory, step = self._memory, step_of(snapshot.data)
-        outputs = {name: self._kept(batch.outputs[name], step) for name in requested}
+    def _new_slot(self, batch: CudaBatch) -> HostSlot:
+        return HostSlot(InputCopy(self._memory.pinned.take(batch.input_bytes)))
+
+    def _array(self, nbytes: int) -> NDArray[np.uint8]:
+        return self._memory.pinned.take(nbytes)
+
+    def _launch(
+        self, batch: CudaBatch, slot: HostSlot, outputs: Mapping[str, NDArray[np.uint8]]
+    ) -> CudaStep:
+        """Enqueue the copies of the outputs of the step that ``start`` enqueued."""
+        memory = self._memory
+        for name, data in outputs.items():
+            if data.nbytes:
+                memory.transfer(batch.outputs[name][1], data, False, 0)
         memory.staging.states_to_host()
         Mark(memory.context, memory.stream).hold(memory.streams.outputs)
         memory.staging.outputs_to_host(memory.leave)
-        fence = CudaFence(
-            batch, Mark(memory.context, memory.streams.outputs), time.monotonic(), outputs
-        )
-        self._in_flight.add(fence, snapshot, kept=outputs)
-        return fence
-
-    def close(self) -> None:
-        """Forget everything, which must have ended or be lost."""
-        self._in_flight.close()
-
-    def _kept(self, output: tuple[BufferDecl, Allocation], step: ShapeKey) -> NDArray[np.uint8]:
-        """The rows ``step`` has of an output, filled once all before it in the stream has ended."""
-        decl, allocation = output
-        data = self._memory.pinned.take(buffer_bytes(decl, step))
-        if data.nbytes:
-            self._memory.transfer(allocation, data, False, 0)
-        return data
+        return CudaStep(Mark(memory.context, memory.streams.outputs))

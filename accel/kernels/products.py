@@ -9,14 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.matrix_tiles import (
+    FEW_PRODUCT,
+    WIDE_FORMATS,
+    WIDE_PRODUCTS,
+    plane_bytes,
+    product_format,
+)
 from accel.kernels.source import ALL_OPS, PLANE_PRODUCT, STORED, Module
 from accel.packets.device_op import pieces
-from accel.packets.few import FEW_PRODUCT
 from accel.packets.fused_ops import GROUP_ROWS, GROUP_TOKENS
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
 from accel.packets.packet import ABSENT, PACKET
-from accel.packets.planes import plane_bytes, product_format
-from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCTS
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 
 KERNELS = ("matmul", "matmul_tiles")

@@ -10,14 +10,18 @@ from importlib import resources
 from types import MappingProxyType
 
 from accel.kernels.accessors import op_struct, packet_constants, packet_struct, pushed_macros
+from accel.kernels.matrix_tiles import (
+    EXPANDED_FORMATS,
+    FEW_PRODUCT,
+    PRODUCT_FORMATS,
+    WIDE_FORMATS,
+    WIDE_PRODUCTS,
+)
 from accel.packets.device_op import DeviceOp, DeviceOperand, pieces
-from accel.packets.few import FEW_PRODUCT
 from accel.packets.fused_ops import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
-from accel.packets.planes import EXPANDED_FORMATS, PRODUCT_FORMATS
 from accel.packets.step import PRODUCTS, Op
-from accel.packets.wide import WIDE_FORMATS, WIDE_PRODUCTS
 from contract.arithmetic import SEGMENT
 from contract.dtypes import I12, KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 

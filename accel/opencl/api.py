@@ -76,10 +76,8 @@ _LONG = {
 _SHORT = {
     "clGetPlatformInfo": (c_void_p, c_uint, c_size_t, c_void_p, c_void_p),
     "clGetDeviceInfo": (c_void_p, c_uint, c_size_t, c_void_p, c_void_p),
-    "clGetKernelInfo": (c_void_p, c_uint, c_size_t, c_void_p, c_void_p),
     "clGetEventInfo": (c_void_p, c_uint, c_size_t, c_void_p, c_void_p),
     "clGetEventProfilingInfo": (c_void_p, c_uint, c_size_t, c_void_p, c_void_p),
-    "clCreateKernelsInProgram": (c_void_p, c_uint, c_void_p, c_void_p),
     "clSetKernelArg": (c_void_p, c_uint, c_size_t, c_void_p),
     "clEnqueueNDRangeKernel": (
         *(c_void_p, c_void_p, c_uint, c_void_p, c_void_p, c_void_p),

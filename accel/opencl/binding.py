@@ -34,7 +34,6 @@ COMPLETE, RUNNING = 0, 1
 
 _PROGRAM_BINARY_SIZES, _PROGRAM_BINARIES = 0x1165, 0x1166
 _BUILD_LOG = 0x1183
-_KERNEL_NAME = 0x1190
 _EVENT_STATUS = 0x11D3
 _STARTED, _ENDED = 0x1282, 0x1283
 
@@ -148,18 +147,6 @@ class Program(_Owned):
         places = handles([ctypes.addressof(data)])
         cl.GetProgramInfo(self.handle, _PROGRAM_BINARIES, ctypes.sizeof(places), places, None)
         return data.raw
-
-    def kernel_names(self) -> set[str]:
-        """Every kernel the built program defines."""
-        cl = opencl()
-        count = ctypes.c_uint()
-        cl.CreateKernelsInProgram(self.handle, 0, None, ctypes.byref(count))
-        found = handles([0] * count.value)
-        cl.CreateKernelsInProgram(self.handle, count.value, found, None)
-        names = {text(information(cl.GetKernelInfo, kernel, _KERNEL_NAME)) for kernel in found}
-        for kernel in found:
-            cl.ReleaseKernel(kernel)
-        return names
 
 
 class Kernel(_Owned):

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from accel.packets.layouts import WeightLayout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
-from contract.tier import Heap
 
 
 class Allocation(Protocol):
@@ -52,7 +51,6 @@ class DeviceBuffer(Generic[A]):
 
     decl: BufferDecl
     nbytes: int
-    heap: Heap
     allocation: A | None = None
     source: NDArray[np.uint8] | None = None
     matrix: ArrangedMatrix[A] | None = None

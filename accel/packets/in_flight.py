@@ -1,19 +1,11 @@
-"""Steps that were submitted and may still run: their snapshots of inputs, and waiting for them."""
+"""Waiting for a step that was submitted, without taking a core from the one who computes it."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from contract.ir.inputs import InputCopy, InputRows
 from contract.lazy_dataclass import dataclass
-
-Bytes = NDArray[np.uint8]
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 """Longest a step may take when the caller sets no deadline of its own."""
@@ -51,9 +43,6 @@ class StepCompletion(Protocol):
     @property
     def pace(self) -> Pace:
         """That of its kind of step."""
-
-
-F = TypeVar("F", bound=StepCompletion)
 
 
 @dataclass(slots=True)
@@ -96,55 +85,3 @@ class CompletionWaiter:
             step.pace.note(now - begun)
         self._ended = self._known = now
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry(Generic[F]):
-    """``kept`` must not be given up before the step has ended."""
-
-    step: F
-    block: InputCopy
-    kept: Any
-
-
-class InFlight(Generic[F]):
-    """The steps of one device in order, and the blocks of host memory their inputs lie in, used
-    again once a step has ended. ``make(nbytes)`` gives a new one."""
-
-    def __init__(self, make: Callable[[int], Bytes]) -> None:
-        self._make = make
-        self._running: deque[_Entry[F]] = deque()
-        self._free: dict[int, list[InputCopy]] = {}
-
-    def __bool__(self) -> bool:
-        """Whether any step was still running when ``retire`` looked last."""
-        return bool(self._running)
-
-    @property
-    def nbytes(self) -> int:
-        """Host memory of all blocks."""
-        held = sum(entry.block.data.nbytes for entry in self._running)
-        return held + sum(nbytes * len(free) for nbytes, free in self._free.items())
-
-    def snapshot(self, inputs: Bytes, nbytes: int, rows: InputRows | None = None) -> InputCopy:
-        """A block of ``nbytes`` that begins with a copy of ``inputs``; ``rows`` as in
-        ``contract.tier.Tier.submit``."""
-        free = self._free.get(nbytes)
-        block = free.pop() if free else InputCopy(self._make(nbytes))
-        block.update(inputs, rows)
-        return block
-
-    def add(self, step: F, block: InputCopy, kept: Any = None) -> None:
-        """``step`` was submitted with its inputs in ``block``."""
-        self._running.append(_Entry(step, block, kept))
-
-    def retire(self) -> None:
-        """Blocks of steps that have ended are free again."""
-        while self._running and self._running[0].step.done:
-            block = self._running.popleft().block
-            self._free.setdefault(block.data.nbytes, []).append(block)
-
-    def close(self) -> None:
-        """Forget everything, which must have ended."""
-        self._running.clear()
-        self._free.clear()

@@ -202,7 +202,6 @@ OPS = (
         groups=lambda tokens, **s: tokens * _head_blocks(**s),
     ),
     _elementwise("add", "a b"),
-    _elementwise("mul", "a b"),
     _elementwise("scale", "x", reals="factor"),
     _elementwise("bias_add", "x bias"),
     _elementwise("soft_cap", "x", reals="cap"),

@@ -13,6 +13,7 @@ from accel.packets.shape_buckets import SPLIT_TOKENS
 from accel.packets.step import Step
 from contract.arithmetic import SPAN
 from contract.errors import UnsupportedOp
+from contract.ir.decode_form import decode_form
 from contract.ir.expand import EXPANSIONS, expand
 from contract.ir.nodes import Graph, Node
 from contract.ir.prune_rows import prune_rows
@@ -36,10 +37,11 @@ def lower_graph(
     """The ops of ``graph`` for steps of ``bucket`` on ``tier``. Row reductions are cut in
     ``parts``; so is the context of attention of at most ``split_tokens`` tokens.
 
-    Output rows are picked early, and fused opcodes without a rule written out first. Raises
-    UnsupportedOp for an opcode that is not in OPCODES and for sizes no op has room for.
+    Output rows are picked early, attention of one token gets its decode form, and fused opcodes
+    without a rule are written out first. Raises UnsupportedOp for an opcode that is not in OPCODES
+    and for sizes no op has room for.
     """
-    graph = expand(prune_rows(graph, bucket), frozenset(RULES))
+    graph = expand(decode_form(prune_rows(graph, bucket), bucket), frozenset(RULES))
     missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
     if missing:
         raise UnsupportedOp(tier, missing)
@@ -188,7 +190,6 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.FLASH_ATTN_BATCHED: lower_attention,
         Opcode.MATMUL: _matmul,
         Opcode.ADD: _elementwise,
-        Opcode.MUL: _elementwise,
         Opcode.SCALE: _elementwise,
         Opcode.BIAS_ADD: _elementwise,
         Opcode.SOFT_CAP: _elementwise,

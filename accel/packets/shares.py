@@ -35,7 +35,6 @@ and ends when all their parts are here. Without operands the devices wait for ea
 BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "add": ("a", "b", "y"),
-        "mul": ("a", "b", "y"),
         "scale": ("x", "y"),
         "bias_add": ("x", "bias", "y"),
         "soft_cap": ("x", "y"),

@@ -76,6 +76,11 @@ class Device:
     matrices: bool = False
 
     @property
+    def vendor(self) -> int:
+        """Number of its vendor."""
+        return self.cache_key.vendor
+
+    @property
     def is_cpu(self) -> bool:
         """True for drivers that compute on the processor, such as lavapipe."""
         return self.kind is Kind.CPU

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from accel.vulkan.api import Vulkan
-
-if TYPE_CHECKING:
-    from accel.vulkan.device import Device
 
 EXTENSION = "VK_KHR_cooperative_matrix"
 PROPERTIES = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
@@ -21,12 +18,32 @@ GROUP_MEMORY_BYTES = 48 << 10
 """What a group of ``kernels/matmul_tiles.k`` may need."""
 
 
-def has_matrices(vulkan: Vulkan, instance: Any, device: Device) -> bool:
+class Candidate(Protocol):
+    """A device that may have matrix units."""
+
+    @property
+    def handle(self) -> Any:
+        """The VkPhysicalDevice."""
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """Names of its extensions."""
+
+    @property
+    def vendor(self) -> int:
+        """Number of its vendor."""
+
+    @property
+    def group_memory_bytes(self) -> int:
+        """Group memory of a work-group."""
+
+
+def has_matrices(vulkan: Vulkan, instance: Any, device: Candidate) -> bool:
     """Whether products of signed bytes by subgroups of 32 items are there, which tell each other
     words. What they give is asked when the device is opened."""
     return (
         EXTENSION in device.extensions
-        and device.cache_key.vendor in VENDORS
+        and device.vendor in VENDORS
         and device.group_memory_bytes >= GROUP_MEMORY_BYTES
         and _has_subgroups(vulkan, device)
         and _has_features(vulkan, device)
@@ -41,7 +58,7 @@ def matrix_features(vulkan: Vulkan, behind: Any) -> Any:
     )
 
 
-def _has_subgroups(vulkan: Vulkan, device: Device) -> bool:
+def _has_subgroups(vulkan: Vulkan, device: Candidate) -> bool:
     eleven = vulkan.structure("PhysicalDeviceVulkan11Properties")
     chain = vulkan.structure("PhysicalDeviceProperties2", pNext=eleven)
     vulkan.run("GetPhysicalDeviceProperties2", device.handle, chain)
@@ -49,7 +66,7 @@ def _has_subgroups(vulkan: Vulkan, device: Device) -> bool:
     return bool(eleven.subgroupSize == SUBGROUP_ITEMS and shuffles)
 
 
-def _has_features(vulkan: Vulkan, device: Device) -> bool:
+def _has_features(vulkan: Vulkan, device: Candidate) -> bool:
     matrices = vulkan.structure("PhysicalDeviceCooperativeMatrixFeaturesKHR")
     twelve = vulkan.structure("PhysicalDeviceVulkan12Features", pNext=matrices)
     chain = vulkan.structure("PhysicalDeviceFeatures2", pNext=twelve)
@@ -57,7 +74,7 @@ def _has_features(vulkan: Vulkan, device: Device) -> bool:
     return bool(matrices.cooperativeMatrix and twelve.vulkanMemoryModel)
 
 
-def _has_shape(vulkan: Vulkan, instance: Any, device: Device) -> bool:
+def _has_shape(vulkan: Vulkan, instance: Any, device: Candidate) -> bool:
     found = vulkan.run("GetInstanceProcAddr", instance, vulkan.text(PROPERTIES))
     if found == vulkan.ffi.NULL:
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.matrix_tiles import EXPANDED_FORMATS
 from accel.kernels.products import (
     FORMATS,
     GROUPS,
@@ -16,7 +17,6 @@ from accel.kernels.products import (
     product_of,
 )
 from accel.kernels.source import ALL_OPS
-from accel.packets.planes import EXPANDED_FORMATS
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue

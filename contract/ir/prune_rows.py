@@ -40,7 +40,6 @@ ROW_BY_ROW = frozenset(
         Opcode.RMS_NORM_FUSED_MLP_GATE_UP,
         Opcode.MATMUL,
         Opcode.ADD,
-        Opcode.MUL,
         Opcode.SCALE,
         Opcode.SCALE_COLUMNS,
         Opcode.BIAS_ADD,

@@ -44,7 +44,6 @@ A, B = activation("a", "tokens", "width"), activation("b", "tokens", "width")
 
 ELEMENTWISE = (
     _spec(Opcode.ADD, A, B, formula="y = a + b"),
-    _spec(Opcode.MUL, A, B, formula="y = a * b"),
     _spec(
         Opcode.SCALE,
         X,

@@ -7,7 +7,6 @@ import platform
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,36 +64,6 @@ def stream_bandwidth(threads: int, nbytes: int = STREAM_BYTES) -> float:
             list(pool.map(lambda part: np.copyto(*part), parts))
             best = max(best, 2 * nbytes / (time.perf_counter() - started))
     return best
-
-
-@dataclass(frozen=True, slots=True)
-class CpuUse:
-    """The total busy time of the cores this process may use, in seconds of core time."""
-
-    wall: float
-    busy: float
-    own: float
-
-    @classmethod
-    def now(cls) -> CpuUse:
-        """The counters now; time a hypervisor gave to others counts as busy."""
-        cores = psutil.cpu_times(percpu=True)
-        allowed = getattr(psutil.Process(), "cpu_affinity", lambda: range(len(cores)))()
-        busy = 0.0
-        for core in allowed:
-            times = cores[core]._asdict()
-            # User time on Linux includes the time of guests.
-            for name in ("idle", "iowait", "guest", "guest_nice"):
-                times.pop(name, None)
-            busy += sum(times.values())
-        own = psutil.Process().cpu_times()
-        return cls(time.perf_counter() * len(allowed), busy, own.user + own.system)
-
-    def others_since(self, earlier: CpuUse) -> float:
-        """The share of the cores that other processes used between two moments, 0 to 1."""
-        others = (self.busy - earlier.busy) - (self.own - earlier.own)
-        wall = self.wall - earlier.wall
-        return min(1.0, max(0.0, others / wall)) if wall > 0 else 0.0
 
 
 def peak_resident_bytes() -> int:

@@ -8,6 +8,7 @@ from harness.catalog.entries import (
     ManagedModel,
     ModelFile,
     WheelMember,
+    entry_of_file,
     find,
 )
 from harness.catalog.facts import entry_facts, hub_facts, managed_models
@@ -35,6 +36,7 @@ __all__ = [
     "WheelMember",
     "active",
     "entry_facts",
+    "entry_of_file",
     "find",
     "find_model",
     "find_pulled",

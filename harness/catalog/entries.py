@@ -80,6 +80,7 @@ class CatalogEntry(ManagedModel):
     licence: str
     cache_bytes_per_token: int
     state_bytes: int = 0
+    sampling: tuple[tuple[str, float], ...] = ()
 
     @property
     def file(self) -> ModelFile:
@@ -98,6 +99,7 @@ def _entry(model_id: str, row: dict[str, Any]) -> CatalogEntry:
     hub, wheel = row.pop("hub", None), row.pop("wheel", None)
     source = HubFile(**hub) if hub else WheelMember(**wheel)
     file = ModelFile(source, row.pop("size"), row.pop("sha256"))
+    row["sampling"] = tuple(row.pop("sampling", {}).items())
     return CatalogEntry(model_id, model_id, (file,), **row)
 
 
@@ -115,6 +117,14 @@ def find(model_id: str) -> CatalogEntry:
     if entry is None:
         raise CatalogError(f"no catalog entry named {model_id!r}; {suggestion(model_id)}")
     return entry
+
+
+def entry_of_file(path: Path) -> CatalogEntry | None:
+    """The entry whose file this is, by its name and size, wherever it lies."""
+    for entry in ENTRIES.values():
+        if Path(entry.file.source.path).name == path.name and path.is_file():
+            return entry if path.stat().st_size == entry.file.size else None
+    return None
 
 
 def suggestion(model_id: str) -> str:

@@ -48,7 +48,7 @@ def converse_with_server(args: argparse.Namespace, settings: Settings) -> int:
 
 
 @dataclass(slots=True)
-class _Said:
+class _ReceivedAnswer:
     """The received part of an answer: all text ``shown``, and the ``text`` without thinking."""
 
     shown: str = ""
@@ -89,7 +89,7 @@ class RemotePartner:
     def answer(self, messages: Messages) -> tuple[str, bool]:
         """Request an answer and show it. Ctrl-C closes the connection, which stops the server's
         generation."""
-        said = _Said()
+        said = _ReceivedAnswer()
         began = time.perf_counter()
         interrupted = False
         stream = self.client.stream("/v1/chat/completions", self._body(messages))

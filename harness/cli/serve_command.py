@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,15 @@ from contract.types import LOCAL_TENANT
 from harness.cli.answer import INTERRUPTED
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.console import note
+from harness.sampling_defaults import SamplingDefaults
 from harness.settings import Settings, add_flags, resolve
 
 if TYPE_CHECKING:
     from harness.serve.model import ModelOptions
     from harness.serve.run import Running, ServeOptions
 
+SAMPLED = tuple(SamplingDefaults().values)
+"""Settings in force for what requests leave out."""
 NAMES = (
     *MODEL_SETTINGS,
     "host",
@@ -31,13 +34,20 @@ NAMES = (
     "tenants",
     "ledger",
     "beside",
+    "alias",
     "allowed_hosts",
     "drain_seconds",
     "ray",
     "record",
+    "unknown_fields",
     "repeat_last_n",
+    *SAMPLED,
     *ENGINE_SETTINGS,
 )
+OF_MODEL = "what the model's file or the catalog says, else {}"
+SHOWN = {name: OF_MODEL.format(value) for name, value in SamplingDefaults().values.items()} | {
+    "max_tokens": f"{SamplingDefaults().max_tokens} for a conversation, 16 for a text"
+}
 VERIFY_NAMES = (*MODEL_SETTINGS, "slots", "repeat_last_n", *ENGINE_SETTINGS)
 SLOTS = 4
 QUEUE_DEPTH = 256
@@ -59,7 +69,8 @@ examples:
   from openai import OpenAI
   client = OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="unused")
 
-SIGTERM lets running answers end, Ctrl-C does not. See docs/serving.md.
+SIGTERM lets running answers end, Ctrl-C does not; SIGHUP reads the file of tenants again.
+See docs/serving.md.
 """
 VERIFY_EXAMPLES = """\
 examples:
@@ -76,7 +87,7 @@ def add_parser(subparsers: Any) -> None:
     text = "answer OpenAI's HTTP requests: one model, many tenants, the same bits for everybody"
     parser = subparsers.add_parser("serve", help=text, description=text, epilog=EXAMPLES)
     parser.add_argument("--quiet", action="store_true", help="log problems only, no requests")
-    add_flags(parser, NAMES)
+    add_flags(parser, NAMES, SHOWN)
     parser.set_defaults(func=serve)
     text = "replay an answer of a server: identical, or where it first differs"
     parser = subparsers.add_parser("verify", help=text, description=text, epilog=VERIFY_EXAMPLES)
@@ -94,19 +105,25 @@ def serve(args: argparse.Namespace) -> int:
     from harness.serve import supervisor
     from harness.serve.heap import freeze_heap
     from harness.serve.presence import announced
-    from harness.serve.run import run_until_signalled, running
+    from harness.serve.run import running
+    from harness.serve.signals import Signals
 
     level = logging.WARNING if args.quiet else logging.INFO
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("zinc_rt.serve").setLevel(level)
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    with running(options_of(settings), progress_on(transient=True)) as server:
+    progress = progress_on(transient=True)
+    with (
+        Signals() as signals,
+        running(options_of(settings), progress, signals.hold) as server,
+    ):
         freeze_heap()
         model = server.service.model
         note(
             f"{model.name} on {model.tier}: {model.limits.slots} slots of {model.context:,} tokens,"
             f" fingerprint {model.fingerprint}"
         )
+        note(f"sampling, where a request names none: {_shown(model.sampling.values)}")
         began_with, _ = server.serving.began_with
         if model.name != began_with:
             note(f"it was activated in place of {began_with}, which is back once activated itself")
@@ -116,7 +133,7 @@ def serve(args: argparse.Namespace) -> int:
                 for line in _ways_in(server):
                     note(line)
             supervisor.tell("READY=1")
-            interrupted = run_until_signalled(server, settings["drain_seconds"])
+            interrupted = signals.serve_until_stopped(server, settings["drain_seconds"])
     return INTERRUPTED if interrupted else 0
 
 
@@ -141,6 +158,10 @@ def verify(args: argparse.Namespace) -> int:
             raise ConfigError(f"{args.request}: {error}") from None
     print("identical" if difference is None else f"different: {difference}")
     return 0 if difference is None else DIFFERENT
+
+
+def _shown(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())
 
 
 def _ways_in(server: Running) -> Iterator[str]:
@@ -183,6 +204,7 @@ def options_of(settings: Settings) -> ServeOptions:
         drain_seconds=settings["drain_seconds"],
         replicas=settings["ray"],
         record=settings["record"],
+        reject_unknown=settings["unknown_fields"] == "reject",
     )
 
 
@@ -200,6 +222,12 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
         name=_name(settings["model"], path),
         digests=settings["cache_dir"] / "digests.json",
         queue_depth=settings.get("queue_depth", QUEUE_DEPTH),
+        aliases=tuple(filter(None, map(str.strip, settings.get("alias", "").split(",")))),
+        sampling={
+            name: settings[name]
+            for name in SAMPLED
+            if name in settings and settings.sources[name] != "default"
+        },
     )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from contract.errors import ConfigError, ZincError
 from harness.catalog import DEFAULT_ID, resolve_model
-from harness.conformance.cases import known_cases, load_must_pass, must_pass_ids
+from harness.conformance.cases import known_cases
+from harness.conformance.must_pass import digest_lines, load_must_pass, must_pass_ids
 from harness.conformance.run import FAIL, PASS, STATUSES, conformance_package
 from harness.conformance.verify import verify_package
 from harness.conformance.waivers import parse_waivers
@@ -38,9 +39,12 @@ def build_parser() -> argparse.ArgumentParser:
     action.add_argument("--tier", metavar="NAME", help="run the cases on this tier")
     action.add_argument("--verify", type=Path, metavar="FILE", help="judge a package")
     action.add_argument("--list", action="store_true", help="print the list this source generates")
+    action.add_argument(
+        "--digests", action="store_true", help="print a count and a digest of that list an opcode"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: conformance-NAME.tar.gz")
     parser.add_argument(
-        "--must-pass", type=Path, metavar="FILE", help="ids of cases, instead of the stored list"
+        "--must-pass", type=Path, metavar="FILE", help="ids of cases, instead of all"
     )
     parser.add_argument("--waivers", type=Path, metavar="FILE", help="accepted failures, in TOML")
     parser.add_argument(
@@ -56,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.list:
             print("\n".join(must_pass_ids()))
+            return 0
+        if args.digests:
+            for group, line in digest_lines(must_pass_ids()).items():
+                print(group, line)
             return 0
         return _verify(args) if args.verify is not None else _run(args)
     except ZincError as error:

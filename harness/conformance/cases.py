@@ -1,4 +1,4 @@
-"""The conformance cases: what each one checks, and the stored list of those that must pass.
+"""The conformance cases, and what each of them checks.
 
 A case id is a path: ``parity/...`` compares one opcode with its definition, ``validate/...`` every
 op of a model, ``goldens/...`` logits with their stored digests, ``tier/...`` checks what the tier
@@ -8,16 +8,14 @@ claims.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.dtypes import F16, F32, I12, Q8_0, DType
-from contract.errors import ConfigError
 from contract.ops import TABLE
 from contract.tier import Tier
 from harness import goldens
@@ -35,7 +33,6 @@ Finding = dict[str, Any]
 Check = Callable[[Tier], list[Finding]]
 """Runs a case on an open tier; an empty list is a pass."""
 
-MUST_PASS = "must_pass.txt"
 DEFAULT_MODEL_CASE = "goldens/default_model"
 """Runs if the default model is on disk; it is not in the list, since it needs a download."""
 
@@ -86,36 +83,6 @@ def known_cases(default_model: Path | None = None) -> dict[str, Check]:
     if default_model is not None:
         cases[DEFAULT_MODEL_CASE] = partial(check_default_model, default_model)
     return cases
-
-
-def must_pass_ids() -> tuple[str, ...]:
-    """The list this source generates; the stored list must be the same."""
-    return tuple(known_cases())
-
-
-def load_must_pass(path: Path | None = None) -> tuple[str, ...]:
-    """The ids in a list file, one per line; the stored list when ``path`` is None.
-
-    Raises ConfigError for a file that cannot be read, is empty or names a case twice.
-    """
-    file = resources.files(__package__).joinpath(MUST_PASS) if path is None else path
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
-    return checked_list(str(file), [line for line in lines if line])
-
-
-def checked_list(where: str, ids: Sequence[str]) -> tuple[str, ...]:
-    """``ids`` as a tuple; raises ConfigError when an id occurs twice or there is none."""
-    seen: set[str] = set()
-    for number, name in enumerate(ids, 1):
-        if name in seen:
-            raise ConfigError(f"{where}: entry {number}: {name} occurs twice")
-        seen.add(name)
-    if not ids:
-        raise ConfigError(f"{where}: holds no case")
-    return tuple(ids)
 
 
 def synthetic_id(spec: SynthSpec) -> str:

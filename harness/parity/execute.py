@@ -18,7 +18,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.ops import TABLE
 from contract.shape_key import SYMBOLS, ShapeKey
 from contract.spec import Access, Operand, shape_of
-from contract.tier import Buffer, Heap, Tier
+from contract.tier import Buffer, Tier
 from harness.parity.cases import Case
 from harness.parity.difference import Difference, difference
 from harness.parity.operands import fill, operand_dtype
@@ -134,7 +134,7 @@ def _shape(decl: BufferDecl, key: ShapeKey) -> tuple[int, ...]:
 def _provide(tier: Tier, decl: BufferDecl, content: Any, key: ShapeKey) -> Any:
     if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):
         return tier.upload(decl, _rows(content))
-    buffer = tier.alloc(decl, max(ROUND, buffer_bytes(decl, key)), Heap.HOST_VISIBLE)
+    buffer = tier.alloc(decl, max(ROUND, buffer_bytes(decl, key)))
     if content is None:
         tier.write(buffer, 0, np.full(buffer.nbytes, 0xFF, np.uint8))
     else:

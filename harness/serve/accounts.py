@@ -78,18 +78,19 @@ class Accounts:
         """All tenants."""
         return [account.tenant for account in self.all]
 
-    def of(self, authorization: str | None) -> Account:
-        """The account an ``Authorization`` header stands for. Raises ApiError 401."""
+    def of(self, authorization: str | None, api_key: str | None = None) -> Account:
+        """The account that an ``Authorization`` header stands for, or without one the ``api_key``
+        of a header of its own. Raises ApiError 401."""
         read = self._read
         if not self.keyed:
             return LOCAL
-        key = presented_key(authorization)
+        key = presented_key(authorization or (api_key and f"Bearer {api_key}"))
         tenant = None if key is None else read.keyring.tenant_of(key)
         if tenant is None:
             problem = "an API key is needed" if key is None else "this API key is not known"
             raise ApiError(
                 401,
-                f"{problem}; send the header Authorization: Bearer KEY",
+                f"{problem}; send the header Authorization: Bearer KEY, or X-Api-Key: KEY",
                 code="invalid_api_key",
             )
         return read.accounts[tenant]

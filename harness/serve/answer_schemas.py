@@ -31,13 +31,16 @@ class Usage(Struct):
 
 class Provenance(Struct):
     """What reproduces an answer, and who computed it where; ``trace`` is the file in the folder of
-    ``--record`` that holds it."""
+    ``--record`` that holds it, ``ignored`` are fields of the request that changed nothing, and
+    ``sampling_defaults`` are in force for what the request left out."""
 
     seed: int
     tenant: str
     tier: str
     preemptions: int
+    sampling_defaults: dict[str, float]
     trace: str | UnsetType = UNSET
+    ignored: list[str] | UnsetType = UNSET
 
 
 class Called(Struct):
@@ -207,6 +210,26 @@ class Response(Struct):
     x_zinc: Provenance
 
 
+class AnthropicMessage(Struct):
+    """``POST /v1/messages``, not streamed."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str
+    stop_sequence: str | None
+    usage: dict[str, int]
+    x_zinc: dict[str, Any]
+
+
+class InputTokens(Struct):
+    """``POST /v1/messages/count_tokens``."""
+
+    input_tokens: int
+
+
 class TenantFacts(Struct):
     """A tenant, with how many keys it has."""
 
@@ -288,6 +311,8 @@ ANSWERS: dict[str, type[Struct]] = {
     "usage": TenantUsage,
     "embed": Embeddings,
     "respond": Response,
+    "message": AnthropicMessage,
+    "count_message": InputTokens,
     "pull_model": PullState,
     "activate_model": ModelCard,
     "remove_model": ModelDeleted,
@@ -300,7 +325,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "ready": Status,
     "version": Version,
 }
-STREAMED = frozenset({"chat", "complete", "respond", "pull_model"})
+STREAMED = frozenset({"chat", "complete", "respond", "message", "pull_model"})
 """Routes that answer with events when asked to."""
-NAMED_EVENTS = frozenset({"respond"})
+NAMED_EVENTS = frozenset({"respond", "message"})
 """Those of them whose events have names."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from contract.types import FinishReason, Tenant, TokenEvent
-from harness.serve.data_lines import LineTemplates, data_line, encode
+from harness.serve.caller import Caller
+from harness.serve.data_lines import DONE, PING, LineTemplates, data_line, encode
+from harness.serve.errors import ApiError
 from harness.serve.generation import TIER_OF_CLASS, Generation, Piece
 from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.text_offsets import TextOffsets, prompt_offsets
@@ -22,17 +24,28 @@ TEXTS = {Content: "content", Thought: "reasoning_content"}
 """What a delta calls a part that is text."""
 
 
-class Shape(Protocol):
+class AnswerFormat(Protocol):
     """How a generation is told on one route."""
+
+    @property
+    def ping(self) -> bytes:
+        """What a stream sends that was silent for long."""
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
         """The lines of a stream that say what became certain."""
 
-    def last_line(self) -> bytes:
-        """The line with the usage that ends a stream."""
+    def end(self, usage: bool) -> bytes:
+        """What ends a stream, with the ``usage`` if that was asked for."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """What ends a stream that failed."""
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         """The answer of a request that is not streamed, from every choice's pieces."""
+
+
+ShapeOf = Callable[["Answer", bool], AnswerFormat]
+"""Makes the shape of an answer, whose tokens are listed or not."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +57,15 @@ class Answer:
     id: str
     created: int
     usage_in_chunks: bool
+    ignored: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, generation: Generation, tenant: Tenant, prefix: str, usage: bool) -> Answer:
-        """A new answer; ``usage`` says that its stream ends with a count."""
-        return cls(generation, tenant, prefix + secrets.token_hex(12), int(time.time()), usage)
+    def of(
+        cls, generation: Generation, tenant: Tenant, prefix: str, usage: bool, caller: Caller
+    ) -> Answer:
+        """A new answer for ``caller``; ``usage`` says that its stream ends with a count."""
+        name, now = prefix + secrets.token_hex(12), int(time.time())
+        return cls(generation, tenant, name, now, usage, tuple(caller.ignored))
 
     def head(self, kind: str, choices: Sequence[Json]) -> Json:
         """An object with these choices."""
@@ -71,7 +88,12 @@ class Answer:
         model = self.generation.model
         seed = self.generation.choices[0].request.sampling.seed
         origin: Json = {"seed": seed, "tenant": self.tenant.name, "tier": model.tier}
-        return origin if model.trace is None else origin | {"trace": model.trace}
+        origin["sampling_defaults"] = model.sampling.values
+        if model.trace is not None:
+            origin["trace"] = model.trace
+        if self.ignored:
+            origin["ignored"] = self.ignored
+        return origin
 
     def chunk(self, kind: str, choice: Json, first: bool) -> Json:
         """An object of a stream; the first one names the seed."""
@@ -106,8 +128,25 @@ class Answer:
         return body
 
 
+class OpenAiStream:
+    """How OpenAI's streams end: their client takes a cut stream for a whole one, and any named
+    event for a chunk."""
+
+    ping = PING
+
+    def last_line(self) -> bytes:
+        """The line with the usage."""
+        raise NotImplementedError
+
+    def end(self, usage: bool) -> bytes:
+        return self.last_line() + DONE if usage else DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        return data_line(error.encoded())
+
+
 @dataclass(frozen=True)
-class ChatShape:
+class ChatShape(OpenAiStream):
     """``chat.completion`` and its chunks, the first of every choice with the role."""
 
     answer: Answer
@@ -190,7 +229,7 @@ class ChatShape:
 
 
 @dataclass(frozen=True)
-class CompletionShape:
+class CompletionShape(OpenAiStream):
     """``text_completion``, whole and in pieces, after the texts ``echoed`` by choice, and their
     tokens where those are listed. Listed is every token that counts, also one that only ends the
     text. Offsets of tokens count characters of the text with its prompt where that is echoed, and
@@ -329,12 +368,14 @@ def _token(tokenizer: Tokenizer, token: int, log_probability: float | None) -> J
 
 def _listed(tokenizer: Tokenizer, event: TokenEvent) -> dict[str, float] | None:
     """The likeliest by their text: of several with the same one, as parts of characters have, the
-    likeliest. None for the first token of a prompt, before which there is nothing."""
+    likeliest; and the token itself, which may be none of them. None for the first token of a
+    prompt, before which there is nothing."""
     if event.log_probability is None:
         return None
     listed: dict[str, float] = {}
     for token, value in event.top:
         listed.setdefault(_text(tokenizer, token), value)
+    listed.setdefault(_text(tokenizer, event.token), event.log_probability)
     return listed
 
 

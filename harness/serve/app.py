@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 import msgspec
 from flask import Flask, Response, g, request
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.wrappers import Response as BaseResponse
 
+from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
@@ -32,19 +35,26 @@ from harness.serve.wire import model_named
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
+IGNORED_HEADER = "X-Zinc-Ignored"
+"""Names the fields of a request that changed nothing."""
+MOST_LISTED = 2048
+"""Characters of that header at most."""
+ERRORS = {route.name: route.errors for route in ROUTES}
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
     """``page`` are the files of the pages by path, which need no key: a page asks for one itself.
-    ``max_body`` is the longest body in bytes; models are pulled into ``cache_dir``."""
+    ``max_body`` is the longest body in bytes; models are pulled into ``cache_dir``.
+    ``reject_unknown`` refuses bodies with unknown fields that would be ignored."""
 
     host_check: HostCheck
     page: Mapping[str, PageFile]
     max_body: int
     version: str
     cache_dir: Path
+    reject_unknown: bool = False
 
 
 def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
@@ -55,7 +65,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     app.url_map.strict_slashes = False
     general = Handlers(options.version)
     models = ModelHandlers(serving, options.cache_dir, pulls)
-    texts = (general, ResponsesHandlers(), EmbeddingHandlers())
+    texts = (general, ResponsesHandlers(), AnthropicHandlers(), EmbeddingHandlers())
     handlers = (*texts, models, TenantHandlers(serving))
 
     _add_hooks(app, serving, options)
@@ -90,13 +100,17 @@ def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
     @app.before_request
     def admit() -> None:
         g.began = time.monotonic()
-        options.host_check.check(request.environ.get("HTTP_HOST"), request.headers.get("Origin"))
+        g.request_id = "req_" + secrets.token_hex(12)
+        g.ignored = None if options.reject_unknown else []
+        options.host_check.check_request(request)
         g.lease = serving.lease()
         g.service = g.lease.service
-        if request.path == OPEN_PATH or request.path in options.page:
+        rule = None if request.url_rule is None else request.url_rule.rule
+        if rule == OPEN_PATH or rule in options.page:
             return
         serving.refresh()
-        g.account = serving.accounts.of(request.headers.get("Authorization"))
+        given = request.headers
+        g.account = serving.accounts.of(given.get("Authorization"), given.get("X-Api-Key"))
 
     @app.teardown_request
     def release(_: BaseException | None) -> None:
@@ -107,9 +121,17 @@ def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
     def note(response: Response) -> Response:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
+        response.headers["Request-Id"] = g.request_id
+        if g.get("ignored"):
+            response.headers[IGNORED_HEADER] = _listed(g.ignored)
         if not response.is_streamed:
             _log_access(response.status_code)
         return response
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names of fields as a header may have them, whatever characters a client put into them."""
+    return ", ".join(quote(name, safe="[]().") for name in names)[:MOST_LISTED]
 
 
 def _refused(error: Exception) -> Response:
@@ -123,7 +145,9 @@ def _refused(error: Exception) -> Response:
     account: Account | None = g.get("account")
     if account is not None and g.get("generates") and not began:
         g.service.reject(account.tenant, told)
-    return Response(told.encoded(), told.status, headers=told.headers, mimetype="application/json")
+    name = None if request.url_rule is None else request.url_rule.endpoint
+    encode = ERRORS.get(name or "", ApiError.encoded)
+    return Response(encode(told), told.status, headers=told.headers, mimetype="application/json")
 
 
 class _Body:
@@ -182,7 +206,9 @@ def _told(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
         code = HTTPStatus(status).name.lower()
-        return ApiError(status, f"{request.method} {request.path[:256]}: {error.name}", code=code)
+        text = f"{request.method} {request.path[:256]}: {error.name}"
+        methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
+        return ApiError(status, text, code=code, allow=tuple(sorted(methods or ())))
     return as_api_error(error) or internal_error()
 
 

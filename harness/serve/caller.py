@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 SEND_AT_ONCE = "zinc_rt.send_at_once"
 """Where the WSGI environment has what sends at once."""
@@ -23,9 +23,24 @@ def _never(make: Callable[[], bytes]) -> bool:
     return False
 
 
+def _same(name: str) -> str:
+    return name
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of a request; by default one that stays, and is told by who iterates the body."""
+    """The client of a request; by default one that stays, and is told by who iterates the body.
+
+    ``ignored`` are the fields it sent that change nothing here; ``client_name`` gives the client's
+    name of a field of chat completions.
+    """
 
     gone: Gone = _stays
     send_at_once: SendAtOnce = _never
+    ignored: list[str] = field(default_factory=list)
+    client_name: Callable[[str], str] = _same
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """Note that these fields of a chat completion change nothing."""
+        own = map(self.client_name, names)
+        self.ignored.extend(name for name in own if name not in self.ignored)

@@ -37,11 +37,13 @@ Turn = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """A rendered conversation, the ``grammar`` of its answer if it has one, and its form."""
+    """A rendered conversation, the ``grammar`` of its answer if it has one, its form, and the
+    fields of the request that changed nothing."""
 
     prompt: RenderedChat
     grammar: str | None
     form: ReplyForm
+    ignored: tuple[str, ...] = ()
 
     def parser(self, request: Request) -> ReplyParser:
         """What reads the answer to ``request``."""
@@ -53,6 +55,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
     """How a request is answered by the model called ``name``. Raises ApiError and TemplateError."""
     tools = _tools_in_force(body, dialect, name)
     think = _thinking(body, template, dialect, name)
+    effort = body.reasoning_effort is not None and not template.has_thinking_toggle
     rendered = render_chat(template, body.messages, tools=tools, enable_thinking=think)
     functions = {tool.function.name: _function_of(tool) for tool in tools}
     reasoning = dialect.reasoning
@@ -65,7 +68,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
             dialect.after_thoughts(grammar, thinking) if may_think else f"start: body\n{grammar}"
         )
     form = ReplyForm(dialect, functions, many, enforced=enforced, thinking=thinking)
-    return ChatPlan(rendered, grammar, form)
+    return ChatPlan(rendered, grammar, form, ("reasoning_effort",) if effort else ())
 
 
 def masks_of(
@@ -126,7 +129,8 @@ def turns_of(messages: Sequence[Message], *, text_arguments: bool) -> list[Turn]
         if isinstance(message, ToolMessage):
             turn["tool_call_id"] = message.tool_call_id
         if isinstance(message, AssistantMessage):
-            if message.content is None and not message.tool_calls:
+            said = message.content is not None or message.refusal is not None
+            if not said and not message.tool_calls:
                 param = f"messages[{place}].content"
                 raise ApiError(400, f"{param} is missing", param=param, code="invalid_value")
             if message.reasoning_content is not None:
@@ -144,6 +148,8 @@ def _role_of(message: Message) -> str:
 
 def _text_of(message: Message) -> str:
     """The content in one piece."""
+    if message.content is None and isinstance(message, AssistantMessage):
+        return message.refusal or ""
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     return "".join(part.text for part in message.content)
@@ -188,9 +194,9 @@ def _tools_in_force(body: ChatRequest, dialect: Dialect, name: str) -> list[Tool
                 param="tool_choice",
                 code="invalid_value",
             )
-    elif chosen == "required" and not tools:
+    elif chosen in ("required", "auto") and not tools:
         raise ApiError(
-            400, "tool_choice required needs tools", param="tool_choice", code="invalid_value"
+            400, f"tool_choice {chosen} needs tools", param="tool_choice", code="invalid_value"
         )
     elif chosen == "none":
         tools = []
@@ -202,7 +208,8 @@ def _tools_in_force(body: ChatRequest, dialect: Dialect, name: str) -> list[Tool
 def _thinking(
     body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str
 ) -> bool | None:
-    """Whether the model is to think, None where nobody says."""
+    """Whether the model is to think, None where nobody says. An effort is a hint, which a model
+    without a switch cannot take."""
     kwargs, effort = body.chat_template_kwargs, body.reasoning_effort
     requested = {
         "enable_thinking": body.enable_thinking,
@@ -222,7 +229,7 @@ def _thinking(
     param, value = next(iter(said.items()))
     if template.has_thinking_toggle:
         return value
-    if value != (dialect.reasoning is not None):
+    if param != "reasoning_effort" and value != (dialect.reasoning is not None):
         raise _unsupported(param, f"{name} has no switch for thinking")
     return None
 

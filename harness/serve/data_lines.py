@@ -11,6 +11,8 @@ import msgspec
 
 encode = msgspec.json.encode
 MARK_BYTES = 16
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 def data_line(data: bytes) -> bytes:

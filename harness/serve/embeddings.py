@@ -17,16 +17,16 @@ from contract.types import Request, SamplingParams, Tenant
 from harness.serve.answers import Json
 from harness.serve.caller import Caller, Gone
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.gate import caller_of_request
+from harness.serve.gate import caller_of_request, decoded
 from harness.serve.generation import FAILURES
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.pooling import Pool, Pooling, pooling_of
 from harness.serve.service import Began, Service
-from harness.serve.streams import CLIENT_LEFT, PING_SECONDS
+from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
 from harness.serve.submissions import EngineStopped, Submission
-from harness.serve.wire import Id, decode
+from harness.serve.wire import Id
 from reference.runner import HIDDEN
 
 MOST_INPUTS = 2048
@@ -56,7 +56,7 @@ class EmbeddingHandlers:
 
     def embed(self, raw: bytes) -> Json:
         g.generates = True
-        body = decode(raw, EmbeddingRequest)
+        body = decoded(raw, EmbeddingRequest)
         return embed(g.service, body, g.account.tenant, caller_of_request())
 
 
@@ -99,7 +99,8 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
         "model": model.name,
         "system_fingerprint": model.fingerprint,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "x_zinc": {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier},
+        "x_zinc": {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
+        | ({"ignored": caller.ignored} if caller.ignored else {}),
     }
 
 
@@ -167,7 +168,7 @@ def _compute(
         taken = next((n for n, error in enumerate(refused) if error is not None), len(refused))
         left = {request.id for request in requests[:taken]}
         while left:
-            for delivered in stream.take(PING_SECONDS):
+            for delivered in stream.take(LOOK_SECONDS):
                 reason = delivered.event.finish_reason
                 if reason in FAILURES:
                     raise FAILURES[reason]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from contract.errors import QueueFull, RequestError, TemplateError, TenantQueueFull
+from harness.serve.storage import StorageProblem
 from harness.serve.submissions import EngineStopped
 
 TYPES = {
@@ -36,12 +37,14 @@ WIRE_NAMES = {
 """What the wire calls a field of the engine's requests."""
 RESTART_SECONDS = 5
 """When to try again with a server that is about to end."""
+STORAGE_SECONDS = 30
+"""When to try again with a server whose disk is full."""
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
     """A request that is not answered. ``retry_after`` in seconds; ``retry`` None leaves it to the
-    client."""
+    client; ``allow`` are the methods that the path has."""
 
     status: int
     message: str
@@ -49,6 +52,7 @@ class ApiError(Exception):
     code: str | None = None
     retry_after: float | None = None
     retry: bool | None = None
+    allow: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.message
@@ -74,6 +78,8 @@ class ApiError(Exception):
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
         if self.retry is not None:
             headers["x-should-retry"] = "true" if self.retry else "false"
+        if self.allow:
+            headers["Allow"] = ", ".join(self.allow)
         if self.status == 401:
             # Not Basic: a browser would ask by itself, before the page can.
             headers["WWW-Authenticate"] = 'Bearer realm="zinc-rt"'
@@ -103,6 +109,9 @@ def as_api_error(error: Exception) -> ApiError | None:
             return ApiError(
                 503, str(error), code="queue_full", retry_after=seconds or 1.0, retry=True
             )
+        case StorageProblem(full=full):
+            code = "disk_full" if full else "storage_unwritable"
+            return ApiError(503, str(error), code=code, retry_after=STORAGE_SECONDS, retry=True)
         case EngineStopped():
             return ApiError(
                 503, str(error), code="engine_stopped", retry_after=RESTART_SECONDS, retry=True

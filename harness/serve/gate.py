@@ -7,10 +7,11 @@ import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from flask import g, request
+from flask import Request, g, request
 
 from harness.serve.caller import SEND_AT_ONCE, Caller
 from harness.serve.errors import ApiError
+from harness.serve.wire import Body, Prepare, decode
 
 OPEN_PATH = "/health"
 """The only path that needs no key, apart from the files of the pages."""
@@ -36,6 +37,14 @@ class HostCheck:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
+
+    def check_request(self, asked: Request) -> None:
+        """Raises ApiError 403 for a foreign name, and for a page of another origin. HTTP/1.0 has no
+        Host header and no browser speaks it, so without one it is no page's request."""
+        host, origin = asked.environ.get("HTTP_HOST"), asked.headers.get("Origin")
+        if host is None and origin is None and asked.environ.get("SERVER_PROTOCOL") == "HTTP/1.0":
+            return
+        self.check(host, origin)
 
     def check(self, host: str | None, origin: str | None) -> None:
         """Raises ApiError 403 for a foreign name, and for a page of another origin."""
@@ -76,7 +85,13 @@ def caller_of_request() -> Caller:
     """The client of the request at hand; where nobody can tell, it has not left."""
     ways = {"gone": "waitress.client_disconnected", "send_at_once": SEND_AT_ONCE}
     environ = request.environ
-    return Caller(**{way: environ[name] for way, name in ways.items() if name in environ})
+    known = {way: environ[name] for way, name in ways.items() if name in environ}
+    return Caller(**known, ignored=[] if g.ignored is None else g.ignored)
+
+
+def decoded(raw: bytes, kind: type[Body], prepare: Prepare | None = None) -> Body:
+    """The body of the request at hand; fields that it ignores are noted. Raises ApiError."""
+    return decode(raw, kind, g.ignored, prepare)
 
 
 def need_admin() -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from contract.errors import RequestError
 from contract.types import (
+    MAX_INT32,
     MAX_UINT64,
     MIN_TOP_P,
     FinishReason,
@@ -72,12 +73,14 @@ Told = Callable[[Callable[[], Sequence[Piece]]], bool]
 @dataclass(slots=True)
 class Choice:
     """One continuation: its engine request, and what is known of it; ``parser`` takes its text
-    apart. Times are monotonic seconds; ``intervals`` are those between its tokens."""
+    apart, and one of ``stop_tokens`` ends it. Times are monotonic seconds; ``intervals`` are
+    those between its tokens."""
 
     index: int
     request: Request
     stream: TextStream
     parser: ReplyParser | None = None
+    stop_tokens: frozenset[int] = frozenset()
     tokens: int = 0
     reasoning_tokens: int = 0
     finish: str | None = None
@@ -101,6 +104,7 @@ class Generation:
         digests: bool = False,
         plan: ChatPlan | None = None,
         scores: bool = False,
+        stop_tokens: Sequence[int] = (),
     ) -> None:
         self.began = time.monotonic()
         self.model = model
@@ -110,6 +114,7 @@ class Generation:
                 request,
                 TextStream(request.stop),
                 None if plan is None else plan.parser(request),
+                frozenset(stop_tokens),
             )
             for index, request in enumerate(requests)
         ]
@@ -240,6 +245,11 @@ class Generation:
         text = ""
         if event.token >= 0:
             _count(choice, at)
+        if event.token in choice.stop_tokens and reason is not FinishReason.STOP:
+            # As if the engine had ended it; of what it computes behind, nothing is delivered.
+            self._events.cancel(event.request_id)
+            reason = FinishReason.STOP
+            event = event._replace(finish_reason=reason)
         said = event.token >= 0 and reason is not FinishReason.STOP
         if said:
             special = event.token in self._shown
@@ -293,8 +303,10 @@ def requests_of(
     *,
     max_tokens: int | None,
     log_probabilities: int | None,
+    most: int | None = None,
 ) -> list[Request]:
-    """The engine requests of a body: ``n`` choices of each prompt. Raises ApiError."""
+    """The engine requests of a body: ``n`` choices of each prompt. Without ``max_tokens`` an answer
+    may fill the context, or have ``most`` tokens. Raises ApiError."""
     n = body.n or 1
     check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
@@ -303,7 +315,11 @@ def requests_of(
         Request(
             id=model.driver.new_id(),
             prompt=tuple(prompt),
-            max_tokens=model.room(len(prompt), tenant) if max_tokens is None else max_tokens,
+            max_tokens=(
+                min(model.room(len(prompt), tenant), MAX_INT32 if most is None else most)
+                if max_tokens is None
+                else max_tokens
+            ),
             sampling=sampling_of(body, model, seed + choice),
             stop=stop,
             tenant=tenant.id,
@@ -325,16 +341,15 @@ def check_choices(prompts: int, n: int = 1) -> None:
 
 
 def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:
-    """How a body wants tokens chosen: OpenAI's defaults, where nothing is said."""
-    if not -(MAX_UINT64 // 2) - 1 <= seed <= MAX_UINT64 + MOST_CHOICES:
-        raise ApiError(400, "seed is not a 64-bit number", param="seed", code="invalid_value")
-    window = model.limits.recent_tokens
+    """How a body wants tokens chosen; the model's defaults, where nothing is said."""
+    window, own = model.limits.recent_tokens, model.sampling
+    penalty = _given(body.repeat_penalty, own.repeat_penalty)
     return SamplingParams(
-        temperature=float(_given(body.temperature, 1.0)),
-        top_k=max(0, _given(body.top_k, 0)),
-        top_p=max(MIN_TOP_P, float(_given(body.top_p, 1.0))),
-        min_p=float(_given(body.min_p, 0.0)),
-        repeat_penalty=float(_given(body.repetition_penalty, 1.0)),
+        temperature=float(_given(body.temperature, own.temperature)),
+        top_k=max(0, _given(body.top_k, own.top_k)),
+        top_p=max(MIN_TOP_P, float(_given(body.top_p, own.top_p))),
+        min_p=float(_given(body.min_p, own.min_p)),
+        repeat_penalty=float(_given(body.repetition_penalty, penalty)),
         repeat_last_n=_given(body.repeat_last_n, window),
         presence_penalty=float(_given(body.presence_penalty, 0.0)),
         frequency_penalty=float(_given(body.frequency_penalty, 0.0)),

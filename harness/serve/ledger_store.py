@@ -11,11 +11,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from contract.context_manager import ContextManager
 from contract.errors import ConfigError
+from harness.serve.storage import RETRY_SECONDS, ProblemLog, StorageProblem
 
 BUSY_SECONDS = 10.0
 SCHEMA_VERSION = 1
@@ -45,6 +46,11 @@ class LedgerStore(ContextManager):
     def __init__(self, path: Path) -> None:
         """Opens or creates ``path``. Raises ConfigError when it cannot be a ledger."""
         self._lock = threading.Lock()
+        self._path = path
+        self._waiting: dict[tuple[int, str], Counts] = {}
+        self._problem: StorageProblem | None = None
+        self._tried = time.monotonic()
+        self._log = ProblemLog()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(
@@ -74,11 +80,43 @@ class LedgerStore(ContextManager):
         )
 
     def add(self, tenant: int, counts: Counts) -> None:
-        """Count for today (UTC); when this returns a killed process has not lost it."""
-        day = time.strftime("%Y-%m-%d", time.gmtime())
-        values = [getattr(counts, name) for name in NAMES]
+        """Count for today (UTC); when this returns a killed process has not lost it. While the file
+        cannot be written counts wait in memory."""
+        key = tenant, time.strftime("%Y-%m-%d", time.gmtime())
         with self._lock:
-            self._file.execute(self._add, (tenant, day, *values))
+            before = astuple(self._waiting.get(key, Counts()))
+            self._waiting[key] = Counts(*map(sum, zip(before, astuple(counts), strict=True)))
+            self._write()
+
+    def check(self) -> None:
+        """Raises StorageProblem while the file cannot be written. Tries that after RETRY_SECONDS
+        without a write, so that a full disk is noticed before anything is computed."""
+        with self._lock:
+            if time.monotonic() - self._tried >= RETRY_SECONDS:
+                self._write()
+            if self._problem is not None:
+                raise self._problem
+
+    def _write(self) -> None:
+        """Write the counts that wait, or the version again where there are none."""
+        self._tried = time.monotonic()
+        try:
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                for key, counts in self._waiting.items():
+                    self._file.execute(self._add, (*key, *astuple(counts)))
+                self._file.execute("COMMIT")
+            except sqlite3.Error:
+                if self._file.in_transaction:
+                    self._file.execute("ROLLBACK")
+                raise
+        except sqlite3.OperationalError as error:
+            self._problem = _problem(self._path, error)
+        else:
+            self._problem = None
+            self._waiting.clear()
+        self._log.note(None if self._problem is None else str(self._problem))
 
     def total(self, tenant: int) -> Counts:
         """All that was ever counted of a tenant."""
@@ -101,10 +139,13 @@ class LedgerStore(ContextManager):
 
     def activate(self, began_with: Path, name: str | None) -> None:
         """Note which model answers in place of the one in the file that servers are started with;
-        None when that one does."""
+        None when that one does. Raises StorageProblem."""
         row = (str(began_with.resolve()), name)
         with self._lock:
-            self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
+            try:
+                self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
+            except sqlite3.OperationalError as error:
+                raise _problem(self._path, error) from None
 
     def activated(self, began_with: Path) -> str | None:
         """What was noted last."""
@@ -116,4 +157,11 @@ class LedgerStore(ContextManager):
     def close(self) -> None:
         """Close the file."""
         with self._lock:
+            if self._waiting:
+                self._write()
             self._file.close()
+
+
+def _problem(path: Path, error: sqlite3.OperationalError) -> StorageProblem:
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return StorageProblem(f"the ledger {path} cannot be written: {error}", full)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
+from harness import catalog
 from harness.generate import (
     SessionOptions,
     load_runner,
@@ -20,15 +21,18 @@ from harness.generate import (
     recorded_tier,
 )
 from harness.progress import NullProgress, Progress
+from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
 from harness.serve.dialect import Dialect, dialect_of
 from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
 from harness.serve.fingerprint import system_fingerprint
 from harness.serve.multi_engine import MultiEngineDriver
+from harness.serve.storage import ProblemLog, StorageProblem
 from harness.serve.structured.grammars import Grammars
 from harness.serve.wire import ChatRequest, Message, TemplateOptions
 from harness.serve.wire_tools import Tool
+from harness.trace.record import RecordedTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan
@@ -41,26 +45,33 @@ from reference.sched.tenants import Tenants
 STALL_STEPS = 256
 """Steps without anybody taking a request's tokens after which it ends."""
 SILENT = NullProgress()
+ANY_NAME = "*"
+"""An alias that every name is."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """How a server's model is opened: ``name`` is what requests call it, ``digests`` the file that
     keeps digests of model files, ``queue_depth`` how many requests may wait, ``buffered_events``
-    how many events of a request before it stalls."""
+    how many events of a request before it stalls. Requests may also call it by one of ``aliases``,
+    by any name where "*" is one; ``sampling`` are values for what they leave out."""
 
     session: SessionOptions
     name: str
     digests: Path
     queue_depth: int = 256
     buffered_events: int = BUFFERED_EVENTS
+    aliases: tuple[str, ...] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """A model that answers. ``fingerprint`` names the function it computes, ``created`` is the
     time of its file, in seconds since 1970, ``tier`` and ``device`` say where it runs; ``grammars``
-    make masks for its vocabulary. ``trace`` is the name of the file that keeps what it is told."""
+    make masks for its vocabulary. ``trace`` is the name of the file that keeps what it is told.
+    Requests may call it by any of ``names``; ``sampling`` is what they leave out. Its trace is
+    written by ``recorded``. It ``keeps_prompts``: what was computed for one is found again."""
 
     name: str
     model: Model
@@ -74,6 +85,11 @@ class ServedModel:
     fingerprint: str
     created: int
     trace: str | None = None
+    names: frozenset[str] = frozenset()
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    recorded: RecordedTier | None = None
+    keeps_prompts: bool = True
+    trace_log: ProblemLog = field(default_factory=ProblemLog)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -94,13 +110,27 @@ class ServedModel:
 
     def check_name(self, name: str | None) -> None:
         """ApiError 404 for a model that is not this one; None asks for whatever is served."""
-        if name is not None and name != self.name:
+        if not self.is_called(name):
             raise ApiError(
                 404,
                 f"there is no model {name!r} here; this server has {self.name!r}",
                 param="model",
                 code="model_not_found",
             )
+
+    def check_trace(self) -> None:
+        """Raises StorageProblem while the trace cannot be written."""
+        recorded = self.recorded
+        if recorded is None or recorded.problem is None:
+            return
+        problem = self.driver.call(lambda engine: recorded.retry())
+        self.trace_log.note(problem)
+        if problem is not None:
+            raise StorageProblem(f"the trace {self.trace} cannot be written: {problem}", full=True)
+
+    def is_called(self, name: str | None) -> bool:
+        """Whether a request for a model of this name means this one."""
+        return name in (None, self.name) or name in self.names or ANY_NAME in self.names
 
     def chat_plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat request is answered. Raises ApiError and TemplateError."""
@@ -155,6 +185,24 @@ class ServedModel:
         return min(MAX_INT32, max(1, reach - prompt))
 
 
+def names_of(path: Path, options: ModelOptions) -> frozenset[str]:
+    """What requests may call the model in a file, its own name apart."""
+    return frozenset((*other_names(path), *options.aliases))
+
+
+def other_names(path: Path) -> tuple[str, ...]:
+    """What a model is called after its file: the file's stem and the catalog's id."""
+    entry = catalog.entry_of_file(path)
+    return (path.stem,) if entry is None else (path.stem, entry.id)
+
+
+def sampling_of_file(path: Path, model: Model, options: ModelOptions) -> SamplingDefaults:
+    """What requests for the model in a file leave out."""
+    entry = catalog.entry_of_file(path)
+    catalogued = {} if entry is None else dict(entry.sampling)
+    return sampling_defaults(model.file.metadata, catalogued, options.sampling)
+
+
 def served_session(session: SessionOptions) -> SessionOptions:
     """``session`` with all that a server's requests may want of it."""
     return replace(session, chat=True, masks=True, hidden_states=True)
@@ -177,7 +225,7 @@ def open_model(
     prepared = prepare_session(path, served_session(session), owned)
     model, limits = prepared.model, prepared.limits
     fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
-    tier = recorded_tier(prepared, session.recording, owned)
+    tier = recorded_tier(prepared, session.recording, owned, patient=True)
     runner = owned.enter_context(load_runner(model, tier, limits, progress))
     # Nobody waits for a first token yet, and later no step of others shall.
     runner.prepare()
@@ -216,4 +264,8 @@ def open_model(
         fingerprint=fingerprint,
         created=int(path.stat().st_mtime),
         trace=None if session.recording.trace is None else session.recording.trace.name,
+        names=names_of(path, options),
+        sampling=sampling_of_file(path, model, options),
+        keeps_prompts=session.prefix_cache != 0,
+        recorded=tier if isinstance(tier, RecordedTier) else None,
     )

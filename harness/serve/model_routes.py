@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,9 +63,13 @@ class ModelHandlers:
     def models(self) -> Json:
         """OpenAI's list is of what requests may name: the model that answers, and those beside."""
         tenant = g.account.tenant
+        data = [_described(g.service.model), *self._background()]
         return {
             "object": "list",
-            "data": [_described(g.service.model), *self._background()],
+            "data": data,
+            "has_more": False,
+            "first_id": data[0]["id"],
+            "last_id": data[-1]["id"],
             "x_zinc": {
                 "managed": list(self._managed()),
                 "tenant": {"name": tenant.name, "qos": tenant.qos.value},
@@ -73,8 +78,9 @@ class ModelHandlers:
 
     def one_model(self, model: str) -> Json:
         served: ServedModel = g.service.model
-        if model == served.name:
+        if served.is_called(model):
             return _described(served)
+        model = self._serving.canonical(model) or model
         for described in self._background():
             if described["id"] == model:
                 return described
@@ -92,7 +98,8 @@ class ModelHandlers:
             else:
                 created = int(self._serving.by_name[name].stat().st_mtime)
                 facts = {"id": name, "object": "model", "created": created, "owned_by": "zinc-rt"}
-                yield {**facts, "x_zinc": {"loaded": False}}
+                more = _for_anthropic(name, created)
+                yield {**facts, **more, "x_zinc": {"loaded": False}}
 
     def pull_model(self, raw: bytes) -> Answered:
         need_admin()
@@ -162,6 +169,12 @@ class ModelHandlers:
         return found.path
 
 
+def _for_anthropic(name: str, created: int) -> Json:
+    """What Anthropic's clients read of a model beside what OpenAI's do."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
+    return {"type": "model", "display_name": name, "created_at": at}
+
+
 def _described(model: ServedModel) -> Json:
     """A model that answers."""
     template = model.template
@@ -170,6 +183,7 @@ def _described(model: ServedModel) -> Json:
         "object": "model",
         "created": model.created,
         "owned_by": "zinc-rt",
+        **_for_anthropic(model.name, model.created),
         "x_zinc": {
             "fingerprint": model.fingerprint,
             "context": model.context,
@@ -178,6 +192,8 @@ def _described(model: ServedModel) -> Json:
             "device": model.device,
             "chat": template is not None,
             "thinking": template is not None and template.has_thinking_toggle,
+            "aliases": sorted(model.names - {model.name}),
+            "sampling": model.sampling.facts,
         },
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from harness.serve.answer_schemas import ANSWERS, NAMED_EVENTS, STREAMED
+from harness.serve.errors import ApiError
 
 REFERENCE = "#/components/schemas/{name}"
 ERROR_SCHEMA = {
@@ -44,7 +45,8 @@ NAMED_EVENT_SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path, in Flask's notation; ``body`` validates what is sent to it."""
+    """One method of one path, in Flask's notation; ``body`` validates what is sent to it, and
+    ``errors`` makes the body of a refusal."""
 
     method: str
     path: str
@@ -52,6 +54,7 @@ class Route:
     summary: str
     body: type[Struct] | None = None
     produces: str = "application/json"
+    errors: Callable[[ApiError], bytes] = ApiError.encoded
 
 
 def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import msgspec
 from contract.errors import CatalogError, ZincError
 from harness import catalog
 from harness.serve.answers import Json
-from harness.serve.data_lines import data_line
+from harness.serve.data_lines import DONE, PING, data_line
 from harness.serve.errors import RESTART_SECONDS, ApiError, internal_error
 from harness.serve.faults import log_fault
-from harness.serve.streams import DONE, PING, PING_SECONDS
+from harness.serve.streams import PING_SECONDS
 
 MOST_PULLS = 2
 """Models that are fetched at the same time."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from harness.serve.answers import Json
+from harness.serve.text_tokens import response_logprobs, tokens_of_text
 from harness.serve.wire_responses import ResponsesRequest
 
 LENGTH = "length"
@@ -23,7 +24,11 @@ def response_of(body: ResponsesRequest, chat: Json) -> Json:
     calls = message.get("tool_calls") or ()
     if message["content"] or not calls:
         status = "incomplete" if choice["finish_reason"] == LENGTH else "completed"
-        output.append(_Item("message", message["content"] or "").json(status))
+        item = _Item("message", message["content"] or "")
+        if choice.get("logprobs") is not None:
+            thoughts = message.get("reasoning_content") or ""
+            item.tokens = tokens_of_text(item.text, choice["logprobs"]["content"], thoughts)
+        output.append(item.json(status))
     for call in calls:
         function = call["function"]
         item = _Item("function_call", function["arguments"], call["id"], function["name"])
@@ -42,6 +47,7 @@ class ResponseEvents:
         self._open = False
         self._finish: str | None = None
         self._number = 0
+        self._listed: list[Json] = []
 
     def chunk(self, chunk: Json) -> Iterator[bytes]:
         """What one chunk is told as."""
@@ -51,7 +57,10 @@ class ResponseEvents:
                 yield self._event(f"response.{name}", response=self._head | {"output": []})
         for choice in chunk["choices"]:
             delta = choice["delta"]
+            if choice.get("logprobs") is not None:
+                self._listed += choice["logprobs"]["content"]
             if delta.get("reasoning_content"):
+                self._tokens_of(delta["reasoning_content"])
                 yield from self._more("reasoning", delta["reasoning_content"])
             if delta.get("content"):
                 yield from self._more("message", delta["content"])
@@ -85,8 +94,20 @@ class ResponseEvents:
             yield from self._begin(_Item(kind))
         item = self._items[-1]
         item.text += text
-        more: Json = {"logprobs": []} if kind == "message" else {}
+        more: Json = {}
+        if kind == "message":
+            new = self._tokens_of(text)
+            item.tokens += new
+            more = {"logprobs": response_logprobs(new)}
         yield self._event(f"response.{item.part}.delta", **self._place(), delta=text, **more)
+
+    def _tokens_of(self, text: str) -> list[Json]:
+        """The listed tokens that say ``text``; they and those before them are told only once."""
+        told = tokens_of_text(text, self._listed)
+        if told:
+            last = next(n for n, one in enumerate(self._listed) if one is told[-1])
+            del self._listed[: last + 1]
+        return told
 
     def _call(self, call: Json) -> Iterator[bytes]:
         function = call["function"]
@@ -118,7 +139,8 @@ class ResponseEvents:
             name = "response.function_call_arguments.done"
             yield self._event(name, **self._place(), name=item.name, arguments=item.text)
         else:
-            more: Json = {"logprobs": []} if item.kind == "message" else {}
+            listed = response_logprobs(item.tokens)
+            more: Json = {"logprobs": listed} if item.kind == "message" else {}
             place = self._place()
             yield self._event(f"response.{item.part}.done", **place, text=item.text, **more)
             yield self._event("response.content_part.done", **place, part=item.content)
@@ -143,13 +165,15 @@ PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 @dataclass(slots=True)
 class _Item:
-    """A part of an answer: a message, thoughts, or a call, whose ``text`` are its arguments."""
+    """A part of an answer: a message, whose ``tokens`` may be listed, thoughts, or a call, whose
+    ``text`` are its arguments."""
 
     kind: str
     text: str = ""
     call_id: str = ""
     name: str = ""
     id: str = field(default="")
+    tokens: list[Json] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.id = PREFIXES[self.kind] + secrets.token_hex(12)
@@ -163,7 +187,9 @@ class _Item:
     def content(self) -> Json:
         """Its text as a piece of content."""
         piece: Json = {"type": self.part, "text": self.text}
-        return piece | {"annotations": [], "logprobs": []} if self.kind == "message" else piece
+        if self.kind != "message":
+            return piece
+        return piece | {"annotations": [], "logprobs": response_logprobs(self.tokens)}
 
     def json(self, status: str) -> Json:
         """The item as it is told."""
@@ -179,6 +205,7 @@ class _Item:
 def _head(body: ResponsesRequest, chat: Json) -> Json:
     """What is known of an answer from its beginning on."""
     text = body.text.format if body.text is not None else None
+    defaults = chat.get("x_zinc", {}).get("sampling_defaults", {})
     return {
         "id": "resp_" + chat["id"].partition("-")[2],
         "object": "response",
@@ -199,15 +226,20 @@ def _head(body: ResponsesRequest, chat: Json) -> Json:
         },
         "service_tier": chat["service_tier"],
         "store": False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": _given(body.temperature, defaults.get("temperature")),
         "text": {"format": {"type": "text"} if text is None else msgspec.to_builtins(text)},
         "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
         "tools": msgspec.to_builtins(body.tools or []),
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": _given(body.top_p, defaults.get("top_p")),
         "truncation": "disabled",
         "usage": None,
         "user": body.user,
     }
+
+
+def _given(value: float | None, default: float | None) -> float | None:
+    return default if value is None else value
 
 
 def _end(finish: str | None, usage: Json) -> Json:

@@ -11,10 +11,12 @@ from msgspec import Struct
 
 from contract.errors import RequestError
 from harness.serve.answers import Json
+from harness.serve.anthropic.routes import ANTHROPIC_ROUTES
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
-from harness.serve.gate import caller_of_request
+from harness.serve.gate import caller_of_request, decoded
+from harness.serve.hosted import without_hosted_tools
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.openapi import Route, openapi_document
@@ -27,7 +29,6 @@ from harness.serve.wire import (
     DetokenizeRequest,
     TemplateRequest,
     TokenizeRequest,
-    decode,
 )
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -36,6 +37,7 @@ ROUTES = (
     Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
     *EMBEDDING_ROUTES,
     *RESPONSES_ROUTES,
+    *ANTHROPIC_ROUTES,
     *MODEL_ROUTES,
     Route("POST", "/tokenize", "tokenize", "Token ids of a text or chat.", TokenizeRequest),
     Route("POST", "/detokenize", "detokenize", "Text of token ids.", DetokenizeRequest),
@@ -80,7 +82,7 @@ class Handlers:
         return self._generate(raw, CompletionRequest, self._service.complete)
 
     def tokenize(self, raw: bytes) -> Json:
-        body = decode(raw, TokenizeRequest)
+        body = decoded(raw, TokenizeRequest)
         self._model.check_name(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("prompt", "or messages is needed, and not both")
@@ -92,7 +94,7 @@ class Handlers:
         return {"tokens": tokens, "count": len(tokens), "max_model_len": self._model.context}
 
     def detokenize(self, raw: bytes) -> Json:
-        body = decode(raw, DetokenizeRequest)
+        body = decoded(raw, DetokenizeRequest)
         self._model.check_name(body.model)
         vocab = self._model.model.config.vocab
         if any(not 0 <= token < vocab for token in body.tokens):
@@ -101,7 +103,7 @@ class Handlers:
         return {"prompt": text.decode(errors="replace")}
 
     def apply_template(self, raw: bytes) -> Json:
-        body = decode(raw, TemplateRequest)
+        body = decoded(raw, TemplateRequest)
         self._model.check_name(body.model)
         chat = self._model.render(body.messages, body.chat_template_kwargs, body.tools)
         return {"prompt": chat.text}
@@ -143,4 +145,5 @@ class Handlers:
         answer: Callable[[Body, Any, Caller], Answered],
     ) -> Answered:
         g.generates = True
-        return answer(decode(raw, kind), g.account.tenant, caller_of_request())
+        body = decoded(raw, kind, without_hosted_tools)
+        return answer(body, g.account.tenant, caller_of_request())

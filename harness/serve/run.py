@@ -5,21 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
 
 from contract.errors import CatalogError, ConfigError, RequestError, ZincError
 from harness import catalog
 from harness.generate import Recording
 from harness.progress import NullProgress, Progress
-from harness.serve import supervisor
 from harness.serve.accounts import Accounts
 from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck, is_loopback
@@ -42,7 +38,7 @@ class ServeOptions:
     """Everything about a server; the settings of the same names say what each means. The models
     ``beside``, by name, are loaded when a request names them. In the folder ``record`` every model
     that is loaded leaves a trace; ``replicas`` answer, under Ray Serve, or with 0 this process
-    does."""
+    does. ``reject_unknown`` refuses requests with fields that would be ignored."""
 
     path: Path
     model: ModelOptions
@@ -56,6 +52,7 @@ class ServeOptions:
     drain_seconds: float = 30.0
     replicas: int = 0
     record: Path | None = None
+    reject_unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,13 @@ class Running:
 
 
 @contextmanager
-def running(options: ServeOptions, progress: Progress | None = None) -> Iterator[Running]:
-    """A server that answers until the context ends, which cuts what is under way.
+def running(
+    options: ServeOptions,
+    progress: Progress | None = None,
+    about_to_listen: Callable[[], None] = lambda: None,
+) -> Iterator[Running]:
+    """A server that answers until the context ends, which cuts what is under way. It calls
+    ``about_to_listen`` once it could answer, before it takes the first connection.
 
     Raises ConfigError for an address without keys that others can reach, and for files and ports
     that cannot be used; and what opening a model raises.
@@ -103,11 +105,13 @@ def running(options: ServeOptions, progress: Progress | None = None) -> Iterator
                 max_body=MAX_BODY_BYTES,
                 version=_version(),
                 cache_dir=options.cache_dir,
+                reject_unknown=options.reject_unknown,
             ),
         )
         engines = options.replicas or 1
         at_once = engines * (serving.service.model.limits.slots + options.model.queue_depth)
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
+        about_to_listen()
         http.start()
         host = f"[{options.host}]" if ":" in options.host else options.host
         server = Running(serving, http, f"http://{host}:{http.port}")
@@ -188,36 +192,6 @@ def _new_trace(folder: Path, name: str) -> Path:
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[-80:]
     began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return folder / f"{began}-{os.getpid()}-{time.monotonic_ns()}-{stem}.trace"
-
-
-def run_until_signalled(server: Running, drain_seconds: float) -> bool:
-    """Answer until SIGTERM, which drains, or SIGINT, which does not; a second signal cuts a drain.
-
-    Gives whether it was SIGINT.
-    """
-    told = threading.Event()
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        told.set()
-        if len(received) > 1:
-            raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        told.wait()
-        interrupted = received[0] == signal.SIGINT
-        supervisor.tell("STOPPING=1")
-        if not interrupted:
-            log.info("draining for up to %.0f s; another signal ends it", drain_seconds)
-        server.drain(0.0 if interrupted else drain_seconds)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return interrupted
 
 
 def _version() -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.accounts import Accounts
-from harness.serve.answers import Answer, ChatShape, CompletionShape, Json, Shape
+from harness.serve.answers import Answer, AnswerFormat, ChatShape, CompletionShape, Json, ShapeOf
 from harness.serve.caller import Caller
 from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
@@ -45,26 +45,42 @@ class Service:
     metrics: Metrics
     draining: threading.Event = field(default_factory=threading.Event)
 
-    def chat(self, body: ChatRequest, tenant: Tenant, caller: Caller) -> Answered:
-        """``POST /v1/chat/completions``."""
+    def chat(
+        self,
+        body: ChatRequest,
+        tenant: Tenant,
+        caller: Caller,
+        shape_of: ShapeOf = ChatShape,
+        prefix: str = "chatcmpl-",
+    ) -> Answered:
+        """``POST /v1/chat/completions``, and what other dialects mean by their bodies: their
+        answers have a shape and a ``prefix`` of their own."""
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
         listed = (body.top_logprobs or 0) if body.logprobs else None
 
-        def begin() -> tuple[Generation, Shape]:
+        def begin() -> tuple[Generation, AnswerFormat]:
             self.model.check_name(body.model)
             plan = self.model.chat_plan(body)
+            caller.ignore(plan.ignored)
             requests = requests_of(
                 body,
                 [self.model.encode_chat(plan.prompt)],
                 self.model,
                 tenant,
-                max_tokens=body.max_completion_tokens or body.max_tokens,
+                max_tokens=body.max_completion_tokens or _most_tokens(body),
+                most=None if body.n_predict == -1 else self.model.sampling.max_tokens,
                 log_probabilities=listed,
             )
-            generation = Generation(self.model, requests, body.logits_digest, plan)
-            answer = Answer.of(generation, tenant, "chatcmpl-", _wants_usage(body))
-            return generation, ChatShape(answer, listed is not None)
+            generation = Generation(
+                self.model,
+                requests,
+                body.logits_digest,
+                plan,
+                stop_tokens=body.stop_token_ids or (),
+            )
+            answer = Answer.of(generation, tenant, prefix, _wants_usage(body), caller)
+            return generation, shape_of(answer, listed is not None)
 
         return self._answer(body, tenant, begin, caller)
 
@@ -72,7 +88,7 @@ class Service:
         """``POST /v1/completions``."""
         listed = body.logprobs is not None
 
-        def begin() -> tuple[Generation, Shape]:
+        def begin() -> tuple[Generation, AnswerFormat]:
             self.model.check_name(body.model)
             prompts = self.prompts_of(body.prompt)
             requests = requests_of(
@@ -80,12 +96,18 @@ class Service:
                 prompts,
                 self.model,
                 tenant,
-                max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens,
+                max_tokens=_most_completed(body),
                 log_probabilities=body.logprobs,
             )
             scores = bool(body.echo) and listed
-            generation = Generation(self.model, requests, body.logits_digest, scores=scores)
-            answer = Answer.of(generation, tenant, "cmpl-", _wants_usage(body))
+            generation = Generation(
+                self.model,
+                requests,
+                body.logits_digest,
+                scores=scores,
+                stop_tokens=body.stop_token_ids or (),
+            )
+            answer = Answer.of(generation, tenant, "cmpl-", _wants_usage(body), caller)
             echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()
             return generation, CompletionShape(answer, listed, echoed)
 
@@ -111,7 +133,7 @@ class Service:
         }
 
     def check_accepting(self) -> None:
-        """Raises ApiError 503 when no new work is taken."""
+        """Raises ApiError 503, EngineStopped and StorageProblem when no new work is taken."""
         if self.draining.is_set():
             raise ApiError(
                 503,
@@ -122,12 +144,14 @@ class Service:
             )
         if self.model.driver.failure is not None:
             raise EngineStopped(self.model.driver.failure)
+        self.ledger.check()
+        self.model.check_trace()
 
     def _answer(
         self,
         body: Sampled,
         tenant: Tenant,
-        begin: Callable[[], tuple[Generation, Shape]],
+        begin: Callable[[], tuple[Generation, AnswerFormat]],
         caller: Caller,
     ) -> Answered:
         if body.stream_options is not None and not body.stream:
@@ -139,7 +163,7 @@ class Service:
             self._count(generation, tenant, error)
 
         if body.stream:
-            return event_stream(generation, shape, _wants_usage(body), finish, caller.send_at_once)
+            return event_stream(generation, shape, _wants_usage(body), finish, caller)
         try:
             whole = whole_answer(generation, shape, caller.gone)
         except Exception as error:
@@ -213,6 +237,20 @@ class Service:
         if len(lists) == len(prompt):
             return list(lists)
         raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
+
+
+def _most_tokens(body: Sampled) -> int | None:
+    """The limit that a body names by either of its names."""
+    if body.max_tokens is None and body.n_predict is not None and body.n_predict > 0:
+        return body.n_predict
+    return body.max_tokens
+
+
+def _most_completed(body: CompletionRequest) -> int | None:
+    """The limit of a completion, None for the end of the context."""
+    if body.max_tokens is None and body.n_predict is not None:
+        return None if body.n_predict < 0 else body.n_predict
+    return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
 
 def _wants_usage(body: Sampled) -> bool:

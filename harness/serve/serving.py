@@ -24,7 +24,7 @@ from harness.serve.errors import RESTART_SECONDS, ApiError
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
-from harness.serve.model import ServedModel
+from harness.serve.model import ServedModel, other_names
 from harness.serve.multi_engine import MultiEngineDriver, SharedDriver
 from harness.serve.service import Service
 
@@ -82,6 +82,9 @@ class Serving:
     ) -> None:
         self.began_with = began_with or (name, path)
         self.by_name = dict([self.began_with, *beside.items()]) if beside else {}
+        self._by_other_name = {
+            other: name for name, file in self.by_name.items() for other in other_names(file)
+        }
         self.accounts = accounts
         self._together = together
         self._loading = threading.Lock()
@@ -122,9 +125,14 @@ class Serving:
         answers = self.service.model.name
         return {name: here.get(name) for name in self.by_name if name != answers}
 
+    def canonical(self, name: str | None) -> str | None:
+        """The name in ``by_name`` of a model that requests may also call after its file."""
+        return name if name in self.by_name else self._by_other_name.get(name or "", name)
+
     def lease(self, name: str | None = None) -> Lease:
         """What answers now, or the model that may be asked for by this name, for one request. One
         that is not in memory is loaded first: ApiError where it cannot be."""
+        name = self.canonical(name)
         with self._changed:
             place = self._called(name)
             if place is not None:

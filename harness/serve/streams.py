@@ -1,35 +1,36 @@
-"""Server-sent events: unnamed data lines and comments only, since OpenAI's client takes any named
-event for a chunk, and an error line before closing, since it takes a cut stream for a whole one."""
+"""Answers as streams of server-sent events, and whole ones."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.serve.answers import Json, Shape
-from harness.serve.caller import Gone, SendAtOnce
-from harness.serve.data_lines import data_line
+from harness.serve.answers import AnswerFormat, Json
+from harness.serve.caller import Caller, Gone
+from harness.serve.data_lines import PING
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.generation import Generation, Piece
 
-PING_SECONDS = 0.5
-"""After this long without anything to say a comment is sent: it keeps the connection alive, and
-shows whether somebody is still there."""
-PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
+LOOK_SECONDS = 0.5
+"""How often an answer that has nothing to say looks whether its client is still there."""
+PING_SECONDS = 15.0
+"""A stream that was silent for so many seconds sends a comment, so that proxies keep the connection
+open. Some clients cannot read comments, so there are no others."""
 
 
 def event_stream(
     generation: Generation,
-    shape: Shape,
+    shape: AnswerFormat,
     usage: bool,
     finish: Callable[[ApiError | None], None],
-    send_at_once: SendAtOnce,
+    caller: Caller,
 ) -> Iterator[bytes]:
-    """The body of a streamed answer, but for what ``send_at_once`` sends meanwhile. ``finish`` is
+    """The body of a streamed answer, but for what ``caller`` sends at once meanwhile. ``finish`` is
     called once, before the last line is sent, with the error that ended it if one did, or when the
     client leaves."""
     ended = False
+    silent = Silence(shape.ping)
 
     def end(error: ApiError | None) -> None:
         nonlocal ended
@@ -38,38 +39,55 @@ def event_stream(
             finish(error)
 
     def lines(pieces: Sequence[Piece]) -> bytes:
-        return b"".join([line for piece in pieces for line in shape.lines(piece)]) or PING
+        return silent.broken_by(b"".join([x for piece in pieces for x in shape.lines(piece)]))
 
     def tell(make: Callable[[], Sequence[Piece]]) -> bool:
-        return send_at_once(lambda: lines(make()))
+        return caller.send_at_once(lambda: lines(make()))
 
     try:
-        for pieces in generation.pieces(PING_SECONDS, tell):
+        for pieces in generation.pieces(LOOK_SECONDS, tell):
+            if not pieces and caller.gone():
+                return
             yield lines(pieces)
         end(None)
-        if usage:
-            yield shape.last_line()
-        yield DONE
+        yield shape.end(usage)
     except Exception as error:
         told = as_api_error(error)
         if told is None:
             log_fault("a stream failed", error)
             told = internal_error()
         end(told)
-        yield data_line(told.encoded())
+        yield shape.failed(told)
     finally:
         generation.cancel()
         end(CLIENT_LEFT)
 
 
+class Silence:
+    """How long a stream has sent nothing."""
+
+    def __init__(self, ping: bytes = PING) -> None:
+        self._ping = ping
+        self._since = time.monotonic()
+
+    def broken_by(self, data: bytes) -> bytes:
+        """``data``, or a comment in place of nothing after ``PING_SECONDS`` of silence."""
+        now = time.monotonic()
+        if not data and now - self._since >= PING_SECONDS:
+            data = self._ping
+        if data:
+            self._since = now
+        return data
+
+
 CLIENT_LEFT = ApiError(499, "the client left", code="client_left")
 
 
-def whole_answer(generation: Generation, shape: Shape, gone: Gone) -> Json:
+def whole_answer(generation: Generation, shape: AnswerFormat, gone: Gone) -> Json:
     """The answer of a request that is not streamed. Raises ApiError, also when the client left."""
     parts: list[list[Piece]] = [[] for _ in generation.choices]
     try:
-        for pieces in generation.pieces(PING_SECONDS):
+        for pieces in generation.pieces(LOOK_SECONDS):
             if gone():
                 raise CLIENT_LEFT
             for piece in pieces:

@@ -64,13 +64,16 @@ def _whole_completion(chunks: Sequence[Json]) -> Json:
     """The answer that chunks of ``/v1/chat/completions`` or ``/v1/completions`` tell."""
     choices: dict[int, list[Json]] = {}
     extra: Json = {}
+    usage = None
     for chunk in chunks:
+        usage = chunk.get("usage") or usage
         extra |= chunk.get("x_zinc") or {}
         for choice in chunk["choices"]:
             choices.setdefault(choice["index"], []).append(choice)
     whole = [_whole_choice(index, choices[index]) for index in sorted(choices)]
     fingerprint = chunks[0]["system_fingerprint"]
-    return {"system_fingerprint": fingerprint, "choices": whole, "x_zinc": extra}
+    told = {"system_fingerprint": fingerprint, "choices": whole, "x_zinc": extra}
+    return told | {"usage": usage}
 
 
 def _whole_choice(index: int, parts: Sequence[Json]) -> Json:

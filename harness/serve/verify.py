@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import msgspec
 
 from contract.errors import ConfigError
-from contract.types import LOCAL_TENANT
+from contract.types import LOCAL_TENANT, MAX_INT32
+from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.accounts import Accounts
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
+from harness.serve.hosted import without_hosted_tools
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
@@ -21,10 +24,17 @@ from harness.serve.responses import respond
 from harness.serve.service import Answered, Began, Service
 from harness.serve.strict_json import loads
 from harness.serve.wire import ChatRequest, CompletionRequest, decode
+from harness.serve.wire_items import readable_items
 from harness.serve.wire_responses import ResponsesRequest
 
 Json = dict[str, Any]
 NOTHING = object()
+COUNTS = (
+    *("prompt_tokens", "completion_tokens", "total_tokens"),
+    *("input_tokens", "output_tokens"),
+)
+NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_INT32}
+"""OpenAI's sampling: no filter and no limit."""
 
 
 def first_difference(model: ServedModel, request: Json, response: Json) -> str | None:
@@ -41,18 +51,29 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     then = _told(response)
     if asked.get("seed") is None and response.get("object") != "list":
         asked["seed"] = _drawn_seed(response)
+    model = replace(model, sampling=_defaults_of(response))
     now = _told(_answer(model, asked, response))
     for name in now:
+        if name == "usage" and then[name] is None:
+            # A stream of which nobody asked for a count.
+            continue
         place = _difference(name, then[name], now[name])
         if place is not None:
             return place
     return None
 
 
+def _defaults_of(response: Json) -> SamplingDefaults:
+    """What the server that answered was sampling with; an answer that does not say so is older than
+    such defaults."""
+    told = _extra(response).get("sampling_defaults")
+    return sampling_defaults({}, given=told if isinstance(told, dict) else NO_DEFAULTS)
+
+
 def _told(response: Json) -> Json:
     """What an answer says, by its names, without what another answer would say of itself. Raises
     ConfigError for one that says nothing."""
-    digests = {"logits_sha256": _extra(response).get("logits_sha256")}
+    digests = {"logits_sha256": _extra(response).get("logits_sha256"), "usage": _usage(response)}
     output = response.get("output")
     if isinstance(output, list) and all(isinstance(item, dict) for item in output):
         named = [{key: item[key] for key in item if key != "id"} for item in output]
@@ -62,6 +83,17 @@ def _told(response: Json) -> Json:
         if isinstance(response.get(name), list) and response[name]:
             return {name: list(map(_without_empty, response[name])), **digests}
     raise ConfigError("the response has no choices, no output and no vectors: it is no answer")
+
+
+def _usage(response: Json) -> Json | None:
+    """The counts that every answer to a request has alike: not what the cache had of the prompt,
+    nor who asked. None for one that says that it has none."""
+    usage = response.get("usage", {})
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+    counts = {name: usage.get(name) for name in COUNTS if name in usage}
+    return {**counts, "reasoning_tokens": details.get("reasoning_tokens")}
 
 
 def _without_empty(choice: object) -> object:
@@ -91,12 +123,16 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
     """By the route that a request and its answer are of."""
     raw = msgspec.json.encode(asked)
     if "messages" in asked:
-        return service.chat(decode(raw, ChatRequest), LOCAL_TENANT, Caller())
+        return service.chat(
+            decode(raw, ChatRequest, [], without_hosted_tools), LOCAL_TENANT, Caller()
+        )
     if "output" in response:
-        return respond(service, decode(raw, ResponsesRequest), LOCAL_TENANT, Caller())
+        return respond(
+            service, decode(raw, ResponsesRequest, [], readable_items), LOCAL_TENANT, Caller()
+        )
     if "data" in response:
-        return embed(service, decode(raw, EmbeddingRequest), LOCAL_TENANT, Caller())
-    return service.complete(decode(raw, CompletionRequest), LOCAL_TENANT, Caller())
+        return embed(service, decode(raw, EmbeddingRequest, []), LOCAL_TENANT, Caller())
+    return service.complete(decode(raw, CompletionRequest, []), LOCAL_TENANT, Caller())
 
 
 def _difference(place: str, then: object, now: object) -> str | None:

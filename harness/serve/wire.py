@@ -1,12 +1,12 @@
 """What clients send: one type a body. They validate, and the OpenAPI document is made from them.
 
-A field that is not here is refused by name. Fields of OpenAI's API that other servers ignore in
-silence are listed in ``NOT_SERVED``.
+What becomes of fields that are not here, ``wire_fields`` says.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -15,18 +15,11 @@ from msgspec import Meta, Struct
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError
 from harness.serve.strict_json import BadJson, loads, parsing
+from harness.serve.wire_fields import served_fields
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
 
 MOST_CHOICES = 128
 MOST_MESSAGES = 4096
-NOT_SERVED = frozenset(
-    (
-        *("audio", "best_of", "echo", "function_call", "functions", "modalities"),
-        *("prediction", "suffix", "verbosity", "web_search_options"),
-    )
-)
-"""Fields the client knows and this server does not; null is accepted, as if they were left out."""
-
 Temperature = Annotated[float, Meta(ge=0, le=100, description="0 always takes the likeliest")]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -37,8 +30,12 @@ Window = Annotated[int, Meta(ge=0, le=MAX_INT32, description="tokens the penalti
 Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = Annotated[list[str], Meta(max_length=16)]
+StopTokens = Annotated[list[int], Meta(max_length=64)]
 Tier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
 Id = Annotated[str, Meta(max_length=512)]
+
+
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -54,39 +51,41 @@ class TextPart(Struct, forbid_unknown_fields=True):
     text: str
 
 
-class _Said(Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="role", kw_only=True):
+class _MessageFields(
+    Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="role", kw_only=True
+):
     """What messages have in common."""
 
     content: str | list[TextPart]
     name: str | None = None
 
 
-class SystemMessage(_Said, tag="system"):
+class SystemMessage(_MessageFields, tag="system"):
     """How the model is to be."""
 
 
-class DeveloperMessage(_Said, tag="developer"):
+class DeveloperMessage(_MessageFields, tag="developer"):
     """What templates call ``system``."""
 
 
-class UserMessage(_Said, tag="user"):
+class UserMessage(_MessageFields, tag="user"):
     """What the model is to answer."""
 
 
-class AssistantMessage(_Said, tag="assistant", kw_only=True):
-    """What the model said, which may be calls alone. The fields of OpenAI's answers that this
-    server leaves empty are taken back empty."""
+class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
+    """What the model said, which may be calls alone. A ``refusal`` is what it said in place of an
+    answer; ``annotations`` and ``audio`` of other servers' answers say nothing to a model."""
 
     content: str | list[TextPart] | None = None  # type: ignore[assignment]
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
-    refusal: None = None
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    audio: None = None
+    refusal: str | None = None
+    annotations: Any = None
+    audio: Any = None
     function_call: None = None
 
 
-class ToolMessage(_Said, tag="tool", kw_only=True):
+class ToolMessage(_MessageFields, tag="tool", kw_only=True):
     """What a call gave."""
 
     tool_call_id: str
@@ -110,7 +109,9 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing: prefixes
     are found by their tokens, and nothing is stored. Without ``seed`` one is drawn; the answer
     names it. Choice i is sampled with seed + i. ``logits_digest`` asks for a SHA-256 of the logits
-    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``.
+    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``. An answer also
+    ends before a token of ``stop_token_ids``. ``n_predict``, -1 for no limit, and
+    ``repeat_penalty`` are llama.cpp's names of ``max_tokens`` and ``repetition_penalty``.
     """
 
     model: Id | None = None
@@ -123,11 +124,14 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     repeat_last_n: Window | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     n: Choices | None = None
     stop: str | Stop | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool = False
+    stop_token_ids: StopTokens | None = None
+    n_predict: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    repeat_penalty: Repetition | None = None
     logits_digest: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -198,12 +202,28 @@ class TemplateRequest(Struct, forbid_unknown_fields=True):
 
 
 Body = TypeVar("Body", bound=Struct)
+Prepare = Callable[[dict[str, Any], list[str]], dict[str, Any]]
+"""Makes of a body one that its type has the words for; names what it left out."""
+MEDIA = {
+    "image": "images",
+    "audio": "sounds",
+    "video": "videos",
+    "file": "files",
+    "document": "documents",
+}
+"""What parts of messages that are no text hold, by a word of their type."""
 
 
-def decode(body: bytes, kind: type[Body]) -> Body:
-    """``body`` as ``kind``; ApiError 400 naming the field that is wrong."""
+def decode(
+    body: bytes,
+    kind: type[Body],
+    ignored: list[str] | None = None,
+    prepare: Prepare | None = None,
+) -> Body:
+    """``body`` as ``kind``; ApiError 400 naming what is wrong. Unknown fields that change nothing
+    are added to ``ignored``, and refused without; ``prepare`` changes the value before that."""
     with parsing(body):
-        return _decoded(body, kind)
+        return _decoded(body, kind, ignored, prepare)
 
 
 class _Named(Struct):
@@ -218,13 +238,17 @@ def model_named(body: bytes) -> str | None:
         return None
 
 
-def _decoded(body: bytes, kind: type[Body]) -> Body:
+def _decoded(
+    body: bytes, kind: type[Body], ignored: list[str] | None, prepare: Prepare | None
+) -> Body:
     try:
         value: Any = loads(body)
     except BadJson as error:
         raise ApiError(400, f"the body {error}", code="invalid_json") from None
     if isinstance(value, dict):
-        value = _without_unserved(value, kind)
+        if prepare is not None and ignored is not None:
+            value = prepare(value, ignored)
+        value = served_fields(value, kind, ignored)
     return converted(value, kind)
 
 
@@ -233,23 +257,18 @@ def converted(value: Any, kind: type[Body]) -> Body:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _refused(str(error)) from None
+        raise _refused(str(error), value) from None
 
 
-def _without_unserved(value: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
-    unserved = (NOT_SERVED & value.keys()) - set(kind.__struct_fields__)
-    for name in sorted(unserved):
-        if value[name] is not None:
-            raise ApiError(
-                400, f"{name} is not served here; leave it out", param=name, code="unsupported"
-            )
-    return {name: given for name, given in value.items() if name not in unserved}
-
-
-def _refused(problem: str) -> ApiError:
-    """What msgspec says, with the field in OpenAI's way: ``messages[0].role``."""
+def _refused(problem: str, value: Any) -> ApiError:
+    """What msgspec says of ``value``, with the field in OpenAI's way: ``messages[0].role``."""
     text, _, path = problem.partition(" - at `$")
     path = path.rstrip("`").removeprefix(".")
+    kind = _found_at(value, path) if path.endswith(".type") else None
+    medium = next((name for name in MEDIA if isinstance(kind, str) and name in kind), None)
+    if medium is not None:
+        told = f"{path}: this server takes text; {MEDIA[medium]} are not served"
+        return ApiError(400, told, param=path, code="unsupported")
     unknown = re.search(r"unknown field `(.*)`|missing required field `(.*)`", text)
     if unknown:
         name = unknown[1] or unknown[2]
@@ -260,3 +279,13 @@ def _refused(problem: str) -> ApiError:
         param=path or None,
         code="unknown_parameter" if unknown and unknown[1] else "invalid_value",
     )
+
+
+def _found_at(value: Any, path: str) -> Any:
+    """What is in ``value`` at such a place; None where there is nothing."""
+    try:
+        for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+            value = value[name] if name else value[int(index)]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return value

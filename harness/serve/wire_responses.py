@@ -14,29 +14,35 @@ from harness.serve.wire import (
     MOST_MESSAGES,
     Id,
     MaxTokens,
+    Seed,
     Share,
     Temperature,
     Tier,
     TopK,
+    TopLogprobs,
 )
+from harness.serve.wire_tools import ReasoningEffort
 
 THOUGHTS = "reasoning_content"
-Nothing = Annotated[list[Any], Meta(max_length=0)]
+LOGPROBS = "message.output_text.logprobs"
 
 
 class InputPart(Struct, forbid_unknown_fields=True):
-    """A piece of a message, sent or given back as it was answered."""
+    """A piece of a message, sent or given back as it was answered. What else answers have beside
+    their text says nothing to a model."""
 
-    type: Literal["input_text", "output_text", "text", "reasoning_text"]
-    text: str
-    annotations: Nothing | None = None
-    logprobs: Nothing | None = None
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
 
 
 class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A turn of the conversation: a message, a call of a function, what it gave, or thoughts.
 
-    Items of an answer can be sent back as they are.
+    Items of an answer can be sent back as they are, of other servers' answers, too: of thoughts
+    whose text is encrypted the summary is read.
     """
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
@@ -48,8 +54,8 @@ class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: Id | None = None
     arguments: str | None = None
     output: str | list[InputPart] | None = None
-    summary: Nothing | None = None
-    encrypted_content: None = None
+    summary: list[InputPart] | None = None
+    encrypted_content: Any = None
 
 
 class ResponseFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -83,21 +89,19 @@ class ResponseText(Struct, forbid_unknown_fields=True):
     """How text is to be."""
 
     format: ResponseTextFormat | None = None
-    verbosity: None = None
 
 
 class ResponseReasoning(Struct, forbid_unknown_fields=True):
     """Whether the model thinks first."""
 
-    effort: str | None = None
-    summary: None = None
-    generate_summary: None = None
+    effort: ReasoningEffort | None = None
 
 
 class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/responses``. ``store`` may be left out or false: nothing is. ``user``,
     ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing.
-    ``logits_digest`` is that of chat completions."""
+    ``logits_digest`` is that of chat completions. ``include`` of ``message.output_text.logprobs``
+    has every token of the text listed, with ``top_logprobs`` of the likeliest."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MOST_MESSAGES)]
     model: Id | None = None
@@ -106,7 +110,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: TopK | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     logits_digest: bool = False
     stream: bool | None = None
     text: ResponseText | None = None
@@ -118,7 +122,8 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     previous_response_id: str | None = None
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
-    include: Nothing | None = None
+    include: list[Id] | None = None
+    top_logprobs: TopLogprobs | None = None
     service_tier: Tier | None = None
     user: Id | None = None
     safety_identifier: Id | None = None
@@ -131,6 +136,7 @@ CHAT_NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "max_tokens": "max_output_tokens",
 }
 """What chat completions call a field that is called otherwise here."""
 
@@ -155,11 +161,18 @@ def chat_of(body: ResponsesRequest) -> Json:
         chat["stream_options"] = {"include_usage": True}
     if body.max_output_tokens is not None:
         chat["max_completion_tokens"] = body.max_output_tokens
+    if lists_tokens(body):
+        chat["logprobs"], chat["top_logprobs"] = True, body.top_logprobs or 0
     if body.reasoning is not None and body.reasoning.effort is not None:
         chat["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
         chat["response_format"] = _format(body.text.format)
     return chat | _tools(body)
+
+
+def lists_tokens(body: ResponsesRequest) -> bool:
+    """Whether the tokens of the text are told."""
+    return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
 
 
 def _messages(body: ResponsesRequest) -> Iterable[Json]:
@@ -187,7 +200,8 @@ def _messages(body: ResponsesRequest) -> Iterable[Json]:
 def _said_by_model(item: InputItem, index: int) -> Json | None:
     """What an item adds to a turn of the model; None for one that the model was given."""
     if item.type == "reasoning":
-        return {THOUGHTS: _text(item.content)} if item.content else {}
+        thoughts = item.content or item.summary
+        return {THOUGHTS: _text(thoughts)} if thoughts else {}
     if item.type == "function_call":
         name, arguments = _given(item, index, "name"), _given(item, index, "arguments")
         function = {"name": name, "arguments": arguments}
@@ -221,7 +235,9 @@ def _given(item: InputItem, index: int, name: str) -> Any:
 
 
 def _text(content: str | Sequence[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    if isinstance(content, str):
+        return content
+    return "".join(part.text or part.refusal or "" for part in content)
 
 
 def _format(requested: ResponseTextFormat) -> Json:

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from contract.errors import DoesNotFit
+from contract.errors import DoesNotFit, RequestError
 from contract.types import Request, Tenant, TokenEvent
 from harness.simulation.checks import State
 from harness.simulation.clients import Clients
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import Schedule
 from harness.simulation.served import Served
-from harness.simulation.watch import Watch
+from harness.simulation.watch import EngineWatch
 from harness.simulation.world import World
 from reference.engine import LogitsSink, MaskProvider
 from reference.engine.models import Loaded, Models
@@ -55,6 +55,7 @@ class Machine:
         self._counts = counts
         self._clock = worlds[0].clock
         self._models = Models(self._load, self._clock)
+        self._model_of: dict[int, int] = {}
         self._uses = 0
         self._used: dict[int, int] = {}
         self._given: dict[int, float] = {}
@@ -85,10 +86,14 @@ class Machine:
         sink: LogitsSink | None,
         allowed: MaskProvider | None,
     ) -> None:
-        """See ``Models``. Raises Violation where a model finds no room though one is idle."""
+        """Submit to the engine of a model, loaded if need be. Raises RequestError for the id of a
+        request in flight, and Violation where a model finds no room though one is idle."""
+        if request.id in self._model_of:
+            raise RequestError("id", f"is {request.id}, that of a request still under way")
         idle = [number for number, served in self.served.items() if served.engine.idle]
         try:
-            self._models.submit(str(model), request, sink, allowed=allowed)
+            self._models.engine(str(model)).submit(request, sink, allowed=allowed)
+            self._model_of[request.id] = model
         except DoesNotFit as error:
             if idle:
                 raise Violation(Invariant.MODEL_ROOM, f"{idle} are idle: {error}") from error
@@ -98,12 +103,17 @@ class Machine:
                 self._use(model)
 
     def cancel(self, request_id: int) -> None:
-        """See ``Models``."""
-        self._models.cancel(request_id)
+        """The client gives up its request, if it has not ended."""
+        served = self._served(request_id)
+        if served is not None:
+            del self._model_of[request_id]
+            served.engine.cancel(request_id)
 
     def stall(self, request_id: int, *, over: bool) -> None:
         """The client takes no tokens, or takes them again."""
-        (self._models.unstall if over else self._models.stall)(request_id)
+        served = self._served(request_id)
+        if served is not None:
+            (served.engine.unstall if over else served.engine.stall)(request_id)
 
     def put_tenant(self, tenant: Tenant) -> None:
         """Change what a tenant may have."""
@@ -116,7 +126,11 @@ class Machine:
         if busy != self._given.keys():
             self._given = dict.fromkeys(busy, 0.0)
         try:
-            return self._models.step()
+            events = self._models.step()
+            for event in events:
+                if event.finish_reason is not None:
+                    self._model_of.pop(event.request_id, None)
+            return events
         finally:
             if len(self._given) > 1:
                 self._check_turns()
@@ -140,12 +154,17 @@ class Machine:
                 vars(one).clear()
         vars(self).clear()
 
+    def _served(self, request_id: int) -> Served | None:
+        """The model that has a request in flight."""
+        model = self._model_of.get(request_id)
+        return None if model is None else self.served.get(model)
+
     def _load(self, name: str) -> Loaded:
         number, room = int(name), self._schedule.shape.room
         if len(self.served) == room:
             raise DoesNotFit(f"model {name}", room + 1, room, "unload one")
         world = self._worlds[number]
-        watch = Watch(self._clock, self._log, self._states)
+        watch = EngineWatch(self._clock, self._log, self._states)
         served = Served(number, self._schedule, world, self.tenants, self._clients, watch)
         self.served[number] = served
         self._counts["models loaded"] += 1

@@ -24,9 +24,10 @@ import numpy as np
 
 from contract.context_manager import ContextManager
 from contract.errors import ConfigError, ZincError
+from harness.trace.patient_file import PatientFile
 
 MAGIC = b"ZRTTRACE"
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 PREFIX = np.dtype([("magic", "V8"), ("version", "<u4"), ("nbytes", "<u4"), ("crc", "<u4")])
 FRAME = np.dtype([("kind", "<u4"), ("nbytes", "<u4"), ("crc", "<u4"), ("payload_crc", "<u4")])
 HEADER_BYTES_MAX = 1 << 20
@@ -38,7 +39,7 @@ class TraceError(ZincError):
     """A trace that cannot be read, or cannot be replayed here."""
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """The kind of a record; ``harness.trace.records`` defines the payloads."""
 
     GRAPH = 1
@@ -55,14 +56,14 @@ class Kind(IntEnum):
     FAILED = 12
 
 
-KINDS = frozenset(Kind)
+KINDS = frozenset(RecordKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One record; ``offset`` is its byte offset in the file."""
 
-    kind: Kind
+    kind: RecordKind
     payload: memoryview
     offset: int
 
@@ -70,7 +71,7 @@ class Record:
 class TraceWriter:
     """Appends records to a new file. A context manager; ``close`` marks the trace as complete."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, header: Mapping[str, Any], *, patient: bool = False) -> None:
         """Create the file. Raises ConfigError when that fails or the file exists."""
         text = json.dumps(header, sort_keys=True).encode()
         prefix = np.zeros((), PREFIX)
@@ -78,12 +79,17 @@ class TraceWriter:
         prefix["version"], prefix["nbytes"] = TRACE_VERSION, len(text)
         prefix["crc"] = zlib.crc32(text)
         try:
-            self._file: BinaryIO = path.open("xb")
+            self._file: BinaryIO | PatientFile = PatientFile(path) if patient else path.open("xb")
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
         self._put(prefix.tobytes(), text)
 
-    def write(self, kind: Kind, *parts: bytes | memoryview) -> None:
+    @property
+    def problem(self) -> str | None:
+        """Why records wait in memory, None while they do not."""
+        return self._file.problem if isinstance(self._file, PatientFile) else None
+
+    def write(self, kind: RecordKind, *parts: bytes | memoryview) -> None:
         """Append a record whose payload is ``parts``, joined."""
         frame = np.zeros((), FRAME)
         frame["kind"], frame["nbytes"] = kind, sum(map(len, parts))
@@ -116,7 +122,7 @@ class TraceWriter:
     def close(self) -> None:
         """Write the closing record and close the file. Harmless when closed."""
         if not self._file.closed:
-            self.write(Kind.END)
+            self.write(RecordKind.END)
             self._file.close()
 
     def abandon(self) -> None:
@@ -195,8 +201,8 @@ class TraceReader(ContextManager):
             payload = self._file.read(nbytes)
             if zlib.crc32(payload) != frame["payload_crc"]:
                 raise self._damaged(offset)
-            self.whole = kind == Kind.END
-            yield Record(Kind(kind), memoryview(payload), offset)
+            self.whole = kind == RecordKind.END
+            yield Record(RecordKind(kind), memoryview(payload), offset)
             offset = after
         if self.whole and offset != self._size:
             raise TraceError(f"{self.path}: bytes follow the end at byte {offset}; {REMEDY}")

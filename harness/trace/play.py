@@ -16,28 +16,29 @@ from contract.ir.inputs import step_of
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
-from harness.trace.framing import Kind, Record, TraceError, TraceReader
+from harness.trace.framing import Record, RecordKind, TraceError, TraceReader
 from harness.trace.header import check_header, check_model
 from harness.trace.records import (
     Access,
-    Batch,
+    BatchRecord,
     InputHistory,
     MadeBuffer,
+    ModelRecord,
     Reserve,
     Result,
     Submit,
-    TracedModel,
     digest,
     outputs_of,
 )
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
 
-ModelOpener = Callable[[int, TracedModel], Model]
+ModelOpener = Callable[[int, ModelRecord], Model]
 """Opens the n-th model of a trace."""
 NONSENSE = (
     ArithmeticError,
     AssertionError,
+    AttributeError,
     LookupError,
     MemoryError,
     StopIteration,
@@ -50,7 +51,7 @@ ROWS_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplayDifference:
     """The first result of a replay that differs: its submission, output and step."""
 
     submission: int
@@ -67,21 +68,26 @@ class Replayed:
 
     submissions: int
     compared: int
-    difference: Difference | None
-    whole: bool
+    difference: ReplayDifference | None
+    missing: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything that was recorded was compared."""
+        return not self.missing
 
 
 @dataclass(slots=True, eq=False)
-class _Lowered:
+class _ReplayedBatch:
     """A batch of the trace, lowered on this tier for the shape buckets needed so far."""
 
-    batch: Batch
+    batch: BatchRecord
     buckets: tuple[ShapeKey, ...]
     lowered: dict[ShapeKey, PacketBatch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _InFlightStep:
+class _ReplayedSubmission:
     """A submission whose results were not compared yet."""
 
     fence: Fence
@@ -105,7 +111,8 @@ def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
             if player.difference is not None:
                 break
         player.settle()
-        return Replayed(player.submissions, player.compared, player.difference, reader.whole)
+        missing = player.missing if reader.whole else "its end is missing"
+        return Replayed(player.submissions, player.compared, player.difference, missing)
     finally:
         player.close()
 
@@ -116,31 +123,34 @@ class _Player:
     def __init__(self, open_it: ModelOpener, tier: Tier) -> None:
         self.submissions = 0
         self.compared = 0
-        self.difference: Difference | None = None
+        self.difference: ReplayDifference | None = None
         self._open = open_it
         self._models: list[Model] = []
         self._tier = tier
         self._graphs: list[Graph] = []
         self._buffers: list[tuple[Buffer, DType] | None] = []
-        self._batches: list[_Lowered] = []
+        self._made: list[BufferDecl] = []
+        self._batches: list[_ReplayedBatch] = []
         self._history = InputHistory()
-        self._in_flight: dict[int, _InFlightStep] = {}
+        self._in_flight: dict[int, _ReplayedSubmission] = {}
         self._last: Fence | None = None
         self._latest: Record | None = None
-        self._held: tuple[_Lowered, NDArray[np.uint8], int] | None = None
-        self._do: dict[Kind, Callable[[memoryview], None]] = {
-            Kind.MODEL: self._open_model,
-            Kind.GRAPH: lambda payload: self._graphs.append(decode(payload)),
-            Kind.RESERVE: self._reserve,
-            Kind.BUFFER: self._make,
-            Kind.FREE: self._free,
-            Kind.BATCH: self._lower,
-            Kind.SUBMIT: self._hold,
-            Kind.FAILED: self._drop,
-            Kind.RESULT: self._compare,
-            Kind.WRITE: self._write,
-            Kind.READ: self._read,
-            Kind.END: lambda payload: None,
+        self._results = 0
+        self._lost = 0
+        self._held: tuple[_ReplayedBatch, NDArray[np.uint8], int] | None = None
+        self._do: dict[RecordKind, Callable[[memoryview], None]] = {
+            RecordKind.MODEL: self._open_model,
+            RecordKind.GRAPH: lambda payload: self._graphs.append(decode(payload)),
+            RecordKind.RESERVE: self._reserve,
+            RecordKind.BUFFER: self._make,
+            RecordKind.FREE: self._free,
+            RecordKind.BATCH: self._lower,
+            RecordKind.SUBMIT: self._hold,
+            RecordKind.FAILED: self._drop,
+            RecordKind.RESULT: self._compare,
+            RecordKind.WRITE: self._write,
+            RecordKind.READ: self._read,
+            RecordKind.END: lambda payload: None,
         }
 
     def play(self, record: Record) -> None:
@@ -149,7 +159,7 @@ class _Player:
 
         Raises TraceError when the record makes no sense.
         """
-        if record.kind is not Kind.FAILED:
+        if record.kind is not RecordKind.FAILED:
             self.settle()
         with sensible(record):
             self._do[record.kind](record.payload)
@@ -162,6 +172,16 @@ class _Player:
             with sensible(self._latest):
                 self._submit(*held)
 
+    @property
+    def missing(self) -> str:
+        """What the records so far leave open; empty for nothing."""
+        if self._in_flight:
+            first = min(self._in_flight)
+            return f"the results of {len(self._in_flight)} submissions from {first} on are missing"
+        if self._lost:
+            return f"{self._lost} submissions failed when they were recorded"
+        return "" if self.compared else "it has no results"
+
     def close(self) -> None:
         """Wait for submissions in flight and free everything."""
         if self._last is not None:
@@ -172,7 +192,7 @@ class _Player:
         self._buffers = []
 
     def _open_model(self, payload: memoryview) -> None:
-        traced = TracedModel.unpack(payload)
+        traced = ModelRecord.unpack(payload)
         model = self._open(len(self._models), traced)
         check_model(traced, model)
         self._models.append(model)
@@ -183,11 +203,12 @@ class _Player:
 
     def _make(self, payload: memoryview) -> None:
         made = MadeBuffer.unpack(payload)
-        if made.heap is not None:
-            buffer = self._tier.alloc(made.decl, made.nbytes, made.heap)
-        else:
+        if made.uploaded:
             buffer = self._tier.upload(made.decl, self._uploaded(made))
+        else:
+            buffer = self._tier.alloc(made.decl, made.nbytes)
         self._buffers.append((buffer, made.decl.dtype))
+        self._made.append(made.decl)
 
     def _uploaded(self, made: MadeBuffer) -> NDArray[np.uint8]:
         model = self._models[made.model]
@@ -204,8 +225,8 @@ class _Player:
         self._buffers[number] = None
 
     def _lower(self, payload: memoryview) -> None:
-        batch = Batch.unpack(payload)
-        self._batches.append(_Lowered(batch, tuple(self._tier.buckets(batch.bucket))))
+        batch = BatchRecord.unpack(payload)
+        self._batches.append(_ReplayedBatch(batch, tuple(self._tier.buckets(batch.bucket))))
 
     def _hold(self, payload: memoryview) -> None:
         submit = Submit.unpack(payload)
@@ -217,18 +238,21 @@ class _Player:
     def _drop(self, payload: memoryview) -> None:
         self._held = None
 
-    def _submit(self, known: _Lowered, inputs: NDArray[np.uint8], bits: int) -> None:
+    def _submit(self, known: _ReplayedBatch, inputs: NDArray[np.uint8], bits: int) -> None:
         batch, graph = known.batch, self._graphs[known.batch.graph]
         requested = outputs_of(graph.of_kind(BufferKind.OUTPUT), bits)
         lowered = self._lowered(known, step_of(inputs))
         self._last = self._tier.submit(lowered, inputs, [decl.name for decl in requested])
         step = _describe(batch, inputs)
-        self._in_flight[self.submissions] = _InFlightStep(self._last, requested, graph.name, step)
+        self._in_flight[self.submissions] = _ReplayedSubmission(
+            self._last, requested, graph.name, step
+        )
         self.submissions += 1
 
-    def _lowered(self, known: _Lowered, step: ShapeKey) -> PacketBatch:
+    def _lowered(self, known: _ReplayedBatch, step: ShapeKey) -> PacketBatch:
         """The batch in the smallest shape bucket of this tier that holds ``step``."""
         batch = known.batch
+        self._check_bound(batch)
         bucket = next(f for f in known.buckets if step.tokens <= f.tokens and step.rows <= f.rows)
         if bucket not in known.lowered:
             buffers = {name: self._buffer(number)[0] for name, number in batch.buffers.items()}
@@ -236,16 +260,33 @@ class _Player:
             known.lowered[bucket] = self._tier.lower(graph, buffers, bucket, batch.inputs)
         return known.lowered[bucket]
 
+    def _check_bound(self, batch: BatchRecord) -> None:
+        """Raises TraceError where a buffer is another than the graph has under its name."""
+        for decl in self._graphs[batch.graph].buffers.values():
+            number = batch.buffers.get(decl.name)
+            if number is None:
+                continue
+            made = self._made[number]
+            of_model = {made.kind, decl.kind} & {BufferKind.WEIGHT, BufferKind.CONSTANT}
+            if made.dtype is not decl.dtype or (of_model and made.name != decl.name):
+                raise TraceError(f"buffer {number} is {made.name!r}, the graph has {decl.name!r}")
+
     def _compare(self, payload: memoryview) -> None:
         result = Result.unpack(payload)
+        if result.submission != self._results:
+            raise LookupError(f"the result of submission {self._results} is missing")
+        self._results += 1
         entry = self._in_flight.pop(result.submission)
         self._tier.wait(entry.fence)
+        if entry.outputs and not result.digests:
+            self._lost += 1
+            return
         for decl, expected in zip(entry.outputs, result.digests, strict=True):
             self.compared += 1
             got = digest(entry.fence.outputs[decl.name], decl.dtype)
             if got != expected and self.difference is None:
                 step = f"graph {entry.graph}, {entry.step}"
-                self.difference = Difference(result.submission, decl.name, step)
+                self.difference = ReplayDifference(result.submission, decl.name, step)
 
     def _write(self, payload: memoryview) -> None:
         access = Access.unpack(payload)
@@ -261,7 +302,7 @@ class _Player:
 
     def _differs(self, name: str, where: str) -> None:
         if self.difference is None:
-            self.difference = Difference(self.submissions - 1, name, where)
+            self.difference = ReplayDifference(self.submissions - 1, name, where)
 
     def _buffer(self, number: int) -> tuple[Buffer, DType]:
         made = self._buffers[number]
@@ -280,7 +321,7 @@ def sensible(record: Record) -> Iterator[None]:
         raise TraceError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def _describe(batch: Batch, inputs: NDArray[np.uint8]) -> str:
+def _describe(batch: BatchRecord, inputs: NDArray[np.uint8]) -> str:
     """The size of a step and, for a step of a model, the rows it samples."""
     step = step_of(inputs)
     text = f"{step.tokens} tokens, {step.rows} rows"

@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,19 +15,20 @@ from numpy.typing import NDArray
 
 from contract.context_manager import ContextManager
 from contract.dtypes import DType
+from contract.errors import ZincError
 from contract.footprint import Footprint
 from contract.ir.codec import encode
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Fence, Heap, Kernel, PacketBatch, Tier, TierInfo
-from harness.trace.framing import Kind, TraceWriter
+from contract.tier import Buffer, Fence, PacketBatch, Tier, TierInfo
+from harness.trace.framing import RecordKind, TraceWriter
 from harness.trace.header import trace_header, traced_model
 from harness.trace.records import (
     OUTPUTS_MAX,
     Access,
-    Batch,
+    BatchRecord,
     InputHistory,
     MadeBuffer,
     Reserve,
@@ -45,7 +47,7 @@ small."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Lowered:
+class _RecordedBatch:
     """A batch, the outputs of its graph, and those that are always compared."""
 
     number: int
@@ -76,7 +78,7 @@ class RecordedFence:
 
 
 @dataclass(frozen=True, slots=True)
-class _InFlightStep:
+class _RecordedSubmission:
     """A submission that nobody has waited for yet."""
 
     number: int
@@ -85,13 +87,19 @@ class _InFlightStep:
 
 
 def record_on(
-    tier: Tier, path: Path, model: Model, limits: Limits, *, all_outputs: bool = False
+    tier: Tier,
+    path: Path,
+    model: Model,
+    limits: Limits,
+    *,
+    all_outputs: bool = False,
+    patient: bool = False,
 ) -> RecordedTier:
     """Record ``tier`` in the new file ``path``, for a runner of ``model`` with ``limits``.
 
     Reads the whole model file. Raises ConfigError when the file cannot be written, or exists.
     """
-    writer = TraceWriter(path, trace_header(tier))
+    writer = TraceWriter(path, trace_header(tier), patient=patient)
     return RecordedTier(tier, writer, all_outputs=all_outputs).beside(model, limits)
 
 
@@ -113,17 +121,27 @@ class RecordedTier(ContextManager):
         self._models = itertools.count()
         self._model = -1
         self._made = itertools.count()
-        self._batches: dict[int, _Lowered] = {}
+        self._batches: dict[int, _RecordedBatch] = {}
         self._history = InputHistory()
-        self._in_flight: deque[_InFlightStep] = deque()
+        self._in_flight: deque[_RecordedSubmission] = deque()
         self._submissions = itertools.count()
 
     def beside(self, model: Model, limits: Limits) -> RecordedTier:
         """The same tier and trace for a runner of another model. Reads the whole model file."""
         face = copy.copy(self)
-        self._writer.write(Kind.MODEL, traced_model(model, limits).pack())
+        self._writer.write(RecordKind.MODEL, traced_model(model, limits).pack())
         face._model = next(self._models)
         return face
+
+    @property
+    def problem(self) -> str | None:
+        """Why records wait in memory, None while they do not."""
+        return self._writer.problem
+
+    def retry(self) -> str | None:
+        """Try to write the records that wait; what is then the ``problem``."""
+        self._writer.flush()
+        return self._writer.problem
 
     @property
     def info(self) -> TierInfo:
@@ -148,10 +166,6 @@ class RecordedTier(ContextManager):
         """As the recorded tier does."""
         return self._tier.footprint(graph, largest)
 
-    def load_kernel(self, blob: bytes) -> Kernel:
-        """As the recorded tier does."""
-        return self._tier.load_kernel(blob)
-
     def map(self, buffer: Buffer) -> Bytes:
         """As the recorded tier does; writes through the mapping are not recorded."""
         return self._tier.map(buffer)
@@ -159,55 +173,57 @@ class RecordedTier(ContextManager):
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Record the call and make it."""
         self._tier.reserve(graph, largest)
-        self._writer.write(Kind.RESERVE, Reserve(self._graph(graph), largest).pack())
+        self._writer.write(RecordKind.RESERVE, Reserve(self._graph(graph), largest).pack())
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> Buffer:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> Buffer:
         """Record the call and make it."""
-        made = MadeBuffer(decl, nbytes, heap, self._model)
-        return self._note(self._tier.alloc(decl, nbytes, heap), made)
+        made = MadeBuffer(decl, nbytes, uploaded=False, model=self._model)
+        return self._note(self._tier.alloc(decl, nbytes), made)
 
     def upload(self, decl: BufferDecl, data: Bytes) -> Buffer:
         """Record the call without the data, which the model has, and make it."""
         constant = decl.kind is BufferKind.CONSTANT
         known = digest(data, decl.dtype).hex() if constant else ""
-        made = MadeBuffer(decl, data.nbytes, None, self._model, known)
+        made = MadeBuffer(decl, data.nbytes, uploaded=True, model=self._model, digest=known)
         return self._note(self._tier.upload(decl, data), made)
 
     def free(self, buffer: Buffer) -> None:
         """Record the call and make it."""
         number, *_ = self._buffers.pop(id(buffer))
         self._tier.free(buffer)
-        self._writer.write(Kind.FREE, number.to_bytes(8, "little"))
+        self._writer.write(RecordKind.FREE, number.to_bytes(8, "little"))
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> Bytes:
         """Make the call and record a digest of its result."""
         data = self._tier.read(buffer, offset, nbytes)
         number, _, dtype = self._buffers[id(buffer)]
         access = Access(number, offset, nbytes, digest(data, dtype))
-        self._writer.write(Kind.READ, *access.pack())
+        self._writer.write(RecordKind.READ, *access.pack())
         return data
 
     def write(self, buffer: Buffer, offset: int, data: Bytes) -> None:
         """Record the call with its data and make it."""
         self._tier.write(buffer, offset, data)
         access = Access(self._number(buffer), offset, data.nbytes, data.tobytes())
-        self._writer.write(Kind.WRITE, *access.pack())
+        self._writer.write(RecordKind.WRITE, *access.pack())
 
     def lower(
         self, graph: Graph, buffers: Mapping[str, Buffer], bucket: ShapeKey, inputs: InputLayout
     ) -> PacketBatch:
-        """Record the call and make it. Raises ValueError for more OUTPUT buffers than a record has
-        bits."""
+        """Record the call and make it. Raises ValueError for a graph of more outputs than a record
+        has bits."""
         decls = graph.of_kind(BufferKind.OUTPUT)
         if len(decls) > OUTPUTS_MAX:
             raise ValueError(f"graph {graph.name} has more than {OUTPUTS_MAX} outputs")
         batch: PacketBatch = self._tier.lower(graph, buffers, bucket, inputs)
         number = self._graph(graph)
         bound = {name: self._number(buffer) for name, buffer in buffers.items()}
-        self._writer.write(Kind.BATCH, Batch(number, bucket, bound, inputs).pack())
+        self._writer.write(RecordKind.BATCH, BatchRecord(number, bucket, bound, inputs).pack())
         most = None if self._all_outputs else WATCHED_BYTES_MAX
         watched = [d.name for d in decls if most is None or buffer_bytes(d, bucket) <= most]
-        lowered = _Lowered(len(self._batches), number, batch, tuple(decls), frozenset(watched))
+        lowered = _RecordedBatch(
+            len(self._batches), number, batch, tuple(decls), frozenset(watched)
+        )
         self._batches[id(batch)] = lowered
         return batch
 
@@ -228,15 +244,15 @@ class RecordedTier(ContextManager):
         )
         outputs = outputs_of(lowered.outputs, bits)
         numbers, lines = self._history.changes(lowered.graph, inputs)
-        self._writer.write(Kind.SUBMIT, *Submit(lowered.number, bits, numbers, lines).pack())
+        self._writer.write(RecordKind.SUBMIT, *Submit(lowered.number, bits, numbers, lines).pack())
         self._writer.flush()
         try:
             inner = self._tier.submit(batch, inputs, [decl.name for decl in outputs], rows)
         except BaseException:
-            self._writer.write(Kind.FAILED)
+            self._writer.write(RecordKind.FAILED)
             raise
         fence = RecordedFence(inner, requested)
-        self._in_flight.append(_InFlightStep(next(self._submissions), fence, outputs))
+        self._in_flight.append(_RecordedSubmission(next(self._submissions), fence, outputs))
         return fence
 
     def wait(self, fence: RecordedFence, timeout: float | None = None) -> None:
@@ -246,16 +262,26 @@ class RecordedTier(ContextManager):
             return
         last = None
         while last is not fence:
-            entry = self._in_flight.popleft()
-            last = entry.fence
-            self._tier.wait(last.inner)
-            outputs = last.inner.outputs
-            digests = tuple(digest(outputs[d.name], d.dtype) for d in entry.outputs)
-            self._writer.write(Kind.RESULT, *Result(entry.number, digests).pack())
+            last = self._settle()
         self._writer.flush()
 
+    def _settle(self) -> RecordedFence:
+        """Wait for the oldest submission, and record what it left: nothing where it failed."""
+        entry = self._in_flight.popleft()
+        digests: tuple[bytes, ...] = ()
+        try:
+            self._tier.wait(entry.fence.inner)
+            outputs = entry.fence.inner.outputs
+            digests = tuple(digest(outputs[d.name], d.dtype) for d in entry.outputs)
+        finally:
+            self._writer.write(RecordKind.RESULT, *Result(entry.number, digests).pack())
+        return entry.fence
+
     def close(self) -> None:
-        """Close the tier, then the trace."""
+        """Close the tier, then the trace, which has the result of every submission."""
+        while self._in_flight:
+            with suppress(ZincError):
+                self._settle()
         self._tier.close()
         self._writer.close()
 
@@ -265,12 +291,12 @@ class RecordedTier(ContextManager):
             if known is graph:
                 return number
         self._graphs.append(graph)
-        self._writer.write(Kind.GRAPH, encode(graph))
+        self._writer.write(RecordKind.GRAPH, encode(graph))
         return len(self._graphs) - 1
 
     def _note(self, buffer: Buffer, made: MadeBuffer) -> Buffer:
         self._buffers[id(buffer)] = (next(self._made), buffer, made.decl.dtype)
-        self._writer.write(Kind.BUFFER, made.pack())
+        self._writer.write(RecordKind.BUFFER, made.pack())
         return buffer
 
     def _number(self, buffer: Buffer) -> int:

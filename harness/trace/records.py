@@ -20,7 +20,6 @@ from contract.dtypes import BY_NAME, F32, DType
 from contract.ir.inputs import InputLayout
 from contract.ir.nodes import BufferDecl, BufferKind
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 from harness.trace.framing import TraceError
 
 Bytes = NDArray[np.uint8]
@@ -43,7 +42,7 @@ def digest(data: Bytes, dtype: DType) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedModel:
+class ModelRecord:
     """A model: its file, the SHA-256 of every part of the file in hex, and its runner's limits."""
 
     path: str
@@ -56,7 +55,7 @@ class TracedModel:
         return _json({"path": self.path, "sha256": self.sha256, "limits": limits})
 
     @classmethod
-    def unpack(cls, payload: memoryview) -> TracedModel:
+    def unpack(cls, payload: memoryview) -> ModelRecord:
         """Decode a payload."""
         values = _object(payload)
         return cls(str(values["path"]), tuple(values["sha256"]), dict(values["limits"]))
@@ -82,14 +81,14 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class MadeBuffer:
-    """A call of ``Tier.alloc``, or of ``Tier.upload`` if ``heap`` is None.
+    """A buffer from ``Tier.alloc``, or from ``Tier.upload`` where it is ``uploaded``.
 
-    ``model`` is the number of the model an upload belongs to; ``digest`` is that of a constant.
+    What is uploaded is of the trace's ``model``-th model; ``digest`` is that of a constant.
     """
 
     decl: BufferDecl
     nbytes: int
-    heap: Heap | None
+    uploaded: bool
     model: int
     digest: str = ""
 
@@ -104,7 +103,7 @@ class MadeBuffer:
                 "shape": decl.shape,
                 "source": decl.source,
                 "nbytes": self.nbytes,
-                "heap": None if self.heap is None else self.heap.value,
+                "uploaded": self.uploaded,
                 "model": self.model,
                 "digest": self.digest,
             }
@@ -115,14 +114,13 @@ class MadeBuffer:
         """Decode a payload."""
         values = _object(payload)
         dtype, shape = BY_NAME[values["dtype"]], tuple(values["shape"])
-        kind, heap = BufferKind(values["kind"]), values["heap"]
+        kind = BufferKind(values["kind"])
         decl = BufferDecl(values["name"], kind, dtype, shape, values["source"])
-        heap = None if heap is None else Heap(heap)
-        return cls(decl, values["nbytes"], heap, values["model"], values["digest"])
+        return cls(decl, values["nbytes"], values["uploaded"], values["model"], values["digest"])
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchRecord:
     """A call of ``Tier.lower``; ``buffers`` maps names to buffer numbers."""
 
     graph: int
@@ -143,7 +141,7 @@ class Batch:
         )
 
     @classmethod
-    def unpack(cls, payload: memoryview) -> Batch:
+    def unpack(cls, payload: memoryview) -> BatchRecord:
         """Decode a payload."""
         values = _object(payload)
         layout = InputLayout(values["offsets"], values["nbytes"])

@@ -15,11 +15,12 @@ from harness.catalog import resolve_model
 from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 from harness.tiers import TierOptions, open_tier
-from harness.validate.run import DEFINITIONS, TRACE_BYTES, Report, Workload, validate
+from harness.validate.run import DEFINITIONS, TRACE_BYTES, ValidationReport, Workload, validate
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
 
-SETTINGS = ("model", "cache_dir", "kv_dtype", "threads")
+TIER_SETTINGS = ("threads", "device", "opencl_mode", "opencl_device")
+SETTINGS = ("model", "cache_dir", "kv_dtype", *TIER_SETTINGS)
 PROMPT = "The quick brown fox jumps over the lazy dog, 1,234 times: naïve, 漢字 and\n\tcode(x)!"
 DIGEST_SHOWN = 12
 
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if report.agrees else 1
 
 
-def _run(args: argparse.Namespace) -> Report:
+def _run(args: argparse.Namespace) -> ValidationReport:
     settings = resolve(args, SETTINGS)
     names = [name for name in args.tiers.split(",") if name]
     if not names or len(set(names)) != len(names):
@@ -80,10 +81,8 @@ def _run(args: argparse.Namespace) -> Report:
             _tokens(args, model), args.chunk, args.decode, BY_NAME[settings["kv_dtype"]]
         )
         oracle = stack.enter_context(CpuTier(settings["threads"], definitions_only=True))
-        tiers = {
-            name: stack.enter_context(open_tier(name, TierOptions(settings["threads"])))
-            for name in names
-        }
+        options = TierOptions(**{name: settings[name] for name in TIER_SETTINGS})
+        tiers = {name: stack.enter_context(open_tier(name, options)) for name in names}
         return validate(model, oracle, tiers, workload, layers, args.trace_bytes)
 
 
@@ -117,7 +116,7 @@ def _tokens(args: argparse.Namespace, model: Model) -> tuple[int, ...]:
     return tokens
 
 
-def print_report(report: Report) -> None:
+def print_report(report: ValidationReport) -> None:
     """Print a line per layer and differing tier, the divergences, and the verdict."""
     for layer, by_tier in report.histograms.items():
         oracle = by_tier[DEFINITIONS]

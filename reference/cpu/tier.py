@@ -20,18 +20,17 @@ from numpy.typing import NDArray
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.context_manager import ContextManager
 from contract.dtypes import BF16, F16, F32, I12, I32, DType, StorageClass
-from contract.errors import CodecError, OutOfMemory, UnsupportedOp
+from contract.errors import OutOfMemory, UnsupportedOp
 from contract.footprint import Footprint, owns_upload
+from contract.ir.decode_form import decode_form
 from contract.ir.graph import BufferDecl, BufferKind, Graph, Node, View
 from contract.ir.inputs import InputCopy, InputLayout, InputRows, step_of
 from contract.ir.prune_rows import prune_rows
 from contract.ir.scratch import ScratchPlan, buffer_bytes, concrete_shape, plan_scratch
-from contract.kernel import GpuTarget, KernelHeader, decode_kernel
-from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
-from contract.tier import DeviceTier, Heap, TierInfo, check_bucket, check_range
+from contract.tier import DeviceTier, TierInfo, check_bucket, check_range
 from reference.cpu.experts import Call
 from reference.cpu.footprint import cpu_footprint
 from reference.cpu.kernels import fast_kernels
@@ -64,18 +63,9 @@ class CpuBuffer:
 
     name: str
     nbytes: int
-    heap: Heap
     data: NDArray[np.uint8]
     matrix: Matrix | None = None
     owned: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class CpuKernel:
-    """A kernel file whose code is the lower-case name of an opcode."""
-
-    header: KernelHeader
-    opcode: Opcode
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +151,10 @@ class CpuTier(ContextManager):
         _check_opcodes(graph)
         self._grow_arena(plan_scratch(self._as_run(graph, largest), largest).nbytes)
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CpuBuffer:
+    def alloc(self, decl: BufferDecl, nbytes: int) -> CpuBuffer:
         """Allocate zeroed host memory. Raises OutOfMemory naming the buffer."""
         _check_fits(decl.name, nbytes)
-        return self._keep(CpuBuffer(decl.name, nbytes, heap, np.zeros(nbytes, np.uint8)))
+        return self._keep(CpuBuffer(decl.name, nbytes, np.zeros(nbytes, np.uint8)))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> CpuBuffer:
         """A view of ``data``; nothing is copied."""
@@ -173,7 +163,7 @@ class CpuTier(ContextManager):
             shape = tuple(int(dim) for dim in decl.shape)
             matrix = Matrix(decl.dtype, shape, data)
         owned = owns_upload(decl)
-        return self._keep(CpuBuffer(decl.name, data.nbytes, Heap.HOST_VISIBLE, data, matrix, owned))
+        return self._keep(CpuBuffer(decl.name, data.nbytes, data, matrix, owned))
 
     def free(self, buffer: CpuBuffer) -> None:
         """Drop the buffer; arrays still bound to a batch keep its memory alive."""
@@ -194,15 +184,6 @@ class CpuTier(ContextManager):
         """See ``contract.tier``."""
         check_range(buffer, offset, data.nbytes)
         buffer.data[offset : offset + data.nbytes] = data
-
-    def load_kernel(self, blob: bytes) -> CpuKernel:
-        """Load a ``.zrt`` file for this target, whose code is an opcode's lower-case name."""
-        header = decode_kernel(blob)
-        name = bytes(header.code).decode("utf-8", "replace")
-        opcode = next((o for o in DEFINITIONS if TABLE[o].name == name), None)
-        if header.target is not GpuTarget.CPU_NUMPY or opcode is None:
-            raise CodecError(f"kernel {header.name}: target {header.target.name}, not a cpu opcode")
-        return CpuKernel(header, opcode)
 
     def lower(
         self,
@@ -254,7 +235,7 @@ class CpuTier(ContextManager):
     def _as_run(self, graph: Graph, bucket: ShapeKey) -> Graph:
         """The graph to run: as written for definitions, which are the oracle, else with rows
         pruned."""
-        return prune_rows(graph, bucket) if self._fast else graph
+        return decode_form(prune_rows(graph, bucket), bucket) if self._fast else graph
 
     def _grow_arena(self, nbytes: int) -> None:
         if self._arena.nbytes < nbytes:

@@ -343,6 +343,7 @@ class Engine:
         self._stalled.pop(request.id, None)
         self.tenants.occupy(request.tenant, live=-1)
         self.ledger.finished(request.tenant, reason)
+        self._queue.ended(sequence.order)
         self._pipeline.changed()
         if self._speculative is not None and sequence.active is not None:
             self._speculative.forget(sequence.active)

@@ -8,14 +8,12 @@ asks for it, in place of what nobody has used for longest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError
-from contract.types import Clock, Request, Tenant, TokenEvent
+from contract.types import Clock, Tenant, TokenEvent
 from reference.engine.engine import Engine
-from reference.engine.sequence import LogitsSink, MaskProvider
-from reference.runner import LOGITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +45,11 @@ def no_loader(name: str) -> Loaded:
 
 
 class Models:
-    """Engines by model name, loaded on demand or added. Request ids are one space for all of them.
+    """Engines by model name, loaded on demand or added; their steps are taken here.
 
-    ``clock`` measures what a step takes. Engines may share their tenants: quotas of slots, pages
-    and rates are then those of all models together. Requests may also be submitted to an engine
-    itself and cancelled there; only its steps are taken here.
+    Requests are submitted to an engine itself and cancelled there. ``clock`` measures what a step
+    takes. Engines may share their tenants: quotas of slots, pages and rates are then those of all
+    models together.
     """
 
     def __init__(self, load: Loader, clock: Clock) -> None:
@@ -59,7 +57,6 @@ class Models:
         self._clock = clock
         self._places: dict[str, _Place] = {}
         self._at_work: set[str] = set()
-        self._model_of: dict[int, str] = {}
         self._turns = 0
 
     @property
@@ -84,40 +81,6 @@ class Models:
         assert name not in self._places, f"model {name!r} is loaded twice"
         self._places[name] = _Place(loaded, 0.0, 0)
         self._touch(self._places[name])
-
-    def submit(
-        self,
-        name: str,
-        request: Request,
-        on_logits: LogitsSink | None = None,
-        logits_from: int = 0,
-        allowed: MaskProvider | None = None,
-        output: str = LOGITS,
-    ) -> None:
-        """Queue a request for a model; see ``Engine.submit`` and ``engine``."""
-        if request.id in self._model_of:
-            raise RequestError("id", f"is {request.id}, that of a request still under way")
-        self.engine(name).submit(request, on_logits, logits_from, allowed, output)
-        self._model_of[request.id] = name
-
-    def cancel(self, request_id: int) -> None:
-        """See ``Engine.cancel``."""
-        engine = self._engine_of(request_id)
-        if engine is not None:
-            del self._model_of[request_id]
-            engine.cancel(request_id)
-
-    def stall(self, request_id: int) -> None:
-        """See ``Engine.stall``."""
-        engine = self._engine_of(request_id)
-        if engine is not None:
-            engine.stall(request_id)
-
-    def unstall(self, request_id: int) -> None:
-        """See ``Engine.unstall``."""
-        engine = self._engine_of(request_id)
-        if engine is not None:
-            engine.unstall(request_id)
 
     def put_tenant(self, tenant: Tenant) -> None:
         """See ``Engine.put_tenant``: in all that are loaded."""
@@ -155,15 +118,7 @@ class Models:
             if used:
                 break
             passed.append(place)
-        for event in events:
-            if event.finish_reason is not None:
-                self._model_of.pop(event.request_id, None)
         return events
-
-    def run(self) -> Iterator[TokenEvent]:
-        """Step until idle."""
-        while not self.idle:
-            yield from self.step()
 
     def unload(self, name: str) -> bool:
         """Let go of a model nobody uses; False when it is in use or not loaded."""
@@ -186,7 +141,6 @@ class Models:
 
     def close(self) -> None:
         """Let go of all models, in use or not."""
-        self._model_of.clear()
         for name in tuple(self._places):
             self.take_out(name)
 
@@ -204,11 +158,6 @@ class Models:
         finally:
             place.turn += (self._clock() - began) / weight
             self._touch(place)
-
-    def _engine_of(self, request_id: int) -> Engine | None:
-        """Who has a request that has not ended."""
-        place = self._places.get(self._model_of.get(request_id, ""))
-        return None if place is None else place.loaded.engine
 
     def _load_in_background(self, name: str) -> Loaded:
         """Load a model, unloading idle ones from the one unused for longest until it fits."""

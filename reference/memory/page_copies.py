@@ -20,7 +20,7 @@ from contract.ir.inputs import pack_inputs
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Fence, Heap, Tier
+from contract.tier import Buffer, Fence, Tier
 from reference.memory.planner import state_buffers
 
 PAIRS = "request.pairs"
@@ -84,7 +84,7 @@ class PageCopies:
         kept = {pool.name: buffers[pool.name] for pool in pools}
         saving = _saving(self._widths, self.pages)
         staging = saving.buffers[SAVED]
-        self._staging = tier.alloc(staging, buffer_bytes(staging, ONE_PAGE), Heap.BAR)
+        self._staging = tier.alloc(staging, buffer_bytes(staging, ONE_PAGE))
         # A pool twice: the source and the target of a copy are different pages of it.
         sources = {_source(name): buffer for name, buffer in kept.items()}
         copying, loading = (make(self._widths, self.pages) for make in (_copying, _loading))

@@ -1,14 +1,13 @@
-"""What recurrent layers remember of each slot's sequence, taken out and put back bit for bit.
+"""The recurrent states of each slot's sequence, saved and loaded bit for bit on the device.
 
 Unlike KV pages, a recurrent state cannot be cut back to a shorter prefix: to return to a position
-one needs a snapshot made there.
+one needs a state that was saved there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,41 +17,15 @@ from contract.errors import RequestError
 from contract.execution import ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import pack_inputs
-from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.ops.recurrent import RECURRENT
 from contract.shape_key import ShapeKey
 from contract.spec import Access
-from contract.tier import Buffer, Fence, Heap, Tier
+from contract.tier import Buffer, Fence, Tier
 
 PAIRS = "request.pairs"
 RECURRENT_OPCODES = frozenset(spec.opcode for spec in RECURRENT)
-
-
-@dataclass(frozen=True, slots=True)
-class SlotState:
-    """One buffer's part of a snapshot: ``data`` of ``shape`` in the buffer's element type."""
-
-    shape: tuple[int, ...]
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentSnapshot:
-    """All that recurrent layers know of a sequence after its first ``position`` tokens.
-
-    The token that continues it has this position. ``states`` is by buffer name. It belongs to no
-    slot and no tier: any slot of any runner of the same graph can take it.
-    """
-
-    position: int
-    states: Mapping[str, SlotState]
-
-    @property
-    def nbytes(self) -> int:
-        """Host memory of the states."""
-        return sum(len(state.data) for state in self.states.values())
 
 
 def recurrent_buffers(graph: Graph) -> tuple[BufferDecl, ...]:
@@ -81,23 +54,20 @@ class RecurrentMemory:
     """The recurrent states of all slots on one tier, and the position each slot is at.
 
     ``save`` and ``load`` are submissions like steps: they take their place in the queue and wait
-    for nothing. ``places`` is how many saved states there is room for. ``snapshot`` and ``restore``
-    go through host memory: they wait for these and need that no step is running. A graph without
-    recurrent layers has no slots here.
+    for nothing. ``places`` is how many saved states there is room for. A graph without recurrent
+    layers has no slots here.
     """
 
     def __init__(
         self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer], places: int = 0
     ) -> None:
         self._tier = tier
-        self._shapes: dict[str, tuple[int, ...]] = {}
         self._nbytes: dict[str, int] = {}
         slots = 0
         for decl in recurrent_buffers(graph):
-            slots, *shape = (int(dim) for dim in decl.shape)
-            self._shapes[decl.name] = tuple(shape)
+            slots = int(decl.shape[0])
             self._nbytes[decl.name] = _bytes_of_one(decl)
-        self._buffers = {name: buffers[name] for name in self._shapes}
+        self._buffers = {name: buffers[name] for name in self._nbytes}
         self._positions = np.zeros(slots, np.int64)
         self._places = np.zeros(places, np.int64)
         self._pool: dict[str, Buffer] = {}
@@ -110,7 +80,6 @@ class RecurrentMemory:
                 _saved(name): tier.alloc(
                     BufferDecl(_saved(name), BufferKind.STATE, F32, (places, width)),
                     places * self._nbytes[name],
-                    Heap.DEVICE_LOCAL,
                 )
                 for name, width in widths.items()
             }
@@ -170,29 +139,6 @@ class RecurrentMemory:
         self._last = _copy(self._loading, place, slot)
         self._positions[slot] = self._places[place]
 
-    def snapshot(self, slot: int) -> RecurrentSnapshot:
-        """The state of ``slot`` as it is now. Raises RequestError for a slot there is not."""
-        self._check_slot(slot)
-        self._settle()
-        states = {
-            name: SlotState(shape, self._read(name, slot).tobytes())
-            for name, shape in self._shapes.items()
-        }
-        return RecurrentSnapshot(int(self._positions[slot]), MappingProxyType(states))
-
-    def restore(self, slot: int, snapshot: RecurrentSnapshot) -> None:
-        """Make ``slot`` continue where the snapshot was taken.
-
-        Raises RequestError, having changed nothing, for a slot there is not and for a snapshot of
-        another graph.
-        """
-        self._check_slot(slot)
-        self._check_states(snapshot)
-        self._settle()
-        for name, state in snapshot.states.items():
-            self._write(name, slot, np.frombuffer(state.data, np.uint8))
-        self._positions[slot] = snapshot.position
-
     def close(self) -> None:
         """Free the places."""
         self._settle()
@@ -205,13 +151,6 @@ class RecurrentMemory:
             self._tier.wait(self._last)
             self._last = None
 
-    def _read(self, name: str, slot: int) -> NDArray[np.uint8]:
-        nbytes = self._nbytes[name]
-        return self._tier.read(self._buffers[name], slot * nbytes, nbytes)
-
-    def _write(self, name: str, slot: int, data: NDArray[np.uint8]) -> None:
-        self._tier.write(self._buffers[name], slot * self._nbytes[name], data)
-
     def _check_slot(self, slot: int) -> None:
         slots = len(self._positions)
         if not 0 <= slot < slots:
@@ -221,20 +160,6 @@ class RecurrentMemory:
         places = len(self._places)
         if not 0 <= place < places:
             raise RequestError("place", f"is {place}, not one of {places} for saved states")
-
-    def _check_states(self, snapshot: RecurrentSnapshot) -> None:
-        for name in sorted(self._shapes.keys() | snapshot.states.keys()):
-            expected, state = self._shapes.get(name), snapshot.states.get(name)
-            if state is None or expected is None:
-                problem = "is missing" if state is None else "is not a state of this model"
-                raise RequestError("snapshot", f"{name} {problem}")
-            if state.shape != expected:
-                raise RequestError("snapshot", f"{name} is {state.shape}, expected {expected}")
-            if len(state.data) != self._nbytes[name]:
-                raise RequestError(
-                    "snapshot",
-                    f"{name} has {len(state.data)} bytes, expected {self._nbytes[name]}",
-                )
 
 
 def _saved(name: str) -> str:

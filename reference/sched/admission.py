@@ -12,8 +12,8 @@ from contract.lazy_dataclass import dataclass
 from contract.types import Clock, QosClass
 from reference.sched.tenants import Tenants
 
-RECENT_ADMISSIONS = 64
-"""Over how many admissions their rate is taken."""
+RECENT_RUNS = 64
+"""Over how many requests the time that one holds its slot is averaged."""
 RETRY_SECONDS_MIN = 1.0
 
 
@@ -75,7 +75,9 @@ class WaitQueue:
         self._aging = aging_seconds
         self._lines: dict[_LineKey, _Line] = {}
         self._waiting: dict[int, WaitingRequest] = {}
-        self._admitted: deque[float] = deque(maxlen=RECENT_ADMISSIONS)
+        self._began: dict[int, float] = {}
+        self._ran: dict[int, float] = {}
+        self._runs: deque[float] = deque(maxlen=RECENT_RUNS)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -99,6 +101,9 @@ class WaitQueue:
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = _Line(waiting.since)
+        began = self._began.pop(waiting.order, None)
+        if began is not None:
+            self._ran[waiting.order] = self._ran.get(waiting.order, 0.0) + self._clock() - began
         heapq.heappush(line.orders, waiting.order)
         line.live += 1
         self._waiting[waiting.order] = waiting
@@ -127,19 +132,29 @@ class WaitQueue:
         for waiting, aged in self._in_turn():
             if fits(waiting):
                 self.remove(waiting.order)
-                self._admitted.append(self._clock())
+                self._began[waiting.order] = self._clock()
                 return waiting
             if aged:
                 return None
         return None
 
+    def ended(self, order: int) -> None:
+        """A request is over. One that never had a slot says nothing of how long others take."""
+        before, began = self._ran.pop(order, 0.0), self._began.pop(order, None)
+        if began is not None:
+            self._runs.append(before + self._clock() - began)
+
     def retry_after(self) -> float:
-        """Seconds until about one more request will have been admitted, as the latest were; at
-        least RETRY_SECONDS_MIN. For whom there is no place in a queue of limited length."""
-        if not self._admitted:
+        """Seconds until about one more request is admitted: the mean time that the latest requests
+        held their slots, divided by the slots held now; at least RETRY_SECONDS_MIN. Time in which
+        nothing ran does not count."""
+        if self._runs:
+            mean = sum(self._runs) / len(self._runs)
+        elif self._began:
+            mean = self._clock() - min(self._began.values())
+        else:
             return RETRY_SECONDS_MIN
-        elapsed = self._clock() - self._admitted[0]
-        return max(RETRY_SECONDS_MIN, elapsed / len(self._admitted))
+        return max(RETRY_SECONDS_MIN, mean / max(1, len(self._began)))
 
     def aged(self, tenant: int, qos: QosClass | None = None) -> bool:
         """Whether those of the tenant's requests that ask for class ``qos`` have waited too long

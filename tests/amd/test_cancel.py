@@ -7,10 +7,9 @@ from itertools import pairwise
 import pytest
 
 from accel.amd import launcher, pm4
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.fake_machine import Behaviour
-from accel.amd.submissions import AmdFence
-from accel.amd.tier import AmdTier
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.sim.fake_machine import Behaviour
+from accel.amd.tier import AmdFence, AmdTier
 from contract.errors import DeviceLost
 from harness.parity import compare
 from tests.amd.conftest import OpenTier

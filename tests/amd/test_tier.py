@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from accel.amd import launcher, pm4
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.fake_machine import Behaviour
+from accel.amd.program import checked
 from accel.amd.self_check import ProbeCase, divides
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.tier import AmdTier
 from accel.amd.topology import PAGE
 from accel.kernels.device_probe import Found, samples
 from contract.errors import CodecError, DeviceLost, OutOfMemory, TierUnavailable
-from contract.kernel import GpuTarget, encode_kernel
+from contract.kernel import GpuTarget
 from contract.opcodes import Opcode
 from harness.parity import all_cases, compare, run_barrier
 from tests.amd.code import shipped
 from tests.amd.conftest import OpenTier
-from tests.growth import refused_growth
 
 DEPENDENT = next(case for case in all_cases(1) if case.opcode is Opcode.RMS_NORM_FUSED_MLP_GATE_UP)
 """An opcode whose launches read what those before them wrote."""
@@ -81,14 +82,6 @@ def test_a_queue_that_hangs_is_given_up(
         compare(tier, DEPENDENT)
 
 
-@pytest.mark.parametrize("what", ["scratch"])
-def test_what_steps_share_stays_when_it_cannot_grow(
-    tier: AmdTier, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches lowered before still use it."""
-    refused_growth(tier, tier._device, what, monkeypatch)
-
-
 def test_out_of_memory_names_the_buffer(open_amd: OpenTier) -> None:
     """And the tier goes on."""
     tier = open_amd()
@@ -100,23 +93,20 @@ def test_out_of_memory_names_the_buffer(open_amd: OpenTier) -> None:
     assert compare(tier, DEPENDENT) == {}
 
 
-def test_a_kernel_file_is_looked_at(open_amd: OpenTier) -> None:
-    """A digest that does not fit, and a wait that was taken out, and a good one."""
-    tier = open_amd()
-    blob = encode_kernel(shipped("rope"))
-    assert tier.load_kernel(blob).header.name == "rope"
-    with pytest.raises(CodecError, match="does not match the contents"):
-        tier.load_kernel(blob[:-1] + b"?")
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"target": GpuTarget.GFX1100}, "target GFX1100, not GFX1201"),
+        ({"subgroup_size": 64}, "waves of 64, not 32"),
+        ({"scratch_bytes": 16}, "16 bytes of scratch"),
+    ],
+)
+def test_a_kernel_that_cannot_be_launched_is_refused(change: dict[str, Any], problem: str) -> None:
+    """A kernel of another GPU, of wide waves and with scratch memory; the shipped one is taken."""
     kernel = shipped("rope")
-    for changed, problem in (
-        (replace(kernel, target=GpuTarget.GFX1100), "target GFX1100, not GFX1201"),
-        (replace(kernel, subgroup_size=64), "waves of 64, not 32"),
-        (replace(kernel, vgpr_count=8), "8 vector registers, RSRC1 says"),
-        (replace(kernel, rsrc2=kernel.rsrc2 | 1, scratch_bytes=16), "16 bytes of scratch"),
-    ):
-        with pytest.raises(CodecError, match=problem):
-            tier.load_kernel(encode_kernel(changed))
-    assert compare(tier, DEPENDENT) == {}
+    assert checked(kernel, GpuTarget.GFX1201) is kernel
+    with pytest.raises(CodecError, match=problem):
+        checked(replace(kernel, **change), GpuTarget.GFX1201)
 
 
 def test_a_fault_says_where(open_amd: OpenTier, name: str) -> None:

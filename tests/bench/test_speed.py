@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.bench.gate import (
+from tests.bench.gate import (
     ATTEMPTS,
     BASELINE,
     complaint,
@@ -21,7 +21,7 @@ from harness.bench.gate import (
     stored_ratio,
     this_machine,
 )
-from harness.bench.ratios import MEASUREMENTS, Bench, Measured, measure_ratio
+from tests.bench.ratios import MEASUREMENTS, Bench, Measured, measure_ratio
 from tests.conftest import SyntheticModel
 from tests.needs import machine_lacks
 

@@ -15,10 +15,9 @@ from contract.execution import ExecutableGraph
 from contract.footprint import Footprint, declared_footprint
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import InputLayout, InputRows, pack_inputs, step_of
-from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap, TierInfo, check_bucket, check_range
+from contract.tier import TierInfo, check_bucket, check_range
 
 WIDTH, MOST = 4, 2
 ONE, TWO = ShapeKey(1, 0), ShapeKey(2, 0)
@@ -27,7 +26,6 @@ ONE, TWO = ShapeKey(1, 0), ShapeKey(2, 0)
 @dataclass(eq=False)
 class Memory:
     name: str
-    heap: Heap
     data: NDArray[np.uint8]
 
     @property
@@ -53,14 +51,8 @@ class Batch:
 
 @dataclass
 class Done:
-    number: int
     outputs: Mapping[str, NDArray[np.uint8]]
     done: bool = True
-
-
-@dataclass
-class Loaded:
-    header: KernelHeader
 
 
 @dataclass
@@ -72,7 +64,6 @@ class ListTier:
 
     submitted: list[str] = field(default_factory=list)
     lowered: list[ShapeKey] = field(default_factory=list)
-    waited: list[int] = field(default_factory=list)
 
     @property
     def info(self) -> TierInfo:
@@ -95,11 +86,11 @@ class ListTier:
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         pass
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> Memory:
-        return Memory(decl.name, heap, np.zeros(nbytes, np.uint8))
+    def alloc(self, decl: BufferDecl, nbytes: int) -> Memory:
+        return Memory(decl.name, np.zeros(nbytes, np.uint8))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> Memory:
-        return Memory(decl.name, Heap.DEVICE_LOCAL, data)
+        return Memory(decl.name, data)
 
     def free(self, buffer: Memory) -> None:
         del buffer.data
@@ -114,9 +105,6 @@ class ListTier:
     def write(self, buffer: Memory, offset: int, data: NDArray[np.uint8]) -> None:
         check_range(buffer, offset, data.nbytes)
         buffer.data[offset : offset + data.nbytes] = data
-
-    def load_kernel(self, blob: bytes) -> Loaded:
-        return Loaded(decode_kernel(blob))
 
     def lower(
         self, graph: Graph, buffers: Mapping[str, Memory], bucket: ShapeKey, inputs: InputLayout
@@ -142,13 +130,10 @@ class ListTier:
         else:
             x = inputs[batch.inputs.offsets[source] :].view(np.float32)
         y.floats[:count] = x[:count] * np.float32(node.params["factor"])
-        return Done(
-            len(self.submitted),
-            {name: batch.buffers[name].data[: 4 * count].copy() for name in requested},
-        )
+        return Done({name: batch.buffers[name].data[: 4 * count].copy() for name in requested})
 
     def wait(self, fence: Done, timeout: float | None = None) -> None:
-        self.waited.append(fence.number)
+        pass
 
     def close(self) -> None:
         self.submitted.clear()
@@ -179,7 +164,7 @@ def scale_graph(name: str, factor: float, *, chained: bool = False) -> Graph:
 
 
 def memory(name: str, tokens: int = MOST) -> Memory:
-    return Memory(name, Heap.HOST_VISIBLE, np.zeros(tokens * WIDTH * 4, np.uint8))
+    return Memory(name, np.zeros(tokens * WIDTH * 4, np.uint8))
 
 
 def executable(tier: ListTier, name: str, factor: float, target: Memory) -> ExecutableGraph:

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from contract.dtypes import F32, I32, Q8_0, DType
+from contract.dtypes import F32, Q8_0, DType
 from contract.errors import OutOfMemory, UnsupportedOp
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder, Node, View
 from contract.ir.inputs import input_layout
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.spec import Stage
-from contract.tier import Heap
 from reference.cpu.tier import CpuTier
 from reference.matrix import Matrix
 from reference.ops import DEFINITIONS
@@ -110,32 +109,8 @@ def test_absurd_allocation_is_refused() -> None:
     """An exabyte is an error of the tier, not of numpy, and names the buffer."""
     decl = BufferDecl("kv.0", BufferKind.STATE, F32, (1 << 58,))
     with CpuTier(1) as tier, pytest.raises(OutOfMemory, match=r"kv\.0") as caught:
-        tier.alloc(decl, 1 << 60, Heap.DEVICE_LOCAL)
+        tier.alloc(decl, 1 << 60)
     assert caught.value.asked == 1 << 60
-
-
-def test_allocated_memory_is_zero() -> None:
-    """A fresh slot table or KV pool holds nothing of another model."""
-    decl = BufferDecl("table", BufferKind.STATE, I32, (1000,))
-    with CpuTier(1) as tier:
-        assert not tier.map(tier.alloc(decl, 4000, Heap.HOST_VISIBLE)).any()
-
-
-def test_parts_of_state_are_read_and_written() -> None:
-    """Copies of any range of bytes; outside it nothing, and the buffer is named."""
-    decl = BufferDecl("table", BufferKind.STATE, I32, (16,))
-    with CpuTier(1) as tier:
-        buffer = tier.alloc(decl, 64, Heap.DEVICE_LOCAL)
-        tier.write(buffer, 13, np.arange(1, 4, dtype=np.uint8))
-        part = tier.read(buffer, 12, 5)
-        assert part.tolist() == [0, 1, 2, 3, 0]
-        part[:] = 9
-        assert int(tier.map(buffer).sum()) == 6
-        for offset, nbytes in ((60, 5), (-1, 2), (65, 0)):
-            with pytest.raises(ValueError, match="table: bytes"):
-                tier.read(buffer, offset, nbytes)
-            with pytest.raises(ValueError, match="table: bytes"):
-                tier.write(buffer, offset, np.zeros(nbytes, np.uint8))
 
 
 def test_upload_is_a_view() -> None:

@@ -31,8 +31,8 @@ Bytes = NDArray[np.uint8]
 StandIn = Callable[[np.void, ShapeKey, Bytes, Bytes], None]
 """Executes the op of a packet, given the step's size, its memory and its inputs."""
 OFFSET_MASK = (1 << BANK_SHIFT) - 1
-DEVICE = Device(0, "emulated", (9, 0), 3, 1 << 34, 227 << 10, 1 << 20, 13000)
-OLDER = Device(0, "emulated", (8, 0), 3, 1 << 34, 163 << 10, 1 << 20, 13000)
+DEVICE = Device(0, "emulated", (9, 0), 3, 1 << 34, 227 << 10, 13000)
+OLDER = Device(0, "emulated", (8, 0), 3, 1 << 34, 163 << 10, 13000)
 """Without products of warp groups."""
 
 NO_STAND_INS: Mapping[str, StandIn] = MappingProxyType({})

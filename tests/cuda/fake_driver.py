@@ -43,7 +43,6 @@ ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MINOR": 0,
     "MULTIPROCESSOR_COUNT": 4,
     "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
-    "L2_CACHE_SIZE": 1 << 20,
 }
 
 
@@ -359,12 +358,17 @@ def _operands(name: str, scratch: int, inputs: int, argument: int) -> dict[str, 
     return arrays
 
 
-def _elementwise(name: str, function: Callable[[Any, Any], Any]) -> Any:
-    def kernel(driver: FakeDriver, *arguments: int) -> None:
-        found = _operands(name, *arguments)
-        found["y"][:] = function(found["a"], found["b"])
+def add(driver: FakeDriver, *arguments: int) -> None:
+    """The op of that name."""
+    found = _operands("add", *arguments)
+    found["y"][:] = found["a"] + found["b"]
 
-    return PLAIN, kernel
+
+def scale(driver: FakeDriver, *arguments: int) -> None:
+    """The op of that name."""
+    found = _operands("scale", *arguments)
+    packet = np.frombuffer(arguments[-1].to_bytes(PACKET.itemsize, "little"), PACKET)[0]
+    found["y"][:] = found["x"] * packet["real"][0]
 
 
 def _fault(driver: FakeDriver, *arguments: int) -> None:
@@ -387,8 +391,8 @@ def _find_broken(driver: FakeDriver, stored: int, found: int, *numbers: int) -> 
 
 KERNELS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
     "launch_self_test": (PLAIN, _self_test),
-    "launch_add": _elementwise("add", np.add),
-    "launch_mul": _elementwise("mul", np.multiply),
+    "launch_add": (PLAIN, add),
+    "launch_scale": (PLAIN, scale),
     "launch_arrange": (PLAIN, lambda driver, *arguments: None),
     "find_broken": ((8, 8, 4, 4, 4, 4, 4, 4), _find_broken),
     "arrange_units": ((8, 8, 4, 4, 4, 4), lambda driver, *arguments: None),

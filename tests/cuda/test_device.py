@@ -57,7 +57,7 @@ def tier(kernel_cache: Path) -> Iterator[CudaTier]:
 def submit_with(tier: CudaTier, lowered: Lowered, text: str, name: str) -> object:
     """A step whose first kernel is another one."""
     function = tier._runtime.modules.function(Source(f"{name}.cu", text), name)
-    recording = lowered.batch.recording
+    recording = lowered.batch.launch.whole
     first, *others = recording.launches
     kernel = replace(first.kernel, function=function, grid=(1, 1, 1), block=(1, 1, 1))
     recording.launches = [replace(first, kernel=kernel), *others]

@@ -19,7 +19,7 @@ from contract.dtypes import F32, I12, Q8_0
 from contract.errors import ConfigError, DeviceLost, OutOfMemory, TierUnavailable
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.records import QUERY_TOKEN, SAMPLING
-from contract.tier import Heap, Tier
+from contract.tier import Tier
 from harness.cli import findings, inspect_command
 from harness.cli.model_facts import Wanted, memory_facts
 from harness.synth import sized_spec, write_synthetic
@@ -120,7 +120,7 @@ def test_a_graph_without_products_needs_no_others(folder: Path) -> None:
     """Every device does it alone; mapped memory is the same on all of them."""
     driver = FakeDevices()
     with opened(driver) as tier:
-        y = tier.alloc(GRAPH.buffers["y"], LARGEST.tokens * 128 * 4, Heap.BAR)
+        y = tier.alloc(GRAPH.buffers["y"], LARGEST.tokens * 128 * 4)
         batch = tier.lower(GRAPH, {"y": y}, LARGEST, LAYOUT)
         values = values_of(3, 1)
         fence = tier.submit(batch, block_of(values), ["y"])
@@ -128,7 +128,7 @@ def test_a_graph_without_products_needs_no_others(folder: Path) -> None:
         got = fence.outputs["y"].view(np.float32).reshape(values.shape)
         assert np.array_equal(got, doubled(values))
         assert not driver.gathers
-        state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+        state = tier.alloc(STATE, 64)
         tier.map(state)[:] = 7
         tier.wait(tier.submit(batch, block_of(values)))
         tier.write(state, 3, np.arange(5, dtype=np.uint8))
@@ -267,7 +267,7 @@ def test_a_step_that_some_devices_have_is_none(folder: Path, monkeypatch: Any) -
         with pytest.raises(KeyboardInterrupt):
             next(steps)
         with pytest.raises(DeviceLost, match="some of the devices only"):
-            tier.alloc(STATE, 64, Heap.BAR)
+            tier.alloc(STATE, 64)
 
 
 def test_memory_that_one_lacks_is_given_back_on_the_others() -> None:
@@ -277,7 +277,7 @@ def test_memory_that_one_lacks_is_given_back_on_the_others() -> None:
         before = tier.allocated_bytes
         second = tier._members[1]._memory.allocate("somebody else's", 150 << 20)
         with pytest.raises(OutOfMemory, match="state: need"):
-            tier.alloc(STATE, 100 << 20, Heap.DEVICE_LOCAL)
+            tier.alloc(STATE, 100 << 20)
         tier._members[1]._memory.free(second)
         assert tier.allocated_bytes == before
         decl = BufferDecl("table", BufferKind.CONSTANT, F32, (4, 4))

@@ -26,8 +26,8 @@ from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner, StepInput
 from tests.cuda.test_persistent import MODELS, without_rows
+from tests.model_runs import REQUESTS, assert_same, generate
 from tests.needs import need_device
-from tests.opencl.test_model import REQUESTS, assert_same, generate
 
 pytestmark = pytest.mark.device
 

@@ -29,19 +29,18 @@ from contract.ir.inputs import input_layout
 from contract.ir.nodes import BufferDecl, BufferKind
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 from tests.cuda.conftest import OpenTier
-from tests.cuda.fake_driver import FakeDriver, _operands
+from tests.cuda.fake_driver import FakeDriver, add, scale
 from tests.cuda.test_tier import GRAPH, LARGEST, Lowered
 
-DEVICE = Device(0, "a device", (9, 0), 4, 1 << 30, 232448, 1 << 20, 13000)
+DEVICE = Device(0, "a device", (9, 0), 4, 1 << 30, 232448, 13000)
 WORKSPACE_BYTES = 1000
 LAUNCH = KernelLaunch("both.cu", "both", (2, 1, 1), (64, 1, 1), shared_bytes=5000)
 
 
 def both_at_once(ops: Sequence[Op], device: Device) -> Replacement | None:
     """An addition and the product after it."""
-    if [op.name for op in ops[:2]] != ["add", "mul"]:
+    if [op.name for op in ops[:2]] != ["add", "scale"]:
         return None
     return Replacement(2, (LAUNCH,), WORKSPACE_BYTES)
 
@@ -51,10 +50,8 @@ def both(driver: FakeDriver, scratch: int, inputs: int, packets: int, workspace:
     counted = np.ctypeslib.as_array((ctypes.c_uint32 * 2).from_address(workspace))
     assert counted[0] == counted[1]
     counted += 1
-    for name, place in (("add", 0), ("mul", 8 * PACKET.itemsize)):
-        found = _operands(name, scratch, inputs, packets >> place & (1 << 8 * PACKET.itemsize) - 1)
-        function = np.add if name == "add" else np.multiply
-        found["y"][:] = function(found["a"], found["b"])
+    for kernel, place in ((add, 0), (scale, 8 * PACKET.itemsize)):
+        kernel(driver, scratch, inputs, packets >> place & (1 << 8 * PACKET.itemsize) - 1)
 
 
 @pytest.fixture
@@ -71,7 +68,7 @@ def test_every_op_is_launched_by_its_plain_kernel(monkeypatch: pytest.MonkeyPatc
     for tokens, groups in ((1, 1), (64, 2), (10**6, 32)):
         found = planned_bucket(lower_graph(GRAPH, ShapeKey(tokens, 0), 1, "cuda"), DEVICE)
         step, plan = found.step, found.plan
-        assert [launch.entry for launch in plan.launches] == ["launch_add", "launch_mul"]
+        assert [launch.entry for launch in plan.launches] == ["launch_add", "launch_scale"]
         assert [launch.first for launch in plan.launches] == [0, 1]
         for launch in plan.launches:
             assert launch.block == (GROUP_SIZE, 1, 1)
@@ -126,7 +123,7 @@ def test_a_layout_without_a_rule_is_refused(
     decl = graph.buffers["w"]
     monkeypatch.setattr(plan_module, "RULES", [])
     weight = tier.upload(decl, np.zeros((16, Q8_0.row_bytes(256)), np.uint8))
-    y = tier.alloc(graph.buffers["y"], 4 * 16 * 4, Heap.BAR)
+    y = tier.alloc(graph.buffers["y"], 4 * 16 * 4)
     bucket = ShapeKey(4, 0)
     with pytest.raises(AssertionError, match="no rule for matmul of weights arranged as UNITS"):
         tier.lower(graph, {"w": weight, "y": y}, bucket, input_layout(graph, bucket))

@@ -21,7 +21,7 @@ from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
-from contract.tier import Fence, Heap
+from contract.tier import Fence
 from reference.limits import Limits
 from reference.model.open import Model
 from reference.runner import ModelRunner, StepInput
@@ -58,7 +58,7 @@ def submitted(tier: CudaTier, case: Case) -> Fence:
             values = stored[1] if stored else case.vectors[decl.name].reshape(1, -1).view(np.uint8)
             buffers[decl.name] = tier.upload(decl, values)
         elif decl.kind is BufferKind.OUTPUT:
-            buffers[decl.name] = tier.alloc(decl, 4 * int(decl.shape[-1]), Heap.BAR)
+            buffers[decl.name] = tier.alloc(decl, 4 * int(decl.shape[-1]))
     tier.reserve(graph, ONE)
     batch = tier.lower(graph, buffers, ONE, layout)
     assert batch.packets == 1

@@ -13,23 +13,20 @@ from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
 from accel.cuda.tuned import KernelLaunch, Replacement
-from accel.packets.build import BuildError
-from accel.packets.in_flight import InFlight
 from accel.packets.packet import PACKET
 from accel.packets.step import Op
+from accel.packets.submissions import HostSlot
 from contract.dtypes import F32, Q8_0
-from contract.errors import CodecError, DeviceLost, OutOfMemory, TierUnavailable
+from contract.errors import DeviceLost, OutOfMemory, TierUnavailable
 from contract.ir.graph import BufferDecl, BufferKind
-from contract.ir.inputs import InputCopy, InputRows, input_layout
-from contract.kernel import GpuTarget, KernelHeader, encode_kernel
+from contract.ir.inputs import InputCopy, input_layout
 from contract.shape_key import ShapeKey
-from contract.tier import Fence, Heap
+from contract.tier import Fence
 from tests.cuda.conftest import OpenTier
 from tests.cuda.fake_context import words
 from tests.cuda.fake_driver import FAULT, HANG, TUNED, FakeDriver
 from tests.cuda.fake_nvrtc import FakeNvrtc
 from tests.doubling import GRAPH, STATE, WIDTH, doubled, inputs_of
-from tests.growth import refused_growth
 
 LARGEST = ShapeKey(64, 0)
 LAYOUT = input_layout(GRAPH, LARGEST)
@@ -49,7 +46,7 @@ class Lowered:
     def __init__(self, tier: CudaTier, bucket: ShapeKey = LARGEST) -> None:
         self.tier = tier
         nbytes = LARGEST.tokens * WIDTH * 4
-        self.y = tier.alloc(GRAPH.buffers["y"], nbytes, Heap.BAR)
+        self.y = tier.alloc(GRAPH.buffers["y"], nbytes)
         self.batch = tier.lower(GRAPH, {"y": self.y}, bucket, LAYOUT)
 
     def submit(self, block: np.ndarray) -> Fence:
@@ -104,15 +101,8 @@ def test_inputs_that_are_read_late_are_noticed(
 ) -> None:
     """The negative control: with one block for all steps they meet what came later."""
     lowered = Lowered(tier)
-    held = InputCopy(tier._memory.pinned.take(LAYOUT.nbytes))
-
-    def snapshot(
-        self: object, inputs: np.ndarray, nbytes: int, rows: InputRows | None
-    ) -> InputCopy:
-        held.update(inputs, rows)
-        return held
-
-    monkeypatch.setattr(InFlight, "snapshot", snapshot)
+    held = HostSlot(InputCopy(tier._memory.pinned.take(LAYOUT.nbytes)))
+    monkeypatch.setattr(tier._submissions, "_free_slots", lambda batch: [held])
     first, second = values_of(3, 1), values_of(3, 2)
     fences = [lowered.submit(block_of(values)) for values in (first, second)]
     for fence in fences:
@@ -141,34 +131,10 @@ def test_kernels_start_early_only_where_one_is_in_front(
 ) -> None:
     """The first launch follows a copy; and a device before sm_90 knows no such launches."""
     Lowered(open_cuda()).run()
-    assert driver.launched[-2:] == [("launch_add", []), ("launch_mul", ["programmatic"])]
+    assert driver.launched[-2:] == [("launch_add", []), ("launch_scale", ["programmatic"])]
     driver.attributes["COMPUTE_CAPABILITY_MAJOR"] = 8
     Lowered(open_cuda()).run()
-    assert driver.launched[-2:] == [("launch_add", []), ("launch_mul", [])]
-
-
-def test_batches_follow_a_growing_scratch(tier: CudaTier) -> None:
-    """A batch lowered for a small step still runs after a large one moved the scratch memory."""
-    small = Lowered(tier, ShapeKey(2, 0))
-    small.run(tokens=2)
-    large = Lowered(tier)
-    large.run(tokens=LARGEST.tokens)
-    small.run(tokens=2, seed=1)
-
-
-@pytest.mark.parametrize("what", ["scratch", "inputs of a step"])
-def test_what_steps_share_stays_when_it_cannot_grow(
-    tier: CudaTier, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches lowered before still use it."""
-    refused_growth(tier, tier._memory, what, monkeypatch)
-
-
-def test_a_step_beyond_the_form_is_refused(tier: CudaTier) -> None:
-    """Its scratch memory would be overrun."""
-    lowered = Lowered(tier, ShapeKey(2, 0))
-    with pytest.raises(ValueError, match="at most"):
-        lowered.submit(block_of(values_of(3, 1)))
+    assert driver.launched[-2:] == [("launch_add", []), ("launch_scale", [])]
 
 
 def test_outputs_outlive_the_tier(tier: CudaTier) -> None:
@@ -188,37 +154,6 @@ def test_page_locked_memory_is_used_again(tier: CudaTier) -> None:
     for _ in range(5):
         lowered.run()
     assert tier._memory.pinned.nbytes == before
-
-
-def test_dropped_batches_give_their_memory_back(tier: CudaTier) -> None:
-    """A form that is forgotten leaves nothing behind."""
-    held = []
-    for _ in range(3):
-        lowered = Lowered(tier)
-        lowered.run()
-        tier._submissions._in_flight.retire()
-        tier.free(lowered.y)
-        del lowered
-        held.append(tier.allocated_bytes)
-    assert held[0] == held[-1]
-
-
-@pytest.mark.parametrize("mapped", [True, False])
-def test_parts_of_state_are_read_and_written(tier: CudaTier, mapped: bool) -> None:
-    """Any range of bytes, before and after the host mapped the buffer, and after a submission."""
-    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
-    assert not tier.read(state, 0, 64).any()
-    if mapped:
-        tier.map(state)[:] = 1
-    tier.write(state, 13, np.arange(5, dtype=np.uint8))
-    expected = np.full(64, int(mapped), np.uint8)
-    expected[13:18] = range(5)
-    assert (tier.read(state, 0, 64) == expected).all()
-    Lowered(tier).run()
-    assert tier.read(state, 15, 4).tolist() == [2, 3, 4, int(mapped)]
-    assert (tier.map(state) == expected).all()
-    with pytest.raises(ValueError, match="state: bytes"):
-        tier.read(state, 60, 5)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])
@@ -246,7 +181,7 @@ def test_slots_are_given_back_when_memory_is_short(open_cuda: OpenTier) -> None:
     decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 1024), "w")
     weight = tier.upload(decl, np.zeros((64, Q8_0.row_bytes(1024)), np.uint8))
     assert tier.allocated_bytes > upload.SLOT_BYTES
-    pages = tier.alloc(STATE, 90 << 20, Heap.DEVICE_LOCAL)
+    pages = tier.alloc(STATE, 90 << 20)
     assert tier.allocated_bytes < 91 << 20
     tier.free(pages)
     tier.free(weight)
@@ -258,11 +193,11 @@ def test_out_of_memory_says_need_and_have(driver: FakeDriver, open_cuda: OpenTie
     for limit, match in ((100 << 20, "state: need 62,914,560"), (None, "state: need 125,829,120")):
         tier = open_cuda(memory_bytes=limit)
         nbytes = (limit or driver.memory_bytes) * 3 // 5
-        first = tier.alloc(STATE, nbytes, Heap.DEVICE_LOCAL)
+        first = tier.alloc(STATE, nbytes)
         with pytest.raises(OutOfMemory, match=match):
-            tier.alloc(STATE, nbytes, Heap.DEVICE_LOCAL)
+            tier.alloc(STATE, nbytes)
         tier.free(first)
-        tier.free(tier.alloc(STATE, nbytes, Heap.DEVICE_LOCAL))
+        tier.free(tier.alloc(STATE, nbytes))
         decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (1, 4 << 25), "w")
         with pytest.raises(OutOfMemory, match="w: need"):
             tier.upload(decl, np.broadcast_to(np.uint8(0), (1, Q8_0.row_bytes(4 << 26))))
@@ -278,13 +213,13 @@ def test_a_faulting_kernel_is_a_lost_device(driver: FakeDriver, open_cuda: OpenT
     kept = lowered.submit(block_of(values_of(3, 1)))
     tier.wait(kept)
     before = output(kept).copy()
-    driver.kernels["launch_mul"] = FAULT
+    driver.kernels["launch_scale"] = FAULT
     failing = Lowered(tier).submit(block_of(values_of(3, 1)))
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
         until_done(failing)
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
         tier.wait(failing)
-    for attempt in (lambda: lowered.run(), lambda: tier.alloc(STATE, 64, Heap.BAR)):
+    for attempt in (lambda: lowered.run(), lambda: tier.alloc(STATE, 64)):
         with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
             attempt()
     assert np.array_equal(output(kept), before)
@@ -366,7 +301,7 @@ def test_launches_of_one_kernel_differ_in_shared_memory(
     """A smaller launch bound later does not lower the limit of a larger one."""
 
     def rule(ops: Sequence[Op], device: Device) -> Replacement:
-        nbytes = {"add": 100 << 10, "mul": 60 << 10}[ops[0].name]
+        nbytes = {"add": 100 << 10, "scale": 60 << 10}[ops[0].name]
         launch = KernelLaunch("head_rows.cu", "head_rows", (1, 1, 1), (32, 1, 1), nbytes)
         return Replacement(1, (launch,))
 
@@ -374,19 +309,3 @@ def test_launches_of_one_kernel_differ_in_shared_memory(
     driver.kernels["head_rows"] = (TUNED, lambda *arguments: None)
     Lowered(open_cuda()).submit(block_of(values_of(3, 1)))
     assert [name for name, _ in driver.launched].count("head_rows") == 4  # for two places of inputs
-
-
-def test_kernel_files_of_its_own_language_alone(tier: CudaTier) -> None:
-    """Another target, source that is no text, and a file that defines no kernel of its name."""
-
-    def file(name: str, target: GpuTarget, code: bytes) -> bytes:
-        return encode_kernel(KernelHeader(name, target, code))
-
-    known = file("launch_add", GpuTarget.CUDA_C, b"// a kernel")
-    assert tier.load_kernel(known).header.name == "launch_add"
-    with pytest.raises(CodecError, match="target OPENCL_C, not CUDA_C"):
-        tier.load_kernel(file("launch_add", GpuTarget.OPENCL_C, b"// a kernel"))
-    with pytest.raises(CodecError, match="UTF-8"):
-        tier.load_kernel(file("launch_add", GpuTarget.CUDA_C, b"\xff"))
-    with pytest.raises(BuildError):
-        tier.load_kernel(file("nobody", GpuTarget.CUDA_C, b"// a kernel"))

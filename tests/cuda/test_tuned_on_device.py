@@ -26,7 +26,6 @@ from contract.ir.graph import Graph
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 from reference.quant.dot import matmul
 from tests.cuda import (
     product_cases,
@@ -135,7 +134,7 @@ def run_on_device(
             buffers[decl.name] = tier.upload(decl, rows)
         elif decl.name in kept:
             flat = kept[decl.name].reshape(-1).view(np.uint8)
-            buffer = tier.alloc(decl, max(LEAST_BYTES, flat.nbytes), Heap.HOST_VISIBLE)
+            buffer = tier.alloc(decl, max(LEAST_BYTES, flat.nbytes))
             tier.write(buffer, 0, flat)
             buffers[decl.name] = buffer
     try:

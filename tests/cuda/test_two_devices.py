@@ -26,8 +26,8 @@ from reference.runner import ModelRunner
 from tests.cuda import test_experts_on_device as experts
 from tests.cuda.test_persistent import MODELS
 from tests.cuda.test_persistent_on_device import LONG, model_of, one_token
+from tests.model_runs import REQUESTS, assert_same, generate
 from tests.needs import machine_lacks, need_device
-from tests.opencl.test_model import REQUESTS, assert_same, generate
 
 pytestmark = pytest.mark.device
 

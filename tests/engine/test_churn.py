@@ -13,13 +13,13 @@ import pytest
 from contract.tier import Tier
 from contract.types import Request
 from harness.tiers import open_tier
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.late_tier import LateTier
 from tests.needs import need_device
+from tests.null_tier import NullTier
 
 STEPS = 240
 WAVE = 190
@@ -29,7 +29,7 @@ EMULATED_STEPS = 34
 LONG = pytest.mark.soak, pytest.mark.timeout(3600)
 LIMITS = Limits(slots=16, context=64, pages=64, step_tokens=48, step_rows=16)
 TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
+    "null": NullTier,
     "late": LateTier,
     **{
         name: partial(need_device, partial(open_tier, name))
@@ -125,7 +125,7 @@ def test_a_lowering_in_the_middle_of_churn_is_counted(
     port = "output.ring"
     ring = executable.buffer(port)
     decl = runner.graph.buffers[port]
-    other = runner.tier.alloc(decl, ring.nbytes, ring.heap)
+    other = runner.tier.alloc(decl, ring.nbytes)
     executable.bind(port, other)
     executable.bind(port, ring)
     churn(runner, 20, WAVE)

@@ -67,6 +67,10 @@ class Machine:
         engine = Engine(runner, tenants=self.tenants, queue_depth=6)
         return Loaded(engine, 1, close)
 
+    def submit(self, name: str, request: Request) -> None:
+        """Submit to the engine of a model, which is loaded if it is not."""
+        self.models.engine(name).submit(request)
+
 
 @pytest.fixture
 def machine(synthetic_model: Callable[..., Path]) -> Iterator[Callable[[int], Machine]]:
@@ -90,8 +94,9 @@ def request(number: int, tokens: int = 6, tenant: int = 0) -> Request:
 
 def tokens_of(models: Models) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
-    for event in models.run():
-        tokens.setdefault(event.request_id, []).append(event.token)
+    while not models.idle:
+        for event in models.step():
+            tokens.setdefault(event.request_id, []).append(event.token)
     return tokens
 
 
@@ -101,10 +106,10 @@ def test_models_take_turns_and_change_no_bit_of_each_other(
     here = machine(3)
     alone = {}
     for number, name in enumerate(NAMES):
-        here.models.submit(name, request(number))
+        here.submit(name, request(number))
         alone |= tokens_of(here.models)
     for number, name in enumerate(NAMES):
-        here.models.submit(name, request(number))
+        here.submit(name, request(number))
     assert tokens_of(here.models) == alone
     assert here.loads == list(NAMES)
 
@@ -113,8 +118,8 @@ def test_a_turn_is_time_not_steps(machine: Callable[[int], Machine]) -> None:
     """A model whose steps take three times as long gets a third of the steps."""
     here = machine(2)
     here.seconds.update(llama=3.0, qwen2=1.0)
-    here.models.submit("llama", request(1, 50))
-    here.models.submit("qwen2", request(2, 50))
+    here.submit("llama", request(1, 50))
+    here.submit("qwen2", request(2, 50))
     while here.steps["qwen2"] < 30:
         here.models.step()
     assert 9 <= here.steps["llama"] <= 11
@@ -122,9 +127,9 @@ def test_a_turn_is_time_not_steps(machine: Callable[[int], Machine]) -> None:
 
 def test_a_model_that_more_tenants_use_gets_more_time(machine: Callable[[int], Machine]) -> None:
     here = machine(2)
-    here.models.submit("llama", request(1, 50, tenant=1))
+    here.submit("llama", request(1, 50, tenant=1))
     for number, tenant in ((2, 2), (3, 3)):
-        here.models.submit("qwen2", request(number, 50, tenant=tenant))
+        here.submit("qwen2", request(number, 50, tenant=tenant))
     while here.steps["qwen2"] < 20:
         here.models.step()
     assert 9 <= here.steps["llama"] <= 11
@@ -132,12 +137,12 @@ def test_a_model_that_more_tenants_use_gets_more_time(machine: Callable[[int], M
 
 def test_who_comes_late_takes_no_turns_for_the_past(machine: Callable[[int], Machine]) -> None:
     here = machine(2)
-    here.models.submit("qwen2", request(3, 2))
+    here.submit("qwen2", request(3, 2))
     tokens_of(here.models)
-    here.models.submit("llama", request(1, 50))
+    here.submit("llama", request(1, 50))
     for _ in range(20):
         here.models.step()
-    here.models.submit("qwen2", request(2, 50))
+    here.submit("qwen2", request(2, 50))
     before = here.steps["llama"]
     for _ in range(12):
         here.models.step()
@@ -149,13 +154,13 @@ def test_one_that_is_loaded_again_begins_where_the_others_are(
 ) -> None:
     """Also where nobody took a step meanwhile."""
     here = machine(2)
-    here.models.submit("llama", request(1, 50))
-    here.models.submit("qwen2", request(2, 50))
+    here.submit("llama", request(1, 50))
+    here.submit("qwen2", request(2, 50))
     for _ in range(20):
         here.models.step()
-    here.models.cancel(2)
+    here.models.engine("qwen2").cancel(2)
     assert here.models.unload("qwen2")
-    here.models.submit("qwen2", request(3, 50))
+    here.submit("qwen2", request(3, 50))
     before = here.steps["llama"]
     for _ in range(12):
         here.models.step()
@@ -168,20 +173,20 @@ def test_a_tenant_is_put_and_removed_for_all_models(machine: Callable[[int], Mac
     here = machine(2)
     for name in ("llama", "qwen2"):
         engine = here.models.engine(name)
-        here.models.submit(name, request(1, 30, tenant=1))
-        list(here.models.run())
+        here.submit(name, request(1, 30, tenant=1))
+        tokens_of(here.models)
         assert engine.memory.cached
-    here.models.submit("llama", request(2, 3, tenant=1))
+    here.submit("llama", request(2, 3, tenant=1))
     here.models.remove_tenant(1)
     with pytest.raises(RequestError, match="removed"):
-        here.models.submit("qwen2", request(3, tenant=1))
-    list(here.models.run())
+        here.submit("qwen2", request(3, tenant=1))
+    tokens_of(here.models)
     assert 1 not in here.tenants
     here.models.put_tenant(TENANTS[1])
     assert 1 in here.tenants
     for number, name in enumerate(("llama", "qwen2"), 4):
         assert not here.models.engine(name).memory.cached
-        here.models.submit(name, request(number, tenant=1))
+        here.submit(name, request(number, tenant=1))
     assert {len(tokens) for tokens in tokens_of(here.models).values()} == {6}
 
 
@@ -189,10 +194,10 @@ def test_what_was_done_alone_is_not_held_against_anybody(
     machine: Callable[[int], Machine],
 ) -> None:
     here = machine(2)
-    here.models.submit("llama", request(1, 40))
+    here.submit("llama", request(1, 40))
     tokens_of(here.models)
-    here.models.submit("qwen2", request(2, 50))
-    here.models.submit("llama", request(3, 50))
+    here.submit("qwen2", request(2, 50))
+    here.submit("llama", request(3, 50))
     here.steps.clear()
     for _ in range(12):
         here.models.step()
@@ -202,14 +207,14 @@ def test_what_was_done_alone_is_not_held_against_anybody(
 def test_who_cannot_go_on_passes_its_turn(machine: Callable[[int], Machine]) -> None:
     """A model whose consumers take nothing holds up no other, and has no turns to catch up on."""
     here = machine(2)
-    here.models.submit("qwen2", request(2, 50))
-    here.models.submit("llama", request(1, 50))
-    here.models.stall(2)
+    here.submit("qwen2", request(2, 50))
+    here.submit("llama", request(1, 50))
+    here.models.engine("qwen2").stall(2)
     for _ in range(20):
         here.models.step()
     assert here.steps["qwen2"] <= 2
     assert here.steps["llama"] >= 18
-    here.models.unstall(2)
+    here.models.engine("qwen2").unstall(2)
     before = here.steps["llama"]
     for _ in range(12):
         here.models.step()
@@ -220,11 +225,11 @@ def test_who_passed_has_no_turns_to_catch_up_on_when_the_next_step_fails(
     machine: Callable[[int], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = machine(2)
-    here.models.submit("llama", request(1, 50))
-    here.models.submit("qwen2", request(2, 50))
+    here.submit("llama", request(1, 50))
+    here.submit("qwen2", request(2, 50))
     for _ in range(2):
         here.models.step()
-    here.models.stall(1)
+    here.models.engine("llama").stall(1)
     here.seconds["qwen2"] = 10.0
     collect = here.models.engine("qwen2").runner.collect
 
@@ -236,7 +241,7 @@ def test_who_passed_has_no_turns_to_catch_up_on_when_the_next_step_fails(
         patch.setattr(here.models.engine("qwen2").runner, "collect", lost)
         with pytest.raises(DeviceLost):
             here.models.step()
-    here.models.unstall(1)
+    here.models.engine("llama").unstall(1)
     here.seconds["qwen2"] = 1.0
     before = here.steps["llama"]
     for _ in range(10):
@@ -244,26 +249,12 @@ def test_who_passed_has_no_turns_to_catch_up_on_when_the_next_step_fails(
     assert 4 <= here.steps["llama"] - before <= 6
 
 
-def test_one_id_is_one_request_whatever_its_model(machine: Callable[[int], Machine]) -> None:
-    here = machine(2)
-    here.models.submit("qwen2", request(1))
-    with pytest.raises(RequestError, match="still under way") as raised:
-        here.models.submit("llama", request(1))
-    assert raised.value.field == "id"
-    assert here.loads == ["qwen2"]
-    assert len(tokens_of(here.models)[1]) == 6
-    here.models.submit("llama", request(1))
-    here.models.cancel(1)
-    here.models.submit("qwen2", request(1))
-    assert len(tokens_of(here.models)[1]) == 6
-
-
 def test_a_tenant_waits_for_each_model_by_itself(machine: Callable[[int], Machine]) -> None:
     """A long line for one model takes no places of another's queue; quotas are those of all."""
     here = machine(2)
     here.tenants.put(replace(TENANTS[1], max_slots=2))
     for number in range(6):
-        here.models.submit("llama" if number < 3 else "qwen2", request(number, tenant=1))
+        here.submit("llama" if number < 3 else "qwen2", request(number, tenant=1))
     here.models.step()
     assert here.tenants.usage(1).slots == 2
     assert here.models.engine("qwen2").statistics.waiting == 3
@@ -276,7 +267,7 @@ def test_a_tenant_waits_for_each_model_by_itself(machine: Callable[[int], Machin
 def test_the_model_unused_for_longest_makes_room(machine: Callable[[int], Machine]) -> None:
     here = machine(2)
     for number, name in enumerate(("llama", "qwen2", "llama", "qwen3", "qwen2")):
-        here.models.submit(name, request(number))
+        here.submit(name, request(number))
         assert len(tokens_of(here.models)[number]) == 6
     assert here.loads == ["llama", "qwen2", "qwen3", "qwen2"]
     assert here.models.loaded == ("qwen3", "qwen2")
@@ -284,16 +275,15 @@ def test_the_model_unused_for_longest_makes_room(machine: Callable[[int], Machin
 
 def test_a_model_in_use_is_not_unloaded(machine: Callable[[int], Machine]) -> None:
     here = machine(1)
-    here.models.submit("llama", request(1))
+    here.submit("llama", request(1))
     assert not here.models.unload("llama")
     with pytest.raises(DoesNotFit):
-        here.models.submit("qwen2", request(2))
+        here.submit("qwen2", request(2))
     with pytest.raises(RequestError, match="not known"):
-        here.models.submit("gpt", request(3))
+        here.submit("gpt", request(3))
     assert len(tokens_of(here.models)[1]) == 6
-    here.models.submit("qwen2", request(2))
-    here.models.cancel(2)
-    here.models.cancel(77)
+    here.submit("qwen2", request(2))
+    here.models.engine("qwen2").cancel(2)
     assert here.models.idle
     assert here.models.unload("qwen2")
     assert here.models.loaded == ()

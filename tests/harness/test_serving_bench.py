@@ -155,7 +155,7 @@ def test_targets_of_a_peer_are_judged_only_beside_one(report: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.metric)
-def test_a_target_is_met_from_its_bound_on(target: measure.Target) -> None:
+def test_a_target_is_met_from_its_bound_on(target: measure.MetricTarget) -> None:
     better = 0.01 if target.least else -0.01
     assert target.met(target.bound)
     assert target.met(target.bound + better)

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.errors import ConfigError
-from harness.bench import ratios
-from harness.bench.gate import (
+from tests.bench import ratios
+from tests.bench.cpu_use import CpuUse
+from tests.bench.gate import (
     BASELINE,
     LEAST_SHARE,
     OTHERS_MOST,
@@ -26,8 +27,7 @@ from harness.bench.gate import (
     stored_ratio,
     this_machine,
 )
-from harness.bench.machine import CpuUse
-from harness.bench.ratios import MEASUREMENTS, Bench, Measured, measure_ratio
+from tests.bench.ratios import MEASUREMENTS, Bench, Measured, measure_ratio
 
 MACHINE: dict[str, Any] = {"cpu": "abacus", "cores": 2, "devices": {"cpu": "x"}}
 QUIET = 0.0

@@ -12,7 +12,7 @@ import pytest
 from contract.dtypes import F16, I12, Q8_0
 from contract.ir.graph import BufferKind
 from contract.shape_key import ShapeKey
-from harness.validate import Histogram, Workload, validate
+from harness.validate import ValueHistogram, Workload, validate
 from harness.validate.__main__ import main
 from harness.validate.compare import NOT_FINITE, UNOBSERVED, differs
 from harness.validate.trace import (
@@ -230,7 +230,7 @@ def test_a_tier_alone_that_is_not_finite_is_an_ordinary_divergence(model):
 
 
 def test_histogram_bins_by_sign_and_exponent():
-    histogram = Histogram()
+    histogram = ValueHistogram()
     histogram.add(np.array([[1.0, 1.5, -2.0], [0.0, -0.0, 1e-40]], np.float32))
     histogram.add(np.array([np.inf, -3.0, np.nan], np.float32))
     assert histogram.bins() == {
@@ -242,7 +242,7 @@ def test_histogram_bins_by_sign_and_exponent():
 def test_histogram_digest_ignores_the_sign_of_zero_and_nothing_else():
     digests = []
     for values in ([0.0, 1.0], [-0.0, 1.0], [0.0, -1.0]):
-        histogram = Histogram()
+        histogram = ValueHistogram()
         histogram.add(np.array(values, np.float32))
         digests.append(histogram.digest)
     assert digests[0] == digests[1] != digests[2]
@@ -254,6 +254,14 @@ def test_command_reports_agreement(tiny_model_path, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("layer 0 ")
     assert printed[-1].startswith("PASS: cpu agrees")
+
+
+@pytest.mark.parametrize("tier", ["t1", "t2", "metal"])
+def test_command_takes_the_simulated_device_that_a_tier_offers(tiny_model_path, capsys, tier):
+    """Kernels and packets of tiers whose devices are not here, against the definitions."""
+    argv = ["--model", str(tiny_model_path), "--tokens", "1,2,3", "--decode", "1"]
+    assert main([*argv, "--tiers", tier, "--device", "simulated"]) == 0
+    assert f"PASS: {tier} agrees" in capsys.readouterr().out
 
 
 def test_command_as_json(tiny_model_path, capsys):

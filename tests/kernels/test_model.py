@@ -14,7 +14,7 @@ from reference.model.open import open_model
 from tests.conftest import SyntheticModel
 from tests.few_rows import assert_definitions
 from tests.kernels.processor import cpu_device
-from tests.opencl.test_model import SHORT, assert_same, generate
+from tests.model_runs import SHORT, assert_same, generate
 from tests.opencl.work_groups import work_group_tier
 
 GREEDY = tuple(Request(one.id, one.prompt, 3, ignore_end=True) for one in SHORT[:2])

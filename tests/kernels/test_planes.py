@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accel.kernels.matrix_tiles import EXPANDED_FORMATS
 from accel.kernels.products import (
     GROUPS,
     PLANE_CALLS,
@@ -19,7 +20,6 @@ from accel.kernels.products import (
     product_of,
 )
 from accel.kernels.source import Language, module_source
-from accel.packets.planes import EXPANDED_FORMATS
 from contract.dtypes import Q4_K, DType
 from tests.kernels.metal_modules import compiled
 from tests.kernels.test_tiles import Float32, result

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from accel.kernels import products
+from accel.kernels.matrix_tiles import NARROW_PRODUCT, WIDE_FORMATS, WIDE_PRODUCT, WIDE_PRODUCTS
 from accel.kernels.products import GROUPS, ROWS, product_of
 from accel.kernels.source import Language, Module, module_source
 from accel.packets.fused_ops import WIDE_TILE
-from accel.packets.wide import NARROW_PRODUCT, WIDE_FORMATS, WIDE_PRODUCT, WIDE_PRODUCTS
 from contract.dtypes import Q4_K, DType
 from tests.kernels import test_tiles
 from tests.kernels.metal_modules import compiled

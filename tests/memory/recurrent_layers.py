@@ -20,7 +20,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Heap, Tier
+from contract.tier import Buffer, Tier
 from reference.cpu.tier import CpuTier
 from reference.memory.recurrent import RecurrentMemory
 
@@ -105,6 +105,7 @@ class Layers:
 
     def __init__(self, tier: Tier, slots: int, layers: int = 2) -> None:
         self.tier = tier
+        self.slots = slots
         self.graph = graph(slots, layers)
         self.buffers: dict[str, Buffer] = {}
         most = ShapeKey(MOST_TOKENS, 0)
@@ -114,8 +115,7 @@ class Layers:
                 rows = values.reshape(-1, values.shape[-1])
                 self.buffers[decl.name] = tier.upload(decl, rows.view(np.uint8))
             elif decl.kind not in STEP_LOCAL:
-                heap = Heap.DEVICE_LOCAL if decl.kind is BufferKind.STATE else Heap.BAR
-                self.buffers[decl.name] = tier.alloc(decl, buffer_bytes(decl, most), heap)
+                self.buffers[decl.name] = tier.alloc(decl, buffer_bytes(decl, most))
         self.recurrent = RecurrentMemory(tier, self.graph, self.buffers, PLACES)
         self._executable = ExecutableGraph(tier, self.graph, self.buffers, most)
 

@@ -17,7 +17,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Heap, Tier
+from contract.tier import Buffer, Tier
 from reference.memory.page_copies import LOADS_UNDER_WAY, PageCopies
 from tests.memory.recurrent_layers import graph as recurrent_layers
 from tests.memory.test_recurrent import WAYS, open_way
@@ -59,7 +59,7 @@ class Pools:
         self.tier = tier
         self.graph = writer(kv_dtype)
         self.buffers: dict[str, Buffer] = {
-            decl.name: tier.alloc(decl, buffer_bytes(decl, MOST), Heap.DEVICE_LOCAL)
+            decl.name: tier.alloc(decl, buffer_bytes(decl, MOST))
             for decl in self.graph.of_kind(BufferKind.STATE)
         }
         self._executable = ExecutableGraph(tier, self.graph, self.buffers, MOST)

@@ -1,12 +1,10 @@
-"""Snapshots of recurrent state: taken, restored and copied bit for bit, on every tier."""
+"""Recurrent states saved and loaded bit for bit, on every tier."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import FrozenInstanceError, replace
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -19,15 +17,11 @@ from contract.tier import Tier
 from harness import tiers
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
-from reference.memory.recurrent import RecurrentMemory, RecurrentSnapshot, recurrent_buffers
+from reference.memory.recurrent import RecurrentMemory, recurrent_buffers
 from tests.contract.graphs import decoder
 from tests.late_tier import LateTier
 from tests.memory.recurrent_layers import (
-    CHANNELS,
-    HISTORY,
     PLACES,
-    SIZE,
-    VALUES,
     VOCABULARY,
     Layers,
     graph,
@@ -92,42 +86,40 @@ def feed(layers: Layers, slot: int, ids: tuple[int, ...]) -> NDArray[np.float32]
     return layers.step([(token, slot, first + place) for place, token in enumerate(ids)])
 
 
-def test_restored_slot_continues_as_if_nothing_had_happened(layers: Layers) -> None:
-    """Snapshot, other tokens, restore, the right tokens: the uninterrupted rows."""
+def test_a_loaded_slot_continues_as_if_nothing_had_happened(layers: Layers) -> None:
+    """Save, other tokens, load, the right tokens: the uninterrupted rows."""
     feed(layers, 1, FIRST)
-    snapshot = layers.recurrent.snapshot(1)
-    assert snapshot.position == len(FIRST)
+    layers.recurrent.save(1, 0)
     feed(layers, 1, OTHER)
-    layers.recurrent.restore(1, snapshot)
+    layers.recurrent.load(0, 1)
+    assert layers.recurrent.position(1) == len(FIRST)
     expected = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
     assert (feed(layers, 1, RIGHT) == expected).all()
 
 
-def test_without_the_restore_the_rows_differ(layers: Layers) -> None:
-    """The negative control: other tokens leave a mark, in either kind of state."""
+def test_with_any_state_of_other_tokens_the_rows_differ(layers: Layers) -> None:
+    """The negative control: other tokens leave a mark in each state."""
     feed(layers, 1, FIRST)
-    snapshot = layers.recurrent.snapshot(1)
+    layers.recurrent.save(1, 0)
+    feed(layers, 2, OTHER)
     expected = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
-    for forgotten in (*snapshot.states, None):
-        feed(layers, 1, OTHER)
-        now = layers.recurrent.snapshot(1)
-        partial = {
-            name: now.states[name] if forgotten in (name, None) else state
-            for name, state in snapshot.states.items()
-        }
-        layers.recurrent.restore(1, replace(snapshot, states=partial))
-        assert (feed(layers, 1, RIGHT) != expected).any(), forgotten
+    for decl in recurrent_buffers(layers.graph):
+        layers.recurrent.load(0, 1)
+        write_state(layers, decl.name, 1, read_state(layers, decl.name, 2))
+        assert (feed(layers, 1, RIGHT) != expected).any(), decl.name
 
 
-def test_another_slot_takes_the_snapshot(layers: Layers) -> None:
-    """And the slots go different ways from there."""
-    feed(layers, 0, FIRST)
-    layers.recurrent.restore(2, layers.recurrent.snapshot(0))
-    feed(layers, 0, OTHER)
-    expected = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
-    assert (feed(layers, 2, RIGHT) == expected).all()
-    expected = uninterrupted(FIRST + OTHER + RIGHT)[len(FIRST + OTHER) :]
-    assert (feed(layers, 0, RIGHT) == expected).all()
+def read_state(layers: Layers, name: str, slot: int) -> NDArray[np.uint8]:
+    """The bytes of one state of a slot, once no save or load is running."""
+    layers.recurrent._settle()
+    nbytes = layers.buffers[name].nbytes // layers.slots
+    return layers.tier.read(layers.buffers[name], slot * nbytes, nbytes)
+
+
+def write_state(layers: Layers, name: str, slot: int, data: NDArray[np.uint8]) -> None:
+    """Replace one state of a slot, once no save or load is running."""
+    layers.recurrent._settle()
+    layers.tier.write(layers.buffers[name], slot * data.nbytes, data)
 
 
 def test_saved_state_continues_in_another_slot(layers: Layers) -> None:
@@ -151,83 +143,28 @@ def test_saved_state_continues_in_another_slot(layers: Layers) -> None:
     assert (feed(layers, 2, FIRST) == expected).all()
 
 
-def test_every_tier_gives_the_same_snapshot(layers: Layers) -> None:
-    """Bytes of the definitions' tier can be restored on any other, and the reverse."""
-    feed(layers, 0, FIRST)
+def test_every_tier_has_the_same_states(layers: Layers) -> None:
+    """Those of the definitions' tier after the same tokens, and either continues the other's."""
+    feed(layers, 1, FIRST)
+    rows = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
     with CpuTier(1, definitions_only=True) as oracle:
-        reference = Layers(oracle, 1)
-        feed(reference, 0, FIRST)
-        expected, got = reference.recurrent.snapshot(0), layers.recurrent.snapshot(0)
-        assert got.position == expected.position
-        for name, state in expected.states.items():
-            values = np.frombuffer(got.states[name].data, np.float32)
-            assert (values == np.frombuffer(state.data, np.float32)).all(), name
-        layers.recurrent.restore(1, expected)
-        reference.recurrent.restore(0, got)
-        rows = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
+        reference = Layers(oracle, 2)
+        feed(reference, 1, FIRST)
+        for decl in recurrent_buffers(layers.graph):
+            expected, got = (read_state(each, decl.name, 1) for each in (reference, layers))
+            assert (got.view(np.float32) == expected.view(np.float32)).all(), decl.name
+            write_state(layers, decl.name, 1, expected)
+            write_state(reference, decl.name, 1, got)
         assert (feed(layers, 1, RIGHT) == rows).all()
-        assert (feed(reference, 0, RIGHT) == rows).all()
+        assert (feed(reference, 1, RIGHT) == rows).all()
         reference.close()
-
-
-def test_snapshot_does_not_follow_its_slot(layers: Layers) -> None:
-    """It holds the bytes of its moment and cannot be changed."""
-    feed(layers, 0, FIRST)
-    snapshot = layers.recurrent.snapshot(0)
-    again = layers.recurrent.snapshot(0)
-    feed(layers, 0, OTHER)
-    assert snapshot == again
-    assert snapshot != layers.recurrent.snapshot(0)
-    assert snapshot.nbytes == layers.recurrent.slot_bytes
-    assert snapshot.nbytes == 2 * 4 * (HISTORY * CHANNELS + VALUES * SIZE**2)
-    with pytest.raises(FrozenInstanceError):
-        snapshot.position = 0  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        snapshot.states["blk.0.conv"] = None  # type: ignore[index]
-
-
-def _changed(snapshot: RecurrentSnapshot, **states: object) -> RecurrentSnapshot:
-    changed = dict(snapshot.states)
-    for name, state in states.items():
-        name = name.replace("__", ".")
-        changed.pop(name, None)
-        if state is not None:
-            changed[name] = state  # type: ignore[assignment]
-    return RecurrentSnapshot(snapshot.position, MappingProxyType(changed))
-
-
-def test_foreign_snapshots_are_refused_and_change_nothing(layers: Layers) -> None:
-    """The state is named, with what was expected and found."""
-    feed(layers, 0, FIRST)
-    before = layers.recurrent.snapshot(0)
-    state = before.states["blk.1.conv"]
-    wrong_shape = replace(state, shape=(HISTORY, CHANNELS + 1))
-    cases = {
-        rf"snapshot: blk\.1\.conv is \(3, {CHANNELS + 1}\), expected \(3, {CHANNELS}\)": _changed(
-            before, blk__1__conv=wrong_shape
-        ),
-        r"snapshot: blk\.1\.conv has 8 bytes, expected": _changed(
-            before, blk__1__conv=replace(state, data=bytes(8))
-        ),
-        r"snapshot: blk\.0\.memory is missing": _changed(before, blk__0__memory=None),
-        r"snapshot: blk\.9\.conv is not a state of this model": _changed(
-            before, blk__9__conv=state
-        ),
-    }
-    for message, snapshot in cases.items():
-        with pytest.raises(RequestError, match=message):
-            layers.recurrent.restore(0, replace(snapshot, position=99))
-        assert layers.recurrent.snapshot(0) == before
 
 
 @pytest.mark.parametrize("slot", [-1, SLOTS])
 def test_slots_there_are_not(layers: Layers, slot: int) -> None:
     """And places: named, with how many there are."""
     message = f"slot: is {slot}, not one of {SLOTS}"
-    snapshot = layers.recurrent.snapshot(0)
     for call in (
-        lambda: layers.recurrent.snapshot(slot),
-        lambda: layers.recurrent.restore(slot, snapshot),
         lambda: layers.recurrent.save(slot, 0),
         lambda: layers.recurrent.load(0, slot),
         lambda: layers.recurrent.position(slot),
@@ -258,12 +195,12 @@ def test_recurrent_buffers_are_found_by_the_opcodes() -> None:
 
 
 def test_a_model_without_recurrent_layers_has_nothing_to_save() -> None:
-    """Its positions are free, and asking for a snapshot is an error."""
+    """Its positions are free, and saving a state is an error."""
     with CpuTier(1) as tier:
         memory = RecurrentMemory(tier, decoder(), {})
         assert memory.slot_bytes == 0
         with pytest.raises(RequestError, match="not one of 0 with a recurrent state"):
-            memory.snapshot(0)
+            memory.save(0, 0)
 
 
 ids = st.integers(0, VOCABULARY - 1)
@@ -272,8 +209,6 @@ places = st.integers(0, PLACES - 1)
 actions = st.one_of(
     st.tuples(st.just("step"), st.lists(st.tuples(slots, ids), min_size=1, max_size=6)),
     st.tuples(st.just("begin"), slots),
-    st.tuples(st.just("snapshot"), slots),
-    st.tuples(st.just("restore"), slots, st.integers(0, 9)),
     st.tuples(st.just("save"), slots, places),
     st.tuples(st.just("load"), places, slots),
 )
@@ -283,11 +218,10 @@ actions = st.one_of(
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_any_schedule_of_saving_and_restoring(layers: Layers, schedule: list[tuple]) -> None:
+def test_any_schedule_of_saving_and_loading(layers: Layers, schedule: list[tuple]) -> None:
     """Every row ever computed is that of its slot's sequence run alone by the definitions."""
     sequences: list[tuple[int, ...]] = [()] * SLOTS
     begins = [True] * SLOTS
-    saved: list[tuple[tuple[int, ...], RecurrentSnapshot]] = []
     kept: list[tuple[int, ...]] = [()] * PLACES
     for action, *arguments in schedule:
         match action:
@@ -303,14 +237,6 @@ def test_any_schedule_of_saving_and_restoring(layers: Layers, schedule: list[tup
                     assert (row == uninterrupted(sequences[slot])[position]).all()
             case "begin":
                 begins[arguments[0]] = True
-            case "snapshot" if not begins[arguments[0]]:
-                slot = arguments[0]
-                saved.append((sequences[slot], layers.recurrent.snapshot(slot)))
-            case "restore" if saved:
-                slot, which = arguments
-                sequences[slot], snapshot = saved[which % len(saved)]
-                begins[slot] = False
-                layers.recurrent.restore(slot, snapshot)
             case "save" if not begins[arguments[0]]:
                 slot, place = arguments
                 layers.recurrent.save(slot, place)

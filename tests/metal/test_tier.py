@@ -8,21 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.kernels.source import Language, Module, module_source
 from accel.metal import memory
 from accel.metal import tier as tier_module
-from accel.metal.fake_machine import APPLE_M1
-from accel.metal.fake_metal import FakeMetal
+from accel.metal.sim.fake_machine import APPLE_M1
+from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
 from accel.packets.rules import OPCODES
-from contract.dtypes import F32, Q8_0
-from contract.errors import CodecError, DeviceLost, OutOfMemory
+from contract.dtypes import F32
+from contract.errors import DeviceLost, OutOfMemory
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.ir.inputs import input_layout
-from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 from tests.doubling import (
     GRAPH,
     STATE,
@@ -32,9 +29,7 @@ from tests.doubling import (
     run_doubling,
     values_of,
 )
-from tests.growth import refused_growth
-from tests.metal.conftest import MakeMac, OpenTier
-from tests.quant.samples import random_blocks
+from tests.metal.conftest import MakeMac
 
 STEP = (
     "MTLCommandQueue commandBuffer",
@@ -53,11 +48,6 @@ EMPTY_DISPATCH = (
     "MTLComputeCommandEncoder setComputePipelineState:",
     "MTLComputeCommandEncoder dispatchThreadgroups:threadsPerThreadgroup:",
 )
-
-
-def test_replays_read_new_inputs(tier: MetalTier) -> None:
-    """Commands encoded once, many submissions."""
-    run_doubling(tier, rounds=6)
 
 
 @pytest.mark.parametrize("newer", [True, False], ids=["Apple9", "Apple7"])
@@ -95,9 +85,9 @@ def test_steps_under_way_keep_inputs_and_outputs_apart(tier: MetalTier, mac: Fak
     for values, fence in reversed(steps):
         tier.wait(fence)
         lowered.check(fence.outputs["y"], values)
-    assert len(lowered.batch.recordings) == 8
+    assert len(lowered.batch.launch.made) == 8
     lowered.run(9)
-    assert len(lowered.batch.recordings) == 8
+    assert len(lowered.batch.launch.made) == 8
     tier.free(lowered.y)
 
 
@@ -118,31 +108,6 @@ def test_info_names_device_and_opcodes(tier: MetalTier) -> None:
     assert info.driver == "Metal, simulated"
     assert info.opcodes == OPCODES == frozenset(Opcode)
     assert info.arithmetic == "exact-2"
-
-
-def test_memory_is_zeroed_and_state_is_kept(tier: MetalTier) -> None:
-    """State keeps what the host wrote; places that were freed are zeros again."""
-    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
-    assert not tier.map(state).any()
-    tier.write(state, 0, np.full(64, 7, np.uint8))
-    run_doubling(tier)
-    assert (tier.map(state) == 7).all()
-    assert (tier.read(state, 3, 5) == 7).all()
-    tier.free(state)
-    again = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
-    assert not tier.map(again).any()
-    with pytest.raises(ValueError, match="state: bytes 60 to 70 of a buffer of 64"):
-        tier.read(again, 60, 10)
-    tier.free(again)
-
-
-def test_upload_holds_the_bytes(tier: MetalTier) -> None:
-    """A weight's bytes can be read back."""
-    data = random_blocks(Q8_0, 64, 256, 5)
-    decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 256), "w")
-    buffer = tier.upload(decl, data)
-    assert np.array_equal(tier.map(buffer).reshape(data.shape), data)
-    tier.free(buffer)
 
 
 def test_large_weights_are_views_of_the_file(
@@ -168,26 +133,12 @@ def test_large_weights_are_views_of_the_file(
     del buffer, data
 
 
-def test_out_of_memory_says_need_and_have(open_metal: OpenTier) -> None:
-    """Nothing is allocated when it does not fit, and what was freed can be had again."""
-    tier = open_metal(memory_bytes=100 << 20)
-    first = tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
-    with pytest.raises(OutOfMemory, match=r"state: need 62,914,560 bytes") as caught:
-        tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
-    assert 0 < caught.value.free <= 40 << 20
-    decl = BufferDecl("w", BufferKind.CONSTANT, F32, (1, 15 << 20))
-    with pytest.raises(OutOfMemory, match="w: need"):
-        tier.upload(decl, np.zeros((1, 60 << 20), np.uint8))
-    tier.free(first)
-    tier.free(tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL))
-
-
 def test_a_tensor_above_the_longest_buffer(make_mac: MakeMac) -> None:
     """Refused with that number, before Metal is asked."""
     mac = make_mac(max_buffer_bytes=32 << 20)
     with MetalTier(metal=mac.metal) as tier:
         with pytest.raises(OutOfMemory, match="33,554,432 free"):
-            tier.alloc(STATE, 33 << 20, Heap.DEVICE_LOCAL)
+            tier.alloc(STATE, 33 << 20)
         run_doubling(tier)
     assert (mac.problems, mac.left_over) == ([], [])
 
@@ -203,13 +154,6 @@ def test_dropped_batches_give_their_memory_back(tier: MetalTier, mac: FakeMetal)
     assert (tier.allocated_bytes, mac.left_over) == before
 
 
-def test_what_steps_share_stays_when_it_cannot_grow(
-    tier: MetalTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches lowered before still use it."""
-    refused_growth(tier, tier._memory, "scratch", monkeypatch)
-
-
 def test_scratch_that_moves_is_followed(tier: MetalTier) -> None:
     """A larger graph moves what all share: batches lowered before go on with it, and leave the
     place it was in to others."""
@@ -219,7 +163,7 @@ def test_scratch_that_moves_is_followed(tier: MetalTier) -> None:
     before = tier._scratch
     largest = ShapeKey(2000, 0)
     layout = input_layout(GRAPH, largest)
-    y = tier.alloc(GRAPH.buffers["y"], 2000 * WIDTH * 4, Heap.BAR)
+    y = tier.alloc(GRAPH.buffers["y"], 2000 * WIDTH * 4)
     tier.lower(GRAPH, {"y": y}, largest, layout)
     after = tier._scratch
     assert after is not before
@@ -232,7 +176,7 @@ def test_memory_is_released_when_no_step_names_it_any_more(tier: MetalTier, mac:
     """A step names every arena, used or not: one that goes waits for the steps under way."""
     mac.behaviour.looks = 1 << 30
     lowered = Doubling(tier)
-    large = tier.alloc(STATE, 32 << 20, Heap.DEVICE_LOCAL)
+    large = tier.alloc(STATE, 32 << 20)
     fence = tier.submit(lowered.batch, inputs_of(values_of(0)))
     held = mac.taken
     tier.free(large)
@@ -246,7 +190,7 @@ def lost(tier: MetalTier, lowered: Doubling) -> None:
     with pytest.raises(DeviceLost):
         tier.submit(lowered.batch, inputs_of(values_of(0)))
     with pytest.raises(DeviceLost):
-        tier.alloc(STATE, 64, Heap.BAR)
+        tier.alloc(STATE, 64)
     tier.free(lowered.y)
     tier.close()
 
@@ -288,7 +232,7 @@ def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> Non
     tier = MetalTier(metal=mac.metal)
     lowered = Doubling(tier)
     lowered.run(2)
-    lowered.batch.recordings[0].place.host.view(np.uint64)[0] = 1 << 40
+    lowered.batch.launch.made[0].place.host.view(np.uint64)[0] = 1 << 40
     first = tier.submit(lowered.batch, inputs_of(values_of(0)))
     second = tier.submit(lowered.batch, inputs_of(values_of(1)))
     with pytest.raises(DeviceLost, match=r"Apple M1 \(simulated\): .*PageFault"):
@@ -298,32 +242,3 @@ def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> Non
     lost(tier, lowered)
     with MetalTier(metal=mac.metal) as other:
         run_doubling(other)
-
-
-def test_load_kernel_takes_metal_text_alone(tier: MetalTier) -> None:
-    """A kernel of the dialect is taken; another target and text that does not compile are not."""
-    text = module_source(Language.METAL, Module("add")).encode()
-    header = KernelHeader("launch_add", GpuTarget.APPLE_METAL, text, workgroup_size=(128, 1, 1))
-    assert tier.load_kernel(encode_kernel(header)).header.name == "launch_add"
-    broken = text.replace(b"A(a) + A(b)", b"A(a) +")
-    for target, code, problem in (
-        (GpuTarget.OPENCL_C, text, "target OPENCL_C, not APPLE_METAL"),
-        (GpuTarget.APPLE_METAL, broken, r"add\.k:6"),
-        (GpuTarget.APPLE_METAL, b"\xff\xfe", "can't decode"),
-    ):
-        other = KernelHeader("launch_add", target, code, workgroup_size=(128, 1, 1))
-        with pytest.raises(CodecError, match=problem):
-            tier.load_kernel(encode_kernel(other))
-
-
-def test_closing_twice_is_harmless(
-    open_metal: OpenTier, mac: FakeMetal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And closing with a step under way, which is waited for like any other."""
-    monkeypatch.setattr(tier_module, "GRACE_SECONDS", 0.0)
-    mac.behaviour.looks = 1 << 30
-    tier = open_metal()
-    lowered = Doubling(tier)
-    tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))
-    tier.close()
-    tier.close()

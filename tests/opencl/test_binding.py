@@ -91,7 +91,8 @@ def test_arguments_are_checked(program: cl.Program) -> None:
 def test_a_binary_is_a_program_again(queue: cl.CommandQueue, program: cl.Program) -> None:
     """With the same kernels; bytes that are none are refused."""
     again = cl.Program(queue.context, program.binary()).build("-cl-std=CL1.2")
-    assert again.kernel_names() == program.kernel_names() == {"copy", "other"}
+    for name in ("copy", "other"):
+        cl.Kernel(again, name)
     with pytest.raises((cl.Error, cl.BuildFailed)):
         cl.Program(queue.context, b"no program").build("-cl-std=CL1.2")
 

@@ -15,7 +15,7 @@ from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from tests.families_table import FAMILIES
 from tests.few_rows import ATTENDS_LAST, assert_definitions
-from tests.opencl.test_model import compare
+from tests.model_runs import compare
 
 SyntheticModel = Callable[..., Path]
 

@@ -14,9 +14,9 @@ from accel.opencl.launcher import Mode
 from accel.opencl.worker_tuner import Choice, Crews, FixedWorkers
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
+from tests.model_runs import compare
 from tests.needs import machine_lacks
 from tests.opencl.conftest import OpenTier
-from tests.opencl.test_model import compare
 
 STEPS_AHEAD = 1
 """Steps that may still run when the last one is enqueued, as the engine does it on this tier."""

@@ -246,9 +246,43 @@ def test_who_is_sent_away_is_told_how_fast_the_queue_moves() -> None:
         queue.push(WaitingRequest(order, 0, clock.now, 1))
         queue.next(always)
         clock.now += 4.0
+        queue.ended(order)
     assert queue.retry_after() == 4.0
     clock.now += 64 * 6.0
-    assert queue.retry_after() == 10.0
+    assert queue.retry_after() == 4.0
+    for order in (200, 201):
+        queue.push(WaitingRequest(order, 0, clock.now, 1))
+        queue.next(always)
+    assert queue.retry_after() == 2.0
+
+
+def test_before_the_first_end_what_runs_says_how_long_runs_take() -> None:
+    clock = ManualClock(1000.0)
+    queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
+    queue.push(WaitingRequest(0, 0, clock.now, 1))
+    queue.next(always)
+    clock.now += 9.0
+    assert queue.retry_after() == 9.0
+    queue.push(WaitingRequest(1, 0, clock.now, 1))
+    queue.next(always)
+    assert queue.retry_after() == 4.5
+
+
+def test_a_preempted_request_counts_with_all_its_time_in_slots() -> None:
+    """Not with that between them, and one that never had a slot not at all."""
+    clock = ManualClock(1000.0)
+    queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
+    for _ in range(2):
+        queue.push(WaitingRequest(0, 0, clock.now, 1))
+        clock.now += 50.0
+        queue.next(always)
+        clock.now += 3.0
+    queue.ended(0)
+    queue.push(WaitingRequest(1, 0, clock.now, 1))
+    clock.now += 50.0
+    queue.remove(1)
+    queue.ended(1)
+    assert queue.retry_after() == 6.0
 
 
 class Looked:

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from openai import OpenAI
 
+from harness import tiers
 from harness.generate import SessionOptions
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from harness.serve.structured.grammars import Grammars
 from reference.model.open import Model, open_model
+from tests.null_tier import NullTier
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT as SPEAKING_CONTEXT
 from tests.serve.speaking_models import HERMES, speaking_model
 
 SLOTS = 4
 CONTEXT = 256
+NULL_TOKEN = 65
 Serve = Callable[..., AbstractContextManager[Running]]
 
 
 @pytest.fixture(scope="session")
 def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, **ServeOptions)``: a
-    server of its own."""
+    """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, tier=,
+    aliases=, sampling=, **ServeOptions)``: a server of its own. The tier ``null`` computes
+    nothing: every token is NULL_TOKEN."""
     folder = tmp_path_factory.mktemp("serve")
-    session = SessionOptions(
-        tier="cpu", context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20
-    )
+    session = SessionOptions(context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20)
 
     @contextmanager
     def start(
@@ -41,19 +44,27 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         path: Path = tiny_model_path,
         context: int = CONTEXT,
         draft: int = 0,
+        tier: str = "cpu",
+        aliases: tuple[str, ...] = (),
+        sampling: Mapping[str, float] = MappingProxyType({}),
         **options: object,
     ) -> Iterator[Running]:
         model = ModelOptions(
-            replace(session, slots=slots, context=context, draft=draft),
+            replace(session, tier=tier, slots=slots, context=context, draft=draft),
             "tiny",
             folder / "digests.json",
             queue_depth,
             buffered_events,
+            aliases,
+            sampling,
         )
         options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{len(list(folder.iterdir()))}.sqlite")
-        with running(ServeOptions(path, model, **options)) as server:  # type: ignore[arg-type]
-            yield server
+        with pytest.MonkeyPatch.context() as patch:
+            known = {**tiers.TIERS, "null": lambda options: NullTier(NULL_TOKEN)}
+            patch.setattr(tiers, "TIERS", known)
+            with running(ServeOptions(path, model, **options)) as server:  # type: ignore[arg-type]
+                yield server
 
     return start
 

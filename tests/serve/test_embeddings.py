@@ -135,7 +135,7 @@ def test_what_is_refused(http: Http, body: dict[str, object], param: str, code: 
 
 def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its vectors are there, and nothing of it is left in the engine."""
-    monkeypatch.setattr(embeddings, "PING_SECONDS", 0.0)
+    monkeypatch.setattr(embeddings, "LOOK_SECONDS", 0.0)
     service = server.service
     before = service.ledger.total(LOCAL_TENANT.id).abandoned
     asked = EmbeddingRequest("a text of some length " * 9)

@@ -178,7 +178,7 @@ def test_a_request_behind_a_running_one_may_be_slow(
 
 def test_idle_connections_crowd_out_nobody(serve: Serve) -> None:
     """Twice as many as are kept, all silent: the oldest go, and who asks is answered."""
-    with serve(slots=1, queue_depth=1) as server, ExitStack() as opened:
+    with serve(slots=1, queue_depth=1, tier="null") as server, ExitStack() as opened:
         http = Http(server.url)
         crowd = 2 * server.http.connections
         silent = [opened.enter_context(http.connected()) for _ in range(crowd)]
@@ -193,7 +193,7 @@ def test_a_crowd_never_closes_who_is_being_answered(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_steps(monkeypatch)
-    with serve(slots=1, queue_depth=1) as server, ExitStack() as opened:
+    with serve(slots=1, queue_depth=1, tier="null") as server, ExitStack() as opened:
         http = Http(server.url)
         with http.connected() as honest:
             honest.sendall(posted(COMPLETIONS, {**LONG, "max_tokens": 60, "stream": True}))
@@ -229,7 +229,7 @@ def test_a_client_that_vanished_frees_its_slot(
         machine_lacks("packet filter that makes a peer vanish: it is not Linux")
     monkeypatch.setattr(listen, "UNREAD_SECONDS", 1)
     slow_steps(monkeypatch, seconds=0.05)
-    with serve() as server:
+    with serve(tier="null") as server:
         http = Http(server.url)
         with http.connected() as connection:
             connection.sendall(posted(COMPLETIONS, {**LONG, "stream": True}))
@@ -243,7 +243,7 @@ def test_a_client_that_vanished_frees_its_slot(
 
 def test_a_storm_of_clients_that_come_and_go_leaves_nothing(serve: Serve) -> None:
     """No slot, no page, no connection and no file."""
-    with serve() as server:
+    with serve(tier="null") as server:
         http = Http(server.url)
         assert http.post(COMPLETIONS, {**LONG, "max_tokens": 2}).status == 200
         before = open_files()

@@ -98,6 +98,24 @@ def test_log_probabilities_come_with_every_token(client: OpenAI) -> None:
     assert streamed == content
 
 
+def test_listed_tokens_of_a_text_have_the_one_that_was_taken(client: OpenAI) -> None:
+    """Also where it is none of the likeliest: then there is one more."""
+    for listed in (0, 1, 3):
+        answer = client.completions.create(
+            model="tiny", prompt="abc", max_tokens=24, temperature=2, seed=5, logprobs=listed
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        told = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)  # type: ignore[arg-type, call-overload]
+        more = 0
+        for token, value, top in told:
+            # Several tokens may have one text, as parts of characters do.
+            assert top[token] == value or (token == "�" and top[token] > value)
+            assert len(top) <= listed + 1
+            more += len(top) == listed + 1
+        assert more
+
+
 def test_a_bias_decides_a_token(client: OpenAI) -> None:
     answer = client.completions.create(
         model="tiny", prompt="abc", max_tokens=3, temperature=0, logit_bias={"65": 100}

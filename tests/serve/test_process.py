@@ -8,25 +8,36 @@ import shlex
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from harness.serve.keys import key_digest, new_key
 from tests.cli.conftest import command, environment
 from tests.serve.http import Http, posted
+
+ALICE = f'[tenant.alice]\nid = 1\nkeys = ["{key_digest(new_key())}"]\n'
+BOB = f'[tenant.bob]\nid = 2\nkeys = ["{key_digest(new_key())}"]\n'
+
+
+def server_command(model: Path, *words: str) -> list[str]:
+    return command("serve", "--model", model, "--tier", "cpu", *words)
+
+
+def server_environment(folder: Path) -> Mapping[str, str]:
+    return environment(
+        XDG_CACHE_HOME=str(folder), XDG_CONFIG_HOME=str(folder), XDG_STATE_HOME=str(folder)
+    )
 
 
 @contextmanager
 def process(model: Path, folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], Http]]:
-    named = environment(
-        XDG_CACHE_HOME=str(folder), XDG_CONFIG_HOME=str(folder), XDG_STATE_HOME=str(folder)
-    )
-    line = command(
-        "serve", "--model", model, "--tier", "cpu", "--port", "0", "--context", "256", *words
-    )
-    with subprocess.Popen(line, env=named, stderr=subprocess.PIPE, text=True) as server:
+    line = server_command(model, "--port", "0", "--context", "256", *words)
+    with subprocess.Popen(
+        line, env=server_environment(folder), stderr=subprocess.PIPE, text=True
+    ) as server:
         assert server.stderr is not None
         try:
             while not (found := re.search(r"listening on (http\S+)", server.stderr.readline())):
@@ -61,6 +72,68 @@ def test_a_signal_ends_it(
     else:
         error = json.loads(lines[-1].removeprefix(b"data: "))["error"]
         assert error["code"] == "engine_stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_right_after_it_is_ready_drains(
+    tiny_model_path: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """What asks for ``/ready`` and then has it stop may do so at once."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    line = server_command(tiny_model_path, "--port", str(port))
+    with subprocess.Popen(line, env=server_environment(tmp_path), stderr=subprocess.PIPE) as server:
+        try:
+            while not is_ready(port):
+                assert server.poll() is None
+            server.send_signal(number)
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+
+
+def is_ready(port: int) -> bool:
+    with suppress(ConnectionRefusedError):
+        return Http(f"http://127.0.0.1:{port}").get("/ready").status == 200
+    return False
+
+
+def test_a_signal_while_it_loads_ends_it(tiny_model_path: Path, tmp_path: Path) -> None:
+    """Nobody is connected yet, so nothing is waited for."""
+    line = server_command(tiny_model_path, "--port", "0", "--context", "128K")
+    named = server_environment(tmp_path)
+    with subprocess.Popen(line, env=named, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            while not handles(server.pid, signal.SIGTERM):
+                assert server.poll() is None
+            server.terminate()
+            assert server.wait(60) == 130
+            assert server.stderr is not None
+            assert "Traceback" not in server.stderr.read()
+        finally:
+            server.kill()
+
+
+def handles(process: int, number: signal.Signals) -> bool:
+    """Whether a process has its own handler of a signal."""
+    status = Path(f"/proc/{process}/status").read_text()
+    caught = re.search(r"SigCgt:\s*(\w+)", status)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def test_sighup_reads_the_tenants_again(tiny_model_path: Path, tmp_path: Path) -> None:
+    """At once, whether or not anybody asks, and what runs goes on."""
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text(ALICE)
+    with process(tiny_model_path, tmp_path, "--tenants", str(tenants)) as (server, http):
+        assert server.stderr is not None
+        tenants.write_text(ALICE + BOB)
+        server.send_signal(signal.SIGHUP)
+        while "2 tenants, 2 keys read" not in (line := server.stderr.readline()):
+            assert line
+        assert http.get("/health").status == 200
+        server.terminate()
+        assert server.wait(60) == 0
 
 
 def test_it_says_how_to_ask_and_tells_its_supervisor(

@@ -93,7 +93,7 @@ def test_the_digest_is_that_of_the_logits(server: Running, http: Http) -> None:
     def keep(first: int, chunk: Any) -> None:
         rows.update(enumerate(chunk, first))
 
-    sampling = SamplingParams(temperature=0.7, seed=5)
+    sampling = SamplingParams(temperature=0.7, top_k=40, top_p=0.95, min_p=0.05, seed=5)
     request = Request(model.driver.new_id(), prompt, 8, sampling, ignore_end=True)
     stream = model.driver.submit([request], {request.id: keep})
     tokens = 0
@@ -122,6 +122,40 @@ def test_a_changed_answer_is_found(http: Http, verify: Verify) -> None:
     assert (code, "logits_sha256[0]" in out) == (1, True)
     code, out, _ = verify(COMPLETION, {**answer, "system_fingerprint": "exact-0"})
     assert (code, "system_fingerprint" in out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", COMPLETION),
+        ("/v1/responses", RESPONSE),
+        ("/v1/embeddings", {"input": "hello"}),
+    ],
+)
+def test_a_changed_count_is_found(
+    http: Http, verify: Verify, path: str, body: dict[str, Any]
+) -> None:
+    """Every count but that of the cache, which another engine need not have."""
+    answer = http.post(path, body).json
+    usage = answer["usage"]
+    counts = [name for name, value in usage.items() if isinstance(value, int)]
+    assert len(counts) >= 2
+    for name in counts:
+        code, out, _ = verify(body, {**answer, "usage": usage | {name: usage[name] + 1}})
+        assert (code, f"usage.{name}" in out) == (1, True)
+    assert verify(body, {name: answer[name] for name in answer if name != "usage"})[0] == 1
+    if "prompt_tokens_details" in usage:
+        details = usage["prompt_tokens_details"] | {"cached_tokens": 77}
+        other = {**answer, "usage": usage | {"prompt_tokens_details": details}}
+        assert verify(body, other)[0] == 0
+    if path in ("/v1/chat/completions", "/v1/completions"):
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        lines = http.post(path, asked).body
+        assert verify(asked, lines)[0] == 0
+        counted = b'"completion_tokens":%d' % usage["completion_tokens"]
+        assert lines.count(counted) == 1
+        assert verify(asked, lines.replace(counted, b'"completion_tokens":99'))[0] == 1
 
 
 def test_a_changed_vector_item_or_event_is_found(http: Http, verify: Verify) -> None:

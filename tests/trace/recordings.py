@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +16,12 @@ from harness.tiers import open_tier
 from harness.trace.framing import TraceReader
 from harness.trace.play import Replayed, play
 from harness.trace.record import record_on
-from harness.trace.records import TracedModel
+from harness.trace.records import ModelRecord
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.engine.draft_model import DraftModel, draft_limits
 from reference.limits import Limits
+from reference.memory.recurrent import recurrent_buffers
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.constrained import LIMITS as CONSTRAINED_LIMITS
@@ -77,7 +77,7 @@ def record_constrained(path: Path, trace: Path, tier: str) -> None:
 
 
 def record_recurrent(path: Path, trace: Path, tier: str) -> None:
-    """A hybrid model whose states are saved, loaded, taken to the host and brought back."""
+    """A hybrid model whose states are saved and loaded, and read and written by the host."""
     model = open_model(path)
     opened = TIERS[tier]()
     with model.file:
@@ -86,8 +86,11 @@ def record_recurrent(path: Path, trace: Path, tier: str) -> None:
             generate(run, 1)
             run.recurrent.save(0, 1)
             run.recurrent.load(1, 1)
-            snapshot = run.recurrent.snapshot(1)
-            run.recurrent.restore(0, replace(snapshot))
+            run.recurrent._settle()
+            for decl in recurrent_buffers(run.graph):
+                buffer = run._buffers[decl.name]
+                nbytes = buffer.nbytes // LIMITS.slots
+                recorded.write(buffer, 0, recorded.read(buffer, nbytes, nbytes))
             generate(run, 2)
 
 
@@ -146,7 +149,7 @@ def replay_both(paths: Sequence[Path], trace: Path, tier: str) -> Replayed:
     """A trace of several models."""
     with ExitStack() as files, TIERS[tier]() as opened, TraceReader(trace) as reader:
 
-        def open_it(number: int, traced: TracedModel) -> Model:
+        def open_it(number: int, traced: ModelRecord) -> Model:
             model = open_model(paths[number])
             files.callback(model.file.close)
             return model

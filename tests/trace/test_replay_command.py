@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from harness.cli.main import main
 from harness.replay import main as replay
-from harness.trace.framing import Kind, TraceReader, TraceWriter
+from harness.trace.framing import RecordKind, TraceReader, TraceWriter
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,54 @@ def test_a_cut_trace_says_so(
 ) -> None:
     cut = tmp_path / "cut.trace"
     cut.write_bytes(recorded[0].read_bytes()[:-5])
-    assert replay([str(cut), "--tier", "cpu"]) == 0
-    assert "the end of the trace is missing" in capsys.readouterr().err
+    assert replay([str(cut), "--tier", "cpu"]) == 3
+    assert capsys.readouterr().out.startswith("NOT WHOLE: its end is missing; identical as far")
+    with TraceReader(recorded[0]) as reader:
+        first = next(reader.records()).offset
+    cut.write_bytes(recorded[0].read_bytes()[:first])
+    assert replay([str(cut), "--tier", "cpu"]) == 3
+    assert "0 submissions, 0 results" in capsys.readouterr().out
+
+
+def test_records_left_out_or_swapped_are_named(
+    recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every checksum is right: the first, one in the middle and the last result, and two buffers
+    of every pair of kinds."""
+    with TraceReader(recorded[0]) as reader:
+        header = reader.header
+        records = [(one.kind, bytes(one.payload)) for one in reader.records()][:-1]
+    results = [n for n, (kind, _) in enumerate(records) if kind is RecordKind.RESULT]
+    forged = tmp_path / "forged.trace"
+
+    def replayed(kept: Sequence[tuple[RecordKind, bytes]]) -> tuple[int, str]:
+        forged.unlink(missing_ok=True)
+        with TraceWriter(forged, header) as writer:
+            for kind, payload in kept:
+                writer.write(kind, payload)
+        code = replay([str(forged), "--tier", "cpu"])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    assert replayed(records)[0] == 0
+    for left_out in (results[0], results[len(results) // 2]):
+        code, said = replayed([*records[:left_out], *records[left_out + 1 :]])
+        assert code == 2
+        assert "is missing" in said
+    code, said = replayed([*records[: results[-1]], *records[results[-1] + 1 :]])
+    assert code == 3
+    assert said.startswith("NOT WHOLE: the results of 1 submissions")
+    without = [one for one in records if one[0] is not RecordKind.RESULT]
+    assert replayed(without)[0] == 3
+    buffers = [n for n, (kind, _) in enumerate(records) if kind is RecordKind.BUFFER]
+    for a, b in ((0, 1), (0, -1), (len(buffers) // 2, -2)):
+        swapped = list(records)
+        one, other = buffers[a], buffers[b]
+        swapped[one], swapped[other] = swapped[other], swapped[one]
+        code, said = replayed(swapped)
+        assert code == 2
+        assert said.startswith("error: ")
+        assert "Traceback" not in said
 
 
 def test_a_difference_is_exit_code_1(
@@ -61,10 +108,10 @@ def test_a_difference_is_exit_code_1(
     with TraceReader(recorded[0]) as reader, TraceWriter(forged, reader.header) as writer:
         for record in reader.records():
             payload = bytearray(record.payload)
-            if record.kind is Kind.RESULT:
+            if record.kind is RecordKind.RESULT:
                 payload[-1] ^= results == 3
                 results += 1
-            if record.kind is not Kind.END:
+            if record.kind is not RecordKind.END:
                 writer.write(record.kind, bytes(payload))
     assert replay([str(forged), "--tier", "cpu"]) == 1
     said = capsys.readouterr().out

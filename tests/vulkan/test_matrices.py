@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.kernels.matrix_tiles import FEW_PRODUCT, WIDE_PRODUCT, WIDE_PRODUCTS
 from accel.kernels.source import (
     PLANE_OPS,
     PLANE_PRODUCT,
@@ -22,17 +23,16 @@ from accel.kernels.source import (
 )
 from accel.packets import fused
 from accel.packets.device_op import DeviceOp
-from accel.packets.few import FEW_FORMS, FEW_PRODUCT
-from accel.packets.planes import PLANES_FROM, TILED
 from accel.packets.rules import lower_graph
-from accel.packets.wide import WIDE_PRODUCT, WIDE_PRODUCTS
 from accel.vulkan import program as program_module
 from accel.vulkan.api import Vulkan
 from accel.vulkan.build import Build, compiled, kernel_file
 from accel.vulkan.device import Instance
+from accel.vulkan.expanded_tiles import PLANES_FROM, TILED
 from accel.vulkan.matrices import EXTENSION, GROUP_MEMORY_BYTES, SHAPE, VENDORS, has_matrices
 from accel.vulkan.product_check import matrices_agree
 from accel.vulkan.tier import VulkanTier
+from accel.vulkan.tiles_32x16 import SMALL_BUCKETS
 from contract.dtypes import I12, Q4_K, Q5_1
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
@@ -245,7 +245,7 @@ def test_steps_of_many_tokens_are_multiplied_in_tiles(
     open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_units(monkeypatch)
-    monkeypatch.setattr("accel.packets.few.FEW_FORMS", (16,))
+    monkeypatch.setattr("accel.vulkan.tiles_32x16.SMALL_BUCKETS", (16,))
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert "matmul_tiles" in modules
     assert not {*PLANE_OPS} & modules
@@ -262,9 +262,9 @@ def test_steps_of_few_tokens_are_multiplied_in_small_tiles(
 
 def test_steps_of_few_tokens_have_forms_of_their_own(open_vulkan: OpenTier) -> None:
     """Where there are matrix units, which are worth it from fewer tokens on than packed dots."""
-    largest = ShapeKey(FEW_FORMS[-1] + 1, 4)
+    largest = ShapeKey(SMALL_BUCKETS[-1] + 1, 4)
     units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
-    requested = {ShapeKey(most, 4) for most in FEW_FORMS}
+    requested = {ShapeKey(most, 4) for most in SMALL_BUCKETS}
     assert requested <= {*units.buckets(largest)}
     assert not requested & {*dots.buckets(largest)}
 
@@ -274,8 +274,8 @@ def test_steps_of_more_are_multiplied_in_wide_tiles(
     open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch, least: int, product: str
 ) -> None:
     with_units(monkeypatch)
-    monkeypatch.setattr("accel.packets.wide.WIDE_FROM", 17)
-    monkeypatch.setattr("accel.packets.wide.LEAST_ROWS", least)
+    monkeypatch.setattr("accel.vulkan.tiles_128x128.WIDE_FROM", 17)
+    monkeypatch.setattr("accel.vulkan.tiles_128x128.LEAST_ROWS", least)
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert product in modules
     assert "matmul_tiles" not in modules
@@ -285,9 +285,9 @@ def test_steps_of_very_many_are_multiplied_from_planes(
     open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_units(monkeypatch)
-    monkeypatch.setattr("accel.packets.planes.FORMATS", (FORMAT,))
-    monkeypatch.setattr("accel.packets.planes.PLANES_FROM", 17)
-    monkeypatch.setattr("accel.packets.planes.LEAST_ROWS", 1)
+    monkeypatch.setattr("accel.vulkan.expanded_tiles.FORMATS", (FORMAT,))
+    monkeypatch.setattr("accel.vulkan.expanded_tiles.PLANES_FROM", 17)
+    monkeypatch.setattr("accel.vulkan.expanded_tiles.LEAST_ROWS", 1)
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert {*PLANE_OPS} <= modules
     assert "matmul_tiles" not in modules

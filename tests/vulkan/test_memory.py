@@ -19,7 +19,6 @@ from contract.ir.graph import GraphBuilder
 from contract.ir.nodes import BufferDecl, BufferKind
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 from tests.run_graph import run_graph
 from tests.vulkan.conftest import Library, OpenTier
 
@@ -113,7 +112,7 @@ def test_memory_the_driver_refuses_names_the_buffer(
     for at in range(6):
         failing(library, function, at, exhausted)
         try:
-            tier.free(tier.alloc(STATE, 20 << 20, Heap.DEVICE_LOCAL))
+            tier.free(tier.alloc(STATE, 20 << 20))
             tier.free(tier.upload(WEIGHT, data))
         except OutOfMemory as error:
             named.append(str(error))
@@ -123,7 +122,7 @@ def test_memory_the_driver_refuses_names_the_buffer(
     prefixes = "out of memory for state", "out of memory for blk.0"
     assert all(message.startswith(prefixes) for message in named)
     assert named or (function == "vkMapMemory" and not shared)
-    tier.free(tier.alloc(STATE, 20 << 20, Heap.DEVICE_LOCAL))
+    tier.free(tier.alloc(STATE, 20 << 20))
 
 
 def with_small_buffers(vulkan: Vulkan, **instead: Any) -> Vulkan:
@@ -166,7 +165,7 @@ def test_a_tensor_larger_than_a_buffer_may_be_lies_in_several(
     watched = {"vkCreateBuffer": created, "vkCmdCopyBuffer": copied, "vkCmdFillBuffer": filled}
     tier = open_vulkan(with_small_buffers(vulkan, **watched), shared=shared)
     nbytes = (5 << 19) + 300
-    state = tier.alloc(STATE, nbytes, Heap.DEVICE_LOCAL)
+    state = tier.alloc(STATE, nbytes)
     assert not tier.read(state, 0, nbytes).any()
     data = np.random.default_rng(2).integers(0, 256, nbytes, np.uint8)
     tier.write(state, 0, data)
@@ -215,9 +214,9 @@ def test_buffers_that_lie_apart_are_refused(vulkan: Vulkan, open_vulkan: OpenTie
     instead = {"vkGetBufferDeviceAddress": apart, "vkBindBufferMemory": bound}
     tier = open_vulkan(with_small_buffers(vulkan, **instead), shared=False)
     with pytest.raises(OutOfMemory, match="state: need") as caught:
-        tier.alloc(STATE, 2 << 20, Heap.DEVICE_LOCAL)
+        tier.alloc(STATE, 2 << 20)
     assert caught.value.free == 1 << 20
-    tier.free(tier.alloc(STATE, 1 << 20, Heap.DEVICE_LOCAL))
+    tier.free(tier.alloc(STATE, 1 << 20))
 
 
 def test_other_programs_memory_is_seen(vulkan: Vulkan, open_vulkan: OpenTier) -> None:

@@ -11,15 +11,12 @@ from contract.dtypes import F16
 from contract.types import Request
 from harness.validate import Workload, validate
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
-from reference.limits import Limits
 from reference.model.open import open_model
-from reference.runner import ModelRunner
 from tests.families_table import FAMILIES
 from tests.few_rows import ATTENDS_LAST, assert_definitions
+from tests.model_runs import SHORT, compare
 from tests.opencl.test_families import MODELS, TRACED, WORKLOAD
-from tests.opencl.test_model import CONTEXT, SHORT, compare
-from tests.vulkan.conftest import WAYS, OpenTier
+from tests.vulkan.conftest import OpenTier
 
 SyntheticModel = Callable[..., Path]
 
@@ -35,34 +32,6 @@ PICKED = {
 }
 """Two tensors that rows are picked of, two of which one is normed again, three."""
 FAMILY_MODELS = {name: (QUANTS.get(name, quant), kv) for name, (quant, kv) in MODELS.items()}
-
-
-@pytest.mark.parametrize(("way", "ahead"), [*((way, 3) for way in WAYS), ("shared", 1)])
-def test_steps_fed_on_the_device_sample_the_same_tokens(
-    open_vulkan: OpenTier, tiny_model_path: Path, way: str, ahead: int
-) -> None:
-    """Decode without the host between the steps, on memory of either kind."""
-    model = open_model(tiny_model_path)
-    limits = Limits(len(SHORT), CONTEXT, 24, step_tokens=64, step_rows=32)
-    outcomes = []
-    for tier, depth in ((CpuTier(), 0), (open_vulkan(base=WAYS[way]), ahead)):
-        with ModelRunner(model, tier, limits) as runner:
-            engine = Engine(runner, steps_ahead=depth)
-            for request in SHORT:
-                engine.submit(request)
-            tokens: dict[int, list[int]] = {request.id: [] for request in SHORT}
-            for event in engine.run():
-                tokens[event.request_id].append(event.token)
-            outcomes.append(tokens)
-    assert outcomes[0] == outcomes[1]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_of_running_gives_the_cpu_tiers_bits(
-    open_vulkan: OpenTier, tiny_model_path: Path, way: str
-) -> None:
-    """Mixed prefill and decode, greedy and sampled."""
-    compare(open_model(tiny_model_path), open_vulkan(base=WAYS[way]), requests=SHORT)
 
 
 @pytest.mark.parametrize("name", FAMILY_MODELS)

@@ -26,12 +26,15 @@ class Server(ContextManager):
     def wait(self) -> None:
         """Answer until SIGTERM or Ctrl-C, as ``zinc-rt serve`` does, and close. Only in the main
         thread. Raises KeyboardInterrupt after Ctrl-C."""
-        from harness.serve.run import run_until_signalled
+        from harness.serve.signals import Signals
 
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError("wait: only the main thread receives signals; use close")
         with self:
-            if run_until_signalled(self._running, self._drain_seconds):
+            with Signals() as signals:
+                signals.hold()
+                interrupted = signals.serve_until_stopped(self._running, self._drain_seconds)
+            if interrupted:
                 signal.raise_signal(signal.SIGINT)
 
     def close(self, drain_seconds: float = 0.0) -> None:

@@ -16,7 +16,13 @@ from contract.errors import ConfigError
 from harness.generate import prepare_session
 from harness.serve.driver import EngineDriver
 from harness.serve.fingerprint import system_fingerprint
-from harness.serve.model import ModelOptions, ServedModel, served_session
+from harness.serve.model import (
+    ModelOptions,
+    ServedModel,
+    names_of,
+    sampling_of_file,
+    served_session,
+)
 from harness.serve.structured.grammars import Grammars
 
 if TYPE_CHECKING:
@@ -56,6 +62,9 @@ def open_replicas(
         device=f"{count} replicas of {prepared.tier.info.device}",
         fingerprint=system_fingerprint(model, options.session.kv_dtype, options.digests),
         created=int(path.stat().st_mtime),
+        names=names_of(path, options),
+        keeps_prompts=options.session.prefix_cache != 0,
+        sampling=sampling_of_file(path, model, options),
     )
 
 

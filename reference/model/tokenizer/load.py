@@ -34,10 +34,10 @@ def load_tokenizer(metadata: Mapping[str, object], source: str) -> Tokenizer:
     for keys that are missing or contradict each other and UnsupportedModel for an unknown tokenizer
     model or pre-tokenizer.
     """
-    return _Reader(metadata, source).tokenizer()
+    return _TokenizerReader(metadata, source).tokenizer()
 
 
-class _Reader:
+class _TokenizerReader:
     """Typed access to the tokenizer keys of one file."""
 
     def __init__(self, metadata: Mapping[str, object], source: str) -> None:

@@ -1,0 +1,64 @@
+"""A GPU's memory as the tiers use it: all of it is seen by the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.amd.device import Allocation, Device
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class HostSeenMemory:
+    """See ``accel.packets.tier.DeviceMemory``. ``finish`` waits for everything submitted."""
+
+    device: Device
+    finish: Callable[[], None]
+
+    @property
+    def held(self) -> int:
+        """Bytes taken of the GPU's own memory."""
+        return self.device.held
+
+    @property
+    def available(self) -> int:
+        """Bytes of it that can still be taken."""
+        return self.device.available
+
+    def expect(self, nbytes: int) -> None:
+        """See DeviceMemory: every allocation has pages of its own."""
+
+    def allocate(self, what: str, nbytes: int, own: bool = True) -> Allocation:
+        """Zeroed memory, the GPU's own or the host's. Raises OutOfMemory naming ``what``."""
+        allocation = self.device.allocate(what, nbytes, own)
+        allocation.host[:] = 0
+        return allocation
+
+    def adopt(self, what: str, data: Bytes) -> Allocation:
+        """The GPU's own memory, holding ``data``."""
+        allocation = self.device.allocate(what, data.nbytes)
+        allocation.host[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        """Give memory back that nothing uses any more."""
+        self.device.free(allocation)
+
+    def map(self, allocation: Allocation) -> Bytes:
+        """The bytes."""
+        return allocation.host
+
+    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
+        """A copy of some of the bytes, once everything submitted has ended."""
+        self.finish()
+        return allocation.host[offset : offset + nbytes].copy()
+
+    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+        """Replace some of the bytes, once everything submitted has ended."""
+        self.finish()
+        allocation.host[offset : offset + data.nbytes] = data

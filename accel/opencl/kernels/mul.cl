@@ -1,2 +1,0 @@
-// MUL: y = a * b.
-DEFINE_ELEMENTWISE(mul, , A(a) * A(b))

@@ -1,0 +1,161 @@
+"""Device tiers that lower a form to packets by one schedule: what they share."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.packets.binding import bind_step
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of, outputs_of
+from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory, device_footprint
+from accel.packets.layouts import planes_bytes
+from accel.packets.step import Schedule, Step
+from accel.packets.submissions import FormBatch, Submissions
+from accel.packets.tier import A, BaseTier, Bytes, C, DeviceMemory, L
+from contract.errors import DeviceLost
+from contract.footprint import Footprint
+from contract.ir.inputs import InputLayout, input_layout
+from contract.ir.nodes import BufferDecl, Graph
+from contract.lazy_dataclass import dataclass
+from contract.shape_key import ShapeKey
+from contract.tier import TierInfo
+
+
+class ExpectingMemory(DeviceMemory[A], Protocol[A]):
+    """Memory that sets aside as much as is going to be asked of it."""
+
+    def expect(self, nbytes: int, /) -> None:
+        """Allocations of so many bytes in all, aligned, are about to follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundStep(Generic[A]):
+    """A form with addresses. ``packets`` is PACKET[ops], which ``stored`` holds on the device;
+    ``input_bytes`` is the size of a step's inputs."""
+
+    name: str
+    step: Step
+    schedule: Schedule
+    packets: NDArray[np.void]
+    stored: A
+    input_bytes: int
+
+
+class PacketTier(BaseTier[A, L, C]):
+    """See ``contract.tier.Tier``. ``known`` may know what steps take without planning them.
+
+    Hooks a tier must give beside those of BaseTier: ``_schedule``, ``_arrange``, ``_record`` and
+    ``_reserve``.
+    """
+
+    _memory: ExpectingMemory[A]
+
+    def __init__(
+        self,
+        info: TierInfo,
+        memory: ExpectingMemory[A],
+        submissions: Submissions[A, L, Any, C],
+        known: KnownMemory | None = None,
+    ) -> None:
+        super().__init__(info, memory, submissions)
+        self._recorded: dict[int, tuple[L, A]] = {}
+        self._steps = PlannedSteps(self._schedule, self.buckets, known)
+
+    def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
+        """See ``contract.tier.Tier``."""
+        return self._footprint(graph, largest, self._steps.memory(graph, largest))
+
+    def reserve(self, graph: Graph, largest: ShapeKey) -> None:
+        """Make what steps share, where there is room for the buffers to come."""
+        steps = self._steps.memory(graph, largest)
+        planned = self._footprint(graph, largest, steps)
+        self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
+        with self._guarded("scratch"):
+            self._reserve(steps.shared, steps.own, input_layout(graph, largest).nbytes)
+
+    def lower(
+        self,
+        graph: Graph,
+        buffers: Mapping[str, DeviceBuffer[A]],
+        bucket: ShapeKey,
+        inputs: InputLayout,
+    ) -> FormBatch[A, L]:
+        """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
+        step, schedule = self._steps.of(graph, bucket)
+        what = f"packets of {graph.name}"
+        with self._guarded(what):
+            self._reserve(schedule.shared_bytes, schedule.own_bytes, inputs.nbytes)
+            packets = bind_step(
+                step,
+                schedule,
+                inputs,
+                lambda name: self._stored(buffers[name]).address,
+                lambda name: buffers[name].operand,
+            )
+            outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
+            stored = self._memory.adopt(what, packets.view(np.uint8))
+            bound = BoundStep(graph.name, step, schedule, packets, stored, inputs.nbytes)
+            try:
+                launch = self._record(bound)
+            except Exception as error:
+                if not isinstance(error, DeviceLost):
+                    self._memory.free(stored)
+                raise
+        batch = FormBatch(bucket, len(packets), launch, inputs.nbytes, outputs)
+        self._recorded[id(batch)] = launch, stored
+        weakref.finalize(batch, self._forget, id(batch))
+        return batch
+
+    def close(self) -> None:
+        """See BaseTier."""
+        super().close()
+        self._recorded.clear()
+
+    @abstractmethod
+    def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
+        """Hook: the ops of a graph for one form, and when each runs. Raises UnsupportedOp."""
+
+    @abstractmethod
+    def _arrange(self, decl: BufferDecl, data: Bytes, matrices: int) -> ArrangedMatrix[A]:
+        """Hook: ``data``, so many matrices one below the other, as the products read them."""
+
+    @abstractmethod
+    def _record(self, bound: BoundStep[A]) -> L:
+        """Hook: what submits the step."""
+
+    @abstractmethod
+    def _reserve(self, shared: int, own: int, inputs: int) -> None:
+        """Hook: grow what steps share to bytes of scratch for all workers, for each one, and of
+        inputs; batches lowered before follow. ``_scratch_of`` and ``_grown`` do the growing."""
+
+    def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
+        """Hook: the bytes of a graph; by default of a device with memory of its own."""
+        return device_footprint(graph, largest, steps, planes_bytes)
+
+    def _discard(self, launch: L) -> None:
+        """Hook: free what ``_record`` made, of which nothing runs any more."""
+
+    def _fill(self, buffer: DeviceBuffer[A]) -> None:
+        if (matrices := matrices_of(buffer.decl)) and buffer.source is not None:
+            buffer.hold(self._arrange(buffer.decl, buffer.source, matrices))
+        else:
+            self._stored(buffer)
+
+    def _forget(self, key: int) -> None:
+        """A batch is gone, of which nothing runs any more."""
+        if not (self._closed or self._lost):
+            self._discard_one(*self._recorded.pop(key))
+
+    def _discard_recorded(self) -> None:
+        """Free what all batches recorded, of which nothing runs any more."""
+        while self._recorded:
+            self._discard_one(*self._recorded.popitem()[1])
+
+    def _discard_one(self, launch: L, stored: A) -> None:
+        self._discard(launch)
+        self._memory.free(stored)

@@ -1,0 +1,272 @@
+"""What device tiers of packets share: buffers, steps, errors and the end.
+
+A tier opens its device, then gives this base its memory, its submissions and the methods marked
+as hooks. Nothing here knows a driver. ``packet_tier.py`` adds the lowering.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.packets.buffers import Allocation, DeviceBuffer
+from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
+from accel.packets.rules import OPCODES
+from accel.packets.shape_buckets import shape_buckets
+from accel.packets.step_memory import grown
+from accel.packets.submissions import Completion, FormBatch, StepFence, Submissions
+from contract.arithmetic import ARITHMETIC_VERSION
+from contract.context_manager import ContextManager
+from contract.errors import DeviceLost
+from contract.ir.inputs import InputRows
+from contract.ir.nodes import BufferDecl
+from contract.shape_key import ShapeKey
+from contract.tier import PROMPT_TOKENS, TierInfo, check_range
+
+Bytes = NDArray[np.uint8]
+A = TypeVar("A", bound=Allocation)
+L = TypeVar("L")
+C = TypeVar("C", bound=Completion)
+
+
+class DeviceMemory(Protocol[A]):
+    """The memory of one device. Sizes in bytes."""
+
+    @property
+    def held(self) -> int:
+        """Bytes taken from the device, those included that nothing uses yet."""
+
+    @property
+    def available(self) -> int:
+        """Bytes that can still be taken."""
+
+    def allocate(self, what: str, nbytes: int, /) -> A:
+        """Zeroed memory. Raises OutOfMemory naming ``what``."""
+
+    def adopt(self, what: str, data: Bytes, /) -> A:
+        """Memory that holds ``data``. Raises OutOfMemory naming ``what``."""
+
+    def free(self, allocation: A, /) -> None:
+        """Take memory back that nothing submitted uses."""
+
+    def map(self, allocation: A, /) -> Bytes:
+        """See ``contract.tier.Tier.map``."""
+
+    def read(self, allocation: A, offset: int, nbytes: int, /) -> Bytes:
+        """A copy of some of the bytes."""
+
+    def write(self, allocation: A, offset: int, data: Bytes, /) -> None:
+        """Replace some of the bytes."""
+
+
+def tier_info(
+    name: str,
+    device: str,
+    driver: str,
+    memory_bytes: int,
+    host_unified: bool = False,
+    prompt_tokens: int = PROMPT_TOKENS,
+) -> TierInfo:
+    """Identity of a tier of packets."""
+    return TierInfo(
+        name=name,
+        device=device,
+        driver=driver,
+        arithmetic=f"exact-{ARITHMETIC_VERSION}",
+        opcodes=OPCODES,
+        memory_bytes=memory_bytes,
+        host_unified=host_unified,
+        asynchronous=True,
+        prompt_tokens=prompt_tokens,
+    )
+
+
+class BaseTier(ContextManager, Generic[A, L, C]):
+    """What ``contract.tier.Tier`` asks for beside lowering.
+
+    Hooks a tier must give: ``_fill``, ``_finish``, ``_translated`` and ``_shut_down``.
+    """
+
+    def __init__(
+        self,
+        info: TierInfo,
+        memory: DeviceMemory[A],
+        submissions: Submissions[A, L, Any, C],
+    ) -> None:
+        self._info = info
+        self._memory = memory
+        self._submissions = submissions
+        self._buffers: set[DeviceBuffer[A]] = set()
+        self._scratch: A | None = None
+        self._waiting = CompletionWaiter()
+        self._lost = ""
+        self._closed = False
+
+    @property
+    def info(self) -> TierInfo:
+        """The device and its driver."""
+        return self._info
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory taken from the device."""
+        return self._memory.held
+
+    @property
+    def available_bytes(self) -> int:
+        """Memory that can still be taken, as far as the device says."""
+        with self._guarded("asking for free memory"):
+            return self._memory.available
+
+    def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+        """See ``contract.tier.Tier``."""
+        return shape_buckets(largest)
+
+    def alloc(self, decl: BufferDecl, nbytes: int) -> DeviceBuffer[A]:
+        """Zeroed memory. Raises OutOfMemory naming the buffer."""
+        with self._guarded(decl.name):
+            allocation = self._allocate(decl, nbytes)
+        return self._keep(DeviceBuffer(decl, nbytes, allocation))
+
+    def upload(self, decl: BufferDecl, data: Bytes) -> DeviceBuffer[A]:
+        """Memory that holds ``data``, a matrix arranged for the products. Raises OutOfMemory
+        naming the buffer."""
+        buffer: DeviceBuffer[A] = DeviceBuffer(decl, data.nbytes, source=data)
+        with self._guarded(decl.name):
+            self._fill(buffer)
+        return self._keep(buffer)
+
+    def free(self, buffer: DeviceBuffer[A]) -> None:
+        """Release the memory, of which nothing submitted may still be running."""
+        self._buffers.remove(buffer)
+        if self._lost:
+            return
+        with self._guarded(buffer.name):
+            self._finish_uploads()
+            for allocation in buffer.allocations:
+                self._memory.free(allocation)
+
+    def map(self, buffer: DeviceBuffer[A]) -> Bytes:
+        """The bytes in host memory; a weight's are those it was uploaded from."""
+        if buffer.source is not None:
+            return buffer.source
+        with self._guarded(buffer.name):
+            return self._memory.map(self._stored(buffer))
+
+    def read(self, buffer: DeviceBuffer[A], offset: int, nbytes: int) -> Bytes:
+        """See Tier."""
+        check_range(buffer, offset, nbytes)
+        with self._guarded(buffer.name):
+            return self._memory.read(self._stored(buffer), offset, nbytes)
+
+    def write(self, buffer: DeviceBuffer[A], offset: int, data: Bytes) -> None:
+        """See Tier."""
+        check_range(buffer, offset, data.nbytes)
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        with self._guarded(buffer.name):
+            self._memory.write(self._stored(buffer), offset, flat)
+
+    def submit(
+        self,
+        batch: FormBatch[A, L],
+        inputs: Bytes,
+        requested: Sequence[str] = (),
+        rows: InputRows | None = None,
+    ) -> StepFence[A, L, C]:
+        """Start the step. Raises DeviceLost once the device has failed."""
+        with self._guarded("submitting a step"):
+            return self._submissions.submit(batch, inputs, requested, rows)
+
+    def wait(self, fence: StepFence[A, L, C], timeout: float | None = None) -> None:
+        """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
+        seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
+        with self._guarded("a step"):
+            done = self._until_done(fence, seconds)
+        if not done:
+            reason = f"{self._info.device}: a step did not end within {seconds:g} s"
+            self._lose(reason)
+            raise DeviceLost(reason)
+
+    def close(self) -> None:
+        """Wait for the device unless it is lost, then free all."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._shut_down()
+        finally:
+            self._buffers.clear()
+
+    @abstractmethod
+    def _fill(self, buffer: DeviceBuffer[A]) -> None:
+        """Hook: bring an upload to the device, in the form in which ops read it."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Hook: return when nothing submitted runs any more. Raises DeviceLost."""
+
+    @abstractmethod
+    def _translated(self, what: str) -> AbstractContextManager[None]:
+        """Hook: errors of the driver become the contract's; ``what`` was being done."""
+
+    @abstractmethod
+    def _shut_down(self) -> None:
+        """Hook: let what runs end, unless the device is lost, and give everything back."""
+
+    def _allocate(self, decl: BufferDecl, nbytes: int) -> A:
+        """Hook: zeroed memory for a buffer of ``alloc``."""
+        return self._memory.allocate(decl.name, nbytes)
+
+    def _upload_stored(self, name: str, data: Bytes) -> A:
+        """Hook: an upload as the graph declares it."""
+        return self._memory.adopt(name, data)
+
+    def _finish_uploads(self) -> None:
+        """Hook: return when nothing reads or writes what was uploaded."""
+
+    def _until_done(self, fence: StepFence[A, L, C], seconds: float) -> bool:
+        """Hook: wait for a step; False when it has not ended within ``seconds``."""
+        return self._waiting.until_done(fence, seconds)
+
+    def _give_up(self) -> None:
+        """Hook: the device has just been lost."""
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Errors of the driver become the contract's; a device once lost stays so."""
+        if self._lost:
+            raise DeviceLost(self._lost)
+        try:
+            with self._translated(what):
+                yield
+        except DeviceLost as error:
+            self._lose(str(error))
+            raise
+
+    def _lose(self, reason: str) -> None:
+        self._lost = reason
+        self._give_up()
+
+    def _keep(self, buffer: DeviceBuffer[A]) -> DeviceBuffer[A]:
+        self._buffers.add(buffer)
+        return buffer
+
+    def _stored(self, buffer: DeviceBuffer[A]) -> A:
+        """The bytes of a buffer as the graph declares them."""
+        if buffer.allocation is None:
+            assert buffer.source is not None
+            buffer.allocation = self._upload_stored(buffer.name, buffer.source)
+        return buffer.allocation
+
+    def _scratch_of(self, nbytes: int) -> A:
+        """Scratch memory for all workers, grown to ``nbytes``."""
+        self._scratch = self._grown("scratch", self._scratch, nbytes)
+        return self._scratch
+
+    def _grown(self, what: str, current: A | None, nbytes: int) -> A:
+        return grown(self._memory, self._finish, what, current, nbytes)

@@ -1,0 +1,58 @@
+"""Products of many tokens in tiles of 128 rows and 128 tokens, or 64, on matrix units.
+
+They take the place of ``matmul_tiles``, whose bits and operands they have; see
+``accel/kernels/wide_product.k``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from itertools import groupby
+
+from accel.kernels.matrix_tiles import NARROW_PRODUCT, WIDE_FORMATS, WIDE_PRODUCT
+from accel.packets.fused import operands_of
+from accel.packets.fused_ops import FUSED
+from accel.packets.step import Op, Step
+
+WIDE_FROM = 512
+"""Fewest tokens of a bucket's largest step for which these tiles are faster: with fewer, most of a
+tile may be empty, or most multiprocessors idle."""
+LEAST_ROWS = 2560
+"""Fewest rows of a matrix for which tiles of 128 tokens are faster than tiles of 64, of which there
+are more for the multiprocessors."""
+LONGEST_FIRST = ("matmul_tiles", WIDE_PRODUCT, NARROW_PRODUCT)
+"""Products that are launched together, by how long a group of them takes: short ones fill what long
+ones leave idle at their end."""
+
+
+def with_tiles_128x128(step: Step) -> Step:
+    """The step with products in these tiles where they are faster, and products of the same
+    activations in the order of LONGEST_FIRST."""
+    ops = [_wide(op) if _is_worth_it(op) else op for op in step.ops]
+    made: list[Op] = []
+    for _, beside in groupby(ops, _beside):
+        made += sorted(beside, key=_length)
+    return Step(made, step.scratch)
+
+
+def _beside(op: Op) -> Hashable:
+    """A key that is equal for products that may be launched in any order: they read the same
+    activations and nothing that another one writes."""
+    tensors = operands_of(op)
+    if op.name in LONGEST_FIRST and tensors["residual"] is None:
+        return tensors["x"]
+    return id(op)
+
+
+def _length(op: Op) -> int:
+    return LONGEST_FIRST.index(op.name) if op.name in LONGEST_FIRST else 0
+
+
+def _wide(op: Op) -> Op:
+    is_narrow = op.most_sizes()["rows"] < LEAST_ROWS
+    return replace(op, device=FUSED[NARROW_PRODUCT if is_narrow else WIDE_PRODUCT])
+
+
+def _is_worth_it(op: Op) -> bool:
+    return op.name == "matmul_tiles" and op.dtype in WIDE_FORMATS and op.count.most >= WIDE_FROM

@@ -1,0 +1,94 @@
+"""The list of cases that must pass: generated from the source, and compared with stored digests.
+
+The stored file has a line for each opcode, and one for each other group of cases: the group, how
+many cases it has, and the SHA-256 of their sorted names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from contract.errors import ConfigError
+from harness.conformance.cases import known_cases
+
+DIGESTS = "must_pass_digests.txt"
+REGENERATE = f"python -m harness.conformance --digests > harness/conformance/{DIGESTS}"
+
+
+def must_pass_ids() -> tuple[str, ...]:
+    """The cases that this source generates."""
+    return tuple(known_cases())
+
+
+def load_must_pass(path: Path | None = None) -> tuple[str, ...]:
+    """The case names in the file ``path``, one a line; those of this source when it is None.
+
+    Raises ConfigError for a file that cannot be read, is empty or names a case twice, and for
+    cases of this source that are not the stored ones.
+    """
+    if path is None:
+        ids = must_pass_ids()
+        check_digests(digest_lines(ids), _stored_digests())
+        return ids
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return checked_list(str(path), [line for line in lines if line])
+
+
+def checked_list(where: str, ids: Sequence[str]) -> tuple[str, ...]:
+    """``ids``, or ConfigError naming the line of a repetition."""
+    seen: set[str] = set()
+    for number, name in enumerate(ids, 1):
+        if name in seen:
+            raise ConfigError(f"{where}: entry {number}: {name} occurs twice")
+        seen.add(name)
+    if not ids:
+        raise ConfigError(f"{where}: holds no case")
+    return tuple(ids)
+
+
+def digest_lines(ids: Iterable[str]) -> dict[str, str]:
+    """By group of cases its count and the SHA-256 of its sorted names, as the file has them."""
+    groups: dict[str, list[str]] = {}
+    for name in ids:
+        groups.setdefault(_group(name), []).append(name)
+    return {group: _count_and_digest(names) for group, names in sorted(groups.items())}
+
+
+def check_digests(generated: Mapping[str, str], stored: Mapping[str, str]) -> None:
+    """Raises ConfigError naming the groups whose cases differ from the stored ones."""
+    different = [
+        f"{group} (generated: {generated.get(group, 'none')}; stored: {stored.get(group, 'none')})"
+        for group in sorted(generated.keys() | stored.keys())
+        if generated.get(group) != stored.get(group)
+    ]
+    if different:
+        raise ConfigError(
+            f"the cases of {', '.join(different)} are not the stored ones; "
+            f"if that is meant, run: {REGENERATE}"
+        )
+
+
+def _stored_digests() -> dict[str, str]:
+    file = resources.files(__package__).joinpath(DIGESTS)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return dict(line.split(maxsplit=1) for line in lines)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}; run: {REGENERATE}") from None
+
+
+def _group(name: str) -> str:
+    """The opcode of a parity case, ``parity/add`` of ``parity/add-3x257-normal``."""
+    kind = name.split("/", 1)[0]
+    return name.split("-", 1)[0] if kind == "parity" else kind
+
+
+def _count_and_digest(names: Sequence[str]) -> str:
+    text = "".join(f"{name}\n" for name in sorted(names))
+    return f"{len(names)} {hashlib.sha256(text.encode()).hexdigest()}"

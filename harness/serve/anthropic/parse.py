@@ -1,0 +1,197 @@
+"""From a request of the Messages API to the chat completion that it means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from harness.serve.answers import Json
+from harness.serve.anthropic.wire import (
+    AnyChoice,
+    AssistantTurn,
+    CountRequest,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserTurn,
+)
+from harness.serve.errors import ApiError
+from harness.serve.hosted import HOSTED, without_hosted_tools
+from harness.serve.wire import ChatRequest, converted
+
+OWN_TOOLS = (*HOSTED, "bash_", "text_editor_", "advisor_")
+"""How the types of tools begin whose form only Anthropic's models know."""
+OWN_BLOCKS = (
+    *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "container_upload"),
+    *("code_execution_tool_result", "bash_code_execution_tool_result", "mcp_tool", "compaction"),
+    *("text_editor_code_execution_tool_result", "tool_search_tool_result", "advisor_tool_result"),
+)
+"""How the types of blocks begin that Anthropic's server made for itself."""
+CHAT_NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "thinking",
+    "response_format": "output_config.format",
+}
+"""What chat completions call a field that is called otherwise here."""
+SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "min_p", "seed")
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+EFFORTS = {"max": "xhigh"}
+FAILED = "Error: "
+"""How the text of a result begins that says that its call failed."""
+
+
+def client_name(param: str) -> str:
+    """What this API calls a field of chat completions."""
+    name, dot, rest = param.partition(".")
+    return CHAT_NAMES.get(name, name) + dot + rest
+
+
+def readable_blocks(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
+    """A body with the tools and blocks that this server knows; the others are named in
+    ``ignored``."""
+    value = without_hosted_tools(value, ignored, OWN_TOOLS)
+    messages = value.get("messages")
+    if not isinstance(messages, list):
+        return value
+    return value | {"messages": [_readable(turn, ignored) for turn in messages]}
+
+
+def _readable(turn: Any, ignored: list[str]) -> Any:
+    content = turn.get("content") if isinstance(turn, dict) else None
+    if not isinstance(content, list):
+        return turn
+    own = []
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if isinstance(kind, str) and kind.startswith(OWN_BLOCKS):
+            name = f"messages[].content[] ({kind[:64]})"
+            ignored += [name] if name not in ignored else []
+        else:
+            own.append(block)
+    return turn | {"content": own}
+
+
+def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
+    """The chat completion that a request means, for a model that can be told whether to think or
+    cannot. Raises ApiError."""
+    chat: Json = {"messages": list(_messages(body))}
+    if isinstance(body, MessagesRequest):
+        chat |= {name: given for name in SAME if (given := getattr(body, name)) is not None}
+        if body.stop_sequences:
+            chat["stop"] = body.stop_sequences
+        if body.stream:
+            chat["stream_options"] = {"include_usage": True}
+    if body.tools:
+        chat["tools"] = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "parameters": tool.input_schema,
+                    **({"description": tool.description} if tool.description else {}),
+                    **({"strict": tool.strict} if tool.strict is not None else {}),
+                },
+            }
+            for tool in body.tools
+        ]
+    if body.tool_choice is not None:
+        chat |= _choice(body.tool_choice, bool(body.tools))
+    if body.output_config is not None and body.output_config.format is not None:
+        schema = {"name": "output", "schema": body.output_config.format.schema_}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    effort = _effort(body, switches_thoughts)
+    if effort is not None:
+        chat["reasoning_effort"] = effort
+    return converted(chat, ChatRequest)
+
+
+def _effort(body: CountRequest, switches_thoughts: bool) -> str | None:
+    """How much is thought: nothing unless it is asked for, as this API has it."""
+    asked = None if body.output_config is None else body.output_config.effort
+    if body.thinking is not None and body.thinking.type != "disabled":
+        return "medium" if asked is None else EFFORTS.get(asked, asked)
+    return "none" if switches_thoughts else None
+
+
+def _choice(choice: AnyChoice, tools: bool) -> Json:
+    chat: Json = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    if choice.type == "tool":
+        if choice.name is None:
+            problem = "tool_choice.name: a choice of type tool has one"
+            raise ApiError(400, problem, param="tool_choice.name", code="invalid_value")
+        named = {"type": "function", "function": {"name": choice.name}}
+        return chat | {"tool_choice": named}
+    return chat | {"tool_choice": CHOICES[choice.type]} if tools or choice.type == "any" else chat
+
+
+def _messages(body: CountRequest) -> Iterable[Json]:
+    if body.system:
+        yield {"role": "system", "content": _text(body.system)}
+    for turn in body.messages:
+        yield from _said(turn) if isinstance(turn, AssistantTurn) else _asked(turn)
+    if isinstance(body.messages[-1], AssistantTurn):
+        raise ApiError(
+            400,
+            "messages: the last one is the assistant's, and answers are not continued here; end "
+            "with a user's",
+            param="messages",
+            code="unsupported",
+        )
+
+
+def _asked(turn: UserTurn) -> Iterable[Json]:
+    """The messages of a user's turn in their order: results of calls, and texts."""
+    if isinstance(turn.content, str):
+        yield {"role": "user", "content": turn.content}
+        return
+    texts: list[TextBlock] = []
+    for block in turn.content:
+        if isinstance(block, TextBlock):
+            texts.append(block)
+            continue
+        if texts:
+            yield {"role": "user", "content": _text(texts)}
+            texts = []
+        yield _result(block)
+    if texts or not turn.content:
+        yield {"role": "user", "content": _text(texts)}
+
+
+def _result(block: ToolResultBlock) -> Json:
+    text = _text(block.content or "")
+    return {
+        "role": "tool",
+        "tool_call_id": block.tool_use_id,
+        "content": FAILED + text if block.is_error else text,
+    }
+
+
+def _said(turn: AssistantTurn) -> Iterable[Json]:
+    """The message of a model's turn."""
+    if isinstance(turn.content, str):
+        yield {"role": "assistant", "content": turn.content}
+        return
+    texts = [block.text for block in turn.content if isinstance(block, TextBlock)]
+    thoughts = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
+    calls = [block for block in turn.content if isinstance(block, ToolUseBlock)]
+    message: Json = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id,
+                "function": {"name": call.name, "arguments": json.dumps(call.input)},
+            }
+            for call in calls
+        ]
+    yield message
+
+
+def _text(content: str | Sequence[TextBlock]) -> str:
+    """Several blocks are lines of one text."""
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)

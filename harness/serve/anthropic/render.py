@@ -1,0 +1,200 @@
+"""An answer as a message of Anthropic's API, whole and as the events of a stream."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.types import FinishReason
+from harness.serve.answers import Answer, Json
+from harness.serve.anthropic.errors import error_body
+from harness.serve.errors import ApiError
+from harness.serve.generation import TOOL_CALLS, Piece
+from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
+from harness.serve.strict_json import BadJson, loads
+
+REASONS = {
+    FinishReason.STOP.value: "end_turn",
+    FinishReason.LENGTH.value: "max_tokens",
+    TOOL_CALLS: "tool_use",
+}
+
+
+def event(kind: str, /, **fields: object) -> bytes:
+    """One named event."""
+    return b"event: %b\ndata: %b\n\n" % (
+        kind.encode(),
+        msgspec.json.encode({"type": kind, **fields}),
+    )
+
+
+PING_EVENT = event("ping")
+
+
+@dataclass
+class MessageShape:
+    """A message of one choice, and its events. Every event of a part that is open is a delta."""
+
+    answer: Answer
+    listed: bool = False
+    ping: bytes = PING_EVENT
+    _begun: bool = False
+    _open: Part | None = None
+    _blocks: int = 0
+    _thoughts: list[str] = field(default_factory=list)
+    _finish: str | None = None
+
+    def lines(self, piece: Piece) -> Iterable[bytes]:
+        """The events that say what became certain."""
+        yield from self._start()
+        for part in joined(piece.parts):
+            yield from self._told(part)
+        self._finish = piece.finish or self._finish
+
+    def end(self, usage: bool) -> bytes:
+        """What closes the message: why it ended, and its counts."""
+        stop = _stop(self.answer, self._finish)
+        ours = {"x_zinc": self._ours()}
+        last = event("message_delta", delta=stop, usage=usage_of(self.answer), **ours)
+        return b"".join([*self._start(), *self._closed(), last, event("message_stop")])
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event of an answer that failed."""
+        return b"event: error\ndata: " + error_body(error) + b"\n\n"
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
+        """The message."""
+        (choice,) = pieces
+        parts = joined([part for piece in choice for part in piece.parts])
+        content: list[Json] = []
+        for part in parts:
+            if isinstance(part, CallArguments):
+                content[-1]["input"] = _object(part.text)
+            else:
+                content.append(_block(part) | _text_of(part, self.answer))
+        message = self._head() | {"content": content} | _stop(self.answer, choice[-1].finish)
+        return message | {"usage": usage_of(self.answer), "x_zinc": self._ours()}
+
+    def _head(self) -> Json:
+        """A message of which nothing is said yet."""
+        return {
+            "id": self.answer.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.answer.generation.model.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage_of(self.answer),
+        }
+
+    def _ours(self) -> Json:
+        model = self.answer.generation.model
+        return {**self.answer.origin, "system_fingerprint": model.fingerprint}
+
+    def _start(self) -> Iterator[bytes]:
+        """The events that begin the message, once."""
+        if not self._begun:
+            self._begun = True
+            yield event("message_start", message=self._head())
+            yield PING_EVENT
+
+    def _told(self, part: Part) -> Iterator[bytes]:
+        if (
+            not isinstance(part, CallArguments) and type(part) is not type(self._open)
+        ) or isinstance(part, CallBegin):
+            yield from self._closed()
+        if self._open is None:
+            self._open = part
+            yield event("content_block_start", index=self._blocks, content_block=_block(part))
+        match part:
+            case Content(text):
+                delta: Json = {"type": "text_delta", "text": text}
+            case Thought(text):
+                self._thoughts.append(text)
+                delta = {"type": "thinking_delta", "thinking": text}
+            case CallArguments(_, text):
+                delta = {"type": "input_json_delta", "partial_json": text}
+            case CallBegin():
+                delta = {"type": "input_json_delta", "partial_json": ""}
+        yield event("content_block_delta", index=self._blocks, delta=delta)
+
+    def _closed(self) -> Iterator[bytes]:
+        """The end of the block that is open, if one is."""
+        if self._open is None:
+            return
+        if isinstance(self._open, Thought):
+            signed = signature("".join(self._thoughts), self.answer)
+            delta = {"type": "signature_delta", "signature": signed}
+            yield event("content_block_delta", index=self._blocks, delta=delta)
+            self._thoughts = []
+        yield event("content_block_stop", index=self._blocks)
+        self._open = None
+        self._blocks += 1
+
+
+def usage_of(answer: Answer) -> Json:
+    """The counts of an answer so far. Tokens of the prompt that were not computed are read from
+    the cache; those are new in it that the same prompt would now read: of the pages that it filled,
+    but for its last token, which is always computed. The rest is ``input_tokens``."""
+    generation = answer.generation
+    prompt, read = generation.prompt_tokens, generation.cached_tokens
+    filled = prompt // PAGE_TOKENS * PAGE_TOKENS if generation.model.keeps_prompts else 0
+    created = max(0, min(prompt - 1, filled) - read)
+    return {
+        "input_tokens": prompt - read - created,
+        "cache_read_input_tokens": read,
+        "cache_creation_input_tokens": created,
+        "output_tokens": generation.completion_tokens,
+    }
+
+
+def signature(thoughts: str, answer: Answer) -> str:
+    """What a client gives back with thoughts: a digest of them and of the model. It is not asked
+    for: thoughts are read as they are."""
+    model = answer.generation.model.fingerprint
+    return base64.b64encode(hashlib.sha256(f"{model} {thoughts}".encode()).digest()).decode()
+
+
+def _block(part: Part) -> Json:
+    """A part as its block begins."""
+    match part:
+        case Content():
+            return {"type": "text", "text": ""}
+        case Thought():
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case CallBegin(_, call_id, name):
+            return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+        case CallArguments():
+            raise AssertionError("arguments come behind the name of their call")
+
+
+def _text_of(part: Part, answer: Answer) -> Json:
+    match part:
+        case Content(text):
+            return {"text": text}
+        case Thought(text):
+            return {"thinking": text, "signature": signature(text, answer)}
+    return {}
+
+
+def _object(text: str) -> Json:
+    """The arguments of a call: an empty object where the answer was cut within them."""
+    try:
+        value = loads(text.encode())
+    except BadJson:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _stop(answer: Answer, finish: str | None) -> Json:
+    """Why a message ended."""
+    stream = answer.generation.choices[0].stream
+    if stream.stop_string is not None and finish == FinishReason.STOP.value:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stream.stop_string}
+    return {"stop_reason": REASONS.get(finish or "", "end_turn"), "stop_sequence": None}

@@ -1,0 +1,62 @@
+"""The routes of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flask import g
+
+from harness.serve.answers import Json
+from harness.serve.anthropic.errors import error_body
+from harness.serve.anthropic.parse import chat_of, client_name, readable_blocks
+from harness.serve.anthropic.render import MessageShape
+from harness.serve.anthropic.wire import CountRequest, MessagesRequest
+from harness.serve.errors import ApiError
+from harness.serve.gate import caller_of_request, decoded
+from harness.serve.openapi import Route
+from harness.serve.service import Answered, Service
+
+ANTHROPIC_ROUTES = (
+    Route(
+        "POST", "/v1/messages", "message", "Answer, as Anthropic's API does.",
+        MessagesRequest, errors=error_body,
+    ),
+    Route(
+        "POST", "/v1/messages/count_tokens", "count_message", "Tokens of such a request.",
+        CountRequest, errors=error_body,
+    ),
+)  # fmt: skip
+
+
+class AnthropicHandlers:
+    """One method for each of ANTHROPIC_ROUTES, named by it."""
+
+    def message(self, raw: bytes) -> Answered:
+        g.generates = True
+        caller = replace(caller_of_request(), client_name=client_name)
+        body = decoded(raw, MessagesRequest, readable_blocks)
+        service: Service = g.service
+        try:
+            chat = chat_of(body, _switches_thoughts(service))
+            return service.chat(chat, g.account.tenant, caller, MessageShape, "msg_")
+        except ApiError as error:
+            raise _renamed(error) from None
+
+    def count_message(self, raw: bytes) -> Json:
+        body = decoded(raw, CountRequest, readable_blocks)
+        service: Service = g.service
+        service.model.check_name(body.model)
+        try:
+            plan = service.model.chat_plan(chat_of(body, _switches_thoughts(service)))
+        except ApiError as error:
+            raise _renamed(error) from None
+        return {"input_tokens": len(service.model.encode_chat(plan.prompt))}
+
+
+def _switches_thoughts(service: Service) -> bool:
+    template = service.model.template
+    return template is not None and template.has_thinking_toggle
+
+
+def _renamed(error: ApiError) -> ApiError:
+    return replace(error, param=error.param and client_name(error.param))

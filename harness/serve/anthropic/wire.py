@@ -1,0 +1,142 @@
+"""What clients of the Messages API send."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from harness.serve.wire import MOST_MESSAGES, Id, MaxTokens, Seed, Share, Temperature, TopK
+from harness.serve.wire_tools import CallId, FunctionName, ReasoningEffort
+
+StopSequences = Annotated[list[str], Meta(max_length=16)]
+
+
+class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A piece of text. Where a cache would begin, ``cache_control`` says, and changes nothing: what
+    was computed is found again wherever texts begin alike."""
+
+    text: str
+    cache_control: Any = None
+    citations: Any = None
+
+
+class ToolUseBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_use"):
+    """A call that the model made."""
+
+    id: CallId
+    name: FunctionName
+    input: dict[str, Any]
+    cache_control: Any = None
+    caller: Any = None
+
+
+class ToolResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
+    """What a call gave, or that it failed."""
+
+    tool_use_id: CallId
+    content: str | list[TextBlock] | None = None
+    is_error: bool = False
+    cache_control: Any = None
+
+
+class ThinkingBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
+    """What the model thought."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(
+    Struct, forbid_unknown_fields=True, tag_field="type", tag="redacted_thinking"
+):
+    """Thoughts of another server that nobody can read."""
+
+    data: str
+
+
+UserBlock = TextBlock | ToolResultBlock
+AssistantBlock = TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
+
+
+class UserTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
+    """What the model is to answer."""
+
+    content: str | list[UserBlock]
+
+
+class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
+    """What the model said."""
+
+    content: str | list[AssistantBlock]
+
+
+class ClientTool(Struct, forbid_unknown_fields=True):
+    """A function that the client runs."""
+
+    name: FunctionName
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+
+
+class AnyChoice(Struct, forbid_unknown_fields=True):
+    """Whether the model calls a tool, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingConfig(Struct, forbid_unknown_fields=True):
+    """Whether the model thinks first. It is not held to a budget."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class SchemaFormat(Struct, forbid_unknown_fields=True):
+    """An answer that obeys a JSON schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = field(name="schema")
+
+
+class OutputConfig(Struct, forbid_unknown_fields=True):
+    """The form of an answer, and how much is thought about it."""
+
+    effort: Literal["max"] | ReasoningEffort | None = None
+    format: SchemaFormat | None = None
+
+
+class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/messages/count_tokens``: what a request would count as ``input_tokens``."""
+
+    messages: Annotated[
+        list[UserTurn | AssistantTurn], Meta(min_length=1, max_length=MOST_MESSAGES)
+    ]
+    model: Id
+    system: str | list[TextBlock] | None = None
+    tools: list[ClientTool] | None = None
+    tool_choice: AnyChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Any = None
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """``POST /v1/messages``. ``metadata`` and ``cache_control`` change nothing. ``seed`` and
+    ``min_p`` are this server's own, as chat completions have them."""
+
+    max_tokens: MaxTokens
+    stop_sequences: StopSequences | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    seed: Seed | None = None
+    metadata: Any = None
+    service_tier: Literal["auto", "standard_only"] | None = None

@@ -1,0 +1,229 @@
+"""Fields of a body that its type does not have: misspelt ones, ones that cannot be served, and ones
+that change nothing here. A null counts as a field left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import msgspec.inspect
+from msgspec import Struct
+
+from harness.serve.errors import ApiError
+
+MOST_UNKNOWN = 64
+"""Most unknown fields of one body, by their names."""
+LONGEST_NAME = 64
+"""A longer name is nobody's misspelling."""
+UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "audio": (),
+        "best_of": (1,),
+        "conversation": (),
+        "echo": (False,),
+        "function_call": ("none",),
+        "functions": ([],),
+        "grammar": ("",),
+        "guided_choice": ([],),
+        "guided_grammar": ("",),
+        "guided_json": (),
+        "guided_regex": ("",),
+        "min_tokens": (0,),
+        "modalities": (["text"],),
+        "structured_outputs": ({},),
+        "suffix": ("",),
+    }
+)
+"""Fields that ask for another answer than this server could give, each with the values that ask for
+nothing."""
+FOREIGN = frozenset(
+    (
+        *("top_a", "top_n", "min_p_keep", "n_probs", "n_keep", "n_ctx", "id_slot", "images"),
+        *("skip_special_tokens", "add_special_tokens", "truncate", "priority", "id", "status"),
+    )
+)
+"""Fields of other servers that look like ones of this server and mean something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """An object of known fields: what each may hold, and whether null is a value of it."""
+
+    fields: Mapping[str, tuple[_Node | None, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """A list, or a value that is none."""
+
+    item: _Node
+
+
+@dataclass(frozen=True, slots=True)
+class _Either:
+    """An object told from others by ``tag_field``, or a list."""
+
+    tag_field: str | None
+    objects: Mapping[object, _Object]
+    items: _Items | None
+
+
+_Node = _Object | _Items | _Either
+
+
+@dataclass(slots=True)
+class _Found:
+    """Unknown fields: the first place of each, by the place without indices."""
+
+    strict: bool
+    known: dict[str, str] = field(default_factory=dict)
+    problems: list[ApiError] = field(default_factory=list)
+
+    def note(self, place: str, general: str, fields: Mapping[str, object]) -> None:
+        """An unknown field of an object with these ``fields``."""
+        if general in self.known:
+            return
+        self.known[general] = place
+        if len(self.known) > MOST_UNKNOWN:
+            raise ApiError(
+                400, f"the body has more than {MOST_UNKNOWN} unknown fields", code="invalid_value"
+            )
+        meant = _meant(general.rpartition(".")[2], fields)
+        if meant or self.strict:
+            problem = f"{place}: unknown field"
+            problem += f"; did you mean {' or '.join(meant)}?" if meant else ""
+            self.problems.append(ApiError(400, problem, param=place, code="unknown_parameter"))
+
+
+def served_fields(
+    value: dict[str, Any], kind: type[Struct], ignored: list[str] | None
+) -> dict[str, Any]:
+    """``value`` with the fields of ``kind`` alone; the names of the others are added to
+    ``ignored``. ApiError 400 names every field that looks misspelt or cannot be served, and without
+    ``ignored`` every other one that is not known."""
+    found = _Found(strict=ignored is None)
+    node = _object_of(kind)
+    unserved = [
+        ApiError(400, f"{name} is not served here; leave it out", param=name, code="unsupported")
+        for name in sorted(UNSERVED.keys() & value.keys() - node.fields.keys())
+        if value[name] is not None and value[name] not in UNSERVED[name]
+    ]
+    own = {key: given for key, given in value.items() if key in node.fields or key not in UNSERVED}
+    served = _served(own, node, "", "", found)
+    problems = found.problems + unserved
+    if problems:
+        first = problems[0]
+        text = "; ".join(problem.message for problem in problems)
+        raise ApiError(400, text, param=first.param, code=first.code)
+    if ignored is not None:
+        ignored += [name for name in found.known if name not in ignored]
+    assert isinstance(served, dict)
+    return served
+
+
+def _served(value: Any, node: _Node, place: str, general: str, found: _Found) -> Any:
+    if isinstance(node, _Either):
+        if isinstance(value, list) and node.items is not None:
+            return _served(value, node.items, place, general, found)
+        tag = value.get(node.tag_field) if isinstance(value, dict) else None
+        chosen = node.objects.get(tag) if isinstance(tag, str | None) else None
+        return value if chosen is None else _served(value, chosen, place, general, found)
+    if isinstance(node, _Items):
+        if not isinstance(value, list):
+            return value
+        return [
+            _served(item, node.item, f"{place}[{index}]", f"{general}[]", found)
+            for index, item in enumerate(value)
+        ]
+    return _served_object(value, node, place, general, found) if isinstance(value, dict) else value
+
+
+def _served_object(
+    value: dict[str, Any], node: _Object, place: str, general: str, found: _Found
+) -> dict[str, Any]:
+    served = {}
+    for name, given in value.items():
+        at = f"{place}.{name}" if place else name
+        of = f"{general}.{name}" if general else name
+        known = node.fields.get(name)
+        if known is None:
+            if given is not None:
+                found.note(at, of, node.fields)
+        elif given is not None:
+            served[name] = given if known[0] is None else _served(given, known[0], at, of, found)
+        elif known[1]:
+            served[name] = None
+    return served
+
+
+@cache
+def _object_of(kind: type[Struct]) -> _Object:
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return _object(info)
+
+
+def _object(info: msgspec.inspect.StructType) -> _Object:
+    fields = {
+        one.encode_name: (_node(one.type), one.required or _may_be_null(one.type))
+        for one in info.fields
+    }
+    if info.tag_field is not None:
+        fields[info.tag_field] = (None, True)
+    return _Object(fields)
+
+
+def _node(info: msgspec.inspect.Type) -> _Node | None:
+    """What there is to look at in values of a type; None where they hold no known objects."""
+    match info:
+        case msgspec.inspect.StructType():
+            return _object(info)
+        case msgspec.inspect.ListType(item_type=item):
+            inner = _node(item)
+            return None if inner is None else _Items(inner)
+        case msgspec.inspect.UnionType(types=types):
+            nodes = [(one, node) for one in types if (node := _node(one)) is not None]
+            structs = [one for one, _ in nodes if isinstance(one, msgspec.inspect.StructType)]
+            items = next((node for _, node in nodes if isinstance(node, _Items)), None)
+            if not nodes:
+                return None
+            tag_field = structs[0].tag_field if structs else None
+            return _Either(tag_field, {one.tag: _object(one) for one in structs}, items)
+    return None
+
+
+def _may_be_null(info: msgspec.inspect.Type) -> bool:
+    types = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    return any(isinstance(t, msgspec.inspect.NoneType | msgspec.inspect.AnyType) for t in types)
+
+
+def _meant(name: str, fields: Mapping[str, object]) -> list[str]:
+    """The known fields that ``name`` may be a misspelling of."""
+    if len(name) > LONGEST_NAME or name in FOREIGN:
+        return []
+    plain = _plain(name)
+    most = 0 if len(plain) < 4 else 1 if len(plain) < 7 else 2
+    return [known for known in fields if _edits(plain, _plain(known)) <= most]
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+def _edits(text: str, other: str) -> int:
+    """How many characters have to be put in, taken out, exchanged or swapped with their neighbour
+    to make one text of the other."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(text, 1):
+        above, row, earlier = row, [i], before
+        for j, b in enumerate(other, 1):
+            best = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == other[j - 2] and text[i - 2] == b:
+                best = min(best, earlier[j - 2] + 1)
+            row.append(best)
+        before = above
+    return row[-1]

@@ -1,0 +1,52 @@
+"""A new file whose bytes wait in memory while its disk is full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BUFFER_BYTES = 1 << 16
+MOST_WAITING_BYTES = 256 << 20
+"""With more than this in memory a failed write is an error."""
+
+
+class PatientFile:
+    """Appends to a new file. ``problem`` says why bytes wait, None while they do not."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when the file cannot be made, or exists."""
+        self._raw = path.open("xb", buffering=0)
+        self._waiting = bytearray()
+        self.name = str(path)
+        self.problem: str | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be written any more."""
+        return self._raw.closed
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes. Raises OSError when too many wait."""
+        self._waiting += data
+        most = BUFFER_BYTES if self.problem is None else MOST_WAITING_BYTES
+        if len(self._waiting) > most:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand to the system what waits, as far as it takes it. Raises OSError when too many bytes
+        wait."""
+        while self._waiting:
+            try:
+                written = self._raw.write(self._waiting)
+            except OSError as error:
+                self.problem = error.strerror or str(error)
+                if len(self._waiting) > MOST_WAITING_BYTES:
+                    raise
+                return
+            del self._waiting[:written]
+        self.problem = None
+
+    def close(self) -> None:
+        """Close the file. What the disk has no room for is lost."""
+        if not self._raw.closed:
+            self.flush()
+            self._raw.close()

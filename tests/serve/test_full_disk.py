@@ -1,0 +1,199 @@
+"""A disk that fills while the server runs: what it refuses, what it keeps, and that it recovers."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import replay
+from harness.serve import storage
+from harness.serve.ledger_store import Counts, LedgerStore
+from harness.trace import patient_file
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+
+COMPLETIONS = "/v1/completions"
+ASKED = {"prompt": "abc", "max_tokens": 3}
+
+
+class FullDisk:
+    """A connection to SQLite that has no room while ``full``."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.full = False
+        self.refused = 0
+
+    def execute(self, text: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        if self.full and text.startswith(("INSERT", "PRAGMA user_version=", "COMMIT")):
+            self.refused += 1
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return self._connection.execute(text, values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is tried with every request."""
+    monkeypatch.setattr("harness.serve.ledger_store.RETRY_SECONDS", 0.0)
+
+
+def test_a_ledger_without_room_refuses_before_anything_is_computed(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The routes that compute and ``/ready``; then it goes on by itself, and nothing was lost."""
+    with serve() as server:
+        http = Http(server.url)
+        assert http.post(COMPLETIONS, ASKED).status == 200
+        ledger = server.service.ledger
+        disk = ledger._file = FullDisk(ledger._file)  # type: ignore[assignment]
+        disk.full = True
+        steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
+        for path, body in (
+            (COMPLETIONS, ASKED),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ("/v1/responses", {"input": "a"}),
+            ("/v1/embeddings", {"input": "a"}),
+        ):
+            reply = http.post(path, body)
+            assert (reply.status, reply.error["code"]) == (503, "disk_full")
+            assert reply.headers["Retry-After"]
+        assert http.get("/ready").error["code"] == "disk_full"
+        assert http.get("/health").status == 200
+        assert http.get("/v1/tenants/local/usage").json["total"]["completed"] == 1
+        assert server.service.model.driver.call(lambda e: e.statistics.steps) == steps
+        assert disk.refused
+        assert sum("requests are refused" in line for line in caplog.messages) == 1
+        assert "Traceback" not in caplog.text
+        disk.full = False
+        assert http.get("/ready").status == 200
+        assert http.post(COMPLETIONS, ASKED).status == 200
+        total = ledger.total(0)
+        assert (total.completed, total.rejected, total.requests) == (2, 4, 6)
+
+
+def test_what_was_computed_when_the_disk_filled_is_answered(serve: Serve) -> None:
+    """It is counted as soon as there is room."""
+    with serve() as server:
+        http = Http(server.url)
+        ledger = server.service.ledger
+        disk = ledger._file = FullDisk(ledger._file)  # type: ignore[assignment]
+        finish = server.service.ledger.add
+
+        def fills(tenant: int, counts: Counts) -> None:
+            disk.full = True
+            finish(tenant, counts)
+
+        ledger.add = fills  # type: ignore[method-assign]
+        assert http.post(COMPLETIONS, ASKED).status == 200
+        assert ledger.total(0).requests == 0
+        disk.full = False
+        assert http.get("/ready").status == 200
+        assert ledger.total(0).completed == 1
+
+
+def test_counts_that_waited_are_written_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with LedgerStore(path) as ledger:
+        disk = ledger._file = FullDisk(ledger._file)  # type: ignore[assignment]
+        disk.full = True
+        for _ in range(3):
+            ledger.add(7, Counts(requests=1, prompt_tokens=5))
+        disk.full = False
+    with LedgerStore(path) as ledger:
+        assert ledger.total(7) == Counts(requests=3, prompt_tokens=15)
+
+
+def test_a_problem_that_goes_on_is_one_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(storage.time, "monotonic", lambda: now)
+    noted = storage.ProblemLog()
+    for _ in range(125):
+        noted.note("full")
+        now += 1.0
+    assert len(caplog.records) == 3
+    noted.note(None)
+    noted.note(None)
+    assert len(caplog.records) == 4
+
+
+class FullFile(io.FileIO):
+    """A file that has room for ``room`` more bytes."""
+
+    room = 1 << 40
+
+    def write(self, data: Any) -> int:
+        if not FullFile.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = bytes(data)[: FullFile.room]
+        FullFile.room -= len(part)
+        return super().write(part)
+
+
+def test_a_trace_without_room_refuses_and_then_goes_on(
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The trace is whole in the end: what ran while the disk was full is in it."""
+    monkeypatch.setattr(FullFile, "room", 1 << 40)
+    monkeypatch.setattr(Path, "open", _opened(Path.open))
+    folder = tmp_path / "traces"
+    with serve(record=folder) as server:
+        http = Http(server.url)
+        assert http.post(COMPLETIONS, ASKED).status == 200
+        FullFile.room = 100
+        first = http.post(COMPLETIONS, ASKED)
+        assert first.status == 200
+        for _ in range(2):
+            refused = http.post(COMPLETIONS, ASKED)
+            assert (refused.status, refused.error["code"]) == (503, "disk_full")
+        assert http.get("/ready").error["code"] == "disk_full"
+        FullFile.room = 1 << 40
+        assert http.get("/ready").status == 200
+        assert http.post(COMPLETIONS, ASKED).status == 200
+    (trace,) = folder.iterdir()
+    assert replay.main([str(trace), "--tier", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("identical: ")
+
+
+def _opened(real: Any) -> Any:
+    def opened(path: Path, mode: str = "r", buffering: int = -1, **more: Any) -> Any:
+        if mode == "xb" and buffering == 0:
+            return FullFile(path, "x")
+        return real(path, mode, buffering, **more)
+
+    return opened
+
+
+def test_a_file_that_waits_too_long_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is bounded, and every byte that was taken is written in order."""
+    monkeypatch.setattr(patient_file, "MOST_WAITING_BYTES", 1 << 17)
+    monkeypatch.setattr(Path, "open", _opened(Path.open))
+    monkeypatch.setattr(FullFile, "room", 1000)
+    file = patient_file.PatientFile(tmp_path / "t")
+    written = bytes(n % 251 for n in range(1 << 17))
+    for start in range(0, len(written), 1 << 10):
+        file.write(written[start : start + (1 << 10)])
+    with pytest.raises(OSError, match="No space"):
+        file.write(b"x" * 2000)
+    written += b"x" * 2000
+    assert file.problem
+    FullFile.room = 1 << 40
+    file.close()
+    assert (tmp_path / "t").read_bytes() == written

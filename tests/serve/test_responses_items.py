@@ -1,0 +1,191 @@
+"""``/v1/responses``: tokens listed, and items that other servers answered with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import OpenAI
+
+from harness.serve.run import Running
+from harness.serve.text_tokens import tokens_of_text
+from tests.serve.calling import TOOLS
+from tests.serve.http import Http
+from tests.serve.streams import data_of, lines_of
+
+RESPONSES = "/v1/responses"
+CHAT = "/v1/chat/completions"
+ASKED: dict[str, Any] = {
+    "model": "tiny",
+    "input": "Why?",
+    "max_output_tokens": 12,
+    "include": ["message.output_text.logprobs"],
+    "extra_body": {"seed": 11},
+}
+
+
+def test_tokens_are_listed_when_they_are_included(client: OpenAI) -> None:
+    """As chat completions list them; streamed pieces are the whole list."""
+    whole = client.responses.create(**ASKED, top_logprobs=3)
+    (item,) = whole.output
+    listed = item.content[0].logprobs  # type: ignore[union-attr]
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Why?"}],
+        max_tokens=12,
+        seed=11,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    expected = chat.choices[0].logprobs.content  # type: ignore[union-attr]
+    assert [(one.token, one.logprob) for one in listed] == [
+        (one.token, one.logprob) for one in expected
+    ]
+    assert all(len(one.top_logprobs) == 3 for one in listed)
+    events = list(client.responses.create(**ASKED, top_logprobs=3, stream=True))
+    deltas = [one for e in events if e.type == "response.output_text.delta" for one in e.logprobs]
+    done = next(e for e in events if e.type == "response.output_text.done")
+    assert [one.logprob for one in deltas] == [one.logprob for one in listed]
+    assert [one.token for one in done.logprobs] == [one.token for one in listed]
+    last = events[-1].response.output[0].content[0].logprobs  # type: ignore[union-attr]
+    assert last == listed
+
+
+def test_tokens_are_not_listed_unasked(client: OpenAI) -> None:
+    plain = {**ASKED, "include": ["reasoning.encrypted_content"]}
+    whole = client.responses.create(**plain)
+    assert whole.output[0].content[0].logprobs == []  # type: ignore[union-attr]
+    assert whole.model_extra is not None
+    ignored = whole.model_extra["x_zinc"]["ignored"]
+    assert ignored == ["include (reasoning.encrypted_content)"]
+
+
+@given(st.lists(st.text(max_size=3)), st.lists(st.text(max_size=3)), st.text(max_size=4))
+def test_tokens_of_the_text_are_those_behind_the_thoughts(
+    thoughts: list[str], text: list[str], mark: str
+) -> None:
+    """Their bytes have every byte of the text."""
+    pieces = [*thoughts, mark, *text]
+    listed = [{"token": one, "bytes": list(one.encode())} for one in pieces]
+    found = tokens_of_text("".join(text), listed, "".join(thoughts))
+    said = b"".join(bytes(one["bytes"]) for one in found)
+    assert "".join(text).encode() in said or not text
+
+
+def test_thoughts_and_marks_are_no_tokens_of_the_text() -> None:
+    pieces = ["so", " ", "a", "</think>", "\n\n", "a", " b", "<call>", "a b"]
+    listed = [{"token": one, "bytes": list(one.encode())} for one in pieces]
+    found = tokens_of_text("a b", listed, "so a")
+    assert [one is listed[n] for one, n in zip(found, (5, 6), strict=True)] == [True, True]
+
+
+ITEMS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Look it up."},
+    {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [{"type": "summary_text", "text": "I should look."}],
+        "encrypted_content": "gAAAA",
+        "status": None,
+    },
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+    {
+        "type": "message",
+        "role": "assistant",
+        "id": "msg_1",
+        "phase": "final_answer",
+        "content": [
+            {
+                "type": "output_text",
+                "text": "Let me see.",
+                "annotations": [{"type": "url_citation", "url": "x", "start_index": 0}],
+                "logprobs": [{"token": "Let", "logprob": -0.5}],
+            }
+        ],
+    },
+    {"type": "custom_tool_call", "call_id": "c1", "name": "get_time", "input": "now"},
+    {"type": "custom_tool_call_output", "call_id": "c1", "output": "noon"},
+    {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "refusal", "refusal": "I cannot."}],
+    },
+    {"role": "user", "content": [{"type": "input_text", "text": "Go on.", "x": 1}]},
+]
+AS_CHAT = [
+    {"role": "user", "content": "Look it up."},
+    {
+        "role": "assistant",
+        "content": "Let me see.",
+        "reasoning_content": "I should look.",
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "get_time", "arguments": '{"input": "now"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+    {"role": "assistant", "content": None, "refusal": "I cannot.", "annotations": [{"x": 1}]},
+    {"role": "user", "content": "Go on."},
+]
+
+
+def test_items_of_other_servers_are_read(hermes: Running) -> None:
+    """What says something to the model is said, by both routes alike; the rest is named."""
+    http = Http(hermes.url)
+    asked = {"seed": 4, "temperature": 1.0}
+    answer = http.post(RESPONSES, {"input": ITEMS, "max_output_tokens": 8, **asked})
+    assert answer.status == 200
+    assert answer.json["x_zinc"]["ignored"] == [
+        "input[2] (web_search_call)",
+        "input[].phase",
+        "input[].content[].x",
+    ]
+    chat = http.post(CHAT, {"messages": AS_CHAT, "max_tokens": 8, **asked}).json
+    used = answer.json["usage"]
+    assert used["input_tokens"] == chat["usage"]["prompt_tokens"]
+    texts = [part["text"] for item in answer.json["output"] for part in item["content"]]
+    message = chat["choices"][0]["message"]
+    assert "".join(texts) == (message.get("reasoning_content") or "") + (message["content"] or "")
+    without = [item for item in ITEMS if item.get("type") != "reasoning"]
+    fewer = http.post(RESPONSES, {"input": without, "max_output_tokens": 8, **asked}).json
+    assert fewer["usage"]["input_tokens"] <= used["input_tokens"]
+
+
+def test_a_refusal_is_what_the_model_said(hermes: Running) -> None:
+    http = Http(hermes.url)
+
+    def prompt(turn: dict[str, object]) -> str:
+        messages = [{"role": "user", "content": "a"}, turn, {"role": "user", "content": "b"}]
+        text: str = http.post("/apply-template", {"messages": messages}).json["prompt"]
+        return text
+
+    said = prompt({"role": "assistant", "content": "No."})
+    assert prompt({"role": "assistant", "content": None, "refusal": "No."}) == said
+    assert prompt({"role": "assistant", "content": "No.", "refusal": None, "audio": None}) == said
+
+
+def test_a_stream_lists_tokens_where_calls_follow(hermes: Running) -> None:
+    """Tokens of a call are none of the text."""
+    http = Http(hermes.url)
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    body = {
+        "input": "a",
+        "tools": tools,
+        "tool_choice": "required",
+        "max_output_tokens": 150,
+        "reasoning": {"effort": "none"},
+        "include": ["message.output_text.logprobs"],
+        "stream": True,
+        "seed": 3,
+    }
+    events = data_of(lines_of(http.post(RESPONSES, body).body))
+    assert any(e["type"] == "response.function_call_arguments.delta" for e in events)
+    for event in events:
+        if event["type"] == "response.output_text.done":
+            said = b"".join(bytes(one["bytes"]) for one in event["logprobs"])
+            assert event["text"].encode() in said
+            assert b"tool_call" not in said

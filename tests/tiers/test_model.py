@@ -1,0 +1,66 @@
+"""A whole model on every tier: every logit and token equals the CPU tier's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contract.tier import Tier
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.model.open import Model, open_model
+from reference.runner import ModelRunner
+from tests.few_rows import assert_definitions
+from tests.model_runs import CONTEXT, REQUESTS, compare
+from tests.tiers.conftest import each
+from tests.tiers.ways import MODELS, OTHERS, Way
+
+models = pytest.mark.parametrize("way", each(*MODELS, *OTHERS), indirect=True, scope="module")
+
+
+@models
+def test_logits_and_tokens_are_the_cpu_tiers(tier: Tier, way: Way, tiny_model_path: Path) -> None:
+    """Mixed prefill and decode, greedy and sampled."""
+    compare(open_model(tiny_model_path), tier, requests=way.requests)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "way", each("metal-simulated", "amd-kfd", "amd-userq"), indirect=True, scope="module"
+)
+def test_long_requests_on_simulated_devices(tier: Tier, tiny_model_path: Path) -> None:
+    """More than a chunk, a window and a page."""
+    compare(open_model(tiny_model_path), tier, requests=REQUESTS)
+
+
+@models
+def test_steps_fed_on_the_device_sample_the_same_tokens(
+    tier: Tier, way: Way, tiny_model_path: Path
+) -> None:
+    """Decode without the host between the steps, on device memory of either kind."""
+    model = open_model(tiny_model_path)
+    expected = tokens_of(model, CpuTier(), way, steps_ahead=0)
+    for ahead in (1, 3):
+        assert tokens_of(model, tier, way, ahead) == expected
+
+
+def tokens_of(model: Model, tier: Tier, way: Way, steps_ahead: int) -> dict[int, list[int]]:
+    """Tokens of each request, all of them served together."""
+    limits = Limits(len(way.requests), CONTEXT, 24, step_tokens=64, step_rows=32)
+    found: dict[int, list[int]] = {request.id: [] for request in way.requests}
+    with ModelRunner(model, tier, limits) as runner:
+        engine = Engine(runner, steps_ahead=steps_ahead)
+        for request in way.requests:
+            engine.submit(request)
+        for event in engine.run():
+            found[event.request_id].append(event.token)
+    return found
+
+
+@pytest.mark.parametrize("way", each("metal-simulated", "amd-kfd"), indirect=True, scope="module")
+def test_steps_of_few_rows_are_the_definitions(tier: Tier, tiny_model_path: Path) -> None:
+    """Rows are picked in the last layer: some, none, and those of the middle of a chunk. Tests of
+    OpenCL and Vulkan do so with every architecture."""
+    assert_definitions(open_model(tiny_model_path), tier)
