@@ -120,7 +120,7 @@ def find(model_id: str) -> CatalogEntry:
 
 
 def entry_of_file(path: Path) -> CatalogEntry | None:
-    """The entry whose file this is, by its name and size, wherever it lies."""
+    """The entry whose file has this name and size, in whatever folder it is; None without one."""
     for entry in ENTRIES.values():
         if Path(entry.file.source.path).name == path.name and path.is_file():
             return entry if path.stat().st_size == entry.file.size else None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.serve.run import Running, ServeOptions
 
 SAMPLED = tuple(SamplingDefaults().values)
-"""Settings in force for what requests leave out."""
+"""The sampling settings for parameters that a request omits."""
 NAMES = (
     *MODEL_SETTINGS,
     "host",

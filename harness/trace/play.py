@@ -73,7 +73,7 @@ class Replayed:
 
     @property
     def whole(self) -> bool:
-        """Whether everything that was recorded was compared."""
+        """Whether every recorded result was compared."""
         return not self.missing
 
 
@@ -174,7 +174,7 @@ class _Player:
 
     @property
     def missing(self) -> str:
-        """What the records so far leave open; empty for nothing."""
+        """A sentence on what the records so far leave open; empty for nothing."""
         if self._in_flight:
             first = min(self._in_flight)
             return f"the results of {len(self._in_flight)} submissions from {first} on are missing"
@@ -261,7 +261,7 @@ class _Player:
         return known.lowered[bucket]
 
     def _check_bound(self, batch: BatchRecord) -> None:
-        """Raises TraceError where a buffer is another than the graph has under its name."""
+        """Raise TraceError when a buffer differs from the graph's buffer of its name."""
         for decl in self._graphs[batch.graph].buffers.values():
             number = batch.buffers.get(decl.name)
             if number is None:

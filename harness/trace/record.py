@@ -135,11 +135,11 @@ class RecordedTier(ContextManager):
 
     @property
     def problem(self) -> str | None:
-        """Why records wait in memory, None while they do not."""
+        """Why records wait in memory, None when they do not."""
         return self._writer.problem
 
     def retry(self) -> str | None:
-        """Try to write the records that wait; what is then the ``problem``."""
+        """Try to write the waiting records; returns the ``problem`` that remains."""
         self._writer.flush()
         return self._writer.problem
 
@@ -266,7 +266,7 @@ class RecordedTier(ContextManager):
         self._writer.flush()
 
     def _settle(self) -> RecordedFence:
-        """Wait for the oldest submission, and record what it left: nothing where it failed."""
+        """Wait for the oldest submission and record its outputs; nothing if it failed."""
         entry = self._in_flight.popleft()
         digests: tuple[bytes, ...] = ()
         try:
@@ -278,7 +278,7 @@ class RecordedTier(ContextManager):
         return entry.fence
 
     def close(self) -> None:
-        """Close the tier, then the trace, which has the result of every submission."""
+        """Close the tier, then the trace, which holds the result of every submission."""
         while self._in_flight:
             with suppress(ZincError):
                 self._settle()

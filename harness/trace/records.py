@@ -81,9 +81,9 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class MadeBuffer:
-    """A buffer from ``Tier.alloc``, or from ``Tier.upload`` where it is ``uploaded``.
+    """A buffer from ``Tier.alloc``, or from ``Tier.upload`` if ``uploaded``.
 
-    What is uploaded is of the trace's ``model``-th model; ``digest`` is that of a constant.
+    ``model`` is the number of the model an upload belongs to; ``digest`` is that of a constant.
     """
 
     decl: BufferDecl
