@@ -1,6 +1,7 @@
-"""A step's inputs as one block of bytes: its STEP record, then every REQUEST buffer.
+"""A step's inputs as one block of bytes: its STEP record (``contract.records``), then every REQUEST
+buffer.
 
-A tier takes its snapshot of the inputs with one copy, whichever inputs the graph has.
+So one copy gives a tier its snapshot of the inputs, whatever inputs a graph declares.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class InputLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputRows:
-    """A table in a block of inputs, few rows of which change from one step to the next.
+    """A table in a block of inputs (the page table) of which few rows change from step to step.
 
-    It begins at byte ``start`` and each row has ``row_bytes``. ``versions``, int64 [rows], holds
-    the version of each row's latest change; a later change of any row has a higher version.
+    It begins at byte ``start`` and each row has ``row_bytes``. ``versions``, int64 [rows], numbers
+    the latest change of each row; every change of any row gets a higher number than all before.
     """
 
     start: int
@@ -52,8 +53,8 @@ class InputRows:
 
 
 class InputCopy:
-    """A buffer ``data`` that is overwritten with the inputs of step after step. When a table's row
-    versions are given, only rows that changed since the last update are copied."""
+    """A tier's copy ``data`` of a step's inputs, which each step overwrites. When the versions of a
+    table's rows are given, only rows that changed since the last update are copied."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self.data = data
@@ -61,8 +62,8 @@ class InputCopy:
         self._version = 0
 
     def update(self, inputs: NDArray[np.uint8], rows: InputRows | None = None) -> None:
-        """Copy ``inputs`` to ``data``; ``rows`` describes the table in them whose row changes are
-        known."""
+        """Copy ``inputs`` to ``data``. If ``rows`` is the same object as in the last call, rows of
+        its table that did not change are skipped."""
         if rows is None or rows is not self._rows:
             self.data[: len(inputs)] = inputs
         else:

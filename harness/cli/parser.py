@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}{self._nearest(message)}; see {self.prog} --help")
 
     def _nearest(self, message: str) -> str:
-        """The known flag closest to the first unknown one."""
+        """A clause that suggests the known flag closest to the first unknown one, or ""."""
         unknown = message.removeprefix("unrecognized arguments: ").split()[0]
         if not unknown.startswith("--") or unknown == message:
             return ""

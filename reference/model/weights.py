@@ -79,8 +79,11 @@ def _stored(file: GgufFile, source: WeightSource) -> NDArray[np.uint8]:
 
 
 def _first_broken(dtype: DType, data: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """``find_nonfinite_scale``, with all cores for a large tensor: the check reads all of a mapped
-    file, and a tier uploads no faster than it."""
+    """The first (row, block) of a tensor with a scale or element that is not finite, or None.
+
+    All cores check a large tensor: the check reads it from disk for the first time, and a tier
+    cannot upload it sooner.
+    """
     rows = max(1, PIECE_BYTES // max(1, data.shape[1]))
     found: dict[int, tuple[int, int]] = {}
 

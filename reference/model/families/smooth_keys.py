@@ -1,11 +1,12 @@
-"""Reduces outlier channels of keys by powers of two, so that rule R6 rounds the others less.
+"""Moves outliers from keys to queries by powers of two, so that rule R6 rounds keys less.
 
-A row of attention has one exponent, so a channel far above the others costs them bits. Scores do
-not change when a rotary pair of the keys is divided by 2^c and the same pair of the queries is
-multiplied by 2^c. The exponents c are derived from the file alone: from the weights of the norms
-over a head, or from the biases and matrices of queries and keys.
+Rule R6 gives a row of attention one exponent, so a channel far above the others costs them bits.
+Scores do not change when a rotary pair of the keys is divided by 2^c and the same pair of the
+queries is multiplied by 2^c. The exponents c are derived from the file alone: from the weights of
+the norms over a head, or from the biases and matrices of queries and keys.
 
-Only integer exponents are compared, and sums follow rule R3, so every machine finds the same c.
+Sizes are compared by their binades (the exponents of two) as integers, and sums follow rule R3, so
+every machine finds the same c.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def _biases(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Float32, F
 
 @np.errstate(all="ignore")
 def _typical_size(file: GgufFile, matrix: str, rows: NDArray[np.intp], norm: str) -> np.float32:
-    """The median over ``rows`` of sqrt(sum (w g)^2), their typical results for a normed input."""
+    """The typical size of a matrix's results for a normed input: the median over ``rows`` w of
+    sqrt(sum (w g)^2), where g are the weights of the norm before it."""
     dtype = file.tensors[matrix].dtype
     if dtype is None or file.tensors[norm].shape != file.tensors[matrix].shape[1:]:
         return np.float32(0.0)

@@ -70,10 +70,10 @@ class StringArray(Sequence[bytes]):
         return np.diff(self.offsets) - LENGTH_BYTES
 
     def occurrences(self, requested: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Every (index, string) where the string is one of ``requested``, in order; none may be
-        empty.
+        """Yield (index, string) for every string that is in ``requested``, in order of index.
 
-        Only strings with the length and first byte of a requested one become objects.
+        Requested strings must not be empty. Only strings with the length and first byte of a
+        requested one become objects.
         """
         starts, lengths = self.offsets[:-1] + LENGTH_BYTES, self.lengths
         first = self.octets[np.minimum(starts, len(self.octets) - 1)]
