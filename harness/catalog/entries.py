@@ -70,7 +70,8 @@ class CatalogEntry(ManagedModel):
     """A catalogued model of one file; ``parameters`` is the advertised number.
 
     ``cache_bytes_per_token`` is the bytes of keys and values per token at f16, with every attention
-    layer's whole context; ``state_bytes`` is the recurrent state of one sequence.
+    layer's whole context; ``state_bytes`` is the recurrent state of one sequence. ``sampling``
+    holds the sampling settings its makers recommend, by name.
     """
 
     name: str

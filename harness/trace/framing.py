@@ -69,7 +69,10 @@ class Record:
 
 
 class TraceWriter:
-    """Appends records to a new file. A context manager; ``close`` marks the trace as complete."""
+    """Appends records to a new file. A context manager; ``close`` marks the trace as complete.
+
+    A ``patient`` writer keeps records in memory while they cannot be written; ``problem`` says why.
+    """
 
     def __init__(self, path: Path, header: Mapping[str, Any], *, patient: bool = False) -> None:
         """Create the file. Raises ConfigError when that fails or the file exists."""

@@ -64,7 +64,8 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of a replay. ``whole`` is False for a trace whose end is missing."""
+    """The result of a replay. ``missing`` says which part of the run the trace lacks, "" for
+    none."""
 
     submissions: int
     compared: int

@@ -97,7 +97,8 @@ def record_on(
 ) -> RecordedTier:
     """Record ``tier`` in the new file ``path``, for a runner of ``model`` with ``limits``.
 
-    Reads the whole model file. Raises ConfigError when the file cannot be written, or exists.
+    A ``patient`` recorder keeps records in memory while the disk is full. Reads the whole model
+    file. Raises ConfigError when the file cannot be written, or exists.
     """
     writer = TraceWriter(path, trace_header(tier), patient=patient)
     return RecordedTier(tier, writer, all_outputs=all_outputs).beside(model, limits)

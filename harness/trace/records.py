@@ -177,7 +177,11 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A call of ``Tier.wait``: the digests of the compared outputs, in their order."""
+    """The end of a submission: the digests of the compared outputs, in their order, none if it
+    failed.
+
+    Every submission has one such record, in their order.
+    """
 
     submission: int
     digests: tuple[bytes, ...]
