@@ -151,7 +151,7 @@ def _problem(model: ManagedModel, file: ModelFile, path: Path, progress: Progres
 
 
 def _sweep(folder: Path) -> None:
-    """Delete everything in ``folder`` except model files."""
+    """Delete the temporary folders of downloads in ``folder``."""
     for scratch in folder.glob(f"{SCRATCH}*"):
         shutil.rmtree(scratch, ignore_errors=True)
 

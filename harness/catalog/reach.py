@@ -69,7 +69,8 @@ def is_public(address: str) -> bool:
 
 
 def _inner(address: Address) -> Iterable[Address]:
-    """The IPv4 addresses embedded in an IPv6 address, to which it is translated on its way."""
+    """The addresses embedded in an IPv6 address, to which its packets are translated on their
+    way."""
     if isinstance(address, ipaddress.IPv4Address):
         return ()
     inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
