@@ -15,7 +15,7 @@ MIN_TEMPERATURE = 1e-3
 """Lowest temperature above 0; below it a quotient of logits could overflow binary32."""
 MAX_TEMPERATURE = 100.0
 MIN_TOP_P = 2.0**-16
-"""Rule R9 compares top_p in units of 2^-16."""
+"""The smallest top_p, since rule R9 compares it in units of 2^-16."""
 MAX_INT32 = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
 MAX_UINT64 = 2**64 - 1
@@ -26,7 +26,7 @@ time takes a clock as a parameter."""
 
 
 class QosClass(Enum):
-    """The urgency of a request, which decides what is queued and preempted first."""
+    """The urgency of a request: less urgent requests wait for others and are preempted first."""
 
     INTERACTIVE = "interactive"
     STANDARD = "standard"

@@ -1,7 +1,7 @@
-"""Packing of small integers into bytes, and the fields of a block that hold them.
+"""Packing of small integers into bytes, and the fields that hold them in a block.
 
-``parts`` [rows, blocks] is a structured array whose elements are blocks, see
-:mod:`reference.quant.layouts`.
+A block is the unit of a quantized format: 32 or 256 weights. ``parts`` [rows, blocks] is a
+structured array of blocks, see :mod:`reference.quant.layouts`.
 """
 
 from __future__ import annotations

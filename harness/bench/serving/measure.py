@@ -43,7 +43,8 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner
 
 Rate = Callable[[Sequence[Tokens], int], float]
-"""Tokens per second of an engine that continues prompts by a number of tokens each."""
+"""Measures the tokens per second of an engine that continues each prompt by a given number of
+tokens."""
 HOST_MICROSECONDS = 1000.0
 """Most microseconds a step of the most slots may cost the host."""
 
