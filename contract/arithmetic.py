@@ -11,15 +11,16 @@ SPAN = 1024
 KV_TILE = 64
 """Positions of one attention tile (R6)."""
 KV_SPAN = 1024
-"""Positions whose tiles are merged into one attention span, and spans then into the total (R6)."""
+"""Positions of one attention span: its tiles are merged first, then the spans (R6)."""
 PAGE_TOKENS = 16
 """Positions stored in one KV page; a tile is a whole number of pages."""
 HEAD_DIM_MAX = 512
-"""Largest row of attention: beyond it a product of integers might leave int32 (R6)."""
+"""Most elements of an attention head: with more, a product of integers could leave int32 (R6)."""
 KV_ROW_BITS = 10
 """A row of keys or values is scaled so that its largest magnitude lies in [2^10, 2^11) (R6)."""
 QUERY_BITS = 13
-"""The same for queries of up to 64 elements; ``QUERY_PRODUCT_BITS`` limits longer ones (R6)."""
+"""A query of up to 64 elements is scaled so that its largest magnitude lies in [2^13, 2^14)
+(R6)."""
 QUERY_PRODUCT_BITS = 19
 """A query of n elements has at most 19 - ceil(log2 n) bits (R6)."""
 ROW_EXPONENT_LIMIT = 40
@@ -47,9 +48,9 @@ EXP_LIMIT = 87.0
 SAMPLE_WEIGHT_BITS = 24
 """Sampling weights are rint(exp(l - max) * 2^24) (R9)."""
 MASK_WORD_BITS = 32
-"""Tokens a word of a sampling mask allows or forbids (R9)."""
+"""Tokens that one word of a sampling mask covers, one bit each (R9)."""
 MOST_LOG_PROBABILITIES = 20
-"""Most tokens of a row whose log-probabilities are listed (R10)."""
+"""Most tokens per row whose log-probabilities can be listed (R10)."""
 
 if KV_TILE % PAGE_TOKENS or KV_SPAN % KV_TILE or SPAN % SEGMENT:
     raise AssertionError("tiles hold whole pages, spans whole tiles and whole segments")

@@ -1,4 +1,4 @@
-"""What closes itself at the end of a ``with`` block."""
+"""A base class for objects that close at the end of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Self
 
 
 class ContextManager(ABC):
-    """A context manager whose end is ``close``."""
+    """A context manager that calls ``close`` when its block ends."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held."""
+        """Release all resources the object holds."""
 
     def __enter__(self) -> Self:
         return self

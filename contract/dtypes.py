@@ -1,8 +1,8 @@
-"""Storage types: how many bytes a block of elements takes, and how rule R5 treats it.
+"""Storage types: the bytes of a block of elements, and how rule R5 treats it.
 
-Numbers are GGML's type ids, and own ones from 1000 for what no model file holds. ``INTEGER32``
-blocks carry one scale per 32 elements, ``SUPERBLOCK`` formats one 256-element super-block with
-integer sub-block scales (which is one segment of R5).
+A number is GGML's type id; types that no model file holds are numbered from 1000. ``INTEGER32``
+blocks have one scale per 32 elements. A ``SUPERBLOCK`` has 256 elements, which are one segment of
+R5, and integer scales for its sub-blocks.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contract.lazy_dataclass import dataclass
 
 
 class StorageClass(Enum):
-    """What kind of segment sum a matrix of this type gets (rules R4 and R5)."""
+    """How the product with a matrix of this type sums a segment (rules R4 and R5)."""
 
     FLOAT = "float"
     INTEGER32 = "integer32"
     SUPERBLOCK = "superblock"
     INDEX = "index"
     PAGES = "pages"
-    """Rows of attention heads as integers (rule R6), laid out in KV pages only."""
+    """Keys and values of attention heads as integers (rule R6), in KV pages only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ WEIGHT_DTYPES = (
 )
 KV_DTYPES = (F32, F16, Q8_0, I12)
 DEFAULT_KV = I12
-"""How keys and values are stored unless one asks for another type: what rule R6 makes of a row, so
-it loses nothing and takes a quarter less than F16."""
+"""The default type of stored keys and values. It holds exactly the integers rule R6 makes of a row,
+so storing loses nothing, and takes a quarter less memory than F16."""
 BY_NAME = {dtype.name: dtype for dtype in (*WEIGHT_DTYPES, I32, I12)}
 BY_GGML_ID = {dtype.ggml_id: dtype for dtype in (*WEIGHT_DTYPES, I32)}
-"""What a model file may hold."""
+"""The types a model file may hold."""

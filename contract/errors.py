@@ -1,7 +1,7 @@
-"""Every error a caller may meet, each a single line that says what to do.
+"""Every error a caller can meet. Its message is one line that says what to do.
 
-The command line prints ``str(error)`` and exits with ``error.exit_code``; a traceback is shown
-only under ``--debug``. A broken invariant inside the project is an ``AssertionError`` instead.
+The command line prints ``str(error)`` and exits with ``error.exit_code``; it shows a traceback only
+under ``--debug``. A broken invariant of the project itself is an ``AssertionError`` instead.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 
 class ZincError(Exception):
-    """Base of all errors that are the input's or the machine's fault, not the project's."""
+    """Base of all errors that the input or the machine causes, not the project."""
 
     exit_code = 2
 
 
 class ModelFileError(ZincError):
-    """A model file that cannot be trusted or understood.
+    """A model file that is damaged, hostile or not understood.
 
-    ``where`` names the place inside the file: a byte offset, a metadata key or a tensor name.
+    ``where`` says where in the file: a byte offset, a metadata key or a tensor name.
     """
 
     def __init__(self, path: object, where: str, problem: str, remedy: str = "") -> None:
@@ -31,7 +31,7 @@ class ModelFileError(ZincError):
 
 
 class UnsupportedModel(ModelFileError):
-    """A well-formed file that asks for something this build has no code for."""
+    """A well-formed model file that needs something this build does not implement."""
 
 
 class TemplateError(ZincError):
@@ -48,7 +48,8 @@ class RequestError(ZincError):
 
 
 class QueueFull(ZincError):
-    """As many requests wait as may: ``depth`` of them. Try again in ``retry_after`` seconds."""
+    """The queue is full: ``depth`` requests wait. The caller may try again in ``retry_after``
+    seconds."""
 
     def __init__(self, depth: int, retry_after: float) -> None:
         self.depth = depth
@@ -59,8 +60,8 @@ class QueueFull(ZincError):
 
 
 class TenantQueueFull(QueueFull):
-    """As many requests of one tenant wait as may: ``depth`` of them, while there is room for
-    others. ``rate`` says that they wait because the tenant computes as much a second as it may."""
+    """The tenant has its maximum of ``depth`` waiting requests; other tenants can still submit.
+    ``rate`` is True when they wait because the tenant has reached its tokens per second."""
 
     def __init__(self, depth: int, retry_after: float, rate: bool = False) -> None:
         super().__init__(depth, retry_after)
@@ -73,7 +74,7 @@ class TenantQueueFull(QueueFull):
 
 
 class DoesNotFit(ZincError):
-    """What was asked for needs more memory than may be used; sizes in bytes."""
+    """A request or model needs more memory than it may use; sizes are in bytes."""
 
     def __init__(self, what: str, need: int, have: int, remedy: str) -> None:
         self.need = need
@@ -98,8 +99,8 @@ class VerifyError(ZincError):
         self.node = node
         self.rule = rule
         self.detail = detail
-        place = f"graph {graph}: {node}" if node else f"graph {graph}"
-        super().__init__(f"{place}: {rule}: {detail}")
+        location = f"graph {graph}: {node}" if node else f"graph {graph}"
+        super().__init__(f"{location}: {rule}: {detail}")
 
 
 class CodecError(ZincError):
@@ -113,16 +114,16 @@ class CodecError(ZincError):
         self.problem = problem
         self.section = section
         self.offset = offset
-        place = section if offset is None else f"{section} at byte {offset}".lstrip()
-        super().__init__(f"{place}: {problem}" if place else problem)
+        location = section if offset is None else f"{section} at byte {offset}".lstrip()
+        super().__init__(f"{location}: {problem}" if location else problem)
 
 
 class TierError(ZincError):
-    """Base of what a tier may raise."""
+    """Base of the errors a tier may raise."""
 
 
 class TierUnavailable(TierError):
-    """The tier cannot run here; says why and what to install."""
+    """The tier cannot run on this machine; the message says why and what to install."""
 
     def __init__(self, tier: str, reason: str, remedy: str) -> None:
         self.tier = tier
@@ -153,11 +154,11 @@ class OutOfMemory(TierError):
 
 
 class DeviceLost(TierError):
-    """The device stopped answering; nothing submitted to it can be trusted."""
+    """The device stopped answering; no result of anything submitted to it can be trusted."""
 
 
 class ExecutionError(TierError):
-    """Execution objects put together wrongly: an unbound port, a cycle, a range out of bounds."""
+    """A wrong use of execution objects: an unbound port, a cycle, a range out of bounds."""
 
 
 class NonFiniteLogits(ZincError):

@@ -1,7 +1,7 @@
-"""A graph recorded on a tier: one lowered batch for each shape of a step, replayed when asked.
+"""A graph on a tier: one lowered batch per shape bucket, and its replay.
 
-A buffer is the only state, and graphs are wired by binding the same one. When to replay a graph is
-the caller's decision.
+All state is in buffers, and two graphs exchange data by binding the same buffer. The caller decides
+when to replay a graph.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
 
 STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.REQUEST)
-"""Buffers that no host hands over: a step's own memory and its inputs."""
+"""Kinds of buffers the caller does not bind: a step's own memory and its inputs."""
 
 
 class ExecutableGraph:
-    """A graph on a tier: its buffers by port name, and a batch per form of a step.
+    """A graph on a tier: the buffers bound to its ports, and one batch per shape bucket.
 
-    Ports are the graph's buffers that outlive a step: neither SCRATCH nor REQUEST. ``largest`` is
-    the largest step, ``inputs`` how the bytes of a step's inputs are arranged.
+    A port is a buffer of the graph that outlives a step: its kind is neither SCRATCH nor REQUEST.
+    ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class ExecutableGraph:
 
     @property
     def recorded(self) -> tuple[ShapeKey, ...]:
-        """The forms that were lowered."""
+        """The shape buckets lowered so far."""
         return tuple(self._batches)
 
     def bind(self, port: str, buffer: Buffer) -> None:
-        """Use ``buffer`` for ``port``; what was recorded with another one is dropped.
+        """Use ``buffer`` for ``port``; batches lowered with another buffer are dropped.
 
         Raises ExecutionError when the graph has no such port, and when the buffer is too small.
         """
@@ -66,14 +66,14 @@ class ExecutableGraph:
         self._buffers[port] = buffer
 
     def buffer(self, port: str) -> Buffer:
-        """What ``port`` is bound to; ExecutionError when it is not."""
+        """The buffer bound to ``port``; raises ExecutionError when there is none."""
         try:
             return self._buffers[port]
         except KeyError:
             raise ExecutionError(f"graph {self.graph.name}: port {port!r} is not bound") from None
 
     def bucket_of(self, step: ShapeKey) -> ShapeKey:
-        """The smallest form that holds ``step``; ExecutionError when none does."""
+        """The smallest shape bucket that holds ``step``; raises ExecutionError when none does."""
         for bucket in self.buckets:
             if step.tokens <= bucket.tokens and step.rows <= bucket.rows:
                 return bucket
@@ -82,7 +82,7 @@ class ExecutableGraph:
         )
 
     def record(self, bucket: ShapeKey) -> None:
-        """Lower the graph for ``bucket`` unless it was.
+        """Lower the graph for ``bucket`` unless that was done before.
 
         Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises.
         """
@@ -93,7 +93,7 @@ class ExecutableGraph:
             self._batches[bucket] = self.tier.lower(self.graph, self._buffers, bucket, self.inputs)
 
     def batch(self, inputs: NDArray[np.uint8]) -> PacketBatch:
-        """The batch for a step with these inputs, lowered if it is the first of its form."""
+        """The batch for a step with these inputs, lowered on the first step of its bucket."""
         bucket = self.bucket_of(step_of(inputs))
         self.record(bucket)
         return self._batches[bucket]

@@ -1,8 +1,8 @@
-"""Bytes of mapped files, read from the file itself.
+"""Fast copies of mapped files: the bytes are read with ``preadv`` instead of through the mapping.
 
-Who touches a page of a mapping for the first time waits for the kernel to enter it in the process's
-table, 4 KiB at a time or a few of them. A copy of many gigabytes is faster when the kernel copies,
-out of its cache or from the disk, and the table stays as it is.
+The first access to a page of a mapping waits until the kernel has entered it in the page table of
+the process, a few pages of 4 KiB at a time. For many gigabytes it is faster to let the kernel copy
+from its cache or the disk, which leaves the page table alone.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 _DESCRIPTORS: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
-_READS_INTO_PLACE = hasattr(os, "preadv")
+_HAS_PREADV = hasattr(os, "preadv")
 
 
 def remember_file(mapping: mmap.mmap, descriptor: int) -> None:
-    """``mapping`` is of the whole file behind ``descriptor``, which the caller may close."""
-    if _READS_INTO_PLACE:
+    """Remember that ``mapping`` maps the whole file behind ``descriptor``. The descriptor is
+    duplicated, so the caller may close it."""
+    if _HAS_PREADV:
         own = _DESCRIPTORS[mapping] = os.dup(descriptor)
         weakref.finalize(mapping, os.close, own)
 
 
 def copy_bytes(target: Bytes, data: Bytes) -> None:
-    """Put ``data`` into ``target``, contiguous and of the same shape: as ``np.copyto``, which it is
-    where ``data`` is not contiguous, not of a remembered mapping, or cannot be read."""
+    """Copy ``data`` into ``target``, which is contiguous and has the same shape.
+
+    The file is read when ``data`` is a contiguous part of a remembered mapping; otherwise, and when
+    reading fails, this is ``np.copyto``.
+    """
     found = _file_of(data) if data.flags.c_contiguous else None
     if found is not None:
         descriptor, offset = found
@@ -41,7 +45,8 @@ def copy_bytes(target: Bytes, data: Bytes) -> None:
 
 
 def _file_of(data: Bytes) -> tuple[int, int] | None:
-    """Descriptor and offset of the file that ``data`` are mapped from."""
+    """The descriptor and byte offset in the file that ``data`` is mapped from; None when
+    unknown."""
     owner: object = data
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base

@@ -1,4 +1,4 @@
-"""What a graph takes of memory: as declared, and as a tier holds it."""
+"""The memory a graph needs: as declared, and as a tier allocates it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from contract.shape_key import ShapeKey
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of a graph whose largest step is one ShapeKey.
+    """Bytes a graph needs when its largest step is one given ShapeKey.
 
-    ``buffers`` are allocated, by name of the buffer; ``mapped`` are read in place where the model
-    file is mapped. ``scratch`` is shared by all steps, ``variants`` is what the lowered forms keep.
-    ``workspace`` is what a step takes and gives back at most. ``staging`` is host memory beside
-    the memory of a device that does not share the host's.
+    ``buffers`` are the allocated buffers by name. ``mapped`` are read in place from the mapped
+    model file. ``scratch`` is shared by all steps. ``variants`` is what the lowered batches of all
+    shape buckets hold. ``workspace`` is the most a step allocates and frees again. ``staging`` is
+    host memory for copies to a device that has its own memory.
     """
 
     buffers: Mapping[str, int]
@@ -31,7 +31,8 @@ class Footprint:
 
 
 def declared_footprint(graph: Graph, largest: ShapeKey) -> Footprint:
-    """Every buffer as declared, weights in place: what no tier can do without."""
+    """The least any tier needs: every buffer as declared, with weights read from the mapped
+    file."""
 
     def declared(*kinds: BufferKind) -> dict[str, int]:
         return {decl.name: buffer_bytes(decl, largest) for decl in graph.of_kind(*kinds)}
@@ -46,7 +47,8 @@ def declared_footprint(graph: Graph, largest: ShapeKey) -> Footprint:
 
 
 def owns_upload(decl: BufferDecl) -> bool:
-    """False for a view of the model file; slices of its rows and scaled columns are copies."""
+    """True when an upload of ``decl`` needs memory of its own: it is not a plain tensor of the
+    mapped model file, but a constant, a slice of rows, or scaled columns."""
     if decl.kind is not BufferKind.WEIGHT:
         return True
     if not decl.source:

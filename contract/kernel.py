@@ -47,21 +47,21 @@ MAX_CODE_BYTES = 64 << 20
 MAX_NAME_BYTES = 255
 MAX_PUSH_CONSTANT_BYTES = 256
 MAX_WORKGROUP = 1024
-"""Invocations of one workgroup: every device of the target list has at least this many."""
+"""Most invocations of one workgroup: every supported device allows at least this many."""
 MAX_LDS_BYTES = 256 << 10
 MAX_VGPRS = 512
 MAX_SGPRS = 128
 MAX_OCCUPANCY = 64
 MAX_USER_SGPRS = 16
-"""COMPUTE_USER_DATA_0..15."""
+"""The hardware has the registers COMPUTE_USER_DATA_0 to 15."""
 MAX_SCRATCH_BYTES = 1 << 20
 AMD_CODE_ALIGNMENT = 256
-"""COMPUTE_PGM_LO holds an address divided by 256."""
+"""The register COMPUTE_PGM_LO holds an address divided by 256."""
 SUBGROUP_SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class GpuTarget(IntEnum):
-    """What the code runs on. A number, once given, never changes meaning."""
+    """The kind of device or language the code is for. A number never changes its meaning."""
 
     GFX1201 = 1
     GFX1200 = 2
@@ -88,7 +88,8 @@ _AMD_TARGETS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class KernelHeader:
-    """A kernel as its file declares it. Sizes in bytes; ``rsrc*`` are raw register words.
+    """The contents of a kernel file. Sizes are in bytes; ``rsrc1`` to ``rsrc3`` are raw register
+    words.
 
     ``rsrc1``-``rsrc3``, ``user_sgpr_count`` and ``scratch_bytes`` belong to AMD targets and are
     zero for every other.
@@ -146,7 +147,7 @@ _AMD_ONLY = ("rsrc1", "rsrc2", "rsrc3", "user_sgpr_count", "scratch_bytes")
 
 
 def encode_kernel(kernel: KernelHeader) -> bytes:
-    """The kernel as a ``.zrt`` file. Raises CodecError when a field is out of range."""
+    """Encode the kernel as a ``.zrt`` file. Raises CodecError when a field is out of range."""
     _check(kernel)
     name = kernel.name.encode()
     header = np.zeros((), _LAYOUT)
@@ -167,7 +168,7 @@ def encode_kernel(kernel: KernelHeader) -> bytes:
 
 
 def decode_kernel(blob: bytes) -> KernelHeader:
-    """The kernel in a ``.zrt`` file. Raises CodecError naming the field and its offset."""
+    """Decode a ``.zrt`` file. Raises CodecError naming the field and its byte offset."""
     if len(blob) < HEADER_BYTES:
         raise CodecError(
             f"ends before its {HEADER_BYTES}-byte header does", section="kernel", offset=len(blob)
@@ -232,7 +233,7 @@ def _check(kernel: KernelHeader) -> None:
 
 
 def _problems(kernel: KernelHeader) -> Iterator[tuple[str, str]]:
-    """Every field out of range, as (field of the file, sentence)."""
+    """Yield (field of the file, sentence) for every field out of range."""
     name_bytes = len(kernel.name.encode())
     if not kernel.name.isprintable() or not 1 <= name_bytes <= MAX_NAME_BYTES:
         yield "name_size", f"{kernel.name!r} is not 1-{MAX_NAME_BYTES} bytes of printable text"

@@ -1,8 +1,8 @@
-"""Dataclasses that are cheap to define: what Python compiles for one, it compiles when first used.
+"""Dataclasses that are cheap to define: methods are compiled when they are first used.
 
-``dataclass`` is that of the standard library, which writes and compiles the text of up to six
-functions for each class, a third of a millisecond, of which a start would do more than a hundred.
-Here ``__init__`` is compiled when the first object is made, and the others need no text.
+The standard library's ``dataclass`` writes and compiles the text of up to six functions per class,
+which takes a third of a millisecond; a start of the program defines more than a hundred classes.
+Here ``__init__`` is compiled when the first object is made, and no other method needs compiling.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ else:
     def dataclass(
         cls=None, /, *, eq=True, frozen=False, kw_only=False, slots=False, weakref_slot=False
     ):
-        """See ``dataclasses.dataclass``, for what it takes."""
+        """Like ``dataclasses.dataclass``, whose parameters it takes."""
 
         def define(cls):
             if not cls.__doc__:
-                # Else the library makes one out of a signature, which takes as long as all else.
+                # Without a docstring the library writes a signature, which takes as long as all the
+                # rest.
                 cls.__doc__ = cls.__name__
             heir = any(map(dataclasses.is_dataclass, cls.__mro__[1:]))
             made = dataclasses.dataclass(
                 cls,
-                # Which the library compares with that of the classes it inherits from.
+                # The library compares this flag with that of the base dataclasses.
                 frozen=frozen and heir,
                 init=False,
                 repr=False,
@@ -47,7 +48,7 @@ else:
             if frozen and slots:
                 methods |= {"__getstate__": _state, "__setstate__": _restore}
             for name, method in methods.items():
-                # A class with an __eq__ of its own has None for __hash__.
+                # A class that defines __eq__ has None for __hash__.
                 if made.__dict__.get(name) is None:
                     setattr(made, name, method)
             return made
@@ -56,14 +57,14 @@ else:
 
     def _initializer(cls, frozen):
         def __init__(self, *values, **named):
-            # Of the class that defines it: that of ``self`` may have one of its own.
+            # Set it on the defining class: the class of ``self`` may have an __init__ of its own.
             cls.__init__ = compiled = _compiled(cls, frozen)
             compiled(self, *values, **named)
 
         return __init__
 
     def _compiled(cls, frozen):
-        """The function ``__init__`` as the library would have compiled it."""
+        """Compile the ``__init__`` that the standard library would have compiled."""
         parameters, keywords, lines = [], [], []
         known = {"_set": object.__setattr__, "_MADE": dataclasses.MISSING}
         for field in dataclasses.fields(cls):

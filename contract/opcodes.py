@@ -1,4 +1,4 @@
-"""Stable opcode numbers. A number, once given, never changes meaning: serialized graphs hold it."""
+"""Stable opcode numbers. A number never changes its meaning, since stored graphs hold it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from enum import IntEnum
 
 
 class Opcode(IntEnum):
-    """1-28 are the transformer opcodes of the design; what else a model needs follows from 64.
+    """The operations a graph can contain. ``contract.ops`` defines each of them.
 
-    Reserved, since graphs may hold them: 19 was ARGMAX, 22 MATMUL_WMMA_F16, 23 MATMUL_WMMA_Q4K,
-    66 MUL and 73 FEED_TOKENS.
+    Numbers 1-28 are the opcodes of a transformer step; all others start at 64. Stored graphs may
+    hold these retired numbers, so they stay reserved: 19 was ARGMAX, 22 MATMUL_WMMA_F16, 23
+    MATMUL_WMMA_Q4K, 66 MUL, 73 FEED_TOKENS.
     """
 
     EMBED = 1

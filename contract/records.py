@@ -9,18 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 NO_SLOT = 0xFFFFFFFF
-"""Owner of a page that no slot owns."""
+"""The owner of a page that belongs to no slot."""
 
 STEP = np.dtype([("tokens", "<i4"), ("rows", "<i4"), ("first_event", "<u4"), ("reserved", "<u4")])
-"""First record of a step's inputs: how many query tokens and output rows it has, and the number of
-the first event it writes to the output ring."""
+"""The first record of a step's inputs: its numbers of query tokens and output rows, and the number
+of the first event it writes to the output ring."""
 
 QUERY_TOKEN = np.dtype([("token", "<i4"), ("slot", "<i4"), ("position", "<i4"), ("flags", "<i4")])
-"""One query token of a step: which token of which slot at which position. Token LAST_TOKEN is the
-one the slot's step before sampled. The tokens of a slot are in order of position."""
+"""One query token of a step: a token of a slot at a position. Token LAST_TOKEN stands for the token
+that the slot's previous step sampled. A slot's tokens are in order of position."""
 
 LAST_TOKEN = -1
-"""A query token that the device knows and the host need not."""
+"""Stands for a token the device has sampled and the host may not have read yet."""
 
 SAMPLING = np.dtype(
     [
@@ -42,15 +42,18 @@ SAMPLING = np.dtype(
         ("reserved", "<i4"),
     ]
 )
-"""How one output row is sampled (rule R9). ``position`` is the position being sampled. The
-penalties look at the ``repeat_last_n`` tokens before it, 0 when there are none: the token of
-``slot`` at position p lies in entry p mod n of the n recent tokens kept of every slot. ``mask`` k
-allows the tokens of row k - 1 of ``allowed``, 0 all of them; ``bias_count`` rows of ``bias`` from
-``bias_first`` on are the row's LOGIT_BIAS records. Neither counts if SAMPLE lacks the operand."""
+"""How one output row is sampled (rule R9).
+
+``position`` is the position to be sampled. The penalties look at the ``repeat_last_n`` tokens
+before it, 0 for none: the device keeps the n most recent tokens of every slot, the token at
+position p in entry p mod n. ``mask`` k > 0 allows the tokens of row k - 1 of ``allowed``; 0 allows
+every token. The row's LOGIT_BIAS records are ``bias_count`` rows of ``bias`` from ``bias_first``
+on. Masks and biases are ignored if the SAMPLE node lacks their operand.
+"""
 
 LOGIT_BIAS = np.dtype([("token", "<i4"), ("bias", "<f4")])
-"""What is added to the logit of one token before anything but the mask (rule R9): finite. The
-tokens of one row's biases are distinct ids of the vocabulary."""
+"""A finite number added to the logit of one token, before penalties and temperature (rule R9). A
+row's biases have distinct token ids."""
 
 SLOT = np.dtype(
     [
@@ -64,13 +67,13 @@ SLOT = np.dtype(
         ("page_count", "<i4"),
     ]
 )
-"""One row of the slot table: what the device keeps of a sequence. Steps use ``last_token``, the
-newest token sampled, and ``position``, where it goes."""
+"""One row of the slot table: what the device stores for a sequence. Steps use ``last_token``, the
+newest sampled token, and ``position``, the position it belongs to."""
 
 PAGE_META = np.dtype(
     [("ref_count", "<u4"), ("owner_slot", "<u4"), ("tenant", "<u4"), ("token_count", "<u4")]
 )
-"""One KV page. Written by the host; a device reads ``token_count`` only."""
+"""Metadata of one KV page. The host writes it; a device reads only ``token_count``."""
 
 OUTPUT_EVENT = np.dtype(
     [

@@ -1,4 +1,4 @@
-"""The sizes that a graph leaves open: those of one step, or the most of a form of steps."""
+"""The two sizes a graph leaves open, as numbers: of one step, or of a shape bucket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SIZE = 2**32 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShapeKey:
-    """``tokens`` query tokens, of which ``rows`` want logits.
+    """A step of ``tokens`` query tokens and ``rows`` output rows, whose logits are computed.
 
     Raises ValueError for a size outside [0, 2^32).
     """
@@ -29,7 +29,7 @@ class ShapeKey:
                 raise ValueError(f"{name} is {value}, outside [0, {MAX_SIZE}]")
 
     def sizes(self) -> Mapping[str, int]:
-        """The values of the symbols in a graph's shapes."""
+        """The value of each symbol of a graph's shapes."""
         return {"tokens": self.tokens, "rows": self.rows}
 
     def pack(self) -> int:

@@ -1,9 +1,9 @@
-"""What one row of the opcode table says, and the shape rule derived from it.
+"""The records of an opcode table row, and the shape rule derived from them.
 
 Dimensions are written as strings: a name (``tokens``), a literal (``2``) or a product of names
-(``heads*head_dim``). Integer parameters of a node bind names of the same spelling; every other
-name is bound by the first operand that shows it and must agree wherever it appears again.
-A bound value is an integer, or a symbol (``tokens``, ``rows`` ...) that a ShapeKey fixes later.
+(``heads*head_dim``). An integer parameter of a node binds the name of the same spelling; every
+other name is bound by the first operand that has it and must agree in all others. A bound value is
+an integer, or a symbol (``tokens``, ``rows``) that a ShapeKey replaces later.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ Dim = int | str
 Scalar = int | float
 Bindings = dict[str, Dim]
 
-MAX_KEPT_SHAPES = 4096
-"""Shapes of nodes whose bindings are kept: the layers of a model repeat a few dozen."""
+MAX_CACHED_SHAPES = 4096
+"""Size of the cache of bound shapes; the layers of a model repeat a few dozen."""
 MAX_BINDINGS = 8
-"""Distinct buffers one node may touch: what every device passes without an indirection table."""
+"""Most distinct buffers of one node: every device can bind this many without an indirection
+table."""
 
 
 class Stage(Flag):
-    """Which kind of step an opcode or a graph may serve."""
+    """The kind of step an opcode or a graph can run in."""
 
     PREFILL = auto()
     DECODE = auto()
@@ -43,12 +44,12 @@ KV = dtypes.KV_DTYPES
 
 
 class Access(Enum):
-    """How a node touches an operand."""
+    """How a node accesses an operand."""
 
     READ = "read"
     WRITE = "write"
     UPDATE = "update"
-    """Read and written in place; later readers need a BARRIER in between."""
+    """Read and written in place; a later reader needs a BARRIER in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One scalar parameter, fixed when the graph is built. ``choices`` maps its values to words."""
+    """One scalar parameter, fixed when the graph is built. ``choices`` names the values 0, 1 and so
+    on."""
 
     name: str
     kind: type[int] | type[float]
@@ -76,7 +78,8 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Concrete sizes a cost is asked for: the bound dimensions and the mean attended context."""
+    """The sizes a cost is computed for: the bound dimensions, and ``context``, the mean number of
+    positions that a query token attends to."""
 
     dims: Mapping[str, int]
     context: int
@@ -89,10 +92,11 @@ class Work:
 class OpSpec:
     """One opcode: operands, parameters, shape rule, arithmetic rule and cost.
 
-    ``flops`` counts the multiplications and additions of the rule as written. ``touched`` gives
-    the bytes read of an operand where that is not the whole of it (an embedding lookup reads
-    rows, attention reads the context and not the pool); it returns elements per operand name.
-    ``stored`` names the updated operands whose old contents are not read (a scatter).
+    ``flops`` counts the multiplications and additions of the rule as written. ``touched`` maps an
+    operand's name to the number of its elements that are read, where that is not all of them: an
+    embedding lookup reads rows, attention reads the context and not the whole pool. ``stored``
+    names the updated operands whose old contents are not read (a scatter). ``constraint`` returns a
+    sentence for a node whose dimensions or parameters it rejects.
     """
 
     opcode: Opcode
@@ -110,7 +114,7 @@ class OpSpec:
 
     @property
     def name(self) -> str:
-        """The lower-case name shared by the numpy module, the kernels and the tests."""
+        """The lower-case name, which the numpy module, the kernels and the tests share."""
         return self.opcode.name.lower()
 
     @property
@@ -132,7 +136,7 @@ class OpSpec:
 
 
 class ShapeMismatch(Exception):
-    """A shape that does not fit its operand; carries the sentence the verifier reports."""
+    """A shape that does not fit its operand; the message is the sentence the verifier reports."""
 
 
 def _factor(text: str, bound: Mapping[str, Dim]) -> Dim | None:
@@ -140,7 +144,7 @@ def _factor(text: str, bound: Mapping[str, Dim]) -> Dim | None:
 
 
 def _match(expression: str, actual: Dim, bound: Bindings) -> bool:
-    """Check one dimension, solving for the only unbound name in it; False when it cannot yet."""
+    """Check one dimension and bind the only unbound name in it; False while several are unbound."""
     factors = expression.split("*")
     if len(factors) == 1 and _factor(expression, bound) is None:
         bound[expression] = actual
@@ -173,8 +177,8 @@ def bind_shapes(
 ) -> Bindings:
     """Bind every dimension name of ``spec`` from operand shapes and integer parameters.
 
-    Raises ShapeMismatch when a rank or a dimension disagrees, or a name stays undetermined in
-    an operand that was given.
+    Raises ShapeMismatch when a rank or a dimension disagrees, or when a name of a given operand
+    cannot be determined.
     """
     numbers = tuple(
         (p.name, int(params[p.name])) for p in spec.params if p.kind is int and p.name in params
@@ -182,7 +186,7 @@ def bind_shapes(
     return dict(_bound(spec, tuple(shapes.items()), numbers))
 
 
-@lru_cache(MAX_KEPT_SHAPES)
+@lru_cache(MAX_CACHED_SHAPES)
 def _bound(
     spec: OpSpec,
     shapes: tuple[tuple[str, tuple[Dim, ...]], ...],
@@ -216,7 +220,7 @@ def _bound(
 
 
 def shape_of(operand: Operand, bound: Mapping[str, Dim]) -> tuple[Dim, ...]:
-    """The shape an operand must have once its names are bound; else ShapeMismatch."""
+    """The shape of an operand once its names are bound; raises ShapeMismatch while one is not."""
     shape: list[Dim] = []
     for expression in operand.dims:
         factors = [_factor(name, bound) for name in expression.split("*")]

@@ -1,12 +1,19 @@
-"""What a device tier must do. Nothing here knows of sequences, tenants or priorities.
+"""What a device tier must do: hold named memory, lower graphs, and execute steps in order.
 
-A tier allocates named memory, lowers a verified graph to native code once per form of a step, and
-executes lowered batches in the order they are submitted. Whatever it fuses, repacks or reorders,
-the bits are those of the arithmetic rules.
+A tier drives one device, or several devices that share the work. It implements ``DeviceTier``:
 
-What a step computes is data: the block of its inputs begins with the numbers of its tokens and
-rows, and ``submit`` takes a snapshot of it. So any number of steps can be under way, and the caller
-may write the next inputs at once.
+1. Memory. ``alloc`` and ``upload`` make a buffer for each weight, constant, state and output of a
+   graph. SCRATCH buffers and copies of a step's inputs are the tier's own business.
+2. Lowering. ``buckets`` names the few shape buckets (most tokens and rows of a step) the tier
+   wants. ``lower`` translates a verified graph to native commands, once per bucket.
+3. Execution. ``submit`` queues one step and returns a fence; steps execute in order of submission.
+   A step's inputs are one block of bytes that begins with its numbers of tokens and rows.
+   ``submit`` copies the block, so the caller may write the next inputs at once and any number of
+   steps can be in flight. ``wait`` returns when a fence is done.
+
+A tier may fuse, repack and reorder as it likes; its results must have the bits that the arithmetic
+rules define (docs/arithmetic.md). It knows nothing of sequences, tenants or priorities.
+``reference/cpu/tier.py`` is a complete tier; ``python -m harness.conformance`` tests one.
 """
 
 from __future__ import annotations
@@ -26,13 +33,15 @@ from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 
 PROMPT_TOKENS = 256
-"""Prompt tokens of a step where others decode beside, and of tiers that gain nothing by more."""
+"""Most prompt tokens of a step while other sequences decode, and on tiers that gain nothing by
+more."""
 TIER_NAMES = ("cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
 
 
 @dataclass(frozen=True, slots=True)
 class TierInfo:
-    """Identity of a tier on one device, as it goes into reports and conformance packages."""
+    """The identity and abilities of an open tier, as reports and conformance packages state
+    them."""
 
     name: str
     device: str
@@ -42,15 +51,17 @@ class TierInfo:
     memory_bytes: int
     host_unified: bool
     asynchronous: bool = False
-    """True when ``submit`` returns before the work is done, so that a queue keeps it busy."""
+    """True when ``submit`` returns before the step is done, so that queued steps keep the device
+    busy."""
     devices: int = 1
-    """How many share the work. Sizes, also of footprints, are those of one of them."""
+    """Number of devices that share the work; byte sizes, those of ``Footprint`` too, are per
+    device."""
     prompt_tokens: int = PROMPT_TOKENS
-    """Of a step, with which prompts are read fastest where nobody decodes beside."""
+    """Prompt tokens of a step for which prompts are processed fastest while nothing decodes."""
 
 
 class Buffer(Protocol):
-    """Named device memory; the only state there is."""
+    """Named device memory. All state that outlives a step is in buffers."""
 
     @property
     def name(self) -> str:
@@ -62,11 +73,11 @@ class Buffer(Protocol):
 
 
 class PacketBatch(Protocol):
-    """A graph lowered for one form, ready to be submitted any number of times."""
+    """A graph lowered for one shape bucket; it can be submitted any number of times."""
 
     @property
     def bucket(self) -> ShapeKey:
-        """The most tokens and rows of a step it can execute."""
+        """The largest step it can execute."""
 
     @property
     def packets(self) -> int:
@@ -74,7 +85,7 @@ class PacketBatch(Protocol):
 
 
 class Fence(Protocol):
-    """Completion of one submission."""
+    """The completion and the results of one submission."""
 
     @property
     def done(self) -> bool:
@@ -82,8 +93,8 @@ class Fence(Protocol):
 
     @property
     def outputs(self) -> Mapping[str, NDArray[np.uint8]]:
-        """Bytes of the OUTPUT buffers that were wanted, as this submission left them: the rows its
-        step has. Theirs alone, filled once ``done``."""
+        """The bytes of each requested OUTPUT buffer, up to the rows of the step; valid once
+        ``done``. They are a copy that later submissions do not change."""
 
 
 B = TypeVar("B", bound=Buffer)
@@ -92,66 +103,73 @@ F = TypeVar("F", bound=Fence)
 
 
 class DeviceTier(Protocol[B, P, F]):
-    """One device behind the contract, with its own kinds of buffer, batch and fence.
+    """The methods of a tier, with its own types of buffer, batch and fence.
 
-    A context manager; ``close`` frees everything it made.
+    A tier is a context manager: leaving its ``with`` block calls ``close``.
 
-    Methods raise ``contract.errors`` types only: OutOfMemory from ``alloc`` and ``upload``,
-    UnsupportedOp from ``lower``, DeviceLost from ``submit`` and ``wait``.
+    Methods raise ``contract.errors`` types only: OutOfMemory from ``reserve``, ``alloc`` and
+    ``upload``, UnsupportedOp from ``reserve``, ``footprint`` and ``lower``, DeviceLost from
+    ``submit`` and ``wait``.
     """
 
     @property
     def info(self) -> TierInfo:
-        """What this tier is and can do."""
+        """The identity and abilities of the tier."""
 
     @property
     def allocated_bytes(self) -> int:
-        """Memory the tier has allocated by now; views of the model file do not count."""
+        """Bytes the tier has allocated; views of the mapped model file do not count."""
 
     @property
     def available_bytes(self) -> int:
-        """Memory it could still allocate, as far as the device can say."""
+        """Bytes the tier could still allocate, as far as the device reports them."""
 
     def buckets(self, largest: ShapeKey) -> Sequence[ShapeKey]:
-        """What steps up to ``largest`` are lowered as, smallest first: each holds the steps of at
-        most its tokens and rows, the last one all."""
+        """The shape buckets for steps up to ``largest``, smallest first. A step runs in the first
+        bucket that has at least its tokens and rows; the last bucket is ``largest`` or more."""
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
-        """What ``graph`` will take here when no step is larger than ``largest``; allocates nothing.
+        """The bytes ``graph`` will need on this tier when no step exceeds ``largest``. Allocates
+        nothing.
 
         Raises UnsupportedOp.
         """
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Before the buffers are made, set aside what steps up to ``largest`` share. Raises
-        OutOfMemory and UnsupportedOp."""
+        """Allocate what steps up to ``largest`` share, such as scratch memory.
+
+        The caller does this before it makes buffers. Raises OutOfMemory and UnsupportedOp.
+        """
 
     def alloc(self, decl: BufferDecl, nbytes: int) -> B:
-        """Zeroed memory for ``decl``, a STATE or OUTPUT buffer."""
+        """Allocate zeroed memory for ``decl``, a STATE or OUTPUT buffer."""
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> B:
-        """Memory for a read-only buffer, holding ``data`` (uint8 [rows, row_bytes]).
+        """Make a read-only buffer that holds ``data`` (uint8 [rows, row_bytes]).
 
-        A tier that can read host memory keeps a view; ``data`` stays mapped until ``close``.
+        A tier that can read host memory may keep a view of ``data`` instead of a copy, so ``data``
+        must stay mapped until ``close``.
         """
 
     def free(self, buffer: B) -> None:
-        """Release memory. Freeing twice is an error of the caller."""
+        """Release a buffer's memory. Freeing it twice is an error of the caller."""
 
     def map(self, buffer: B) -> NDArray[np.uint8]:
-        """The buffer's bytes in host address space, valid until freed. Results are seen after
-        ``wait``. What the host writes while nothing submitted is running, the next submission
-        sees."""
+        """The buffer's bytes in host address space, valid until the buffer is freed.
+
+        The host sees a submission's results after ``wait``. A submission sees what the host wrote
+        before it, while nothing was in flight.
+        """
 
     def read(self, buffer: B, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """A copy of part of a buffer from ``alloc``, while nothing submitted is running.
+        """Copy part of a buffer from ``alloc`` to the host, while nothing is in flight.
 
-        Unlike ``map`` it leaves the rest where it is: for small parts of device-local memory.
-        Raises ValueError for bytes outside the buffer.
+        It moves only these bytes, where ``map`` may move the whole buffer to the host. Raises
+        ValueError for bytes outside the buffer.
         """
 
     def write(self, buffer: B, offset: int, data: NDArray[np.uint8]) -> None:
-        """Put ``data`` in a buffer from ``alloc``, while nothing submitted is running.
+        """Write ``data`` into a buffer from ``alloc``, while nothing is in flight.
 
         The next submission sees it. Raises ValueError for bytes outside the buffer.
         """
@@ -159,10 +177,10 @@ class DeviceTier(Protocol[B, P, F]):
     def lower(
         self, graph: Graph, buffers: Mapping[str, B], bucket: ShapeKey, inputs: InputLayout
     ) -> P:
-        """The graph in native form, for every step that ``bucket`` holds.
+        """Translate the graph to native commands for every step that ``bucket`` holds.
 
-        ``buffers`` holds every buffer that is not SCRATCH or REQUEST; these lie in a step's inputs
-        as ``inputs`` says.
+        ``buffers`` maps names to buffers for every declaration except SCRATCH and REQUEST;
+        ``inputs`` gives the offset of each REQUEST buffer in a step's block of inputs.
         """
 
     def submit(
@@ -172,22 +190,22 @@ class DeviceTier(Protocol[B, P, F]):
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> F:
-        """Execute a step after everything submitted before it.
+        """Queue a step, to execute after everything submitted before it.
 
-        ``inputs`` is the step's block, of which a snapshot is taken: the caller may overwrite it.
-        ``rows`` says what of it need not be copied again.
-        ``requested`` are the OUTPUT buffers that the fence shall hold. Raises ValueError for counts
-        beyond the batch's form.
+        ``inputs`` is the step's block of inputs; the tier copies it, so the caller may overwrite
+        it. ``rows`` describes a table in it of which only changed rows need to be copied again.
+        ``requested`` names the OUTPUT buffers whose bytes the fence shall hold. Raises ValueError
+        for more tokens or rows than the batch's bucket has.
         """
 
     def wait(self, fence: F, timeout: float | None = None) -> None:
-        """Return when ``fence`` is done; DeviceLost after ``timeout`` seconds."""
+        """Block until ``fence`` is done; raises DeviceLost after ``timeout`` seconds."""
 
     def close(self) -> None:
-        """Free everything. Safe to call twice."""
+        """Free everything the tier made. Safe to call twice."""
 
     def __enter__(self) -> Self:
-        """The tier itself."""
+        """Return the tier."""
 
     def __exit__(
         self,
@@ -195,17 +213,20 @@ class DeviceTier(Protocol[B, P, F]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close."""
+        """Call ``close``."""
 
 
 Tier: TypeAlias = DeviceTier[Any, Any, Any]
-"""A tier for who hands its buffers, batches and fences back to it unseen."""
+"""The type of a tier for callers that never look inside its buffers, batches and fences."""
 
 
 @dataclass(frozen=True, slots=True)
 class FiniteWords:
-    """What of each block of ``block_bytes`` has to be finite: the little-endian words of
-    ``word_bytes`` at ``places``, one or two, which are not where all bits of ``exponent`` are set.
+    """The floating-point words of a quantization block that must be finite.
+
+    A tensor is a sequence of blocks of ``block_bytes`` bytes. Each block has little-endian words of
+    ``word_bytes`` bytes at the byte offsets ``places`` (one or two of them). A word is infinite or
+    NaN when all bits of the mask ``exponent`` are set in it.
     """
 
     block_bytes: int
@@ -216,9 +237,9 @@ class FiniteWords:
 
 @runtime_checkable
 class UploadsLater(Protocol):
-    """A tier that reads what is uploaded while its caller goes on.
+    """A tier that copies uploaded data in the background while the caller continues.
 
-    So it is the tier that looks at the data, where it has them at hand, and reads them once.
+    It checks the data for finite values itself, so that each byte is read from disk only once.
     """
 
     def upload_later(
@@ -228,17 +249,17 @@ class UploadsLater(Protocol):
         finite: FiniteWords,
         on_bytes: Callable[[int], None],
     ) -> Any:
-        """As ``Tier.upload``; ``finish_uploads`` has to follow before anything is lowered.
+        """Start an upload; call ``finish_uploads`` before anything is lowered.
 
-        ``on_bytes`` is called with bytes as they are read, by several threads.
+        Several threads call ``on_bytes`` with the number of bytes each has read.
         """
 
     def finish_uploads(self) -> bool:
-        """Return when all was read: whether all that has to be finite is."""
+        """Block until all uploads are done; False when a word that must be finite is not."""
 
 
 def check_bucket(bucket: ShapeKey, step: ShapeKey) -> None:
-    """Raise ValueError unless ``bucket`` holds ``step``."""
+    """Raise ValueError unless ``step`` fits ``bucket``."""
     if step.tokens > bucket.tokens or step.rows > bucket.rows:
         raise ValueError(f"a step of {step} was submitted to a batch for at most {bucket}")
 

@@ -1,4 +1,4 @@
-"""What a caller asks for and gets back: requests, sampling parameters, tenants, token events."""
+"""Records of the engine's callers: requests, sampling parameters, tenants, token events."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from contract.errors import ConfigError, RequestError
 from contract.lazy_dataclass import dataclass
 
 MIN_TEMPERATURE = 1e-3
-"""Below it a quotient of logits could overflow binary32; 0 means greedy."""
+"""Lowest temperature above 0; below it a quotient of logits could overflow binary32."""
 MAX_TEMPERATURE = 100.0
 MIN_TOP_P = 2.0**-16
-"""Rule R9 compares top_p in units of 2^-16."""
+"""The smallest top_p, since rule R9 compares it in units of 2^-16."""
 MAX_INT32 = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
 MAX_UINT64 = 2**64 - 1
 
 Clock = Callable[[], float]
-"""Seconds since any fixed moment, never decreasing. Whatever needs the time is given one."""
+"""A function that returns seconds since a fixed moment and never decreases. All code that needs the
+time takes a clock as a parameter."""
 
 
 class QosClass(Enum):
-    """What requests are for: who waits and who is preempted first."""
+    """The urgency of a request: less urgent requests wait for others and are preempted first."""
 
     INTERACTIVE = "interactive"
     STANDARD = "standard"
@@ -37,23 +38,24 @@ class QosClass(Enum):
     def __init__(self, value: str) -> None:
         self.rank = len(type(self).__members__)
 
-    def lowered_to(self, asked: QosClass | None) -> QosClass:
-        """The class of a request that asks for ``asked`` where its tenant has this one: the lower
-        of both, the tenant's for None."""
-        return self if asked is None or asked.rank < self.rank else asked
+    def lowered_to(self, requested: QosClass | None) -> QosClass:
+        """The class of a request of a tenant of this class: the less urgent of both, or this class
+        for None."""
+        return self if requested is None or requested.rank < self.rank else requested
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who a request belongs to, and what its requests may hold at once.
+    """The owner of requests, and the limits on what they may use at once.
 
-    ``weight`` scales the tenant's fair share; ``max_slots`` and ``max_kv_pages`` are hard caps, and
-    a request beyond them waits. So does one while the tenant computes more than
-    ``decode_tokens_per_s`` or ``prefill_tokens_per_s`` over a sliding window of 5 s: running
-    requests are not slowed. A request longer than ``max_context`` tokens, prompt and answer, is
-    refused, and so is one more while ``max_waiting`` wait. ``reserved_pages`` of the pages are the
-    tenant's even while others want them. Tenants of one ``isolation_group`` share prefix pages,
-    None shares with nobody.
+    - ``weight`` scales the tenant's fair share.
+    - ``max_slots`` and ``max_kv_pages`` are hard limits; a request beyond them waits.
+    - A request also waits while the tenant computes more than ``decode_tokens_per_s`` or
+      ``prefill_tokens_per_s`` over a sliding window of 5 s; running requests are not slowed.
+    - A request of more than ``max_context`` tokens, prompt and answer, is refused; so is a request
+      while ``max_waiting`` others wait.
+    - ``reserved_pages`` KV pages are never given to other tenants.
+    - Tenants of the same ``isolation_group`` share prefix pages; None shares with nobody.
     """
 
     id: int
@@ -113,16 +115,16 @@ LOCAL_TENANT = Tenant(
     max_context=MAX_INT32,
     max_waiting=MAX_INT32,
 )
-"""The user of the machine: the engine's own limits are the only ones."""
+"""The user of the machine, whom only the engine's own limits restrict."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen (rule R9). The defaults are greedy and change no logit.
+    """How tokens are sampled (rule R9). The defaults are greedy and change no logit.
 
     ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 keep every token. The
-    penalties look at the last ``repeat_last_n`` tokens of prompt and output. ``seed`` is the key
-    of the random numbers, 64 bits.
+    penalties look at the last ``repeat_last_n`` tokens of prompt and output. ``seed`` is the 64-bit
+    key of the random numbers.
     """
 
     temperature: float = 0.0
@@ -174,13 +176,13 @@ _INT_RANGES = (("top_k", MAX_INT32), ("repeat_last_n", MAX_INT32), ("seed", MAX_
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to continue: at most ``max_tokens`` tokens after ``prompt``.
+    """A request to generate at most ``max_tokens`` tokens after ``prompt``.
 
     Generation also ends at one of the ``stop`` strings, at the end of the context and, unless
-    ``ignore_end``, at an end-of-generation token. ``logit_bias`` are pairs (token, what is added to
-    its logit), the tokens distinct. ``log_probabilities`` k asks for that of every generated token
-    and of the k likeliest in its place; None asks for nothing. ``qos`` asks for a lower class than
-    the tenant's.
+    ``ignore_end``, at an end-of-generation token. ``logit_bias`` holds pairs (token, number added
+    to its logit) with distinct tokens. ``log_probabilities`` k requests the log-probability of
+    every generated token and of the k most likely tokens at its position; None requests none.
+    ``qos`` requests a less urgent class than the tenant's.
     """
 
     id: int
@@ -196,7 +198,7 @@ class Request:
 
 
 class FinishReason(Enum):
-    """Why a request produced its last token."""
+    """Why a request ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -206,14 +208,15 @@ class FinishReason(Enum):
 
 
 class TokenEvent(NamedTuple):
-    """One OUTPUT_EVENT with its slot resolved to the request it belongs to.
+    """One generated token of a request, or the end of the request.
 
-    ``token`` is -1 when the request ends without one. ``position`` is the token's place in the
-    sequence, the prompt included. ``finish_reason`` is None until the last event.
+    ``token`` is -1 when the request ends without a token. ``position`` is the token's index in the
+    sequence, which starts with the prompt. ``finish_reason`` is None until the last event.
 
-    For a request that asked, ``log_probability`` is the token's and ``top`` has the likeliest in
-    its place, (token, log-probability) by falling logit: natural logarithms of what the model gives
-    before mask, bias, penalties and temperature (rule R10).
+    If the request asked for them, ``log_probability`` is that of the token and ``top`` lists the
+    most likely tokens at its position as (token, log-probability), by falling logit. They are
+    natural logarithms of the model's probabilities before mask, bias, penalties and temperature
+    (rule R10).
     """
 
     request_id: int
@@ -229,5 +232,6 @@ def _is_int(value: object, low: int, high: int) -> bool:
 
 
 def _is_real(value: object, low: float, high: float) -> bool:
-    """False for NaN: it compares false with everything."""
+    """Whether ``value`` is a number from ``low`` to ``high``; NaN is not, since comparisons with it
+    are False."""
     return type(value) in (int, float) and low <= value <= high  # type: ignore[operator]

@@ -1,7 +1,7 @@
-"""Everything that is asked of an AMD card, in one go, and one archive of it to send.
+"""Tests an AMD card and packs the results in one archive to send.
 
-For each tier: what the system says, every packet alone with a trace, then the conformance list.
-What one step finds out is kept whatever comes after it.
+For each tier it records what the system reports, runs every packet test with a trace, then the
+conformance list. The results of a step are kept whatever happens later.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from harness.amd_packets import system, try_packets
 from harness.conformance.__main__ import main as conformance
 
 FOLDER = "zinc-rt-card"
-"""The folder all members unpack into."""
+"""The folder in the archive that contains all members."""
 REPORT = "report.txt"
 
 
 @dataclass(slots=True)
 class Card:
-    """What was found. ``lines`` are those a person has read, ``files`` by their names; a tier in
-    ``absent`` could not be opened, one in ``failed`` is not right."""
+    """The results. ``lines`` were shown to the user, ``files`` are by name; tiers in ``absent``
+    could not be opened, tiers in ``failed`` gave wrong results."""
 
     tell: Callable[[str], None]
     lines: list[str] = field(default_factory=list)
@@ -36,12 +36,12 @@ class Card:
     failed: list[str] = field(default_factory=list)
 
     def say(self, line: str) -> None:
-        """To the person and to the report."""
+        """Show a line to the user and add it to the report."""
         self.lines.append(line)
         self.tell(line)
 
     def archive(self) -> bytes:
-        """A tar with gzip of the report and the files."""
+        """A gzipped tar of the report and the files."""
         report = "".join(f"{line}\n" for line in self.lines).encode()
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
@@ -55,8 +55,8 @@ class Card:
 def examine(
     card: Card, tiers: Sequence[str], device: str, options: Mapping[str, str | None]
 ) -> None:
-    """All of it, into ``card``. ``options`` are more flags of ``zinc-rt conformance``, None for
-    those without a value."""
+    """Run all tests and record them in ``card``. ``options`` are further flags of ``zinc-rt
+    conformance``, None for flags without a value."""
     for tier in tiers:
         kernel, requested = system(device)
         card.say(f"{tier}: what the system says")

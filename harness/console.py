@@ -1,4 +1,4 @@
-"""What commands say to people: on one line, without control characters, in columns."""
+"""Output of commands for people: single lines without control characters, and tables."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 
 def printable(text: str) -> str:
-    """``text`` on one line; what could steer a terminal is escaped."""
+    """``text`` on one line; characters that could control a terminal are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def note(text: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
 def table(rows: Sequence[tuple[str, ...]], right: Sequence[int] = ()) -> str:
-    """Rows as aligned columns, those numbered in ``right`` to the right."""
+    """Rows as aligned columns; columns with a number in ``right`` are right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Digests: of files, and of logits as they are compared and stored."""
+"""Digests of files, and of logits as they are compared and stored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def logits_digest(logits: NDArray[np.float32]) -> str:
 
 
 class RunningDigest:
-    """``logits_digest`` of the rows so far, after each of them. Call it with more of them."""
+    """The ``logits_digest`` of all rows so far, after each row. Call the object with further
+    rows."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -45,7 +46,7 @@ class RunningDigest:
             self._after.append(self._hash.hexdigest())
 
     def note(self, rows: int, digests: Sequence[str]) -> None:
-        """The digests after each row from row ``rows`` on, as another one found them."""
+        """Add the digests after each row from row ``rows`` on, as another object computed them."""
         self._after[rows:] = digests
 
     @property

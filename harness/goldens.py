@@ -1,10 +1,10 @@
-"""``python -m harness.goldens check|update``: the stored truth about logits, position by position.
+"""``python -m harness.goldens check|update``: the stored logits that every build must reproduce.
 
-``goldens/default_model.json`` holds texts continued greedily by the default model and scored in
-one pass; ``goldens/synthetic.json`` holds random-weight models: their specification and the digests
-of the file, the IR graph and the logits. Only the reference CPU tier writes them; any tier can
-be checked against them. Every position keeps its ten largest logits, so that a difference shows
-how large it is and not only that it exists.
+``goldens/default_model.json`` holds texts that the default model continued greedily, scored in one
+pass; ``goldens/synthetic.json`` holds random-weight models: their specification and the digests of
+the file, the IR graph and the logits. Only the reference CPU tier writes them; any tier can be
+checked against them. Every position has its ten largest logits, so that a difference shows its
+size.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ PROMPTS = {
 
 
 def score(model: Model, tier: Tier, sequences: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
-    """The stored form of the logits after every token of each sequence, scored in one pass."""
+    """Yield the stored form of the logits after every token of each sequence, scored in one
+    pass."""
     with ModelRunner(model, tier, LIMITS) as runner:
         for tokens in sequences:
             logits = _all_logits(runner, tokens)
@@ -86,7 +87,7 @@ def _all_logits(runner: ModelRunner, tokens: Sequence[int]) -> NDArray[np.float3
 
 
 def _largest(row: NDArray[np.float32]) -> list[list[Any]]:
-    """The TOP largest logits as [token, hexadecimal binary32], ties by the lower token."""
+    """The TOP largest logits as [token, hexadecimal binary32]; equal ones by rising token."""
     order = np.argsort(-row, kind="stable")[:TOP]
     return [[int(token), _hexadecimal(float(row[token]))] for token in order]
 
@@ -98,7 +99,8 @@ def _hexadecimal(value: float) -> str:
 
 
 def default_model_golden(path: Path) -> dict[str, Any]:
-    """Every prompt continued greedily to POSITIONS tokens, then scored."""
+    """The golden of the default model: every prompt continued greedily to POSITIONS tokens and
+    scored."""
     model = open_model(path)
     with CpuTier() as tier:
         sequences = {}
@@ -145,7 +147,7 @@ def synthetic_golden(spec: SynthSpec, tier: Tier) -> dict[str, Any]:
 
 
 def synthetic_tokens(spec: SynthSpec) -> tuple[int, ...]:
-    """POSITIONS tokens that reach over the whole vocabulary."""
+    """POSITIONS tokens spread over the whole vocabulary."""
     return tuple((7 + 89 * position) % spec.vocab for position in range(POSITIONS))
 
 
@@ -158,12 +160,12 @@ def _sha256(path: Path) -> str:
 
 
 def update_default_model(folder: Path, reason: str, model_path: Path) -> None:
-    """Write the golden of the default model anew, with the reason for it inside."""
+    """Rewrite the golden of the default model, with the reason in it."""
     _store(folder / DEFAULT_MODEL, {**_header(reason), **default_model_golden(model_path)})
 
 
 def update_synthetic(folder: Path, reason: str, progress: Progress | None = None) -> None:
-    """Write the goldens of the synthetic models anew, with the reason for it inside."""
+    """Rewrite the goldens of the synthetic models, with the reason in them."""
     header = _header(reason)
     models = []
     progress = progress or NullProgress()
@@ -183,7 +185,7 @@ def _header(reason: str) -> dict[str, Any]:
 
 
 def _store(path: Path, golden: Mapping[str, Any]) -> None:
-    """JSON with one line for every position, so that a change reads well as a difference."""
+    """Write JSON with one line per position, so that a change is readable as a diff."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = _layout(golden, "") + "\n"
     temporary = path.with_name(f".{path.name}.tmp")
@@ -204,7 +206,7 @@ def _layout(value: Any, indent: str) -> str:
 
 
 def check_default_model(folder: Path, model_path: Path, tier: Tier | None = None) -> list[str]:
-    """One message for every prompt whose logits are not the stored ones; empty when all agree."""
+    """A message for every prompt whose logits differ from the stored ones; empty when all agree."""
     golden, problems = load_golden(folder / DEFAULT_MODEL)
     if _sha256(model_path) != golden["file"]:
         return [f"{golden['model']}: {model_path} is not the file the goldens were written from"]
@@ -225,7 +227,7 @@ def check_default_model(folder: Path, model_path: Path, tier: Tier | None = None
 def check_synthetic(
     folder: Path, tier: Tier | None = None, progress: Progress | None = None
 ) -> list[str]:
-    """One message for every synthetic model and thing that is not as stored."""
+    """A message for every digest of a synthetic model that differs from the stored one."""
     golden, problems = load_golden(folder / SYNTHETIC)
     progress = progress or NullProgress()
     progress.start("checking synthetic goldens", len(golden["models"]), "model")
@@ -238,7 +240,7 @@ def check_synthetic(
 
 
 def check_synthetic_model(entry: Mapping[str, Any], tier: Tier) -> list[str]:
-    """What of one stored synthetic model is not as ``tier`` computes it now."""
+    """Messages for what ``tier`` computes differently from one stored synthetic model."""
     spec = spec_of(entry["spec"])
     result = synthetic_golden(spec, tier)
     problems = [
@@ -250,7 +252,7 @@ def check_synthetic_model(entry: Mapping[str, Any], tier: Tier) -> list[str]:
 
 
 def load_golden(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """A golden file, and what of its header does not fit this build.
+    """A golden file, and messages for the parts of its header that do not match this build.
 
     Raises ConfigError when it cannot be read.
     """
@@ -294,7 +296,8 @@ def _readable(top: Sequence[Sequence[Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check (1 when something differs) or update; 2 with one line for a wrong call."""
+    """Check (returns 1 when something differs) or update; returns 2 with one line for a wrong
+    call."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.goldens", description="Check or rewrite the stored logits."
     )

@@ -1,4 +1,4 @@
-"""What may be used of a device's memory, and the context an engine gets of it."""
+"""The memory budget of an engine, and the longest context that fits in it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from reference.runner import ModelRunner
 
 MARGIN_BYTES = 256 << 20
 MARGIN_PARTS = 20
-"""Of what is available, a twentieth is left to others, and at least MARGIN_BYTES."""
+"""One part in this many of the available memory is left to others, at least MARGIN_BYTES."""
 
 LimitsAt = Callable[[int], Limits]
-"""What an engine of so many positions is to hold."""
+"""The limits of an engine for a context of so many positions."""
 
 
 def budget_of(available: int, asked: int | None = None) -> int:
-    """Bytes an engine may use: ``asked``, or what is available less a margin."""
+    """The bytes an engine may use: ``asked``, or the available memory less a margin."""
     if asked is not None:
         return asked
     return max(0, available - max(MARGIN_BYTES, available // MARGIN_PARTS))
@@ -40,7 +40,7 @@ def budget_of(available: int, asked: int | None = None) -> int:
 def plans_of(
     model: Model, limits_at: LimitsAt, footprint: FootprintOf, unified: bool = True
 ) -> Callable[[int], MemoryPlan]:
-    """The plan of a context of so many positions."""
+    """A function from a context in positions to its memory plan."""
 
     def plan_at(context: int) -> MemoryPlan:
         limits = limits_at(context)
@@ -51,8 +51,8 @@ def plans_of(
 
 
 def pages_in(runner: ModelRunner, nbytes: int) -> int:
-    """How many KV pages of a runner's model, with all layers, so many bytes hold; 0 for a model
-    without any."""
+    """The KV pages of a runner's model, over all layers, that ``nbytes`` bytes hold; 0 for a model
+    without attention."""
     graph, limits = runner.graph, runner.limits
     pools, _ = state_buffers(graph)
     total = sum(buffer_bytes(graph.buffers[name], limits.largest) for name in pools)
@@ -60,7 +60,8 @@ def pages_in(runner: ModelRunner, nbytes: int) -> int:
 
 
 def longest_context(model: Model, asked: int | None) -> int:
-    """Positions a sequence of ``model`` may have; RequestError when ``asked`` is more."""
+    """The longest context of ``model`` in positions, or ``asked``; raises RequestError when
+    ``asked`` is more."""
     longest = model.config.context
     if asked is not None and asked > longest:
         raise RequestError("context", f"is {asked}, {model.config.name} has {longest}")
@@ -68,14 +69,16 @@ def longest_context(model: Model, asked: int | None) -> int:
 
 
 def check_storage(model: Model, kv_dtype: DType) -> None:
-    """RequestError when a head of ``model`` is no whole number of blocks of ``kv_dtype``."""
+    """Raise RequestError when a head of ``model`` is not a whole number of blocks of
+    ``kv_dtype``."""
     problem = storage_problem(model, kv_dtype)
     if problem is not None:
         raise RequestError("kv_dtype", f"is {kv_dtype}, which {problem}")
 
 
 def storage_problem(model: Model, kv_dtype: DType) -> str | None:
-    """Why ``kv_dtype`` cannot hold the heads of ``model``, and what can; None when it can."""
+    """Why ``kv_dtype`` cannot store the heads of ``model``, and which types can; None when it
+    can."""
     config = model.config
     sizes = {layer: config.head_dims[layer] for layer in config.attention_layers}
     for layer, size in sizes.items():
@@ -91,11 +94,11 @@ def storage_problem(model: Model, kv_dtype: DType) -> str | None:
 def plan_context(
     model: Model, tier: Tier, limits_at: LimitsAt, asked: int | None, budget: int
 ) -> MemoryPlan:
-    """The plan of the context ``asked`` for, or of the longest one within ``budget``.
+    """The plan of the context ``asked``, or of the longest one within ``budget`` if None.
 
     Nothing is allocated. Raises RequestError when the model has no such context or its heads do not
-    allow the storage of keys and values, DoesNotFit when it does not fit, and
-    UnsupportedOp when the tier cannot run the model.
+    allow the storage of keys and values, DoesNotFit when it does not fit, and UnsupportedOp when
+    the tier cannot run the model.
     """
     longest = longest_context(model, asked)
     check_storage(model, limits_at(longest).kv_dtype)
@@ -125,8 +128,8 @@ def plan_context(
 
 
 def prompt_steps(best: int) -> Sequence[int]:
-    """Numbers of prompt tokens a step may have on a tier that reads fastest with ``best``: halves
-    of it down to those of any tier."""
+    """Candidate numbers of prompt tokens per step, for a tier that is fastest with ``best``:
+    ``best`` and its halves, down to PROMPT_TOKENS."""
     steps = [best]
     while steps[-1] > PROMPT_TOKENS:
         steps.append(max(PROMPT_TOKENS, steps[-1] // 2))
@@ -134,16 +137,15 @@ def prompt_steps(best: int) -> Sequence[int]:
 
 
 def room_for_prompts(chunk: int | None, context: int, slots: int) -> int:
-    """Prompt tokens a step has room for: of several prompts together, but of none beyond its
-    context."""
+    """Prompt tokens a step has room for: those of several prompts, each at most its context."""
     return min(chunk or PROMPT_TOKENS, context * slots)
 
 
 def plan_steps(
     model: Model, tier: Tier, by_steps: Sequence[LimitsAt], asked: int | None, budget: int
 ) -> tuple[MemoryPlan, LimitsAt]:
-    """As ``plan_context``, with the first of ``by_steps`` that costs no context, else the last:
-    they are of ever shorter steps."""
+    """``plan_context`` with the first of ``by_steps`` that does not shorten the context, else with
+    the last. Their steps are ever shorter."""
     longest = longest_context(model, asked)
     check_storage(model, by_steps[0](longest).kv_dtype)
     found = whole_context(model, tier, by_steps[:-1], longest, budget)
@@ -155,7 +157,8 @@ def plan_steps(
 def whole_context(
     model: Model, tier: Tier, by_steps: Sequence[LimitsAt], longest: int, budget: int
 ) -> tuple[int, MemoryPlan] | None:
-    """Which of ``by_steps`` is the first to have the ``longest`` context, and its plan."""
+    """The index of the first of ``by_steps`` whose plan has the ``longest`` context, and that plan;
+    None when none has."""
     for number, limits_at in enumerate(by_steps):
         plan = plans_of(model, limits_at, tier.footprint, tier.info.host_unified)(longest)
         if plan.budgeted <= budget:
@@ -166,7 +169,7 @@ def whole_context(
 def _remedies(
     model: Model, tier: Tier, limits_at: LimitsAt, longest: int, requested: MemoryPlan, budget: int
 ) -> Iterator[str]:
-    """What to change, dearest storage of keys and values first."""
+    """Yield changes that would make it fit, starting with the largest storage type."""
     known = False
     for dtype in _no_larger_than(requested.kv_dtype):
         if storage_problem(model, dtype) is not None:

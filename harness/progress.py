@@ -1,4 +1,4 @@
-"""Progress of long work, on standard error only: a bar on a terminal, spare lines elsewhere."""
+"""Shows the progress of long work on standard error: a bar on a terminal, a few lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LINE_SECONDS = 2.0
 
 
 class Progress(Protocol):
-    """One job at a time: ``start``, any number of ``advance``, ``close``.
+    """A display of one job at a time: ``start``, any number of ``advance``, ``close``.
 
-    ``total`` and ``n`` count ``unit`` ("B" for bytes, otherwise a noun such as "token");
-    ``total`` is None while unknown, ``n`` is negative when work has to be done again. ``close``
-    without ``start`` does nothing.
+    ``total`` and ``n`` count ``unit`` ("B" for bytes, otherwise a noun such as "token"); ``total``
+    is None while unknown, ``n`` is negative when work must be repeated. ``close`` without ``start``
+    does nothing.
     """
 
     def start(self, label: str, total: int | None, unit: str) -> None: ...
@@ -42,7 +42,7 @@ class NullProgress:
 
 
 class BarProgress:
-    """A tqdm bar for a terminal; a ``transient`` one is wiped when its job is done."""
+    """A tqdm bar for a terminal; a ``transient`` bar is erased when its job is done."""
 
     def __init__(self, stream: TextIO, transient: bool = False) -> None:
         self._stream = stream
@@ -50,7 +50,7 @@ class BarProgress:
         self._bar: tqdm[NoReturn] | None = None
 
     def start(self, label: str, total: int | None, unit: str) -> None:
-        # A fifth of the time all other imports take, where most starts show no bar.
+        # This import takes a fifth of the time of all others, and most starts show no bar.
         from tqdm import tqdm
 
         self.close()
@@ -76,9 +76,9 @@ class BarProgress:
 
 
 class LineProgress:
-    """A line every two seconds of work, so that a log is not flooded and quick work is silent.
+    """Prints a line every two seconds, so that a log is not flooded and short work prints nothing.
 
-    A job of unknown length announces itself at once: it may be waiting for something.
+    A job of unknown length prints a line at once, since it may be waiting for something.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -125,7 +125,8 @@ def format_amount(amount: int, unit: str) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Decimal units with three digits, as download sites count: 98,362,432 is ``98.4 MB``."""
+    """Bytes with three digits in decimal units, as download sites use: 98,362,432 is ``98.4
+    MB``."""
     scaled, units = float(count), iter(("B", "kB", "MB", "GB", "TB"))
     unit = next(units)
     while scaled >= 999.5 and unit != "TB":
@@ -134,9 +135,9 @@ def format_bytes(count: int) -> str:
 
 
 def progress_on(stream: TextIO | None = None, *, transient: bool = False) -> Progress:
-    """The progress display that suits ``stream`` (default: standard error).
+    """The progress display for ``stream`` (default: standard error).
 
-    ``transient`` wipes a bar when its job is done: for jobs whose result is about to be shown.
+    ``transient`` erases a bar when its job is done, for jobs whose result is shown next.
     """
     stream = sys.stderr if stream is None else stream
     return BarProgress(stream, transient) if stream.isatty() else LineProgress(stream)

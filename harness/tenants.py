@@ -6,10 +6,9 @@
     max_slots = 8
     keys = ["sha256:..."]
 
-Keys are the fields of ``contract.types.Tenant``, all but ``id`` with its defaults, and what a
-server wants to know: the digests of the tenant's API ``keys``, whether it is an ``operator``, who
-may see what every tenant uses, and whether it is an ``admin``, who may also change models and
-tenants.
+The keys of a table are the fields of ``contract.types.Tenant``, of which only ``id`` has no
+default, and three for the server: ``keys``, the digests of the tenant's API keys; ``operator``, the
+right to see every tenant's usage; ``admin``, the right to change models and tenants.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A tenant, the digests of its API keys, and whether it may see all tenants, and change them.
+    """A tenant, the digests of its API keys, and its rights to see all tenants and to change them.
     Every admin is an operator."""
 
     tenant: Tenant
@@ -44,13 +43,13 @@ KEYS = (*(field.name for field in fields(Tenant) if field.name != "name"), "keys
 
 
 def account_facts(account: Account) -> dict[str, Any]:
-    """An account as JSON values, with how many keys it has in place of their digests."""
+    """An account as JSON values, with the number of its keys instead of their digests."""
     facts = asdict(account.tenant) | {"qos": account.tenant.qos.value, "keys": len(account.keys)}
     return facts | {right: getattr(account, right) for right in RIGHTS}
 
 
 def named_account(accounts: Iterable[Account], name: str) -> Account | None:
-    """The account with a name or an id, None if there is none."""
+    """The account with this name or id, None if there is none."""
     for account in accounts:
         if name in (account.tenant.name, str(account.tenant.id)):
             return account
@@ -58,13 +57,13 @@ def named_account(accounts: Iterable[Account], name: str) -> Account | None:
 
 
 def read_accounts(path: Path) -> tuple[Account, ...]:
-    """The accounts the file declares, by id. Raises ConfigError, naming the file, the tenant and
-    the field, for the first thing in it that is wrong."""
+    """The accounts the file declares, by id. Raises ConfigError naming the file, the tenant and the
+    field of the first error."""
     return accounts_of(read_toml(path, "file of tenants"), path)
 
 
 def accounts_of(sections: Mapping[str, Any], path: Path) -> tuple[Account, ...]:
-    """The accounts that the tables of the file declare; see ``read_accounts``."""
+    """The accounts that the file's tables declare; see ``read_accounts``."""
     for key in sections:
         if key != SECTION:
             raise ConfigError(

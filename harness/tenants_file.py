@@ -1,7 +1,7 @@
-"""Changing the file of tenants: one change at a time, whole or not at all, comments kept.
+"""Changes the tenants file: one change at a time, atomically, with comments preserved.
 
-The file is written anew beside its place and then takes it, so whoever reads it finds the one
-before or the one after. A change that would leave a file that no server takes is refused.
+The new file is written in the same folder and then renamed over the old one, so a reader finds
+either the old or the new file. A change that makes the file invalid is refused.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from harness.tenants import SECTION, Account, accounts_of, named_account
 from harness.toml_file import read_text
 
 NAME = re.compile(r"(?!\d+$)[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
-"""What a tenant may be called that is made here: fit for an address, and no number."""
+"""Valid names of tenants created here: usable in a URL, and not a number."""
 LOCK_SECONDS = 30.0
 Check = Callable[[Sequence[Account]], None]
-"""Raises ConfigError for accounts that cannot be used, before they are written."""
+"""Raises ConfigError for unusable accounts, before they are written."""
 
 
 def any_accounts(accounts: Sequence[Account]) -> None:
-    """The check that finds nothing wrong."""
+    """A check that accepts everything."""
 
 
 def add_tenant(
@@ -43,12 +43,12 @@ def add_tenant(
     least_id: int = 1,
     check: Check = any_accounts,
 ) -> str:
-    """Add a tenant with a new key, which is given back and kept as a digest; the file is made if it
-    is not there.
+    """Add a tenant with a new key, which is returned; the file stores its digest. A missing file is
+    created.
 
     ``values`` are fields of ``contract.types.Tenant`` and rights. Without ``id`` it is one above
-    all there are, at least ``least_id``: ids of tenants that were removed are not given again while
-    something is counted under them. Raises ConfigError.
+    all existing ids and at least ``least_id``, so that the id of a removed tenant is not reused
+    while usage is recorded under it. Raises ConfigError.
     """
     if NAME.fullmatch(name) is None:
         raise ConfigError(
@@ -71,8 +71,8 @@ def add_tenant(
 
 
 def rotate_key(path: Path, name: str, *, keep_old: bool = False) -> str:
-    """Give a tenant a new key in place of those it has; with ``keep_old`` the latest of them stays
-    good until the next change. Raises ConfigError."""
+    """Replace a tenant's keys by a new one, which is returned; with ``keep_old`` the latest old key
+    remains valid until the next change. Raises ConfigError."""
     key = new_key()
     with _editing(path) as (document, accounts):
         account = _named(path, accounts, name)
@@ -82,7 +82,7 @@ def rotate_key(path: Path, name: str, *, keep_old: bool = False) -> str:
 
 
 def remove_tenant(path: Path, name: str) -> Account:
-    """Remove a tenant; gives what it was. Raises ConfigError."""
+    """Remove a tenant and return its account. Raises ConfigError."""
     with _editing(path) as (document, accounts):
         account = _named(path, accounts, name)
         del _sections(document)[account.tenant.name]
@@ -93,8 +93,8 @@ def remove_tenant(path: Path, name: str) -> Account:
 def _editing(
     path: Path, check: Check = any_accounts, *, may_be_absent: bool = False
 ) -> Iterator[tuple[TOMLDocument, tuple[Account, ...]]]:
-    """The file's document, to be changed, and the accounts in it. It is written at the end of the
-    block."""
+    """Yield the file's document, to be changed, and its accounts; the file is written at the end of
+    the block."""
     path = path.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def _editing(
 
 
 def _replace(path: Path, text: str) -> None:
-    """Put ``text`` in place of the file; a new one is its owner's alone."""
+    """Replace the file's contents by ``text``; only its owner can read a new file."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""TOML files a user writes, read with errors that name the file and the problem."""
+"""Reads TOML files that users write; errors name the file and the problem."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ FILE_BYTES_MAX = 1 << 20
 
 
 def read_toml(path: Path, what: str, *, may_be_absent: bool = False) -> dict[str, Any]:
-    """The tables of the file, ``what`` in words; ConfigError when it cannot be read.
+    """The tables of the file; ``what`` describes it in errors. Raises ConfigError when it cannot be
+    read.
 
-    A file that is not there is an error too, unless it ``may_be_absent`` and counts as empty.
+    A missing file is an error too, unless it ``may_be_absent`` and counts as empty.
     """
     text = read_text(path, what, may_be_absent=may_be_absent)
     if not text:
@@ -30,7 +31,7 @@ def read_toml(path: Path, what: str, *, may_be_absent: bool = False) -> dict[str
 
 
 def read_text(path: Path, what: str, *, may_be_absent: bool = False) -> str:
-    """The text of the file, as ``read_toml`` reads it."""
+    """The text of the file, with the errors of ``read_toml``."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -49,7 +50,7 @@ def read_text(path: Path, what: str, *, may_be_absent: bool = False) -> str:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """What to say of a key that is none of ``known``."""
+    """The error message for a key that is not in ``known``."""
     import difflib
 
     near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)

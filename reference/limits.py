@@ -1,5 +1,4 @@
-"""The sizes an engine is built for: what the graph, the memory plan, the runner and the scheduler
-all go by."""
+"""The sizes an engine is built for, which graph, memory plan, runner and scheduler share."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from contract.shape_key import ShapeKey
 from contract.spec import KV
 
 RING_STEPS = 4
-"""Steps whose events the output ring holds: more than are ever under way at once."""
+"""Steps whose events the output ring holds, more than are ever in flight."""
 
 MOST_BIASES = 4096
 """Most logit biases of one sequence."""
@@ -18,19 +17,21 @@ MOST_BIASES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``slots`` sequences of up to ``context`` positions on ``pages`` KV pages of 16 positions.
+    """Room for ``slots`` sequences of up to ``context`` positions on ``pages`` KV pages of 16
+    positions.
 
-    A step has at most ``step_tokens`` query tokens and ``step_rows`` rows of logits;
-    ``recent_tokens`` tokens are kept for the sampling penalties; ``saved_states`` recurrent states
-    can be kept beside those of the slots.
+    A step has at most ``step_tokens`` query tokens and ``step_rows`` rows of logits.
+    ``recent_tokens`` is the number of tokens stored for the sampling penalties, ``saved_states``
+    the number of recurrent states stored in addition to those of the slots.
 
-    Up to ``masks`` rows of a step can have an allowed-token mask and every sequence up to
-    ``biases`` logit biases; ``top_log_probabilities`` tokens of a row can be listed with theirs.
-    Where one of these is 0 the graph has nothing of it. With ``hidden_states`` the rows of what the
-    logits are computed from, the normed state of the last layer, can be read too.
+    Up to ``masks`` rows of a step can have an allowed-token mask, and every sequence up to
+    ``biases`` logit biases; ``top_log_probabilities`` is the most tokens per row whose
+    log-probabilities are listed. When one of these is 0 the graph has no operand for it. With
+    ``hidden_states`` the input of the output projection, the normed state of the last layer, can be
+    read too.
 
-    Raises ValueError for storage that keys and values cannot have, and for a number of these three
-    out of range.
+    Raises ValueError for a storage type that keys and values cannot have, and for ``masks``,
+    ``biases`` or ``top_log_probabilities`` out of range.
     """
 
     slots: int
@@ -70,12 +71,12 @@ class Limits:
 
     @property
     def slot_pages(self) -> int:
-        """Width of the page table."""
+        """Columns of the page table."""
         return pages_for(self.context)
 
 
 def pages_for(positions: int) -> int:
-    """KV pages that hold so many positions of one sequence."""
+    """The KV pages that ``positions`` positions of one sequence need."""
     return -(-positions // PAGE_TOKENS)
 
 

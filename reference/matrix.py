@@ -1,4 +1,4 @@
-"""A weight matrix as stored: rows of blocks, viewed in the model file, never expanded here."""
+"""A weight matrix as stored: a view of its blocks in the model file, never dequantized here."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Matrix:
             raise ValueError(f"blocks are {self.blocks.shape}, expected {expected}")
 
     def expert(self, index: int) -> Matrix:
-        """Slice ``index`` of the first axis of a three-dimensional weight."""
+        """The matrix of expert ``index``, a slice of the first axis of a three-dimensional
+        weight."""
         _, rows, columns = self.shape
         return Matrix(self.dtype, (rows, columns), self.blocks[index * rows : (index + 1) * rows])

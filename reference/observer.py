@@ -1,7 +1,7 @@
-"""What an engine tells whoever watches it: every decision about a request, and every step read.
+"""The interface of observers: an engine reports every decision about a request and every step.
 
-An observer decides nothing: the engine's work is the same with any of them. All times are seconds
-of the engine's own clock, so a simulated run is observed in simulated time.
+An observer does not influence the engine. All times are seconds of the engine's own clock, so a
+simulated run is observed in simulated time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from reference.sched.planner import Chunk
 
 
 class StepObservation(NamedTuple):
-    """A step that was read: submitted at ``began``, its tokens known at ``ended``, in seconds.
+    """A completed step: submitted at ``began``, its tokens known at ``ended``, in seconds.
 
-    ``number`` counts the engine's steps from 0. ``chunks`` are what it computed, and
-    ``requests`` the ids of the requests they were computed for, whatever their slots hold by
-    now. ``waiting`` requests, ``free_pages`` that nobody held and ``cached_pages`` that only the
-    prefix cache kept are as they were when the step was submitted.
+    ``number`` counts the engine's steps from 0. ``chunks`` are what it computed, and ``requests``
+    the ids of the requests they belong to, even if their slots hold other requests by now.
+    ``waiting`` requests, ``free_pages`` that nothing used and ``cached_pages`` that only the prefix
+    cache held are those when the step was submitted.
     """
 
     number: int
@@ -33,43 +33,44 @@ class StepObservation(NamedTuple):
 
 
 class Observer(Protocol):
-    """Called by an engine, in order, on the thread that calls the engine; must not raise."""
+    """Methods that an engine calls in order, on the thread that calls the engine; they must not
+    raise."""
 
     def submitted(self, at: float, request: Request) -> None:
         """The request was accepted and waits."""
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
-        """The request has ``slot``. ``known`` tokens are given, prompt and what was generated
-        before a preemption, of which the prefix cache had the first ``reused``."""
+        """The request got ``slot``. It has ``known`` tokens (the prompt, and tokens generated
+        before a preemption), of which the first ``reused`` came from the prefix cache."""
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """The request lost its slot and waits again, with ``known`` tokens."""
 
     def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
-        """The request ended, cancelled ones too; ``slot`` is None if it waited."""
+        """The request ended or was cancelled; ``slot`` is None if it was waiting."""
 
     def step(self, step: StepObservation) -> None:
-        """A step was read. Steps are told in the order they were submitted."""
+        """A step completed. Steps are reported in the order they were submitted."""
 
 
 class NullObserver:
-    """Watches nothing."""
+    """An observer that does nothing."""
 
     def submitted(self, at: float, request: Request) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def step(self, step: StepObservation) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 NOBODY: Observer = NullObserver()
-"""The observer of an engine that none watches."""
+"""The observer of an engine that nobody observes."""

@@ -1,6 +1,6 @@
-"""What a graph's counts say: where bytes and FLOPs go, what its layers are, its critical path.
+"""Figures derived from a graph: bytes and FLOPs by opcode, kinds of layers, critical path.
 
-Everything here follows from ``contract.ir.cost`` and the flow of data; nothing is measured.
+They follow from ``contract.ir.cost`` and the data flow; nothing is measured.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 
 ANY_LAYER = "[*]"
-"""Stands for the layer number in a name that several layers share."""
+"""Replaces the layer number in a name that several layers share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Nodes that belong together, and the sum of their costs. ``opcode`` is the opcode's name."""
+    """A group of nodes and the sum of their costs. ``opcode`` is the name of their opcode."""
 
     name: str
     opcode: str
@@ -32,12 +32,12 @@ class Share:
 
 
 def op_mix(graph: Graph, costs: Sequence[Cost]) -> tuple[Share, ...]:
-    """The nodes by opcode, most bytes first. ``costs`` has one entry a node."""
+    """Group the nodes by opcode, most bytes first. ``costs`` has one entry per node."""
     return _shares(graph, costs, [node.opcode.name for node in graph.nodes])
 
 
 def role_mix(graph: Graph, costs: Sequence[Cost]) -> tuple[Share, ...]:
-    """The nodes by what they do in their layer, whichever layer it is, most bytes first."""
+    """Group the nodes by their role in a layer, over all layers, most bytes first."""
     return _shares(graph, costs, [LAYER.sub(ANY_LAYER, node.name, 1) for node in graph.nodes])
 
 
@@ -52,10 +52,11 @@ def _shares(graph: Graph, costs: Sequence[Cost], names: Sequence[str]) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class StepBytes:
-    """Bytes a step moves, by what holds them.
+    """Bytes a step moves, by the kind of buffer that holds them.
 
-    ``weights`` are tensors of the file, ``kv`` the pages of keys and values, ``state`` every other
-    state that outlives the step, ``activations`` the rest: scratch, step inputs, tables, outputs.
+    ``weights`` counts tensors of the file, ``kv`` the pages of keys and values, ``state`` every
+    other state that outlives the step, ``activations`` the rest: scratch, step inputs, tables,
+    outputs.
     """
 
     weights: int = 0
@@ -70,7 +71,7 @@ class StepBytes:
 
 
 def step_bytes(graph: Graph, key: ShapeKey, context: int) -> StepBytes:
-    """The bytes of ``graph_cost`` by what holds them."""
+    """The bytes of ``graph_cost`` by the kind of buffer that holds them."""
     sums = {"weights": 0, "kv": 0, "state": 0, "activations": 0}
     for node in graph.nodes:
         for operand, moved in traffic(node, graph, key, context).items():
@@ -89,7 +90,7 @@ def _holder(graph: Graph, node: Node, operand: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Weights of one storage type: how many buffers, their elements and bytes."""
+    """The weights of one storage type: the number of tensors, their elements and their bytes."""
 
     dtype: str
     tensors: int
@@ -98,7 +99,8 @@ class Storage:
 
 
 def weight_storage(graph: Graph) -> tuple[Storage, ...]:
-    """The weights by storage type, most bytes first; a tensor two buffers share counts once."""
+    """Group the weights by storage type, most bytes first; a tensor that two buffers share counts
+    once."""
     found: dict[str, Storage] = {}
     weights = {decl.source or decl.name: decl for decl in graph.of_kind(BufferKind.WEIGHT)}
     for decl in weights.values():
@@ -117,7 +119,7 @@ def weight_storage(graph: Graph) -> tuple[Storage, ...]:
 
 
 class Mixer(StrEnum):
-    """How a layer lets tokens see each other."""
+    """How a layer combines information of different tokens."""
 
     FULL = "full attention"
     SLIDING = "sliding attention"
@@ -126,7 +128,7 @@ class Mixer(StrEnum):
 
 
 class FeedForward(StrEnum):
-    """What a layer does to each token by itself."""
+    """How a layer transforms each token by itself."""
 
     DENSE = "dense"
     MOE = "MoE"
@@ -136,7 +138,7 @@ class FeedForward(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """One layer. ``window`` is in positions, 0 when the layer does not slide."""
+    """The kind of one layer. ``window`` is in positions, 0 without a sliding window."""
 
     layer: int
     mixer: Mixer
@@ -147,11 +149,11 @@ class LayerKind:
 ATTENTION = (Opcode.FLASH_ATTN, Opcode.FLASH_ATTN_BATCHED)
 EXPERTS = (Opcode.MOE_GATE_UP, Opcode.MOE_DOWN_ACC)
 SIGMOID = 2
-"""SWIGLU's ``activation`` where it gates attention's output, which is no feed-forward."""
+"""SWIGLU's ``activation`` when it gates attention's output, which is not a feed-forward."""
 
 
 def layer_kinds(graph: Graph) -> tuple[LayerKind, ...]:
-    """Each layer by the opcodes of its nodes, in order of layers."""
+    """The kind of each layer, derived from the opcodes of its nodes, in order of layers."""
     layers: dict[int, list[Node]] = {}
     for node in graph.nodes:
         layer = layer_of(node.name)
@@ -183,26 +185,28 @@ def _layer_kind(layer: int, nodes: Sequence[Node]) -> LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Assumptions of an estimate: bytes and FLOPs a second, both above 0."""
+    """The machine an estimate assumes: bytes and FLOPs per second, both above 0."""
 
     bytes_per_second: float
     flops_per_second: float
 
     @property
     def ridge(self) -> float:
-        """FLOPs per byte above which arithmetic, and not memory, bounds a node."""
+        """FLOPs per byte above which arithmetic, not memory, limits a node's speed."""
         return self.flops_per_second / self.bytes_per_second
 
     def seconds(self, work: Cost) -> float:
-        """The roofline: the longer of moving the bytes and computing the FLOPs."""
+        """Roofline estimate: the longer of the time to move the bytes and the time to compute the
+        FLOPs."""
         return max(work.bytes_moved / self.bytes_per_second, work.flops / self.flops_per_second)
 
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The longest chain of nodes, each reading what one before it wrote.
+    """The longest chain of nodes in which each reads what the one before it wrote.
 
-    ``nodes`` are indices in execution order. ``serial_seconds`` is every node one by one.
+    ``nodes`` are indices in execution order. ``serial_seconds`` is the time of all nodes one by
+    one.
     """
 
     nodes: tuple[int, ...]
@@ -211,7 +215,8 @@ class CriticalPath:
 
 
 def critical_path(graph: Graph, costs: Sequence[Cost], machine: Machine) -> CriticalPath:
-    """The longest path of the data flow by estimated seconds; of equals, the earliest node."""
+    """The longest path of the data flow by estimated seconds; of equal paths the earliest
+    node's."""
     times = [machine.seconds(node_cost) for node_cost in costs]
     finish: list[float] = []
     before: list[int | None] = []
@@ -230,7 +235,8 @@ def critical_path(graph: Graph, costs: Sequence[Cost], machine: Machine) -> Crit
 
 @dataclass(frozen=True, slots=True)
 class PathPart:
-    """Path nodes of the same opcodes in every layer of ``layers``; () is outside the layers."""
+    """Part of a path: nodes of the same opcodes in each layer of ``layers``; () means outside all
+    layers."""
 
     layers: tuple[int, ...]
     opcodes: tuple[str, ...]
@@ -240,13 +246,13 @@ class PathPart:
 def fold_path(
     graph: Graph, path: CriticalPath, costs: Sequence[Cost], machine: Machine
 ) -> tuple[PathPart, ...]:
-    """The path by layers, layers with the same opcodes on the path together, in path order."""
+    """The path by layers, in path order; layers with the same opcodes on the path are one part."""
     folded: dict[tuple[object, tuple[str, ...]], PathPart] = {}
     stretches = groupby(path.nodes, key=lambda index: layer_of(graph.nodes[index].name))
     for position, (layer, members) in enumerate(stretches):
         nodes = list(members)
         opcodes = tuple(graph.nodes[index].opcode.name for index in nodes)
-        # What is outside the layers stays where it is: before, between or after them.
+        # Nodes outside the layers stay in order: before, between or after them.
         key = (f"outside {position}" if layer is None else "layer", opcodes)
         known = folded.get(key, PathPart((), opcodes, 0.0))
         seconds = sum(machine.seconds(costs[index]) for index in nodes)
@@ -256,5 +262,5 @@ def fold_path(
 
 
 def node_costs(graph: Graph, key: ShapeKey, context: int) -> tuple[Cost, ...]:
-    """The cost of every node, in order. ``context`` as in ``contract.ir.cost.cost``."""
+    """The cost of every node, in order. ``context`` is that of ``contract.ir.cost.cost``."""
     return tuple(cost(node, graph, key, context) for node in graph.nodes)

@@ -1,9 +1,9 @@
-"""The flat byte form of a graph: what is stored, mapped from disk, hashed and compared.
+"""The byte format of a graph, for files, memory maps, hashes and comparisons.
 
-Little-endian. A fixed header gives the number of entries of each section; the sections follow in
-a fixed order, each starting at a multiple of 8, so every offset is known from the header alone and
-a mapped file is read in place. A SHA-256 in the header covers every other byte. Operands and
-parameters are written in table order and strings in order of first use: one graph has one encoding.
+Little-endian. A fixed header gives the number of entries of each section. The sections follow in a
+fixed order, each at a multiple of 8 bytes, so the header alone determines every offset and a mapped
+file is read in place. A SHA-256 in the header covers every other byte. Operands and parameters are
+written in table order and strings in order of first use, so a graph has exactly one encoding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from contract.spec import Dim, Scalar, Stage
 MAGIC = b"ZIRG"
 ALIGNMENT = 8
 WHOLE = -1
-"""Start and stop of an operand that is a whole buffer."""
+"""The start and stop of an operand that is a whole buffer."""
 INTEGER, REAL = 0, 1
 
 Item = TypeVar("Item")
@@ -53,7 +53,7 @@ SECTIONS = {
         params="<u4",
     ),
 }  # fmt: skip
-"""Sections in file order. A dimension below 0 is the symbol ``SYMBOLS[-1 - dimension]``."""
+"""Sections in file order. A dimension below 0 means the symbol ``SYMBOLS[-1 - dimension]``."""
 
 HEADER = np.dtype(
     [
@@ -73,7 +73,7 @@ _OPCODES = {opcode.value: opcode for opcode in Opcode}
 
 
 def encode(graph: Graph) -> bytes:
-    """The graph's bytes; the same graph always gives the same. Raises VerifyError."""
+    """Encode a graph; equal graphs have equal bytes. Raises VerifyError."""
     verify(graph)
     writer = _Writer()
     header = np.zeros((), HEADER)
@@ -81,11 +81,11 @@ def encode(graph: Graph) -> bytes:
     header["version"] = IR_VERSION
     header["stage"] = graph.stage.value
     header["name"] = writer.string(graph.name)
-    places = {name: place for place, name in enumerate(graph.buffers)}
+    indices = {name: index for index, name in enumerate(graph.buffers)}
     for decl in graph.buffers.values():
         writer.buffer(decl)
     for node in graph.nodes:
-        writer.node(node, places)
+        writer.node(node, indices)
     sections = writer.sections()
     header["sections"] = [len(section) for section in sections.values()]
     blob = bytearray(header.tobytes())
@@ -96,15 +96,15 @@ def encode(graph: Graph) -> bytes:
 
 
 def graph_digest(graph: Graph) -> str:
-    """SHA-256 of the encoded graph, as stored in it, in hexadecimal."""
+    """The SHA-256 in the encoded graph's header, in hexadecimal."""
     return encode(graph)[_DIGEST].hex()
 
 
 def decode(buffer: bytes | bytearray | memoryview) -> Graph:
-    """The graph in ``buffer``, verified.
+    """Decode and verify the graph in ``buffer``.
 
     Sections are viewed in place. Raises CodecError naming the section and the byte offset, or
-    VerifyError when the bytes are intact but the graph they hold breaks a rule.
+    VerifyError when the bytes are intact but the graph breaks a rule.
     """
     data = memoryview(buffer).cast("B")
     header = _header(data)
@@ -125,7 +125,7 @@ def _damaged(problem: str, offset: int) -> CodecError:
 
 
 def _header(data: memoryview) -> np.void:
-    """The header, after checking everything that can be checked without reading a section."""
+    """Return the header after every check that needs no section."""
     if bytes(data[: len(MAGIC)]) != MAGIC[: len(data)] or not data:
         raise _damaged(f"not a graph: no {MAGIC!r} magic", 0)
     if len(data) < HEADER.itemsize:
@@ -146,25 +146,25 @@ def _header(data: memoryview) -> np.void:
 
 def _layout(header: np.void) -> list[tuple[str, int, int]]:
     """(section, first byte, byte after the last) in file order."""
-    places = []
+    sections = []
     end = HEADER.itemsize
     for (name, dtype), count in zip(SECTIONS.items(), header["sections"], strict=True):
         start = end + -end % ALIGNMENT
         end = start + int(count) * dtype.itemsize
-        places.append((name, start, end))
-    return places
+        sections.append((name, start, end))
+    return sections
 
 
 @dataclass(slots=True)
 class _Writer:
-    """Collects rows of every section."""
+    """Collects the rows of every section."""
 
     text: bytearray = field(default_factory=bytearray)
     known: dict[str, int] = field(default_factory=dict)
     rows: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SECTIONS})
 
     def string(self, value: str) -> int:
-        """The number of a string, added when it is new."""
+        """The number of a string, which is added when it is new."""
         if value not in self.known:
             raw = value.encode()
             self.rows["strings"].append((len(self.text), len(raw)))
@@ -173,7 +173,7 @@ class _Writer:
         return self.known[value]
 
     def buffer(self, decl: BufferDecl) -> None:
-        """One declaration."""
+        """Append one declaration."""
         dims = self.rows["dims"]
         first = len(dims)
         dims += [-1 - SYMBOLS.index(d) if isinstance(d, str) else d for d in decl.shape]
@@ -181,8 +181,8 @@ class _Writer:
         record = (*names, decl.dtype.ggml_id, decl.kind.value, first, len(decl.shape))
         self.rows["buffers"].append(record)
 
-    def node(self, node: Node, places: dict[str, int]) -> None:
-        """One node; ``places`` numbers the buffers."""
+    def node(self, node: Node, indices: dict[str, int]) -> None:
+        """Append one node; ``indices`` maps buffer names to their numbers."""
         spec = TABLE[node.opcode]
         operands, params = self.rows["operands"], self.rows["params"]
         first_operand, first_param = len(operands), len(params)
@@ -190,7 +190,7 @@ class _Writer:
             view = node.operands.get(operand.name)
             if view is not None:
                 start, stop = view.columns or (WHOLE, WHOLE)
-                operands.append((self.string(operand.name), places[view.buffer], start, stop))
+                operands.append((self.string(operand.name), indices[view.buffer], start, stop))
         for param in spec.params:
             value = node.params[param.name]
             kind, dtype = (REAL, "<f8") if isinstance(value, float) else (INTEGER, "<i8")
@@ -208,7 +208,7 @@ class _Writer:
 
 
 class _Reader:
-    """Sections as views of the file, with every reference between them checked."""
+    """Views of a file's sections; every reference between them is checked."""
 
     def __init__(self, data: memoryview, header: np.void) -> None:
         self._starts: dict[str, int] = {}
@@ -244,9 +244,9 @@ class _Reader:
 
     def _string(self, row: int) -> str:
         start, size = (int(value) for value in self._sections["strings"][row])
-        place = self._range("strings", row, "text", start, size)
+        text = self._range("strings", row, "text", start, size)
         try:
-            return self._sections["text"][place.start : place.stop].tobytes().decode()
+            return self._sections["text"][text.start : text.stop].tobytes().decode()
         except UnicodeDecodeError:
             raise self._error("strings", row, "is not UTF-8") from None
 
@@ -257,9 +257,7 @@ class _Reader:
 
     def _buffer(self, row: int) -> BufferDecl:
         name, source, ggml_id, kind, first, count = self._sections["buffers"][row].item()
-        dims = tuple(
-            self._dim(place) for place in self._range("buffers", row, "dims", first, count)
-        )
+        dims = tuple(self._dim(at) for at in self._range("buffers", row, "dims", first, count))
         dtype = _DTYPES.get(ggml_id)
         if dtype is None:
             raise self._error("buffers", row, f"storage type {ggml_id} is unknown")
@@ -291,8 +289,8 @@ class _Reader:
         return Node(
             self._named("nodes", row, name),
             _OPCODES[opcode],
-            self._unique("nodes", row, (self._operand(place, decls) for place in operands)),
-            self._unique("nodes", row, (self._param(place) for place in params)),
+            self._unique("nodes", row, (self._operand(at, decls) for at in operands)),
+            self._unique("nodes", row, (self._param(at) for at in params)),
         )
 
     def _unique(
@@ -305,11 +303,11 @@ class _Reader:
         return MappingProxyType(mapping)
 
     def _operand(self, row: int, decls: list[BufferDecl]) -> tuple[str, View]:
-        name, place, start, stop = self._sections["operands"][row].item()
-        if place >= len(decls):
-            raise self._error("operands", row, f"buffer {place} does not exist")
+        name, buffer, start, stop = self._sections["operands"][row].item()
+        if buffer >= len(decls):
+            raise self._error("operands", row, f"buffer {buffer} does not exist")
         columns = None if start == stop == WHOLE else (start, stop)
-        return self._named("operands", row, name), View(decls[place].name, columns)
+        return self._named("operands", row, name), View(decls[buffer].name, columns)
 
     def _param(self, row: int) -> tuple[str, Scalar]:
         name, kind, bits = self._sections["params"][row].item()

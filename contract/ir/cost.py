@@ -1,7 +1,7 @@
-"""What a node moves and computes, from the opcode table. Counts, not measurements.
+"""Bytes moved and FLOPs computed by nodes, counted from the opcode table, not measured.
 
-Bytes are those an implementation without caches between nodes would move: every operand is read
-or written once. Quantized weights count the bytes of their blocks.
+Bytes are those of an implementation that caches nothing between nodes: each operand is read or
+written once. Quantized weights count the bytes of their blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contract.spec import Access, Work, bind_shapes
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Bytes read, bytes written, and multiplications plus additions."""
+    """Bytes read, bytes written and FLOPs (multiplications plus additions)."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -42,7 +42,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes a node reads and writes of one operand."""
+    """Bytes of one operand that a node reads and writes."""
 
     bytes_read: int
     bytes_written: int
@@ -101,5 +101,5 @@ def _traffic(node: Node, graph: Graph, key: ShapeKey, work: Work) -> dict[str, T
 
 
 def graph_cost(graph: Graph, key: ShapeKey, context: int) -> Cost:
-    """The cost of one replay: the sum over the nodes."""
+    """The cost of one step: the sum over all nodes."""
     return sum((cost(node, graph, key, context) for node in graph.nodes), Cost())

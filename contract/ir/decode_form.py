@@ -1,8 +1,8 @@
-"""The decode form of a graph: in a step of one token, attention has one query a slot.
+"""The decode form of a graph: FLASH_ATTN instead of FLASH_ATTN_BATCHED in steps of one token.
 
 A family writes one graph for steps of any size, with FLASH_ATTN_BATCHED. In a step of at most one
-token no slot can have two queries, so the graph of such steps says FLASH_ATTN, which has the same
-bits. Larger steps may hold several tokens of one slot and keep FLASH_ATTN_BATCHED.
+token no slot can have two queries, so that graph can use FLASH_ATTN, which has the same bits.
+Larger steps may hold several tokens of one slot and keep FLASH_ATTN_BATCHED.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contract.spec import Stage
 
 
 def decode_form(graph: Graph, bucket: ShapeKey) -> Graph:
-    """The verified ``graph`` as steps of at most the size of ``bucket`` execute it.
+    """The verified ``graph`` in the form that steps of at most the size of ``bucket`` execute.
 
-    The result verifies and has the same nodes by name and the same buffers.
+    The result verifies and has nodes and buffers of the same names.
     """
     if bucket.tokens != 1 or Opcode.FLASH_ATTN_BATCHED not in graph.opcodes:
         return graph

@@ -1,11 +1,10 @@
-"""Fused opcodes written out, so that a tier needs kernels for their parts alone.
+"""Replaces fused opcodes by their parts, so that a tier needs kernels only for the parts.
 
-A fused opcode is defined by the composition of its parts, so the bits are the same. A tier that has
-a kernel for the whole keeps the node: fusing is its choice, and what it measures. LM_HEAD, a
-product of rows, is MATMUL.
+A fused opcode is defined as the composition of its parts, so the bits are the same. A tier keeps a
+fused node if it has a kernel for it. LM_HEAD becomes MATMUL, the same product.
 
-MOE_SWIGLU and SHARED_EXPERT stay: the tensors of the one have an axis that SWIGLU lacks, and the
-factor a token of the other is nothing another opcode applies.
+MOE_SWIGLU and SHARED_EXPERT are never replaced: MOE_SWIGLU's tensors have an axis that SWIGLU
+lacks, and no other opcode applies SHARED_EXPERT's factor per token.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from contract.spec import Scalar
 
 
 def expand(graph: Graph, keep: frozenset[Opcode] = frozenset()) -> Graph:
-    """The verified ``graph`` with its fused nodes as their parts, but those of opcodes to ``keep``.
+    """Replace the fused nodes of the verified ``graph`` by their parts, except opcodes in ``keep``.
 
-    The result verifies. Parts and the scratch buffers between them are named after their node; an
-    update in place is the last part, so the barriers behind the node still serve.
+    The result verifies. Parts and the scratch buffers between them are named after their node. An
+    in-place update is always the last part, so the barriers after the node remain valid.
     """
     requested = EXPANSIONS.keys() - keep
     if not graph.opcodes & requested:
@@ -38,7 +37,7 @@ def expand(graph: Graph, keep: frozenset[Opcode] = frozenset()) -> Graph:
 
 
 class _Parts:
-    """Collects the nodes and buffers of the graph to come."""
+    """Collects the nodes and buffers of the new graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -54,7 +53,7 @@ class _Parts:
         operands: Mapping[str, View],
         params: Mapping[str, Scalar] = MappingProxyType({}),
     ) -> None:
-        """Append ``part`` of ``node``."""
+        """Append a node for ``part`` of ``node``."""
         name = f"{node.name}.{part}"
         while name in self._names:
             name += "'"
@@ -62,7 +61,7 @@ class _Parts:
         self.nodes.append(Node(name, opcode, MappingProxyType(dict(operands)), params))
 
     def like(self, node: Node, part: str, x: View) -> View:
-        """A scratch buffer of the shape of ``x``."""
+        """Declare a scratch buffer of the shape of ``x``."""
         name = f"scratch.{node.name}.{part}"
         while name in self.buffers:
             name += "'"
@@ -72,12 +71,12 @@ class _Parts:
     def norm(
         self, node: Node, part: str, x: View, weight: View, y: View, groups: Scalar = 1
     ) -> None:
-        """y = rms_norm(x) weight, with the eps of ``node``."""
+        """Append y = rms_norm(x) weight, with the eps of ``node``."""
         params = MappingProxyType({"eps": node.params["eps"], "groups": groups})
         self.add(node, part, Opcode.RMS_NORM, {"x": x, "weight": weight, "y": y}, params)
 
     def columns(self, x: View, start: int, stop: int) -> View:
-        """Columns [start, stop) of what ``x`` shows."""
+        """Columns [start, stop) of the view ``x``."""
         first = x.columns[0] if x.columns else 0
         return View(x.buffer, (first + start, first + stop))
 
@@ -96,7 +95,8 @@ def _residual_rms_norm(parts: _Parts, node: Node) -> None:
 
 
 def _norm_products(*names: str) -> Callable[[_Parts, Node], None]:
-    """One norm, then a product a name: the norm times name_weight^T goes to name."""
+    """Expand to one norm, then for each name a product: norm times name_weight^T is written to
+    name."""
 
     def expansion(parts: _Parts, node: Node) -> None:
         given = node.operands
@@ -126,9 +126,9 @@ def _norm_rope_kv_write(parts: _Parts, node: Node) -> None:
         sizes = {"heads": params[heads], "head_dim": head_dim, "neox": params["neox"]}
         operands = {"x": x, **tables, "y": y}
         parts.add(node, f"{name}_rope", Opcode.ROPE, operands, MappingProxyType(sizes))
-    places = {name: given[name] for name in ("query", "page_table", "kv")}
+    shared = {name: given[name] for name in ("query", "page_table", "kv")}
     sizes = {"kv_heads": params["kv_heads"], "head_dim": head_dim}
-    operands = {"k": rotated, "v": v, **places}
+    operands = {"k": rotated, "v": v, **shared}
     parts.add(node, "kv_write", Opcode.KV_WRITE_BATCHED, operands, MappingProxyType(sizes))
 
 
@@ -141,4 +141,4 @@ EXPANSIONS: Mapping[Opcode, Callable[[_Parts, Node], None]] = MappingProxyType(
         Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE: _norm_rope_kv_write,
     }
 )
-"""How each fused opcode is written out."""
+"""The function that replaces a node of each fused opcode."""

@@ -1,4 +1,4 @@
-"""Graphs for people and tools: JSON values with costs, and Graphviz. Both are deterministic."""
+"""Exports a graph with its costs as JSON values, and as Graphviz text. Both are deterministic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAWN = {
     BufferKind.SCRATCH: "#ffffff",
     BufferKind.OUTPUT: "#d5f5d0",
 }
-"""Kinds of buffers shown in Graphviz, with their colours."""
+"""The kinds of buffers shown in Graphviz, with their colours."""
 
 
 def to_document(
@@ -26,10 +26,10 @@ def to_document(
 ) -> dict[str, Any]:
     """The graph with the cost of every node for one ShapeKey, as JSON values.
 
-    ``context`` is the mean number of positions a query token attends; ``costs`` are those of
-    ``node_costs`` for it, counted here when not given. Keys: ``name``, ``stage``, ``digest``,
-    ``key``, ``context``, ``totals``, ``op_mix`` (per opcode: nodes and cost, most bytes first),
-    ``buffers``, ``nodes``.
+    ``context`` is the mean number of positions a query token attends to. ``costs`` are those of
+    ``node_costs`` and are computed when not given. Keys: ``name``, ``stage``, ``digest``, ``key``,
+    ``context``, ``totals``, ``op_mix`` (per opcode: nodes and cost, most bytes first), ``buffers``,
+    ``nodes``.
     """
     costs = node_costs(graph, key, context) if costs is None else costs
     return {
@@ -70,10 +70,11 @@ def cost_fields(value: Cost) -> dict[str, int]:
 
 
 def to_dot(graphs: Mapping[str, Graph], key: ShapeKey, context: int) -> str:
-    """Labelled graphs as Graphviz text: a cluster a graph, in it a cluster a layer.
+    """Labelled graphs as Graphviz text: a cluster per graph, and in it a cluster per layer.
 
-    An edge leads from what wrote a buffer's columns to each node that reads them, labelled with
-    the buffer. Step inputs, outputs and state are drawn as ellipses; weights and tables are not.
+    An edge leads from the node that wrote a buffer's columns to each node that reads them; its
+    label is the buffer. Step inputs, outputs and states are ellipses; weights and tables are not
+    drawn.
     """
     lines = [f"digraph {_quote(', '.join(graphs))} {{", "  rankdir=TB; node [shape=box];"]
     for number, (label, graph) in enumerate(graphs.items()):
@@ -85,7 +86,8 @@ def to_dot(graphs: Mapping[str, Graph], key: ShapeKey, context: int) -> str:
 
 
 def _drawing(graph: Graph, prefix: str, key: ShapeKey, context: int) -> list[str]:
-    """Boxes and edges of one graph; ``prefix`` keeps its identifiers apart from other graphs'."""
+    """The boxes and edges of one graph; ``prefix`` keeps its identifiers distinct from other
+    graphs'."""
     lines: list[str] = []
     clusters: dict[int | None, list[str]] = {}
     costs = node_costs(graph, key, context)
@@ -103,7 +105,7 @@ def _drawing(graph: Graph, prefix: str, key: ShapeKey, context: int) -> list[str
 
 
 def _edges(graph: Graph, prefix: str) -> list[str]:
-    """Boxes of the buffers that outlive the step, and an edge for every flow of data."""
+    """The ellipses of the buffers that outlive the step, and an edge for every flow of data."""
     boxes: dict[str, str] = {}
     edges: dict[str, None] = {}
     flow = data_flow(graph)

@@ -1,4 +1,4 @@
-"""The edges of a graph's data flow: who wrote what a node reads."""
+"""The data flow of a graph: which node wrote the data that another node reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from contract.spec import Access
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Data a node reads: the index of the node that wrote it, None for what the step found."""
+    """Data a node reads from ``buffer``; ``source`` is the index of the node that wrote it, or None
+    when the data is older than the step."""
 
     source: int | None
     buffer: str
@@ -20,7 +21,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class DataFlow:
-    """``reads`` has the flows into each node, ``last`` the last writers of each buffer."""
+    """``reads`` has the flows into each node; ``last`` has the last writers of each buffer."""
 
     reads: tuple[tuple[Flow, ...], ...]
     last: Mapping[str, tuple[int, ...]]
@@ -29,9 +30,9 @@ class DataFlow:
 def data_flow(graph: Graph) -> DataFlow:
     """Read-after-write edges of a verified graph, by columns.
 
-    A node that reads columns depends on every node whose written columns meet them. A node that
-    updates columns in place takes over from the writers all of whose columns it covers. Weights and
-    tables are flows from before the step, as are states nobody has updated yet.
+    A node depends on every node that wrote columns it reads. An in-place update replaces earlier
+    writers whose columns it covers completely. Weights, tables and states that no node has updated
+    yet have the source None.
     """
     writers: dict[str, list[tuple[int, View]]] = {}
     reads = []

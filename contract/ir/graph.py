@@ -1,4 +1,4 @@
-"""Building graphs. The records themselves are in ``contract.ir.nodes`` and exported here too."""
+"""The builder of graphs. It also exports the records of ``contract.ir.nodes``."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = ["BufferDecl", "BufferKind", "Graph", "GraphBuilder", "Node", "View"]
 class GraphBuilder:
     """Collects buffers and nodes; ``build()`` verifies and freezes them.
 
-    ``emit`` creates the scratch buffers of a node's outputs by the opcode's shape rule, so a
-    model family reads like its formulas.
+    ``emit`` declares the scratch buffers of a node's outputs by the opcode's shape rule, so that
+    the code of a model family reads like its formulas.
     """
 
     def __init__(self, name: str, stage: Stage = Stage.BOTH) -> None:
@@ -47,7 +47,7 @@ class GraphBuilder:
         shape: Iterable[Dim],
         source: str = "",
     ) -> View:
-        """Declare a buffer; declaring it again with the same meaning returns the same view."""
+        """Declare a buffer; a second identical declaration returns the same view."""
         decl = BufferDecl(name, kind, dtype, tuple(shape), source)
         known = self._buffers.setdefault(name, decl)
         if known != decl:
@@ -57,19 +57,19 @@ class GraphBuilder:
         return View(name)
 
     def request(self, name: str, *shape: Dim) -> View:
-        """A step input of 32-bit words."""
+        """Declare a step input of 32-bit words."""
         return self.buffer(name, BufferKind.REQUEST, I32, shape)
 
     def scratch(self, name: str, *shape: Dim, dtype: DType = F32) -> View:
-        """An activation buffer with a chosen name, for nodes that write slices of it."""
+        """Declare a named activation buffer, for nodes that write column ranges of it."""
         return self.buffer(name, BufferKind.SCRATCH, dtype, shape)
 
     def output(self, name: str, *shape: Dim, dtype: DType = F32) -> View:
-        """A buffer the host reads after the step."""
+        """Declare a buffer that the host reads after the step."""
         return self.buffer(name, BufferKind.OUTPUT, dtype, shape)
 
     def barrier(self) -> None:
-        """Order the in-place writes so far before the reads to come."""
+        """Append a BARRIER: in-place writes before it are complete before later reads."""
         empty: Mapping[str, View] = MappingProxyType({})
         self._nodes.append(
             Node(self._unique("barrier"), Opcode.BARRIER, empty, MappingProxyType({}))
@@ -78,10 +78,10 @@ class GraphBuilder:
     def emit(self, opcode: Opcode, label: str = "", /, **arguments: View | Scalar | None) -> View:
         """Append a node and return the view of its result.
 
-        The result is the first operand the opcode writes, or updates when it writes none.
-        Arguments are operands (views) and parameters (numbers) by name, None meaning absent; an
-        omitted output gets a scratch buffer of the shape the opcode's rule gives, a parameter
-        with a default may be omitted. Raises VerifyError on a bad argument or shape.
+        The result is the first operand the opcode writes or, when it writes none, updates.
+        Arguments are operands (views) and parameters (numbers) by name; None means absent. An
+        omitted output gets a scratch buffer of the shape the opcode's rule gives; a parameter with
+        a default may be omitted. Raises VerifyError on a bad argument or shape.
         """
         spec = TABLE[opcode]
         if not spec.outputs:
@@ -100,7 +100,7 @@ class GraphBuilder:
         return operands[(written or spec.outputs)[0].name]
 
     def build(self) -> Graph:
-        """Freeze and verify. Raises VerifyError naming the node and the rule."""
+        """Freeze and verify the graph. Raises VerifyError naming the node and the rule."""
         graph = Graph(
             self.name, self.stage, MappingProxyType(dict(self._buffers)), tuple(self._nodes)
         )
@@ -110,7 +110,8 @@ class GraphBuilder:
     def _params(
         self, spec: OpSpec, name: str, arguments: Mapping[str, View | Scalar | None]
     ) -> dict[str, Scalar]:
-        """The node's parameters in table order, defaults filled in, integers widened to float."""
+        """The node's parameters in table order, with defaults filled in and integers converted to
+        float."""
         given: dict[str, Scalar] = {}
         for key, value in arguments.items():
             if isinstance(value, (int, float)):
@@ -130,7 +131,7 @@ class GraphBuilder:
     def _complete(
         self, spec: OpSpec, name: str, operands: dict[str, View], params: Mapping[str, Scalar]
     ) -> None:
-        """Give every omitted output of ``spec`` a scratch buffer. Raises ShapeMismatch."""
+        """Declare a scratch buffer for every omitted output of ``spec``. Raises ShapeMismatch."""
         written = [o for o in spec.operands if o.access is Access.WRITE]
         shapes = {key: self._shape(view) for key, view in operands.items()}
         bound = bind_shapes(spec, shapes, params)

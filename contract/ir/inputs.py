@@ -1,6 +1,7 @@
-"""A step's inputs as one block of bytes: its STEP record, then every REQUEST buffer.
+"""A step's inputs as one block of bytes: its STEP record (``contract.records``), then every REQUEST
+buffer.
 
-One block is one copy: what a tier takes a snapshot of, whatever the graph asks for.
+So one copy gives a tier its snapshot of the inputs, whatever inputs a graph declares.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from contract.records import STEP
 from contract.shape_key import ShapeKey
 
 STEP_BUFFER = "request.step"
-"""The REQUEST buffer, [1, 4], by which a node reads the STEP record itself."""
+"""The REQUEST buffer, int32 [1, 4], through which a node reads the STEP record."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """Where every REQUEST buffer lies in a block of ``nbytes``: byte offsets by buffer name.
+    """The layout of a step's inputs: byte offsets of REQUEST buffers in a block of ``nbytes``.
 
     The STEP record is at offset 0.
     """
@@ -35,10 +36,10 @@ class InputLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputRows:
-    """A table within a block of inputs of which few rows change from one step to the next.
+    """A table in a block of inputs (the page table) of which few rows change from step to step.
 
-    It begins at byte ``start``, each row has ``row_bytes``. ``versions``, int64[rows], numbers the
-    latest change of each row: a later change of any row has a higher number.
+    It begins at byte ``start`` and each row has ``row_bytes``. ``versions``, int64 [rows], numbers
+    the latest change of each row; every change of any row gets a higher number than all before.
     """
 
     start: int
@@ -46,14 +47,14 @@ class InputRows:
     versions: NDArray[np.int64]
 
     def of(self, block: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The table in ``block``: uint8[rows, row_bytes]."""
+        """The table in ``block``, as uint8 [rows, row_bytes]."""
         stop = self.start + self.row_bytes * len(self.versions)
         return block[self.start : stop].reshape(-1, self.row_bytes)
 
 
 class InputCopy:
-    """A copy of a step's inputs in ``data``, made again and again from one block or another. Of a
-    table whose changes are told only the rows are copied that changed since the last time."""
+    """A tier's copy ``data`` of a step's inputs, which each step overwrites. When the versions of a
+    table's rows are given, only rows that changed since the last update are copied."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self.data = data
@@ -61,7 +62,8 @@ class InputCopy:
         self._version = 0
 
     def update(self, inputs: NDArray[np.uint8], rows: InputRows | None = None) -> None:
-        """Copy ``inputs``, which ``rows`` is about."""
+        """Copy ``inputs`` to ``data``. If ``rows`` is the same object as in the last call, rows of
+        its table that did not change are skipped."""
         if rows is None or rows is not self._rows:
             self.data[: len(inputs)] = inputs
         else:
@@ -76,7 +78,7 @@ class InputCopy:
 
 
 def input_layout(graph: Graph, largest: ShapeKey) -> InputLayout:
-    """The block for steps of ``graph`` up to ``largest``, the same for all of them."""
+    """The layout of the inputs of all steps of ``graph`` up to ``largest``."""
     offsets = {}
     end = _aligned(STEP.itemsize)
     for decl in graph.of_kind(BufferKind.REQUEST):
@@ -91,7 +93,7 @@ def input_layout(graph: Graph, largest: ShapeKey) -> InputLayout:
 def pack_inputs(
     layout: InputLayout, step: ShapeKey, arrays: Mapping[str, NDArray[Any]], first_event: int = 0
 ) -> NDArray[np.uint8]:
-    """A new block: the STEP record of ``step`` and the bytes of ``arrays`` by buffer name.
+    """Make a block from the STEP record of ``step`` and the bytes of ``arrays`` by buffer name.
 
     Raises KeyError for a buffer the layout does not have.
     """
@@ -105,7 +107,7 @@ def pack_inputs(
 
 
 def step_of(block: NDArray[np.uint8]) -> ShapeKey:
-    """The counts in a block's STEP record."""
+    """The numbers of tokens and rows in a block's STEP record."""
     record = block[: STEP.itemsize].view(STEP)[0]
     return ShapeKey(int(record["tokens"]), int(record["rows"]))
 

@@ -1,8 +1,8 @@
-"""The IR's records: a static graph of opcodes over named buffers, immutable once built.
+"""The records of the graph IR: an immutable list of opcodes over named buffers.
 
-Nothing about a step is in a graph: which tokens, at which positions, in which pages, sampled how,
-is data in ``REQUEST`` buffers. The two sizes that do vary, ``tokens`` and ``rows``, are symbols in
-the shapes and become numbers when a tier lowers the graph for one ShapeKey.
+A graph says nothing about a particular step: the tokens, their positions, their KV pages and how to
+sample are data in ``REQUEST`` buffers. Only two sizes vary, ``tokens`` and ``rows``. They are
+symbols in the shapes and become numbers when a tier lowers the graph for one ShapeKey.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from contract.opcodes import Opcode
 from contract.spec import Dim, Scalar, Stage
 
 IR_VERSION = 2
-"""Version of the records below as serialized; a change of meaning raises it."""
+"""Version of the serialized records; a change of their meaning raises it."""
 
 LAYER = re.compile(r"\[(\d+)\]")
-"""Node and buffer labels of layer N carry ``[N]``."""
+"""Names of nodes and buffers of layer N contain ``[N]``."""
 
 
 def layer_of(name: str) -> int | None:
-    """The layer a label belongs to, or None for what is outside the layers."""
+    """The layer a name belongs to, or None for names outside the layers."""
     match = LAYER.search(name)
     return int(match.group(1)) if match else None
 
 
 class BufferKind(IntEnum):
-    """Who owns a buffer and how long it lives."""
+    """Who writes a buffer and how long its data lives."""
 
     WEIGHT = 1
-    """Read-only tensor of the model file, named by ``source``."""
+    """Read-only tensor of the model file, given by ``source``."""
     CONSTANT = 2
-    """Read-only table computed at load (rotary angles)."""
+    """Read-only table computed when the model is loaded (rotary angles)."""
     STATE = 3
     """Lives across steps: the KV pool, recurrent states, the output ring."""
     REQUEST = 4
@@ -48,7 +48,7 @@ class BufferKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferDecl:
-    """One logical buffer. ``source`` says what a weight holds, see ``contract.ir.source``."""
+    """One named buffer. ``source`` says what a weight contains, see ``contract.ir.source``."""
 
     name: str
     kind: BufferKind
@@ -59,13 +59,13 @@ class BufferDecl:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A buffer, or the columns ``[start, stop)`` of its last axis."""
+    """A whole buffer, or columns ``[start, stop)`` of its last axis."""
 
     buffer: str
     columns: tuple[int, int] | None = None
 
     def __getitem__(self, columns: slice) -> View:
-        """``view[start:stop]``: a slice of the last axis of the whole buffer."""
+        """Columns [start, stop) of a view of the whole buffer."""
         if self.columns is not None:
             raise IndexError(f"{self.buffer} is already sliced")
         return View(self.buffer, (int(columns.start), int(columns.stop)))
@@ -73,7 +73,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation: an opcode, its operands by name, its parameters by name."""
+    """One operation: an opcode, its operands by name and its parameters by name."""
 
     name: str
     opcode: Opcode
@@ -91,17 +91,17 @@ class Graph:
     nodes: tuple[Node, ...]
 
     def shape(self, view: View) -> tuple[Dim, ...]:
-        """The shape a node sees through ``view``."""
+        """The shape of the data a view shows."""
         shape = self.buffers[view.buffer].shape
         if view.columns is None:
             return shape
         return (*shape[:-1], view.columns[1] - view.columns[0])
 
     def of_kind(self, *kinds: BufferKind) -> tuple[BufferDecl, ...]:
-        """Declarations of the given kinds, in order of declaration."""
+        """The declarations of the given kinds, in order of declaration."""
         return tuple(b for b in self.buffers.values() if b.kind in kinds)
 
     @property
     def opcodes(self) -> frozenset[Opcode]:
-        """The opcodes a tier must have to run this graph."""
+        """The opcodes a tier must implement to run this graph."""
         return frozenset(node.opcode for node in self.nodes)

@@ -1,4 +1,4 @@
-"""The docs' opcode table, derived from TABLE: ``python -m contract.ir.opcode_table`` prints it."""
+"""Prints the opcode table of docs/opcodes.md: ``python -m contract.ir.opcode_table``."""
 
 from __future__ import annotations
 

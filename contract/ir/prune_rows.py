@@ -1,12 +1,12 @@
-"""Output rows picked in front of all that is computed for them alone.
+"""Moves SELECT_ROWS earlier in a graph, so that fewer rows are computed.
 
-A family writes SELECT_ROWS in front of the last norm. Keys and values of the last layer are of all
-tokens, but what stands behind its attention is read of the output rows alone: ``prune_rows`` picks
-them there, so that a prompt's last layer multiplies rows, not tokens. Only opcodes that compute row
-by row are behind it then, so each row has the bits it had.
+A model family writes SELECT_ROWS before the last norm. The last layer needs keys and values of all
+tokens, but everything after its attention is read only for the output rows. ``prune_rows`` selects
+the rows there, so a prompt's last layer multiplies output rows instead of all tokens. Only opcodes
+that compute each row by itself follow, so every row keeps its bits.
 
-It is done for forms of many tokens and few rows. One in which a step may have a row for each of its
-tokens stays as it was written: there is nothing to save, and every node more may be a launch.
+This is done only for shape buckets of many tokens and few rows. In other buckets a step may output
+a row for each token, so nothing would be saved, and each extra node may cost a launch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from contract.shape_key import ShapeKey
 from contract.spec import Access
 
 TOKENS, ROWS = "tokens", "rows"
-Places = dict[View, int]
-"""In front of which node something is done of a view."""
+Insertions = dict[View, int]
+"""For each view, the index of the node before which an operation on it is inserted."""
 FEWEST_TOKENS = 17
-"""Of a form: with fewer a step mostly reads weights, which takes as long for any number of them."""
+"""Fewest tokens of a bucket to prune: a smaller step's time is mostly that of reading weights,
+which does not depend on the number of rows."""
 TOKENS_A_ROW = 4
-"""Of a form, at least: a tier whose forms rise by no more than that has a smaller one for every
-step with a row for each token."""
+"""Fewest tokens per row of a bucket to prune. A tier whose buckets grow by at most this factor has
+a smaller bucket for steps that output a row for each token."""
 
 ROW_BY_ROW = frozenset(
     {
@@ -50,36 +51,36 @@ ROW_BY_ROW = frozenset(
         Opcode.SHARED_EXPERT,
     }
 )
-"""Opcodes whose results have a row a token that depends on weights and the same row of the rest.
-SSM_GATED_NORM does, too, but kernels compute it with the recurrence in front of it."""
+"""Opcodes that compute each row of their results from weights and the same row of their inputs.
+SSM_GATED_NORM is one, too, but kernels compute it together with the recurrence before it."""
 
 
 def prune_rows(graph: Graph, bucket: ShapeKey) -> Graph:
-    """The verified ``graph`` as steps of ``bucket`` are lowered: with its output rows picked early
-    where that saves something. The result verifies, and nodes keep their names."""
+    """The verified ``graph`` to be lowered for ``bucket``, with output rows selected early where
+    that saves work. The result verifies, and nodes keep their names."""
     few = bucket.tokens >= FEWEST_TOKENS and bucket.tokens >= TOKENS_A_ROW * bucket.rows
     return picked_early(graph) if few else graph
 
 
 def picked_early(graph: Graph) -> Graph:
-    """``graph`` with its output rows picked as early as they can be, itself where that is no
-    earlier. What is an OUTPUT is of all tokens as ever."""
-    places = [n for n, node in enumerate(graph.nodes) if node.opcode is Opcode.SELECT_ROWS]
-    if len(places) != 1:
+    """``graph`` with its output rows selected as early as possible, or ``graph`` itself when that
+    is no earlier. OUTPUT buffers still hold all tokens."""
+    found = [n for n, node in enumerate(graph.nodes) if node.opcode is Opcode.SELECT_ROWS]
+    if len(found) != 1:
         return graph
-    (place,), uses = places, _Uses(graph)
-    of_rows = uses.for_rows_alone(place)
+    (index,), uses = found, _Uses(graph)
+    of_rows = uses.for_rows_alone(index)
     picked, normed = uses.read_of_tokens(of_rows)
-    views = [graph.nodes[place].operands[name] for name in ("x", "y")]
+    views = [graph.nodes[index].operands[name] for name in ("x", "y")]
     whole = all(view.columns is None for view in views)
     local = all(graph.buffers[view.buffer].kind is BufferKind.SCRATCH for view in views)
     if not (of_rows and whole and local and all(uses.can_be_picked(view) for view in picked)):
         return graph
-    return _moved(uses, place, of_rows, picked, normed)
+    return _moved(uses, index, of_rows, picked, normed)
 
 
 class _Uses:
-    """Which nodes write and read each buffer of ``graph``, in their order."""
+    """The nodes that write and read each buffer of ``graph``, by index in execution order."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -96,22 +97,22 @@ class _Uses:
                     if operand.access is Access.UPDATE:
                         self.updated.add(view.buffer)
 
-    def for_rows_alone(self, place: int) -> set[int]:
-        """Nodes that compute row by row what nobody reads but the SELECT_ROWS at ``place`` and
-        other such nodes."""
-        found = {place}
-        for number in reversed(range(place)):
+    def for_rows_alone(self, index: int) -> set[int]:
+        """The row-by-row nodes whose results only the SELECT_ROWS at index ``index`` and other such
+        nodes read."""
+        found = {index}
+        for number in reversed(range(index)):
             node = self.graph.nodes[number]
             if node.opcode in ROW_BY_ROW and self._is_read_by(node, number, found):
                 found.add(number)
-        return found - {place}
+        return found - {index}
 
-    def read_of_tokens(self, of_rows: set[int]) -> tuple[Places, Places]:
-        """What the nodes ``of_rows`` read of all tokens: views to be picked, and results of norms,
-        to be normed again from what is picked. A norm is then still one with what reads all of it.
-        """
-        picked: Places = {}
-        normed: Places = {}
+    def read_of_tokens(self, of_rows: set[int]) -> tuple[Insertions, Insertions]:
+        """The views of all tokens that the nodes ``of_rows`` read: first the views to select rows
+        of, then results of norms to recompute from selected rows. The original norm then stays
+        fusable with the nodes that read all its rows."""
+        picked: Insertions = {}
+        normed: Insertions = {}
         for number in sorted(of_rows):
             for view in self.graph.nodes[number].operands.values():
                 if self._is_of_tokens(view, of_rows):
@@ -125,12 +126,13 @@ class _Uses:
         return picked, normed
 
     def can_be_picked(self, view: View) -> bool:
-        """Whether SELECT_ROWS can read it, and finds the same wherever it does."""
+        """Whether SELECT_ROWS can read ``view`` and finds the same data at any point of the
+        graph."""
         decl = self.graph.buffers[view.buffer]
         return decl.dtype is F32 and len(decl.shape) == 2 and decl.name not in self.updated
 
     def norm_of(self, view: View) -> Node | None:
-        """The norm of which ``view`` is the whole result."""
+        """The RMS_NORM node whose whole result is ``view``, or None."""
         written = [self.graph.nodes[number] for number in self.writers[view.buffer]]
         if len(written) != 1 or written[0].opcode is not Opcode.RMS_NORM:
             return None
@@ -141,7 +143,7 @@ class _Uses:
         return of_tokens and of_rows.isdisjoint(self.writers[view.buffer])
 
     def _is_read_by(self, node: Node, number: int, readers: Collection[int]) -> bool:
-        """Whether ``readers`` alone read the results of ``node``, which nobody else writes to."""
+        """Whether only ``readers`` read the results of ``node`` and no other node writes them."""
         results = [self.graph.buffers[view.buffer] for view in _results(node)]
         read = [reader for decl in results for reader in self.readers[decl.name]]
         local = all(decl.kind is BufferKind.SCRATCH for decl in results)
@@ -149,11 +151,13 @@ class _Uses:
         return local and alone and bool(read) and all(reader in readers for reader in read)
 
 
-def _moved(uses: _Uses, place: int, of_rows: set[int], picked: Places, normed: Places) -> Graph:
-    """The graph without the SELECT_ROWS at ``place``, but with one of each view of ``picked``, and
-    norms of rows for those of ``normed``."""
+def _moved(
+    uses: _Uses, index: int, of_rows: set[int], picked: Insertions, normed: Insertions
+) -> Graph:
+    """The graph without the SELECT_ROWS at index ``index``, with a SELECT_ROWS for each view of
+    ``picked`` and a norm of selected rows for each view of ``normed``."""
     graph = uses.graph
-    select = graph.nodes[place]
+    select = graph.nodes[index]
     x, y = select.operands["x"], select.operands["y"]
     made = _Made(graph, y.buffer)
     for number, node in enumerate(graph.nodes):
@@ -166,15 +170,15 @@ def _moved(uses: _Uses, place: int, of_rows: set[int], picked: Places, normed: P
         read = node.operands.items()
         if number in of_rows:
             made.of_rows(node, {name: made.rows[v] for name, v in read if v in made.rows})
-        elif number != place:
+        elif number != index:
             found = {name: View(x.buffer, v.columns) for name, v in read if v.buffer == y.buffer}
             made.nodes.append(_with(node, found))
     return replace(graph, buffers=MappingProxyType(made.buffers), nodes=tuple(made.nodes))
 
 
 class _Made:
-    """Nodes and buffers of a graph in the making, all buffers of ``graph`` but ``dropped`` among
-    them; ``rows`` has what of some views is of output rows."""
+    """The nodes and buffers of the new graph: it has all buffers of ``graph`` except ``dropped``.
+    ``rows`` maps a view of all tokens to the view of its output rows."""
 
     def __init__(self, graph: Graph, dropped: str) -> None:
         self.graph = graph
@@ -184,7 +188,8 @@ class _Made:
         self._names = {node.name for node in graph.nodes}
 
     def add(self, like: Node, view: View, operands: Mapping[str, View]) -> None:
-        """A node as ``like`` with other ``operands``, whose y is of the rows of ``view``."""
+        """Append a copy of ``like`` with other ``operands`` that writes the output rows of
+        ``view``."""
         name = _unused(f"{view.buffer.removeprefix('scratch.')}.rows", self._names)
         self._names.add(name)
         shape = (ROWS, *self.graph.shape(view)[1:])
@@ -194,14 +199,14 @@ class _Made:
         self.nodes.append(_with(replace(like, name=name), {**operands, "y": View(buffer)}))
 
     def of_rows(self, node: Node, operands: Mapping[str, View]) -> None:
-        """``node`` with some other ``operands``, its results of rows."""
+        """Append ``node`` with some operands replaced; its results get the shape of output rows."""
         for decl in [self.buffers[view.buffer] for view in _results(node)]:
             self.buffers[decl.name] = replace(decl, shape=(ROWS, *decl.shape[1:]))
         self.nodes.append(_with(node, operands))
 
 
 def _with(node: Node, operands: Mapping[str, View]) -> Node:
-    """``node`` with some of its operands others."""
+    """``node`` with some of its operands replaced."""
     if not operands:
         return node
     return replace(node, operands=MappingProxyType({**node.operands, **operands}))

@@ -1,7 +1,7 @@
-"""Scratch memory by liveness: buffers whose lifetimes do not overlap share bytes.
+"""Plans scratch memory: buffers whose lifetimes do not overlap share bytes.
 
-The plan is what a tier allocates for one ShapeKey. Node order is execution order, so a buffer
-lives from the first node that touches it to the last.
+A tier allocates the plan of one ShapeKey. Nodes execute in order, so a buffer lives from the first
+node that touches it to the last.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 
 ALIGNMENT = 256
-"""Bytes; the strictest buffer alignment among the devices of the design."""
+"""Alignment of buffers in bytes, the strictest of the supported devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScratchPlan:
-    """Byte offsets of every SCRATCH buffer inside one arena of ``nbytes`` bytes."""
+    """The byte offset of every SCRATCH buffer in one allocation of ``nbytes`` bytes."""
 
     offsets: Mapping[str, int]
     nbytes: int
 
 
 def concrete_shape(decl: BufferDecl, key: ShapeKey) -> tuple[int, ...]:
-    """The buffer's shape with the symbols replaced by the key's sizes."""
+    """The buffer's shape with symbols replaced by the key's sizes."""
     sizes = key.sizes()
     return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in decl.shape)
 
 
 def buffer_bytes(decl: BufferDecl, key: ShapeKey) -> int:
-    """Size of the buffer under ``key``: rows of whole blocks."""
+    """Bytes of the buffer for a step of ``key``."""
     shape = concrete_shape(decl, key)
     rows = 1
     for dim in shape[:-1]:
@@ -40,7 +40,7 @@ def buffer_bytes(decl: BufferDecl, key: ShapeKey) -> int:
 
 
 def plan_scratch(graph: Graph, key: ShapeKey) -> ScratchPlan:
-    """First-fit placement in order of first use; deterministic."""
+    """Assign first-fit offsets in order of first use; the result is deterministic."""
     lifetimes = _lifetimes(graph)
     placed: list[tuple[int, int, int, int]] = []
     offsets: dict[str, int] = {}

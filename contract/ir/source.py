@@ -1,10 +1,11 @@
-"""Which rows of which tensor of the model file a weight buffer holds, as ``BufferDecl.source``.
+"""The text of ``BufferDecl.source``: which rows of which tensor of the file a weight contains.
 
-``blk.0.attn_q.weight`` is a whole tensor. ``blk.0.attn_q.weight[0:64/128]`` is rows 0 to 63 of
-every 128: how files interleave several matrices in one, by head, by expert or by halves. Of
-``blk.0.attn_qkv.weight[0:512/768][0:64/128]`` the second slice applies to what the first one keeps.
-``blk.0.attn_k_norm.weight*2^(0x63,-2x1)`` is 64 binary32 numbers of which the last is divided by 4;
-of ``1*2^(...)`` the powers themselves are the numbers, and no tensor is read.
+- ``blk.0.attn_q.weight`` is a whole tensor.
+- ``blk.0.attn_q.weight[0:64/128]`` is rows 0 to 63 of every 128, since files interleave several
+  matrices in one tensor by head, by expert or by halves.
+- ``blk.0.attn_qkv.weight[0:512/768][0:64/128]`` applies the second slice to the rows of the first.
+- ``blk.0.attn_k_norm.weight*2^(0x63,-2x1)`` is 63 binary32 numbers times 2^0 and one times 2^-2.
+- ``1*2^(...)`` is a row of the powers themselves; no tensor is read.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ _TEXT = re.compile(
 )
 _RUN = re.compile(r"(-?\d+)x(\d+)")
 ONES = "1"
-"""In place of a tensor: a row of ones."""
+"""The tensor name that means a row of ones."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
 class RowSlice:
-    """Rows [start, stop) of every ``group`` rows, or what ``inner`` keeps of these.
+    """Rows [start, stop) of every ``group`` rows; ``inner`` is a slice of those rows.
 
-    Raises ValueError for no rows, rows outside the group, or rows that are no whole inner groups.
+    Raises ValueError for no rows, rows outside the group, or rows that are not whole inner groups.
     """
 
     start: int
@@ -51,22 +52,22 @@ class RowSlice:
         return f"[{self.start}:{self.stop}/{self.group}]{self.inner or ''}"
 
     def take(self, rows: NDArray[Scalar]) -> NDArray[Scalar]:
-        """The rows of [n * group, width] this slice keeps, in their order."""
+        """The rows of an array [n * group, width] that this slice selects, in their order."""
         groups = rows.reshape(-1, self.group, rows.shape[-1])
-        kept = groups[:, self.start : self.stop].reshape(-1, rows.shape[-1])
-        return kept if self.inner is None else self.inner.take(kept)
+        selected = groups[:, self.start : self.stop].reshape(-1, rows.shape[-1])
+        return selected if self.inner is None else self.inner.take(selected)
 
-    def kept(self) -> list[int]:
-        """The rows this slice keeps of one group, by number."""
+    def selected(self) -> list[int]:
+        """The row numbers this slice selects of one group."""
         numbers: list[int] = self.take(np.arange(self.group)[:, None]).reshape(-1).tolist()
         return numbers
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """A tensor of the model file or a slice of its rows, its columns times powers of two.
+    """A tensor of the model file or a slice of its rows, with columns scaled by powers of two.
 
-    ``powers`` are the exponents, one a column of a binary32 tensor, or none at all.
+    ``powers`` has one exponent per column of a binary32 tensor, or is empty.
     """
 
     tensor: str
@@ -78,12 +79,12 @@ class WeightSource:
         return f"{self.tensor}{self.rows or ''}{f'*2^({runs})' if runs else ''}"
 
     def scaled(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """``values`` [..., columns] times the powers: exact."""
+        """``values`` [..., columns] times the powers of two, which is exact."""
         return values if not self.powers else np.ldexp(values, np.array(self.powers))
 
 
 def parse_source(text: str) -> WeightSource:
-    """The inverse of ``str``. Raises ValueError for text that is no source."""
+    """Parse the text of a source. Raises ValueError for any other text."""
     found = _TEXT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} names no tensor")

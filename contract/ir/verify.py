@@ -1,14 +1,15 @@
-"""The verifier: a graph that passes may be lowered by any tier without further checks.
+"""The verifier of graphs: a tier may lower a verified graph without further checks.
 
-Each rule has a stable name (``Rule``), reported with the node that breaks it. Memory rules:
+Each rule has a stable name (``Rule``), which is reported with the node that breaks it. Rules of
+memory:
 
-- A plain WRITE gives every column of a SCRATCH or OUTPUT buffer its value at most once a step, so
-  WRITE -> READ is pure data flow and needs no barrier.
-- An UPDATE reads and writes in place. Whatever touches the same columns afterwards, another UPDATE
-  included, needs a BARRIER in between. There is no exception for accumulations that would commute:
-  floating-point addition does not, and the order is part of the result.
-- An UPDATE of an OUTPUT buffer goes on with what the step before left there (the output ring).
-- A tier keeps the order of an UPDATE after the earlier reads of the same buffer.
+- A plain WRITE gives every column of a SCRATCH or OUTPUT buffer its value at most once per step, so
+  a read after a write is pure data flow and needs no barrier.
+- An UPDATE reads and writes in place. Any later access of the same columns, also by another UPDATE,
+  needs a BARRIER in between. Accumulations are no exception: a sum of floating-point numbers
+  depends on the order of its additions, and that order is part of the result.
+- An UPDATE of an OUTPUT buffer continues with what the previous step left there (the output ring).
+- A tier executes an UPDATE after all earlier reads of the same buffer.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from contract.spec import (
 )
 
 MAX_PARAM = 2**31 - 1
-"""Integer parameters reach kernels as int32."""
+"""Largest integer parameter; kernels read parameters as int32."""
 
 Columns = tuple[int, int]
 
@@ -51,7 +52,7 @@ STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.OUTPUT)
 
 
 class Rule(StrEnum):
-    """What a graph can break. The values are stable: tests and users match on them."""
+    """The rules of a valid graph. The values are stable: tests and users match on them."""
 
     NOT_EMPTY = "not empty"
     UNIQUE_NAME = "unique name"
@@ -77,19 +78,19 @@ class Rule(StrEnum):
 
 
 Problems = Iterator[tuple[Rule, str]]
-"""Rules that something breaks, each with a sentence for people."""
+"""Broken rules, each with a sentence that describes the problem."""
 
 
 def verify(graph: Graph) -> None:
     """Raise VerifyError for the first rule the graph breaks, in order of nodes."""
     memory = _Memory(graph)
-    for place, problems in _checks(graph, memory):
+    for name, problems in _checks(graph, memory):
         for rule, problem in problems:
-            raise VerifyError(graph.name, place, rule, problem)
+            raise VerifyError(graph.name, name, rule, problem)
 
 
 def _checks(graph: Graph, memory: _Memory) -> Iterator[tuple[str, Problems]]:
-    """Every check with the name of the node or buffer that it is of."""
+    """Yield the problems of each check with the name of the node or buffer it checks."""
     if not graph.nodes:
         yield "", iter([(Rule.NOT_EMPTY, "the graph has no nodes")])
     for name, decl in graph.buffers.items():
@@ -106,7 +107,7 @@ def _checks(graph: Graph, memory: _Memory) -> Iterator[tuple[str, Problems]]:
 
 
 def declaration_problems(name: str, decl: BufferDecl) -> Problems:
-    """Check one buffer on its own: name, dimensions, whole quantization blocks."""
+    """Check one declaration by itself: name, dimensions, whole quantization blocks."""
     if decl.name != name or not name:
         yield Rule.ONE_DECLARATION, f"the declaration calls itself {decl.name!r}"
     if not decl.shape:
@@ -229,7 +230,7 @@ def _shape_problems(graph: Graph, node: Node, spec: OpSpec) -> Problems:
 
 @dataclass(slots=True)
 class _Memory:
-    """What has happened to every buffer so far, walking the nodes in order."""
+    """The accesses to every buffer so far, while walking the nodes in order."""
 
     graph: Graph
     written: dict[str, list[tuple[Columns, str]]] = field(default_factory=lambda: defaultdict(list))
@@ -239,7 +240,7 @@ class _Memory:
     """In-place writes since the last barrier."""
 
     def step(self, node: Node) -> Problems:
-        """Account for one node."""
+        """Yield the memory problems of one node and record its accesses."""
         if node.opcode is Opcode.BARRIER:
             self.unsettled.clear()
             return
@@ -260,7 +261,7 @@ class _Memory:
                 self.written[view.buffer].append((columns, node.name))
 
     def output_problems(self, decl: BufferDecl) -> Problems:
-        """Whether the whole of an output was written."""
+        """Yield a problem unless nodes wrote the whole of an output."""
         if not _covers(self.written[decl.name], self._columns(View(decl.name))):
             yield Rule.OUTPUT_WRITTEN, "no node writes the whole of this output"
 

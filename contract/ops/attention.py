@@ -26,9 +26,10 @@ from contract.ops.common import (
 from contract.spec import Dim, OpSpec, Param, Scalar, Stage, Work
 
 EXP2_FLOPS = 9
-"""R6's exp2: 1 for n, 1 for the reduction, 6 for the polynomial, 1 for the exponent."""
+"""Operations of R6's exp2: 1 for n, 1 for the reduction, 6 for the polynomial, 1 for the
+exponent."""
 SCORE_FLOPS = EXP2_FLOPS + 9
-"""Per score: 2 for x, 1 for u, 1 for the maximum, 2 for d, 2 for w, 1 for l."""
+"""Operations per score: 2 for x, 1 for u, 1 for the maximum, 2 for d, 2 for w, 1 for l."""
 SCALE_BITS = 20
 """Rule R6 overflows nowhere for scales between 2^-20 and 2^20."""
 ATTENTION_PARAMS = (
@@ -40,7 +41,7 @@ ATTENTION_PARAMS = (
     Param("soft_cap", float, "cap * tanh(s / cap); 0 is off", 0.0, 0.0),
 )
 ROPE_FLOPS = 6
-"""Per pair of channels."""
+"""Operations per pair of channels."""
 
 
 def _attended(work: Work) -> int:
@@ -54,7 +55,8 @@ def _attention_flops(work: Work) -> int:
 
 
 def _attended_kv(work: Work) -> int:
-    """As if no two query tokens shared a slot: exact for decode, an upper bound for prefill."""
+    """Elements of keys and values read if no two query tokens share a slot: exact for decode, an
+    upper bound for prefill."""
     return work["tokens"] * _attended(work) * 2 * work["kv_heads"] * work["head_dim"]
 
 

@@ -1,8 +1,8 @@
-"""What the rows of the opcode table share: operand shorthands, parameters, cost formulas.
+"""Shared parts of the opcode table's rows: operand shorthands, parameters, cost formulas.
 
-Operand dimensions name the field's quantities: ``tokens`` query tokens of the step, ``rows`` the
-tokens whose logits are wanted, ``hidden`` the residual width, ``pages`` the KV pool, ``slots`` the
-sequences a step can hold, ``slot_pages`` the page-table width.
+Names of operand dimensions: ``tokens`` is the query tokens of the step, ``rows`` the tokens whose
+logits are computed, ``hidden`` the residual width, ``pages`` the pages of the KV pool, ``slots``
+the sequences a step can hold, ``slot_pages`` the page-table width.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NORM_WEIGHT = activation("norm_weight", "hidden")
 QUERY = index("query", "tokens", "4")
 """QUERY_TOKEN records: token, slot, position, flags."""
 SLOT_TABLE = index("slot_table", "slots", "8")
-"""SLOT records: what the device keeps of every slot's sequence."""
+"""SLOT records: what the device stores for each slot's sequence."""
 PAGE_TABLE = index("page_table", "slots", "slot_pages")
 ROPE_TABLE = activation("rope_table", "context", "2", "rotary_pairs")
 """Cosines at index 0 of the second axis, sines at 1."""
@@ -71,12 +71,12 @@ ACTIVATION_FUNCTION = Param(
 )
 
 EXP_FLOPS = 20
-"""R2's exp: 1 for n, 4 for the reduction, 14 for the polynomial, 1 for the scale."""
+"""Operations of R2's exp: 1 for n, 4 for the reduction, 14 for the polynomial, 1 for the scale."""
 SILU_FLOPS = EXP_FLOPS + 2
 TANH_FLOPS = EXP_FLOPS + 4
 GELU_FLOPS = TANH_FLOPS + 8
 NORM_FLOPS = 4
-"""Per element of a norm: square, accumulate, scale, weight."""
+"""Operations per element of a norm: square, accumulate, scale, weight."""
 
 
 def each(per_element: int, *sizes: str) -> Callable[[Work], int]:
@@ -107,12 +107,12 @@ def gated(*sizes: str) -> Callable[[Work], int]:
 
 
 def active_slots(work: Work) -> int:
-    """Most slots a step of this many tokens can touch."""
+    """Most slots that a step of this many tokens can read or write."""
     return min(work["slots"], work["tokens"])
 
 
 def all_of(*constraints: Constraint) -> Constraint:
-    """The first complaint of several constraints."""
+    """A constraint that returns the first problem any of ``constraints`` finds."""
 
     def check(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
         for constraint in constraints:

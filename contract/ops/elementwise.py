@@ -33,7 +33,7 @@ def _spec(
     per_element: int = 1,
     **more: Any,
 ) -> OpSpec:
-    """``y`` [tokens, width] of the inputs."""
+    """The row of an operation that computes ``y`` [tokens, width] from ``inputs``."""
     y = activation("y", tokens, "width", access=WRITE)
     more = {"flops": each(per_element, tokens, "width"), **more}
     return OpSpec(opcode, (*inputs, y), params, rule, formula, **more)

@@ -20,7 +20,7 @@ from contract.spec import Dim, OpSpec, Param, Scalar, Work
 
 
 def _used_experts(work: Work) -> int:
-    """Weight elements read when no two tokens share an expert, as far as there are experts."""
+    """Weight elements read if no two tokens share an expert, at most those of all experts."""
     experts = min(work["experts"], work["tokens"] * work["used"])
     return experts * work["width"] * work["hidden"]
 

@@ -44,7 +44,7 @@ def _conv_flops(work: Work) -> int:
 
 
 def _delta_flops(work: Work) -> int:
-    """Decay, prediction, update and read-out of one state: 1 + 2 + 2 + 2 per element."""
+    """Operations per state element: decay 1, prediction 2, update 2, read-out 2."""
     return 7 * work["tokens"] * work["value_heads"] * work["state_size"] ** 2
 
 

@@ -1,4 +1,4 @@
-"""Rows of the opcode table: what enters and leaves a step, and its bookkeeping."""
+"""Rows of the opcode table: inputs, outputs and bookkeeping of a step."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Speed and memory, measured side by side with a peer on the same file."""
+"""Benchmarks of speed and memory, side by side with a peer on the same file."""

@@ -1,4 +1,4 @@
-"""``python -m harness.bench``: how fast, how large, and against what."""
+"""``python -m harness.bench``: measure speed and memory of engines and servers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; 0, or 2 with one line on standard error."""
+    """Measure and print; returns 0, or 2 with one line on standard error."""
     args = build_parser().parse_args(argv)
     try:
         if args.server is not None:
@@ -116,7 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    """Measure many requests at once and print; 0, or 1 for a missed target with ``--gate``."""
+    """Measure many requests at once and print; returns 0, or 1 for a missed target with
+    ``--gate``."""
     if args.plot is not None:
         raise ConfigError("--plot: draws the rates of single requests; leave out --serve")
     plan = _plan(args)

@@ -1,4 +1,4 @@
-"""Busy processes, to measure beside."""
+"""Processes that keep cores busy during a measurement."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ while os.getppid() == parent:
     for _ in range(1_000_000):
         pass
 """
-"""Computes until it is ended or its parent is no more; Ctrl-C is the parent's business."""
+"""A program that computes until it is ended or its parent is gone; it ignores Ctrl-C, which the
+parent handles."""
 
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[list[int]]:
-    """``count`` processes that compute all the time, as many cores as they get: their ids.
+    """Run ``count`` processes that compute all the time; yields their process ids.
 
     They end with the block, however it is left, and also when this process is killed.
     """

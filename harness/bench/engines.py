@@ -1,4 +1,4 @@
-"""The engines that are measured, behind one interface: greedy, fixed lengths."""
+"""The measured engines behind one interface: greedy decoding of fixed lengths."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ BUILD_PEER_FOR_GPU = (
     f" --no-binary {PEER_PACKAGE} {PEER_PACKAGE}"
 )
 ADAPTED_TIER = "opencl"
-"""The tier whose steps get as many workers as are found to be fastest."""
+"""The tier that chooses its number of workers by measuring."""
 CHUNK_TOKENS = 512
-"""Most prompt tokens of a step of the peer; a tier has its own."""
+"""Most prompt tokens per step of the peer; a tier has its own limit."""
 GREEDY = SamplingParams(repeat_last_n=0)
 CONTEXT_UNIT = 256
-"""The peer gives each of several sequences a multiple of so many positions."""
+"""The peer rounds the context of each of several sequences up to a multiple of this."""
 GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i12": 1}
-"""The peer's storage of keys and values; it has nothing between f16 and q8_0."""
+"""The peer's type number for keys and values; it has nothing between f16 and q8_0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an engine is opened with; the same for all of them, but for what is the peer's.
+    """The settings an engine is opened with, equal for all engines except those of the peer.
 
-    ``context`` is that of each of ``sequences``, of which only the peer takes several.
+    ``context`` is per sequence; only the peer takes several ``sequences``.
     """
 
     model: str
@@ -43,15 +43,15 @@ class Setup:
     context: int
     kv_dtype: str
     flash_attention: bool = False
-    """The peer's choice between two ways of computing attention."""
+    """Whether the peer computes attention with its flash attention."""
     sequences: int = 1
     peer_gpu: bool = False
-    """Whether the peer has all of the model on a graphics card, or nothing at all."""
+    """Whether the peer puts the whole model on a graphics card, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds until the first token is chosen, and for the ``decode_tokens`` after it."""
+    """Seconds until the first token is chosen, and seconds for the ``decode_tokens`` after it."""
 
     prefill_seconds: float
     decode_seconds: float
@@ -64,20 +64,20 @@ class BenchEngine(Protocol):
         """Token ids of ``text``."""
 
     def generate(self, prompt: Sequence[int], decode_tokens: int) -> Timing:
-        """Forget everything, compute ``prompt``, then ``decode_tokens`` more steps."""
+        """Clear all state, compute ``prompt``, then ``decode_tokens`` more steps."""
 
 
 def open_engine(name: str, setup: Setup) -> BenchEngine:
-    """A tier by its name, or the peer. Raises ConfigError when the peer is not installed.
+    """Open a tier by its name, or the peer. Raises ConfigError when the peer is not installed.
 
-    ``opencl:2`` is that tier with two workers a step, instead of as many as are fastest.
+    ``opencl:2`` is that tier with two workers per step, instead of the fastest number.
     """
     return PeerEngine(setup) if name == PEER else TierEngine(name, setup)
 
 
 def peer_version() -> str:
-    """The installed package and its version. Raises ConfigError when there is none."""
-    # Takes longer to load than all else that a worker needs of the standard library.
+    """The peer's package and its version. Raises ConfigError when it is not installed."""
+    # This module takes longer to load than the rest of the standard library a worker needs.
     import importlib.metadata
 
     try:
@@ -87,7 +87,7 @@ def peer_version() -> str:
 
 
 def fixed_workers(name: str) -> int | None:
-    """The number of workers an engine's name asks for. Raises ConfigError for what is none."""
+    """The number of workers in an engine's name. Raises ConfigError for an invalid one."""
     tier, colon, workers = name.partition(":")
     if not colon:
         return None
@@ -103,17 +103,17 @@ def check_peer() -> None:
 
 
 def peer_flash_choices(kv_dtype: str) -> tuple[bool, ...]:
-    """Without and with flash attention, as far as the peer can: quantized values need it."""
+    """The peer's choices of flash attention that support ``kv_dtype``: quantized values need it."""
     return (True,) if kv_dtype == "q8_0" else (False, True)
 
 
 class TierEngine:
-    """This runtime on one tier; see ``open_engine`` for its name."""
+    """This runtime on one tier; see ``open_engine`` for the names."""
 
     def __init__(self, name: str, setup: Setup) -> None:
         tier = name.partition(":")[0]
         load_ahead(tier)
-        # Here, for the peer's start is not to be charged with loading them.
+        # Imported here, so that the peer's start is not charged for loading them.
         from harness.generate import Session, SessionOptions
         from harness.tiers import TierOptions
 
@@ -151,7 +151,7 @@ class TierEngine:
 class PeerEngine:
     """llama.cpp through the C functions of its Python binding.
 
-    Raises ConfigError when it is to compute on a graphics card and was built for none.
+    Raises ConfigError when it shall use a graphics card but was built without support for one.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -199,25 +199,26 @@ class PeerEngine:
         return Timing(first - started, time.perf_counter() - first)
 
     def generate_together(self, prompts: Sequence[Sequence[int]], decode_tokens: int) -> Timing:
-        """As ``generate``, a sequence a prompt: after the prompts, all share every step."""
+        """Like ``generate``, with one sequence per prompt: after the prompts, all sequences share
+        every step."""
         started = time.perf_counter()
         self._forget()
         tokens = []
         for sequence, prompt in enumerate(prompts):
             for start in range(0, len(prompt), CHUNK_TOKENS):
                 part = prompt[start : start + CHUNK_TOKENS]
-                places = [(token, sequence, start + i) for i, token in enumerate(part)]
-                (following,) = self._step_of(places, [len(part) - 1])
+                entries = [(token, sequence, start + i) for i, token in enumerate(part)]
+                (following,) = self._step_of(entries, [len(part) - 1])
             tokens.append(following)
         first = time.perf_counter()
         rows = range(len(prompts))
         for step in range(decode_tokens):
-            places = [(tokens[row], row, len(prompts[row]) + step) for row in rows]
-            tokens = self._step_of(places, rows)
+            entries = [(tokens[row], row, len(prompts[row]) + step) for row in rows]
+            tokens = self._step_of(entries, rows)
         return Timing(first - started, time.perf_counter() - first)
 
     def _shared_context(self, setup: Setup) -> Any:
-        """A context of so many sequences, each with room of its own."""
+        """A context of ``setup.sequences`` sequences, each with its own memory."""
         params = self._llama.context_params
         each = -(-setup.context // CONTEXT_UNIT) * CONTEXT_UNIT
         params.n_ctx = each * setup.sequences
@@ -232,16 +233,17 @@ class PeerEngine:
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
 
     def _step(self, tokens: Sequence[int]) -> int:
-        """Compute ``tokens`` after what is in the cache; the likeliest next one."""
+        """Compute ``tokens`` after the cached ones; returns the most likely next token."""
         array = (self._api.llama_token * len(tokens))(*tokens)
         self._decode(self._api.llama_batch_get_one(array, len(tokens)))
         return self._likeliest(-1)
 
-    def _step_of(self, places: Sequence[tuple[int, int, int]], rows: Sequence[int]) -> list[int]:
-        """Compute tokens of (id, sequence, position); the likeliest next ones after ``rows``."""
+    def _step_of(self, entries: Sequence[tuple[int, int, int]], rows: Sequence[int]) -> list[int]:
+        """Compute tokens given as (id, sequence, position); returns the most likely next tokens of
+        ``rows``."""
         batch = self._batch
-        batch.n_tokens = len(places)
-        for index, (token, sequence, position) in enumerate(places):
+        batch.n_tokens = len(entries)
+        for index, (token, sequence, position) in enumerate(entries):
             batch.token[index], batch.pos[index] = token, position
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
             batch.logits[index] = index in rows

@@ -1,4 +1,4 @@
-"""What this machine is, how fast its memory streams, how much of it a process took."""
+"""Facts about this machine: processor, memory bandwidth, and how busy its cores are."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import psutil
 import threadpoolctl
 
 STREAM_BYTES = 1 << 28
-"""Size of the copied array: far beyond any cache."""
+"""Bytes of the copied array, far beyond any cache."""
 STREAM_ROUNDS = 3
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, cores this process may use, memory in bytes, load, and the numpy that computes."""
+    """The processor, usable cores, bytes of memory, load, and numpy version."""
     blas = [
         f"{pool['internal_api']} {pool['version']} ({pool.get('architecture', 'unknown')})"
         for pool in threadpoolctl.threadpool_info()
@@ -50,9 +50,9 @@ def _cpu_name() -> str:
 
 
 def stream_bandwidth(threads: int, nbytes: int = STREAM_BYTES) -> float:
-    """Bytes per second a numpy copy reads and writes, best of a few rounds.
+    """Bytes per second that a numpy copy reads and writes, the best of a few rounds.
 
-    ``threads`` copy one part each; every byte copied counts twice.
+    ``threads`` threads copy one part each; every byte copied counts twice.
     """
     source = np.ones(nbytes, np.uint8)
     target = np.zeros(nbytes, np.uint8)
@@ -67,10 +67,10 @@ def stream_bandwidth(threads: int, nbytes: int = STREAM_BYTES) -> float:
 
 
 def peak_resident_bytes() -> int:
-    """The most memory this process ever had resident, mapped files included."""
+    """The peak resident memory of this process in bytes, mapped files included."""
     status = Path("/proc/self/status")
     if status.exists():
-        # The resource module's figure would include what the parent had before this program.
+        # The resource module's figure includes the parent's memory before exec.
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

@@ -29,18 +29,19 @@ FIRST_PROMPT = "Why is the sky blue?"
 SHORT_TOKENS = 5
 VOCABULARY_TOKENS = 262_144
 VOCABULARY_MERGES = 514_906
-"""Those of the largest published vocabulary."""
+"""Merges of the largest published vocabulary."""
 PEER_TRIALS = 2
-"""Runs of each configuration of the peer, in turn; the best counts."""
+"""Runs of each configuration of the peer, in turn; the best run counts."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """What is measured. ``engines`` are names for ``open_engine``, the peer last if it takes part.
+    """What to measure. ``engines`` are names for ``open_engine``, with the peer last if it takes
+    part.
 
-    ``beside`` is how many busy processes keep the machine company; with ``peer_gpu`` the peer has
+    ``beside`` is the number of busy processes that run meanwhile; with ``peer_gpu`` the peer puts
     the model on a graphics card.
     """
 
@@ -62,7 +63,7 @@ class BenchmarkPlan:
 
 @dataclass(slots=True)
 class Samples:
-    """Measured values of one engine, one entry per repetition."""
+    """Measured values of one engine, one per repetition."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
 
@@ -71,7 +72,7 @@ class Samples:
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Median and spread of repeated measurements."""
+    """The median and spread of repeated measurements."""
     return {
         "median": statistics.median(values),
         "minimum": min(values),
@@ -81,7 +82,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str, Any]:
-    """Everything the command reports, as plain JSON types. ``say`` is told what is going on.
+    """Everything the command reports, as plain JSON types. ``say`` receives lines about progress.
 
     Raises RequestError when the model's context is too short, ExecutionError for an engine that
     fails.
@@ -124,7 +125,7 @@ def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str
 
 
 def vocabulary_open_seconds(repeat: int, tokens: int = VOCABULARY_TOKENS) -> list[float]:
-    """How long opening a file with a vocabulary of ``tokens`` takes, ``repeat`` times."""
+    """Seconds to open a file with a vocabulary of ``tokens``, measured ``repeat`` times."""
     metadata: dict[str, Any] = {
         "tokenizer.ggml.tokens": [b"token%d" % i for i in range(tokens)],
         "tokenizer.ggml.scores": np.zeros(tokens, np.float32),
@@ -143,7 +144,7 @@ def vocabulary_open_seconds(repeat: int, tokens: int = VOCABULARY_TOKENS) -> lis
 
 
 def _model_facts(plan: BenchmarkPlan) -> tuple[int, Mapping[str, int], int]:
-    """Vocabulary, bytes a decode step moves by label, size of the file."""
+    """The vocabulary size, the bytes a decode step moves by label, and the size of the file."""
     model = open_model(plan.model)
     try:
         if plan.context > model.config.context:
@@ -163,7 +164,7 @@ def _model_facts(plan: BenchmarkPlan) -> tuple[int, Mapping[str, int], int]:
 
 
 def _contexts(plan: BenchmarkPlan) -> dict[str, int]:
-    """Mean context of the two decode measurements."""
+    """The mean context of the two decode measurements."""
     half = plan.decode_tokens // 2
     return {"decode_short": SHORT_TOKENS + half, "decode_long": plan.prompt_tokens + half}
 
@@ -179,12 +180,13 @@ def _setup(plan: BenchmarkPlan) -> Setup:
 
 
 def in_turn(engines: Sequence[str], repetition: int) -> Sequence[str]:
-    """Every other repetition in reverse, so that no engine always runs on a warmer machine."""
+    """The engines' order, reversed in every other repetition, so none always runs on a warmer
+    machine."""
     return engines if repetition % 2 == 0 else engines[::-1]
 
 
 def _best_of_peer(plan: BenchmarkPlan, prompt: Sequence[int]) -> tuple[Setup, dict[str, Any]]:
-    """The peer's faster configuration for this model here and now, and what is to be said of it."""
+    """The peer's faster configuration for this model on this machine, and facts about it."""
     setups = [
         replace(_setup(plan), flash_attention=flash) for flash in peer_flash_choices(plan.kv_dtype)
     ]
@@ -209,7 +211,7 @@ def _best_of_peer(plan: BenchmarkPlan, prompt: Sequence[int]) -> tuple[Setup, di
 
 
 def flash_name(flash_attention: bool) -> str:
-    """A configuration of the peer, in words."""
+    """The name of a configuration of the peer."""
     return "with flash attention" if flash_attention else "without flash attention"
 
 
@@ -237,7 +239,8 @@ def _measure_rates(
     samples: Mapping[str, Samples],
     say: Say,
 ) -> list[float]:
-    """Rates and memory of engines that are all open, in turn; the copy bandwidth meanwhile."""
+    """Measure rates and memory of all open engines in turn; returns the copy bandwidths in
+    between."""
     bandwidth: list[float] = []
     with ExitStack() as stack:
         workers = {
@@ -267,7 +270,7 @@ def _measure_once(
 
 
 def _ratios(samples: Mapping[str, Samples]) -> dict[str, dict[str, Any]]:
-    """Every tier over the peer, repetition by repetition."""
+    """The ratio of every tier to the peer in each repetition."""
     if PEER not in samples:
         return {}
     peer = samples[PEER].values
@@ -282,7 +285,7 @@ def _ratios(samples: Mapping[str, Samples]) -> dict[str, dict[str, Any]]:
 
 
 def _roofline(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Share of the rate at which memory could stream what a decode step moves."""
+    """The decode rate as a share of the rate at which memory could stream a step's bytes."""
     stream = report["stream_bytes_per_second"]["median"]
     return {
         name: {

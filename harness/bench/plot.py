@@ -1,4 +1,4 @@
-"""A benchmark's rates as bars, with the memory bound where there is one: SVG or PNG."""
+"""Plots a benchmark's rates as bars, with the memory bound if there is one, as SVG or PNG."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 PANELS = ("decode_short", "decode_long", "prefill")
 FORMATS = ("svg", "png")
 HEADROOM = 1.28
-"""Height of a panel over its tallest thing: room for two lines of label."""
+"""The height of a panel relative to its tallest bar, with room for two lines of label."""
 TITLE_PAD = 18.0
-"""Points between a panel and its title: room for the line that says the memory bound."""
+"""Points between a panel and its title, with room for the line that states the memory bound."""
 COLORS = ("#2166ac", "#67a9cf", "#5aae61", "#9970ab")
 PEER_COLOR = "#999999"
 BOUND_COLOR = "#b2182b"
 INCHES = (9.0, 3.4)
 DOTS_PER_INCH = 150
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "zinc-rt", "font.size": 9.0}
-"""Text stays text, and the same report gives the same file."""
+"""Style options: text stays text, and the same report gives the same file."""
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigError when no plot could be written there, before anything is measured."""
+    """Raise ConfigError before anything is measured when no plot could be written to ``path``."""
     if path.suffix[1:] not in FORMATS:
         raise ConfigError(f"--plot: {path} must end in .svg or .png")
     if not path.absolute().parent.is_dir():
@@ -40,7 +40,8 @@ def check_plot(path: Path) -> None:
 
 
 def write_plot(report: Report, path: Path) -> None:
-    """Decode at both contexts and prefill, a bar an engine, the range of the repetitions on it.
+    """Plot decode at both contexts and prefill: a bar per engine, with the range of its
+    repetitions.
 
     A dashed line is the rate at which memory could stream what a decode step moves. Raises
     ConfigError when the file cannot be written.
@@ -49,7 +50,7 @@ def write_plot(report: Report, path: Path) -> None:
 
 
 def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
-    """Draw in the style of all plots and write the file. Raises ConfigError when that cannot be."""
+    """Draw in the common style and write the file. Raises ConfigError when that fails."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -88,15 +89,15 @@ def _panel(axes: Any, report: Report, metric: str) -> None:
         [rate["maximum"] - rate["median"] for rate in found.values()],
     ]
     axes.bar(list(found), medians, color=colors, width=0.6, yerr=spread, capsize=3)
-    for place, (name, rate) in enumerate(found.items()):
+    for index, (name, rate) in enumerate(found.items()):
         label = _label(rate["median"], report["ratios"].get(name, {}).get(metric))
         axes.annotate(
             label,
-            (place, rate["maximum"]),
+            (index, rate["maximum"]),
             xytext=(0, 5),
             textcoords="offset points",
             ha="center",
-            # A line may pass behind a value, never through it.
+            # The background keeps lines from crossing the text of a value.
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
     top = max(rate["maximum"] for rate in found.values())
@@ -104,7 +105,7 @@ def _panel(axes: Any, report: Report, metric: str) -> None:
         stream = report["stream_bytes_per_second"]["median"]
         bound = stream / report["bytes_per_token"][metric]
         axes.axhline(bound, color=BOUND_COLOR, linestyle="--", linewidth=1)
-        # Above the panel: inside it a bar of any height could carry its value to the same place.
+        # Placed above the panel, since a value of any bar could overlap it inside.
         axes.annotate(
             f"- - memory bound {digits(bound)}",
             (0.5, 1),

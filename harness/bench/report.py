@@ -1,4 +1,4 @@
-"""A benchmark's report as text for a terminal and as Markdown."""
+"""Renders a benchmark's report as text for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ METRICS = (
     ("cold_start_seconds", "first-ever start, nothing cached", "s", 1.0),
     ("peak_resident_bytes", "peak resident memory", "MB", 1e-6),
 )
-"""Metric, label, unit, factor."""
+"""Name, label, unit and factor of each metric."""
 
 
 def label_of(metric: str, report: Report) -> str:
-    """What a metric is called in this report."""
+    """The label of a metric in this report."""
     (label,) = (text for name, text, _, _ in METRICS if name == metric)
     return label.format(short=SHORT_TOKENS, long=report["settings"]["prompt_tokens"])
 
@@ -37,7 +37,7 @@ def render(report: Report) -> str:
 
 
 def render_markdown(report: Report) -> str:
-    """The report as a Markdown table between what was measured and the bounds."""
+    """The report as Markdown: what was measured, a table, and the bounds."""
     head, *rows = _rows(report)
     rule = ("---", "---", *("--:" for _ in head[2:]))
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)]
@@ -80,7 +80,7 @@ def _stream(report: Report) -> float:
 
 
 def _bounds(report: Report) -> Iterator[str]:
-    """The figures that are no metric of an engine."""
+    """Lines of figures that are not metrics of an engine."""
     for metric, nbytes in report["bytes_per_token"].items():
         shares = ", ".join(
             f"{name} {share[metric]:.1%}" for name, share in report["roofline"].items()
@@ -99,12 +99,12 @@ def _bounds(report: Report) -> Iterator[str]:
 
 
 def spread(found: Mapping[str, Any], factor: float) -> str:
-    """Median and range in three significant digits, the range only where there is one."""
+    """The median and range with three significant digits; no range for a single value."""
     median, low, high = (found[key] * factor for key in ("median", "minimum", "maximum"))
     shown = digits(median)
     return shown if low == high else f"{shown} ({digits(low)}-{digits(high)})"
 
 
 def digits(value: float) -> str:
-    """Three significant digits, whole numbers in full."""
+    """A number with three significant digits; larger integers in full."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,6 +1,6 @@
-"""One engine in a process of its own: ``python -m harness.bench.worker NAME SETUP_JSON PROMPT``.
+"""Runs one engine in its own process: ``python -m harness.bench.worker NAME SETUP_JSON PROMPT``.
 
-The process announces its first token, then answers one JSON line per line of standard input:
+The process announces its first token, then answers each JSON line of standard input with one:
 ``{"prompt": ids, "decode_tokens": n}`` or ``{"prompts": [ids, ...], ...}`` with the seconds taken,
 ``{}`` with the peak memory.
 """
@@ -27,19 +27,21 @@ from harness.startup import prepare_process
 
 CLOSE_SECONDS = 30.0
 CACHE_VARIABLES = ("XDG_CACHE_HOME", "POCL_CACHE_DIR", "CUDA_CACHE_PATH", "NEO_CACHE_DIR")
-"""Where this runtime on Linux, PoCL, NVIDIA's and Intel's drivers keep built kernels."""
+"""Variables of the folders in which this runtime on Linux, PoCL, NVIDIA's and Intel's drivers cache
+built kernels."""
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
-"""Would have every start compile this source tree again, which an installed package, as the peer
-is, never does."""
+"""A variable that would make every start recompile this source tree, which an installed package
+(the peer) never does."""
 
 
 class Worker(ContextManager):
-    """The parent's end. A context manager; ``first_token_seconds`` counts from process start."""
+    """The parent's side of a worker. ``first_token_seconds`` counts from the start of the
+    process."""
 
     def __init__(self, name: str, setup: Setup, prompt: str, cache: Path | None = None) -> None:
-        """Raises ExecutionError with what the worker said when it could not start.
+        """Start the worker. Raises ExecutionError with its output when it could not start.
 
-        ``cache`` takes the place of every folder in which kernels built earlier are looked for.
+        ``cache`` replaces every folder of cached kernels.
         """
         self.name = name
         root = str(Path(harness.__file__).parents[1])
@@ -61,17 +63,17 @@ class Worker(ContextManager):
         self.first_token_seconds = time.perf_counter() - started
 
     def generate(self, prompt: Sequence[int], decode_tokens: int) -> Timing:
-        """As ``BenchEngine.generate``."""
+        """See ``BenchEngine.generate``."""
         answer = self._ask({"prompt": list(prompt), "decode_tokens": decode_tokens})
         return Timing(**answer)
 
     def generate_together(self, prompts: Sequence[Sequence[int]], decode_tokens: int) -> Timing:
-        """As ``PeerEngine.generate_together``."""
+        """See ``PeerEngine.generate_together``."""
         together = [list(prompt) for prompt in prompts]
         return Timing(**self._ask({"prompts": together, "decode_tokens": decode_tokens}))
 
     def peak_resident_bytes(self) -> int:
-        """The most memory the worker has had resident so far."""
+        """The peak resident memory of the worker so far, in bytes."""
         return int(self._ask({})["peak_resident_bytes"])
 
     def close(self) -> None:
@@ -88,13 +90,13 @@ class Worker(ContextManager):
             self._process.stdout.close()
 
     def _end(self) -> str:
-        """How the process ended, which it has or is about to."""
+        """Wait for the process and describe how it ended."""
         code = self._process.wait(CLOSE_SECONDS)
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        # A worker that is gone has no answer, which is where that is told.
+        # A worker that is gone gives no answer, which is reported when reading.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
@@ -116,7 +118,7 @@ def _cache_variables(cache: Path | None) -> dict[str, str]:
 
 
 def serve(name: str, setup: Setup, prompt: str) -> None:
-    """The worker's end: one line out for the first token, then one for every line in."""
+    """The worker's side: write one line for the first token, then one for every line read."""
     prepare_process()
     engine = open_engine(name, setup)
     engine.generate(engine.encode(prompt), 0)

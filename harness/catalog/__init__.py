@@ -1,4 +1,4 @@
-"""Managed models: catalogued or named as on the hub, verified, in a folder of their own."""
+"""Managed models: from the catalog or from the hub, verified, in their own folder."""
 
 from harness.catalog.entries import (
     DEFAULT_ID,

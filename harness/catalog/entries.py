@@ -1,6 +1,6 @@
-"""The managed models: what each one is, how big, under which licence, and where it comes from.
+"""The catalog of models: size, licence and source of each.
 
-The catalogued ones are data, in ``entries.toml`` beside this file.
+Its data are in ``entries.toml`` in this folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class WheelMember:
-    """One file inside a wheel, fetched by pip from whichever index pip is set up to use."""
+    """One file inside a wheel, which pip fetches from its configured index."""
 
     distribution: str
     version: str
@@ -39,7 +39,7 @@ class WheelMember:
 
     @property
     def path(self) -> str:
-        """The name of the file once it is out of the wheel."""
+        """The file's name after extraction from the wheel."""
         return self.member.rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class WheelMember:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file to pull: ``size`` in bytes, ``sha256`` in hexadecimal, empty where nobody says."""
+    """A file to pull: ``size`` in bytes, ``sha256`` in hexadecimal, empty when unknown."""
 
     source: HubFile | WheelMember
     size: int
@@ -57,7 +57,8 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class ManagedModel:
-    """What a pull needs: a name, the folder in the cache, and the files, the first part first."""
+    """What a pull needs: a name, the folder in the cache, and the files, with the first part
+    first."""
 
     id: str
     folder: str
@@ -66,11 +67,11 @@ class ManagedModel:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry(ManagedModel):
-    """A model of one file; ``parameters`` as advertised.
+    """A catalogued model of one file; ``parameters`` is the advertised number.
 
-    ``cache_bytes_per_token`` is the key/value storage of one token at f16 with every attention
-    layer kept whole; ``state_bytes`` is the recurrent state of one sequence. ``sampling`` are the
-    settings that its makers recommend, by name.
+    ``cache_bytes_per_token`` is the bytes of keys and values per token at f16, with every attention
+    layer's whole context; ``state_bytes`` is the recurrent state of one sequence. ``sampling``
+    holds the sampling settings its makers recommend, by name.
     """
 
     name: str
@@ -84,12 +85,13 @@ class CatalogEntry(ManagedModel):
 
     @property
     def file(self) -> ModelFile:
-        """The one file."""
+        """The model's only file."""
         return self.files[0]
 
     @property
     def memory(self) -> int:
-        """Bytes the cpu tier needs, about: weights, one 4,096-token sequence and the program."""
+        """About the bytes the cpu tier needs: weights, one sequence of 4,096 tokens, and the
+        program."""
         cache = self.cache_bytes_per_token * MEMORY_CONTEXT_TOKENS
         return self.file.size + cache + self.state_bytes + MEMORY_OVERHEAD_BYTES
 
@@ -119,7 +121,7 @@ def find(model_id: str) -> CatalogEntry:
 
 
 def entry_of_file(path: Path) -> CatalogEntry | None:
-    """The entry whose file this is, by its name and size, wherever it lies."""
+    """The entry whose file has this name and size, in whatever folder it is; None without one."""
     for entry in ENTRIES.values():
         if Path(entry.file.source.path).name == path.name and path.is_file():
             return entry if path.stat().st_size == entry.file.size else None
@@ -127,7 +129,7 @@ def entry_of_file(path: Path) -> CatalogEntry | None:
 
 
 def suggestion(model_id: str) -> str:
-    """A clause that offers the ids nearest to ``model_id``, or the ways to name a model."""
+    """A clause that suggests the ids closest to ``model_id``, or the ways to name a model."""
     import difflib
 
     near = difflib.get_close_matches(model_id.lower(), ENTRIES, n=3)

@@ -1,4 +1,4 @@
-"""What is known of managed models, as JSON values."""
+"""Facts about managed models, as JSON values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Facts = dict[str, Any]
 
 
 def managed_models(cache_dir: Path) -> Iterator[Facts]:
-    """The catalogued models, then the pulled ones of the hub."""
+    """The facts of all catalogued models, then of the pulled hub models."""
     for entry in ENTRIES.values():
         yield entry_facts(entry, store.find_pulled(entry.id, cache_dir))
     for found in store.pulled_from_hub(cache_dir):
@@ -22,7 +22,7 @@ def managed_models(cache_dir: Path) -> Iterator[Facts]:
 
 
 def entry_facts(entry: CatalogEntry, found: PulledModel | None) -> Facts:
-    """A catalogued model; sizes in bytes, ``path`` null until it is installed."""
+    """Facts of a catalogued model; sizes are in bytes, ``path`` is null unless it is installed."""
     return {
         "id": entry.id,
         "name": entry.name,
@@ -40,7 +40,7 @@ def entry_facts(entry: CatalogEntry, found: PulledModel | None) -> Facts:
 
 
 def hub_facts(name: str, found: PulledModel | None) -> Facts:
-    """A model named as on the hub, as far as the cache knows it."""
+    """Facts of a hub model, as far as the cache knows them."""
     return {
         "id": name,
         "size_bytes": found.size if found else None,

@@ -1,8 +1,8 @@
-"""The hub, through ``huggingface_hub``: what a repository holds, and one file of it.
+"""Access to the hub through ``huggingface_hub``: lists a repository and fetches one file of it.
 
-The library is imported when a file of the hub is asked for and not before. It brings what users
-of the hub expect: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, proxies, a broken transfer continued
-where it stopped, files found in its own cache not fetched again.
+The library is imported only when a file of the hub is needed. It supports what users of the hub
+expect: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, proxies, interrupted transfers that continue, and its
+own cache of files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def find_on_hub(name: HubName) -> ManagedModel:
-    """The model ``name`` means on the hub now, pinned to a commit. Raises CatalogError."""
+    """Find the model ``name`` on the hub now, pinned to a commit. Raises CatalogError."""
     repository = name.repository
     with _hub(repository) as library:
         api = library.HfApi(_endpoint(), library_name=LIBRARY_NAME)
@@ -45,20 +45,21 @@ def find_on_hub(name: HubName) -> ManagedModel:
 
 
 def hub_folder(repository: str, stem: str) -> str:
-    """The folder, in the cache, of the model whose parts share ``stem``."""
+    """The folder in the cache of the model whose parts have the common ``stem``."""
     return f"hf.co/{repository}/{stem.replace('/', '--')}"
 
 
 def download_file(file: HubFile, folder: Path, progress: Progress) -> None:
-    """Fetch ``file`` to its path below ``folder``; whether it is the right one is not checked.
+    """Fetch ``file`` to its path below ``folder``, without verifying it.
 
-    Scratch files go to ``folder / ".cache"``. ``progress`` is told of bytes as they come.
-    Raises CatalogError.
+    Temporary files go to ``folder / ".cache"``. ``progress`` receives bytes as they arrive. Raises
+    CatalogError.
     """
     from tqdm import tqdm
 
     class Reporter(tqdm):  # type: ignore[type-arg]
-        """The bar the library drives, which shows nothing itself."""
+        """The progress bar that the library updates; it forwards to ``progress`` and shows
+        nothing."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": True})
@@ -82,7 +83,7 @@ def download_file(file: HubFile, folder: Path, progress: Progress) -> None:
 
 
 def _endpoint() -> str:
-    """The address of the hub, or of the mirror HF_ENDPOINT names; raises CatalogError."""
+    """The address of the hub, or of the mirror that HF_ENDPOINT names; raises CatalogError."""
     address = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     parts = urlsplit(address)
     if parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK):
@@ -92,9 +93,9 @@ def _endpoint() -> str:
 
 @functools.cache
 def _library() -> ModuleType:
-    """The library, set up to tell nobody what else runs here and to reach only the hub."""
+    """Import the library, configured to send no telemetry and to connect only to the hub."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    # A second way to fetch files, which would connect to whatever it is told.
+    # Xet is a second way to fetch files, which connects to any address it is given.
     os.environ["HF_HUB_DISABLE_XET"] = "1"
     import huggingface_hub
 
@@ -106,7 +107,7 @@ def _library() -> ModuleType:
 
 @contextlib.contextmanager
 def _hub(repository: str) -> Iterator[ModuleType]:
-    """The library; what goes wrong becomes a CatalogError that says what to do about it."""
+    """The library; its errors become CatalogErrors that say what to do."""
     name, library = f"hf.co/{repository}", _library()
     if library.is_offline_mode():
         raise CatalogError(f"{name}: HF_HUB_OFFLINE is set; unset it to pull, or name a GGUF file")

@@ -1,8 +1,8 @@
-"""Models named as on the hub: ``hf.co/ORG/REPO[:QUANT]`` or ``hf.co/ORG/REPO/FILE.gguf``.
+"""Parses names of hub models: ``hf.co/ORG/REPO[:QUANT]`` or ``hf.co/ORG/REPO/FILE.gguf``.
 
-Which files a name means is decided from a list of paths alone, so that a repository on the hub
-and what is already pulled of it are searched by the same rules. Names are held to a short
-alphabet: whatever a repository calls its files, none can lead out of a folder.
+The files a name means are determined from a list of paths alone, so the same rules search a
+repository on the hub and its pulled files. Names are restricted to a small alphabet, so that no
+file name can lead out of a folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUANT = re.compile(
 )
 NOT_A_MODEL = re.compile(r"(?:^|[-._/])(?:mmproj|imatrix|mtp|lora|vocab)(?:[-._/]|$)", re.I)
 PREFERRED = ("Q4_K_M", "UD-Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
-"""What a name without a quant means: the first of these the repository has."""
+"""The preferred quants: a name without a quant means the first of these in the repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class HubName:
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether ``text`` starts as a name of the hub does."""
+    """Whether ``text`` starts like a name of the hub."""
     return text.startswith(HOSTS)
 
 
 def parse_hub_name(text: str) -> HubName:
-    """The parts of a name of the hub; raises CatalogError on anything else."""
+    """Parse a name of the hub; raises CatalogError for anything else."""
     match = NAME.fullmatch(text)
     if match is None:
         raise CatalogError(
@@ -59,20 +59,20 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def stem_of(path: str) -> str:
-    """The path without its ending and part number: all parts of one model share it."""
+    """The path without its extension and part number, which all parts of one model share."""
     return SPLIT.sub("", path.removesuffix(".gguf"))
 
 
 def quant_of(stem: str) -> str:
-    """The quant a stem ends with, as written, or else its folder's; the stem if neither does."""
+    """The quant at the end of a stem, as written, else its folder's, else the whole stem."""
     match = QUANT.search(stem) or QUANT.search(stem.rpartition("/")[0])
     return match[1] if match else stem
 
 
 def models_among(paths: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The models made of ``paths``: stem to the paths of its parts, in order.
+    """The models among ``paths``: stem to the paths of its parts, in order.
 
-    Files that are no language model, and names that are not safe as paths, do not count.
+    Files that are not language models, and names that are unsafe as paths, are left out.
     """
     models: dict[str, list[str]] = {}
     for path in sorted(paths):
@@ -84,7 +84,7 @@ def models_among(paths: Iterable[str]) -> dict[str, tuple[str, ...]]:
 def choose(name: HubName, paths: Iterable[str]) -> tuple[str, tuple[str, ...]]:
     """The stem and the parts of the model that ``name`` means among the files ``paths``.
 
-    Raises CatalogError that says what there is, if it means none, several or half a model.
+    Raises CatalogError that lists the choices if it means no model, several, or an incomplete one.
     """
     models = models_among(paths)
     stem = _stem_meant(name, models)

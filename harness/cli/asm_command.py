@@ -1,4 +1,4 @@
-"""``zinc-rt asm``: a kernel for AMD GPUs from its text to a checked ``.zrt`` file, and back."""
+"""``zinc-rt asm``: assembles an AMD kernel's text to a checked ``.zrt`` file, and back."""
 
 from __future__ import annotations
 

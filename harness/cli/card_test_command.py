@@ -1,4 +1,4 @@
-"""``zinc-rt card-test``: everything that is asked of an AMD card, and the archive to send."""
+"""``zinc-rt card-test``: tests an AMD card and writes an archive of the results to send."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def card_test(args: argparse.Namespace) -> int:
-    """Tell what is found, then write it."""
+    """Print the results, then write the archive."""
     from harness.amd_card import Card, examine
 
     if not args.out.absolute().parent.is_dir():

@@ -1,4 +1,5 @@
-"""A conversation: every turn sends the whole history again, and Ctrl-C stops only the answer."""
+"""The conversation of ``zinc-rt chat``: each turn sends the whole history; Ctrl-C stops only the
+answer."""
 
 from __future__ import annotations
 
@@ -37,14 +38,15 @@ Ctrl-C stops an answer. A turn that starts with / and is no command begins with 
 
 
 class Partner(Protocol):
-    """Who answers."""
+    """What answers in a conversation: a model in this process or a server."""
 
     @property
     def name(self) -> str:
-        """Who that is, for a person."""
+        """The name to show."""
 
     def answer(self, messages: Messages) -> tuple[str, bool]:
-        """Show the answer to a conversation as it comes: its text, and whether Ctrl-C cut it."""
+        """Show the answer to a conversation as it comes; returns its text and whether Ctrl-C cut
+        it."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,11 @@ class LocalPartner:
 
     @property
     def name(self) -> str:
-        """The model and its context."""
+        """The model and its context length."""
         return f"{self.session.model.config.name}, {self.session.context} tokens of context"
 
     def answer(self, messages: Messages) -> tuple[str, bool]:
-        """Generate and show."""
+        """Generate the answer and show it."""
         session, settings = self.session, self.settings
         generation = session.generate(
             encode_messages(session, messages, settings["thinking"]),
@@ -76,7 +78,7 @@ class LocalPartner:
 
 
 def converse(args: argparse.Namespace, settings: Settings) -> int:
-    """Take turns with a model of this process until the input ends."""
+    """Hold a conversation with a model in this process until the input ends."""
     first = first_turn(args)
     recording = Recording(args.trace, args.timeline)
     with open_session(settings, chat=True, recording=recording) as session:
@@ -88,20 +90,20 @@ def converse(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def first_turn(args: argparse.Namespace) -> str | None:
-    """What the command line says, if anything."""
+    """The first message, from the command line, or None."""
     given = args.prompt is not None or args.file is not None
     return read_prompt(args.prompt, args.file) if given else None
 
 
 def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:
-    """Take turns until the input ends; ``first`` comes before it."""
+    """Hold a conversation until the input ends; ``first`` is its first message if not None."""
     interactive = sys.stdin.isatty()
     chat = Chat(partner, settings["system"])
     if interactive:
         note(f"{partner.name}; /help helps")
     if first is not None and chat.take_turn(first) and not interactive:
         return INTERRUPTED
-    for line in _asked_lines() if interactive else _piped_lines():
+    for line in _typed_lines() if interactive else _piped_lines():
         if line.startswith("/") and not line.startswith("//"):
             if not chat.command(line):
                 break
@@ -125,24 +127,25 @@ def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:
 
 
 class Chat:
-    """The history of a conversation, and what moves it on."""
+    """A conversation: its history, and the methods that extend it."""
 
     def __init__(self, partner: Partner, system: str | None) -> None:
         self._partner = partner
         self.messages = opening(system)
 
     def take_turn(self, text: str) -> bool:
-        """Answer ``text`` on standard output and remember both; True when Ctrl-C cut the answer.
+        """Answer ``text`` on standard output and add both to the history; True when Ctrl-C cut the
+        answer.
 
-        A turn that fails is not remembered.
+        A turn that fails is not added.
         """
-        asked = [*self.messages, user(text)]
-        answer, interrupted = self._partner.answer(asked)
-        self.messages = [*asked, {"role": "assistant", "content": answer}]
+        messages = [*self.messages, user(text)]
+        answer, interrupted = self._partner.answer(messages)
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
         return interrupted
 
     def command(self, line: str) -> bool:
-        """Carry out a line that starts with a slash; False when it ends the conversation."""
+        """Execute a line that starts with a slash; returns False when it ends the conversation."""
         name, _, argument = line.partition(" ")
         match name:
             case "/exit":
@@ -164,8 +167,8 @@ def _is_system(message: dict[str, object]) -> bool:
     return message["role"] == "system"
 
 
-def _asked_lines() -> Iterator[str]:
-    """Lines typed at a terminal, with editing and history where readline exists."""
+def _typed_lines() -> Iterator[str]:
+    """Yield lines typed at a terminal, with editing and history if readline exists."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
     while True:
@@ -182,7 +185,7 @@ def _asked_lines() -> Iterator[str]:
 
 
 def _ask() -> str:
-    """One line; the question stays off a standard output that is no terminal."""
+    """Read one line; the prompt is not written to a standard output that is no terminal."""
     if sys.stdout.isatty():
         return input(ASK)
     print(ASK, end="", file=sys.stderr, flush=True)
@@ -193,7 +196,7 @@ def _ask() -> str:
 
 
 def _piped_lines() -> Iterator[str]:
-    """Lines of a standard input that is no terminal, empty ones left out."""
+    """Yield the lines of a standard input that is no terminal, without empty ones."""
     start = 0
     while raw := sys.stdin.buffer.readline(MAX_PROMPT_BYTES + 1):
         if len(raw) > MAX_PROMPT_BYTES:

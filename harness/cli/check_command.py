@@ -1,4 +1,4 @@
-"""``zinc-rt check``: READY, or what is wrong with this machine and how to mend it."""
+"""``zinc-rt check``: prints READY, or what is wrong with this machine and how to fix it."""
 
 from __future__ import annotations
 

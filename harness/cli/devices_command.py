@@ -1,4 +1,4 @@
-"""``zinc-rt devices``: the tiers of this build and what each one runs on or lacks."""
+"""``zinc-rt devices``: lists the tiers of this build and the device each one runs on or lacks."""
 
 from __future__ import annotations
 

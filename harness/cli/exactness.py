@@ -1,8 +1,8 @@
-"""Whether this machine's numpy keeps the arithmetic rules: quick tests against other means.
+"""Tests quickly whether this machine's numpy keeps the arithmetic rules.
 
-Binary64 has more than twice the digits of binary32 and two to spare, so the sum, product or
-quotient of two binary32 numbers computed in binary64 (Python's own floats) and rounded once more
-is the correctly rounded binary32 result (Figueroa 1995). That is what numpy is compared with.
+Binary64 has more than twice the digits of binary32 and two to spare. So the sum, product or
+quotient of two binary32 numbers, computed in binary64 (Python's floats) and rounded once more, is
+the correctly rounded binary32 result (Figueroa 1995). numpy is compared with it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Float32 = NDArray[np.float32]
 SAMPLES = 512
 BLAS_ROWS = 64
 BLAS_INNER = 32
-"""Elements whose products with activations stay below 2^24 and so are exact in binary32."""
+"""Inner length for which sums of products stay below 2^24, and so are exact in binary32."""
 
 
 def broken_rules() -> Iterator[str]:
-    """What this machine gets wrong, one line each; nothing when it is exact."""
+    """The rules this machine breaks, one line each; nothing when it is exact."""
     for rule, holds in RULES.items():
         if not holds():
             yield rule
 
 
 def division_is_rounded() -> bool:
-    """R0: quotients of binary32 numbers are the nearest binary32 numbers."""
+    """R0: quotients of binary32 numbers are correctly rounded."""
     a, b = _samples(1), _samples(2)
     return [rounded(x / y) for x, y in zip(_list(a), _list(b), strict=True)] == _list(a / b)
 
@@ -49,7 +49,7 @@ def products_are_not_contracted() -> bool:
 
 
 def exp_is_exact() -> bool:
-    """R2: exp takes the fixed sequence of rounded operations."""
+    """R2: exp is the fixed sequence of rounded operations."""
     x = np.linspace(-90.0, 87.0, SAMPLES, dtype=np.float32)
     return [_exp(value) for value in _list(x)] == _list(elementary.exp(x))
 

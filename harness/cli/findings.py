@@ -1,4 +1,4 @@
-"""What ``zinc-rt check`` looks at. Nothing here changes the machine for longer than a moment."""
+"""The checks of ``zinc-rt check``. None changes the machine for longer than a moment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GREETING = "Hello"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at; ``remedy`` is empty when it is ``ok``."""
+    """The result of one check; ``remedy`` is empty when it is ``ok``."""
 
     subject: str
     ok: bool
@@ -42,7 +42,7 @@ class Finding:
 
 
 def all_findings(settings: Settings) -> Iterator[Finding]:
-    """Everything a run with these settings needs, in the order in which it is needed."""
+    """Check everything a run with these settings needs, in the order it is needed."""
     yield python_finding()
     yield numpy_finding()
     yield exactness_finding()
@@ -52,12 +52,12 @@ def all_findings(settings: Settings) -> Iterator[Finding]:
 
 
 def python_finding() -> Finding:
-    """The interpreter; one that is too old cannot even load this module."""
+    """Check the interpreter; one that is too old cannot even load this module."""
     return Finding("python", True, f"{platform.python_version()} at {sys.executable}")
 
 
 def numpy_finding() -> Finding:
-    """numpy and the BLAS it multiplies with."""
+    """Check numpy and its BLAS."""
     np.ones((2, 2), np.float32) @ np.ones((2, 2), np.float32)
     libraries = [
         f"{library['internal_api']} {library['version']}, {library['num_threads']} threads"
@@ -69,7 +69,7 @@ def numpy_finding() -> Finding:
 
 
 def exactness_finding() -> Finding:
-    """Whether numpy computes the bits the arithmetic rules ask for."""
+    """Check that numpy computes the bits the arithmetic rules define."""
     broken = list(broken_rules())
     if broken:
         remedy = "install numpy from its wheel on PyPI, and unset variables that tune BLAS"
@@ -77,27 +77,27 @@ def exactness_finding() -> Finding:
     return Finding("arithmetic", True, "division, exp, folds and integer BLAS give exact bits")
 
 
-def tier_finding(asked: str, device: str = "") -> Finding:
-    """The tiers that run here, and whether the one asked for is among them; with a ``device``,
-    whether it opens there."""
+def tier_finding(name: str, device: str = "") -> Finding:
+    """Check which tiers run here and whether the requested one does; with a ``device``, whether it
+    opens there."""
     if device:
         try:
-            with open_tier(asked, TierOptions(device=device)) as tier:
+            with open_tier(name, TierOptions(device=device)) as tier:
                 return Finding("tier", True, f"{tier.info.name} on {tier.info.device}")
         except TierUnavailable as error:
-            return Finding("tier", False, f"{asked}: {error.reason}", error.remedy)
+            return Finding("tier", False, f"{name}: {error.reason}", error.remedy)
     statuses = probe()
     here = [f"{status.name} on {status.device}" for status in statuses if status.available]
     for status in statuses:
-        if status.name == asked and not status.available:
-            return Finding("tier", False, f"{asked}: {status.reason}", status.remedy)
+        if status.name == name and not status.available:
+            return Finding("tier", False, f"{name}: {status.reason}", status.remedy)
     if not here:
         return Finding("tier", False, "none runs here", "see zinc-rt devices")
-    return Finding("tier", True, f"{asked}; {', '.join(here)}" if asked == AUTO else here[0])
+    return Finding("tier", True, f"{name}; {', '.join(here)}" if name == AUTO else here[0])
 
 
 def cache_finding(folder: Path) -> Finding:
-    """Whether pulled models can be kept."""
+    """Check that pulled models can be stored."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -111,7 +111,7 @@ def cache_finding(folder: Path) -> Finding:
 
 
 def model_findings(settings: Settings) -> Iterator[Finding]:
-    """The model: is it there, whole and supported, and does it fit."""
+    """Check that the model is present, complete and supported, and that it fits in memory."""
     try:
         entry = _entry(settings)
         path = model_file(settings, pull_missing=False)
@@ -156,7 +156,7 @@ def _absent(settings: Settings, problem: str) -> Finding:
 
 
 def _encode(prepared: Prepared, settings: Settings) -> None:
-    """Make tokens of a turn as a run does; raises what that raises."""
+    """Encode a turn as a run does; raises what that raises."""
     if prepared.template is None:
         prepared.model.tokenizer.encode(GREETING)
     else:
@@ -165,7 +165,7 @@ def _encode(prepared: Prepared, settings: Settings) -> None:
 
 
 def _session_findings(path: Path, settings: Settings, verified: str) -> Iterator[Finding]:
-    """All that a run does before it takes memory, and a look at every weight it would load."""
+    """Check all that a run does before it allocates memory, and every weight it would load."""
     model = Finding("model", True, f"{path}{verified}")
     try:
         with ExitStack() as owned:

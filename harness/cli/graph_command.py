@@ -1,4 +1,4 @@
-"""``zinc-rt graph``: the forward passes of models, with the cost of every operation."""
+"""``zinc-rt graph``: prints the graphs of models, with the cost of every operation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 NAMES = (*MODEL_SETTINGS, "context", "kv_dtype")
 FORMATS = ("json", "dot", "html")
 MODELS_MAX = 16
-"""Columns of one report."""
+"""Most models of one report."""
 CONTEXT = 4096
-"""Positions attended when nobody says otherwise, where every model has as many."""
+"""The default context in positions, if every model has as many."""
 BANDWIDTH = "100G"
 PEAK = "1T"
-"""Bytes and FLOPs a second of an everyday processor, so that an estimate needs no flags."""
+"""The default bytes and FLOPs per second of an estimate, those of an everyday processor."""
 RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)([kMGTP]?)")
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 EXAMPLES = """\
@@ -76,7 +76,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def graph(args: argparse.Namespace) -> int:
-    """Write the graphs; every query token attends the whole ``--context``."""
+    """Write the graphs; every query token attends to the whole ``--context``."""
     settings = resolve(args, NAMES)
     if not 1 <= args.tokens < 1 << 20:
         raise ConfigError(f"flag --tokens: {args.tokens} is not from 1 to {(1 << 20) - 1}")
@@ -108,7 +108,7 @@ def _rate(flag: str, text: str) -> float:
 
 
 def _paths(settings: Settings, names: Sequence[str]) -> dict[str, Path]:
-    """The files by the label they get in the output: their names where these differ."""
+    """The files by their label in the output: their names where these differ."""
     if not names:
         path = model_file(settings, pull_missing=False)
         return {path.name: path}
@@ -128,9 +128,9 @@ def _paths(settings: Settings, names: Sequence[str]) -> dict[str, Path]:
 def _graphs(
     paths: Mapping[str, Path], settings: Settings
 ) -> tuple[dict[str, Graph], dict[str, str], int]:
-    """Graphs and architectures by label, all for one context.
+    """Graphs and architectures by label, and the context, which is the same for all.
 
-    When nobody asked for a context it is the longest that every model has.
+    By default the context is the longest that every model has.
     """
     from contextlib import ExitStack
 
@@ -139,14 +139,14 @@ def _graphs(
     from reference.limits import Limits, pages_for
     from reference.model.open import open_model
 
-    asked = settings["context"]
+    requested = settings["context"]
     with ExitStack() as stack:
         models = {}
         for label, path in paths.items():
             models[label] = open_model(path)
             stack.enter_context(models[label].file)
-        context = min(longest_context(model, asked) for model in models.values())
-        if asked is None:
+        context = min(longest_context(model, requested) for model in models.values())
+        if requested is None:
             context = min(context, CONTEXT)
         kv_dtype = BY_NAME[settings["kv_dtype"]]
         limits = Limits(slots=1, context=context, pages=pages_for(context), kv_dtype=kv_dtype)

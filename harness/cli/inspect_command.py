@@ -1,4 +1,4 @@
-"""``zinc-rt inspect``: what a model file holds and what it takes to run it."""
+"""``zinc-rt inspect``: shows the contents of a model file and what running it needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def inspect(args: argparse.Namespace) -> int:
-    """Print the facts; 0 also for a model that this build cannot run."""
+    """Print the facts; returns 0 also for a model that this build cannot run."""
     settings = resolve(args, (*MODEL_SETTINGS, *ENGINE_NAMES))
     path = model_file(settings, pull_missing=False)
     from harness.cli.model_facts import file_facts, json_value, vocabulary_facts
@@ -72,7 +72,8 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, Any]:
-    """As the tier keeps it, if the command names one: opening it may compile for a while."""
+    """The facts of a run, on the tier if the command names one: opening it may compile for a
+    while."""
     import psutil
 
     from harness.cli.model_facts import RequestedSizes, run_facts
@@ -218,7 +219,7 @@ def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _sequences(memory: Mapping[str, Any]) -> str:
-    """How many sequences of which context fit, and why not more."""
+    """How many sequences of what context fit, and what prevents more."""
     from harness.progress import format_bytes
 
     rows = [("SLOTS", "CONTEXT OF EACH", "TOTAL", "WHY NOT MORE")]

@@ -1,4 +1,4 @@
-"""What the layers of a model are, as JSON values: layers that are alike share an entry."""
+"""Facts about a model's layers, as JSON values; equal layers share an entry."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from reference.model.gguf import TensorInfo
 from reference.model.open import Model
 
 EXPERT_TENSOR = "_exps."
-"""In the names of tensors that hold something of every expert, first axis the expert."""
+"""Part of the names of tensors that stack all experts, whose first axis is the expert."""
 
 
 def layer_facts(model: Model, kv_dtype: DType) -> dict[str, list[dict[str, Any]]]:
     """``attention``, ``recurrent`` and ``feed_forward``: entries with the ``layers`` they describe.
 
-    ``kv_per_token`` is the bytes of one layer's keys and values, stored as ``kv_dtype``, which
-    the heads must allow; 0 where it reads those of another layer.
+    ``kv_per_token`` is the bytes per token of one layer's keys and values, stored as ``kv_dtype``,
+    which the heads must allow; 0 if the layer reads those of another layer.
     """
     config = model.config
     recurrent = [n for n in range(config.layers) if config.is_recurrent(n)]
@@ -31,9 +31,9 @@ def layer_facts(model: Model, kv_dtype: DType) -> dict[str, list[dict[str, Any]]
 
 
 def active_parameters(model: Model) -> int:
-    """Elements of the tensors that take part in one token: of experts, the share it uses.
+    """Elements of the tensors used for one token; of experts, the share a token uses.
 
-    Drafting blocks take no part.
+    Drafting blocks are not counted.
     """
     return sum(_active(model.config, tensor) for tensor in model.file.tensors.values())
 
@@ -52,7 +52,7 @@ def _active(config: ModelConfig, tensor: TensorInfo) -> int:
 def _alike(
     layers: Iterable[int], describe: Callable[[int], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """One entry for all layers of the same description, in order of their first layer."""
+    """One entry for all layers with the same description, in order of their first layer."""
     found: list[dict[str, Any]] = []
     for layer in layers:
         facts = describe(layer)
@@ -104,7 +104,7 @@ def _delta_net(config: ModelConfig) -> dict[str, Any]:
 
 def _feed_forward(model: Model, layer: int) -> dict[str, Any]:
     config, mixture = model.config, model.config.experts
-    # Families differ in what the metadata's width means beside experts; the tensor does not.
+    # With experts, families differ in the meaning of the metadata's width, so look at the tensor.
     dense = f"blk.{layer}.ffn_down.weight" in model.file.tensors
     facts: dict[str, Any] = {"width": config.feed_forward[layer] if dense else 0}
     if mixture is not None:

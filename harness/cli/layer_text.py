@@ -1,4 +1,4 @@
-"""The layers of a model in a few lines of text."""
+"""Describes the layers of a model in a few lines of text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def layer_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows of label and text from what ``run_facts`` says; the label stands once for its kind."""
+    """Rows of label and text from ``run_facts``; only the first row of a kind has the label."""
     count = run["layers"]
     rows = [("layers", f"{count} of width {run['hidden']:,}{_drafting(run['drafting_blocks'])}")]
     for label, name, describe in (

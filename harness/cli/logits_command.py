@@ -1,4 +1,4 @@
-"""``zinc-rt logits``: what a model says of every position of a text, to the bit."""
+"""``zinc-rt logits``: prints a model's logits for every position of a text, exact to the bit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def logits(args: argparse.Namespace) -> int:
-    """Print digest and likeliest tokens; the digest depends on model and tokens only."""
+    """Print the digest and the most likely tokens; the digest depends only on model and tokens."""
     settings = resolve(args, NAMES)
     if not 0 <= args.top <= MAX_TOP:
         raise ConfigError(f"flag --top: {args.top} is not from 0 to {MAX_TOP}")
@@ -73,7 +73,7 @@ def _token_ids(text: str) -> list[int]:
 
 
 def _computed(session: Session, tokens: list[int], out: str | None) -> NDArray[np.float32]:
-    """Logits of every position, in the file ``out`` itself if there is one."""
+    """The logits of every position, stored in the file ``out`` if given."""
     import numpy as np
 
     shape = (len(tokens), session.model.config.vocab)
@@ -125,7 +125,7 @@ def _document(
 
 
 def _top(row: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
-    """The largest logits, ties by the lower id, with their bits."""
+    """The largest logits with their bits; equal ones by rising id."""
     import numpy as np
 
     order = np.argsort(-row, kind="stable")[:count]

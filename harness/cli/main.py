@@ -66,20 +66,20 @@ models (GGUF, also split files):
 
 
 def entry() -> int:
-    """Console script. Text that the terminal cannot show is escaped rather than fatal."""
+    """The console script. Text that the terminal cannot show is escaped instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     prepare_process()
     code = main()
     if code == BROKEN_PIPE:
-        # What is still buffered for the closed pipe would raise again when Python exits.
+        # Data still buffered for the closed pipe would raise again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; gives its exit code and prints at most one line of error."""
+    """Run one command line; returns its exit code and prints at most one line of error."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words or bool(os.environ.get(DEBUG_ENV))
     try:
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser(words: Iterable[str] = COMMANDS) -> Parser:
-    """The parser of the command line, with the commands ``words`` and their modules' others."""
+    """The parser of the command line, with the commands ``words`` and others of their modules."""
     parser = Parser(
         prog="zinc-rt",
         description="Run GGUF language models with the same bits on every device.",
@@ -121,7 +121,7 @@ def build_parser(words: Iterable[str] = COMMANDS) -> Parser:
 
 
 class _Version(argparse.Action):
-    """Prints the version of the installed distribution, looked up only when asked for."""
+    """Prints the version of the installed distribution, which is looked up only then."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(nargs=0, **options)
@@ -171,10 +171,10 @@ def _run(words: list[str]) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    """The arguments of a command line. Raises ConfigError.
+    """Parse a command line. Raises ConfigError.
 
-    Only the module of its command is loaded, unless there is something wrong with it: what the
-    user meant may be a flag of another command.
+    Only the module of its command is imported, unless the line is invalid: the user may have meant
+    a flag of another command.
     """
     if words and words[0] in COMMANDS:
         with suppress(ConfigError):

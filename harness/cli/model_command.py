@@ -1,4 +1,4 @@
-"""``zinc-rt model``: list, pull, use, active and rm for the managed models.
+"""``zinc-rt model``: lists, pulls, selects and removes managed models.
 
 Results go to standard output, progress to standard error.
 """
@@ -115,7 +115,7 @@ def pull_model(args: argparse.Namespace) -> int:
 
 
 def use_model(args: argparse.Namespace) -> int:
-    """Make a model the one used when none is named; returns the exit code."""
+    """Select the model used when none is named; returns the exit code."""
     cache_dir = _cache_dir(args)
     catalog.set_active(args.id, cache_dir)
     pulled = catalog.find_pulled(args.id, cache_dir) is not None
@@ -124,7 +124,7 @@ def use_model(args: argparse.Namespace) -> int:
 
 
 def remove_model(args: argparse.Namespace) -> int:
-    """Delete a pulled model and say what was freed; returns the exit code."""
+    """Delete a pulled model and print the bytes freed; returns the exit code."""
     freed = catalog.remove(args.id, _cache_dir(args), progress_on())
     print(f"removed {args.id}: {format_bytes(freed)} freed")
     return 0

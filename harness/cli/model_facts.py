@@ -1,4 +1,4 @@
-"""What a model file is, as JSON values: also of files this build cannot run."""
+"""Facts about a model file as JSON values, also for files this build cannot run."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from reference.model.open import Model
 from reference.model.tokenizer import load_tokenizer
 
 SHOWN_CHARACTERS = 200
-"""Longest text shown whole in a summary."""
+"""Longest text shown completely in a summary, in characters."""
 SHOWN_ITEMS = 5
 SLOTS = (1, 2, 4, 8, 16)
-"""Sequences at once for which a summary tells the context that fits."""
-"""Items of an array shown in a summary."""
+"""Numbers of sequences for which a summary shows the context that fits."""
+"""Most items of an array shown in a summary."""
 
 
 def file_facts(file: GgufFile) -> dict[str, Any]:
-    """Size, shards, metadata, tensors and the types they are stored in. Bytes everywhere."""
+    """The size, shards, metadata, tensors and their types. Sizes are in bytes."""
     tensors = file.tensors.values()
     mix: dict[str, dict[str, int]] = {}
     for tensor in tensors:
@@ -78,7 +78,8 @@ def file_facts(file: GgufFile) -> dict[str, Any]:
 
 
 def vocabulary_facts(file: GgufFile) -> dict[str, Any]:
-    """Size and special tokens, or ``problem``: why the tokenizer cannot be used."""
+    """The vocabulary's size and special tokens, or ``problem``: why the tokenizer cannot be
+    used."""
     try:
         tokenizer = load_tokenizer(file.metadata, str(file.path))
         return {
@@ -97,9 +98,9 @@ def vocabulary_facts(file: GgufFile) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RequestedSizes:
-    """What a model is to be run with. ``context`` None is the longest within ``budget`` bytes,
-    ``chunk`` None what an engine would choose; ``tier`` None counts what the graph declares,
-    whatever a tier makes of it."""
+    """The sizes a model shall run with. ``context`` None is the longest within ``budget`` bytes,
+    ``chunk`` None the engine's choice; ``tier`` None counts what the graph declares, without a
+    tier."""
 
     context: int | None
     kv_dtype: str
@@ -109,7 +110,7 @@ class RequestedSizes:
     tier: Tier | None = None
 
     def limits(self, context: int, kv_dtype: DType) -> Limits:
-        """Of an engine of so many positions."""
+        """The limits of an engine with this context."""
         tokens = room_for_prompts(self.chunk, context, self.slots) + self.slots
         return whole_contexts(self.slots, context, kv_dtype, tokens, self.slots, min(64, context))
 
@@ -117,13 +118,13 @@ class RequestedSizes:
 def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
     """Sizes, memory and work of the forward pass, or ``problem``: why there is none.
 
-    Work is that of one decode token with the planned context to attend to. RequestError when the
-    model has no such context, or its heads do not allow the storage that is asked for.
+    Work is that of one decode token that attends to the planned context. Raises RequestError when
+    the model has no such context, or its heads do not allow the requested storage.
     """
     try:
         model = Model(file, read_config(file))
-        # The graph is built for the shortest context first: whether a file can run is a matter of
-        # the file, whether the context exists is a matter of the request.
+        # Build the graph for the shortest context first: it depends on the file alone, while a
+        # missing context is an error of the request.
         model.graph(Limits(slots=1, context=PAGE_TOKENS, pages=1))
     except ZincError as error:
         return {"problem": str(error)}
@@ -147,7 +148,7 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
 
 
 def _settled(model: Model, requested: RequestedSizes, longest: int) -> RequestedSizes:
-    """With the prompt tokens of a step that an engine would have."""
+    """``requested`` with the prompt tokens per step that an engine would choose."""
     if requested.chunk is not None or requested.tier is None:
         return requested
     dtype, tier = BY_NAME[requested.kv_dtype], requested.tier
@@ -158,11 +159,12 @@ def _settled(model: Model, requested: RequestedSizes, longest: int) -> Requested
 
 
 def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[str, Any]:
-    """The plan (``MemoryPlan.to_dict``) of the context asked for, or of the longest that fits.
+    """The memory plan (``MemoryPlan.to_dict``) of the requested context, or of the longest that
+    fits.
 
-    ``fits`` compares it with ``budget``. ``kinds`` gives for each storage type of keys and values
-    its bytes a token, the longest context up to ``longest`` that fits (None: not even a page) and
-    what that takes; or ``problem`` where the heads cannot be stored so.
+    ``fits`` compares it with ``budget``. ``kinds`` gives, for each storage type of keys and values,
+    its bytes per token, the longest context up to ``longest`` that fits (None: not even a page) and
+    the memory that takes; or ``problem`` when the heads do not allow the type.
     """
     footprint = declared_footprint if requested.tier is None else requested.tier.footprint
     unified = requested.tier is None or requested.tier.info.host_unified
@@ -170,15 +172,15 @@ def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[
     shown: MemoryPlan | None = None
     for dtype in KV:
         plan_at = plans_of(model, partial(requested.limits, kv_dtype=dtype), footprint, unified)
-        asked = dtype.name == requested.kv_dtype
+        is_requested = dtype.name == requested.kv_dtype
         problem = storage_problem(model, dtype)
         if problem is not None:
             kinds[dtype.name] = {"problem": problem}
             continue
         fitting = longest_plan(plan_at, longest, requested.budget)
-        if asked and (requested.context is not None or fitting is None):
+        if is_requested and (requested.context is not None or fitting is None):
             shown = plan_at(requested.context or min(longest, PAGE_TOKENS))
-        elif asked:
+        elif is_requested:
             shown = fitting
         kinds[dtype.name] = {
             "kv_per_token": (fitting or plan_at(min(longest, PAGE_TOKENS))).kv_per_token,
@@ -201,11 +203,11 @@ def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[
 
 
 def sequence_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[str, Any]:
-    """The longest context up to ``longest`` of which ``requested.slots`` sequences fit at once.
+    """The longest context up to ``longest`` with which ``requested.slots`` sequences fit at once.
 
-    ``context`` is None where not even a page of each does, and ``total`` then what that takes.
-    ``more`` is what one page more for each would take, None where ``longest`` is reached; ``left``
-    what of the budget is not used.
+    ``context`` is None when not even one page each fits, and ``total`` is then the memory that
+    would need. ``more`` is the memory with one page more each, None when ``longest`` is reached;
+    ``left`` is the unused part of the budget.
     """
     dtype = BY_NAME[requested.kv_dtype]
     footprint = declared_footprint if requested.tier is None else requested.tier.footprint
@@ -227,7 +229,8 @@ def sequence_facts(model: Model, requested: RequestedSizes, longest: int) -> dic
 
 
 def graph_facts(graph: Graph, context: int) -> dict[str, Any]:
-    """Nodes by opcode, and the bytes and FLOPs of a decode token that sees ``context`` of them."""
+    """The nodes by opcode, and the bytes and FLOPs of a decode token that attends to ``context``
+    positions."""
     work = graph_cost(graph, ShapeKey(1, 1), context)
     counts = Counter(node.opcode.name for node in graph.nodes)
     return {
@@ -240,7 +243,7 @@ def graph_facts(graph: Graph, context: int) -> dict[str, Any]:
 
 
 def summary(value: Value | None) -> Any:
-    """A metadata value as JSON; long texts and arrays are cut, saying how long they are."""
+    """A metadata value as JSON; long texts and arrays are cut, with their length."""
     if isinstance(value, np.ndarray | StringArray):
         kind = "string" if isinstance(value, StringArray) else value.dtype.name
         items = [_short(json_value(value[i])) for i in range(min(len(value), SHOWN_ITEMS))]
@@ -249,7 +252,7 @@ def summary(value: Value | None) -> Any:
 
 
 def json_value(value: Any) -> Any:
-    """A metadata value as JSON has it, whole; numbers JSON lacks become text."""
+    """A complete metadata value as JSON; numbers that JSON lacks become text."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, np.ndarray | StringArray):

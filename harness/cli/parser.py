@@ -1,4 +1,4 @@
-"""The argument parser of every command: errors are exceptions, help can be searched."""
+"""The argument parser of every command: errors are exceptions, and help can be searched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags must be written out; a usage error is a ConfigError of one line."""
+    """A parser without abbreviated flags; a usage error is a ConfigError of one line."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("allow_abbrev", False)
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}{self._nearest(message)}; see {self.prog} --help")
 
     def _nearest(self, message: str) -> str:
-        """The known flag closest to the first unknown one."""
+        """A clause that suggests the known flag closest to the first unknown one, or ""."""
         unknown = message.removeprefix("unrecognized arguments: ").split()[0]
         if not unknown.startswith("--") or unknown == message:
             return ""
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """The parsers of the commands that can be run, in order."""
+    """The parsers of the runnable commands, in order."""
     nested = [
         action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
     ]

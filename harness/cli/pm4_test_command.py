@@ -1,4 +1,4 @@
-"""``zinc-rt pm4-test``: every packet the AMD tiers send, against this machine's GPU and kernel."""
+"""``zinc-rt pm4-test``: tests every packet the AMD tiers send on this machine's GPU and kernel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def pm4_test(args: argparse.Namespace) -> int:
-    """Print a line for every test, or a trace; 1 if something differs."""
+    """Print a line for every test, or a trace; returns 1 if a result differs."""
     if args.replay is not None or args.list is not None:
         return _trace(args.replay or args.list, args.replay is not None)
     from harness.amd_packets import system, try_packets

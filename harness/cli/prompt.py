@@ -1,4 +1,4 @@
-"""Where a prompt comes from, and how it becomes tokens."""
+"""Reads a prompt and encodes it as tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.generate import Prepared, Session
 
 MAX_PROMPT_BYTES = 8 << 20
-"""Longest prompt read, whatever the context: more would only be refused after a long wait."""
+"""Most bytes of a prompt; a longer one would only be refused after a long wait."""
 STANDARD_INPUT = "-"
 THINKING = {"auto": None, "on": True, "off": False}
 
@@ -24,8 +24,8 @@ Messages = Sequence[Mapping[str, object]]
 def read_prompt(argument: str | None, file: str | None) -> str:
     """The prompt given as an argument, in ``file`` (``-`` is standard input), or piped in.
 
-    One line feed at the end of a file is not part of the prompt. Raises RequestError when there
-    is no prompt, more than one, or one that is not UTF-8.
+    One line feed at the end of a file is not part of the prompt. Raises RequestError when there is
+    no prompt, more than one, or one that is not UTF-8.
     """
     if argument is not None and file is not None:
         raise RequestError("prompt", "is given as an argument and with -f; give one of them")
@@ -53,15 +53,15 @@ def decoded(raw: bytes, source: str) -> str:
 
 
 def encode_prompt(session: Session, prompt: str) -> list[int]:
-    """Token ids of a text to continue. Text that looks like a control token is just text."""
+    """Token ids of a text to continue. Text that looks like a control token is ordinary text."""
     return session.model.tokenizer.encode(prompt)
 
 
 def encode_messages(session: Session | Prepared, messages: Messages, thinking: str) -> list[int]:
-    """Token ids of a conversation and the start of the answer.
+    """Token ids of a conversation and of the start of the answer.
 
-    ``thinking`` is auto, on or off. The model must have a chat template. Raises RequestError for
-    a template that cannot switch thinking on, and TemplateError.
+    ``thinking`` is auto, on or off. The model must have a chat template. Raises RequestError for a
+    template that cannot switch thinking on, and TemplateError.
     """
     from reference.model.chat_template import encode_chat
 
@@ -77,7 +77,8 @@ def encode_messages(session: Session | Prepared, messages: Messages, thinking: s
 def encode_turn(
     session: Session, prompt: str, *, system: str | None, thinking: str, raw: bool
 ) -> list[int]:
-    """Token ids of a single prompt, as a user's turn unless ``raw`` or without a template."""
+    """Token ids of a single prompt: a user's turn, or plain text with ``raw`` or without a
+    template."""
     if not raw and session.template is None:
         note(f"{session.model.config.name} has no chat template: continuing the text as it is")
     if raw or session.template is None:

@@ -1,4 +1,4 @@
-"""The conversation of ``zinc-rt chat`` with a server: ``--server URL``."""
+"""The conversation of ``zinc-rt chat --server URL`` with a server."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ WIRE_NAMES = {
     "seed": "seed",
     "max_tokens": "max_tokens",
 }
-"""What the server calls the settings of a generation."""
+"""The server's names for the settings of a generation."""
 
 
 def converse_with_server(args: argparse.Namespace, settings: Settings) -> int:
-    """Take turns until the input ends. Raises ServerError when nobody answers there."""
+    """Hold a conversation until the input ends. Raises ServerError when the server does not
+    answer."""
     if args.trace is not None or args.timeline is not None:
         raise ConfigError("--trace and --timeline record a model of this process; not --server")
     client = ServerClient(args.server.rstrip("/"), args.key or os.environ.get(KEY_ENV))
@@ -48,8 +49,7 @@ def converse_with_server(args: argparse.Namespace, settings: Settings) -> int:
 
 @dataclass(slots=True)
 class _ReceivedAnswer:
-    """What came of an answer: all that was ``shown``, and the ``text``, to which thinking does not
-    belong."""
+    """The received part of an answer: all text ``shown``, and the ``text`` without thinking."""
 
     shown: str = ""
     text: str = ""
@@ -57,7 +57,7 @@ class _ReceivedAnswer:
     usage: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Show what an event brings."""
+        """Show the text of an event and record it."""
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices", ()):
             delta = choice.get("delta", {})
@@ -73,8 +73,8 @@ class _ReceivedAnswer:
 
 @dataclass(frozen=True)
 class RemotePartner:
-    """A model behind a server. The settings of this side are sent: with those of a local chat the
-    answers are the same."""
+    """A model on a server. The settings of this side are sent, so the answers equal those of a
+    local chat."""
 
     client: ServerClient
     model: str
@@ -83,17 +83,18 @@ class RemotePartner:
 
     @property
     def name(self) -> str:
-        """The model and where it is."""
+        """The model and the server's address."""
         return f"{self.model} at {self.client.url}"
 
     def answer(self, messages: Messages) -> tuple[str, bool]:
-        """Ask, and show what comes. Ctrl-C closes the connection, and the server stops."""
+        """Request an answer and show it. Ctrl-C closes the connection, which stops the server's
+        generation."""
         said = _ReceivedAnswer()
         began = time.perf_counter()
         interrupted = False
-        asked = self.client.stream("/v1/chat/completions", self._body(messages))
+        stream = self.client.stream("/v1/chat/completions", self._body(messages))
         try:
-            with closing(asked) as events:
+            with closing(stream) as events:
                 for event in events:
                     said.take(event)
         except KeyboardInterrupt:
@@ -120,10 +121,10 @@ class RemotePartner:
         return body
 
     def _closing_line(self, usage: Mapping[str, int], seconds: float, end: str) -> str:
-        told = []
+        parts = []
         if usage:
-            told.append(f"{usage['prompt_tokens']} prompt tokens")
+            parts.append(f"{usage['prompt_tokens']} prompt tokens")
             tokens = usage["completion_tokens"]
-            told.append(f"{tokens} tokens, {tokens / max(seconds, 1e-9):.1f} a second in all")
+            parts.append(f"{tokens} tokens, {tokens / max(seconds, 1e-9):.1f} a second in all")
         cut = {"length": "cut at --max-tokens or the end of the context"}.get(end, end)
-        return f"[{' · '.join([*told, self.name, *filter(None, [cut])])}]"
+        return f"[{' · '.join([*parts, self.name, *filter(None, [cut])])}]"

@@ -1,4 +1,4 @@
-"""``zinc-rt run`` and ``zinc-rt chat``: a model answers."""
+"""``zinc-rt run`` and ``zinc-rt chat``: a model answers a prompt or holds a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``zinc-rt serve`` and ``zinc-rt verify``: a model for many, over HTTP."""
+"""``zinc-rt serve`` and ``zinc-rt verify``: a model for many users, over HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.serve.run import Running, ServeOptions
 
 SAMPLED = tuple(SamplingDefaults().values)
-"""Settings in force for what requests leave out."""
+"""The sampling settings for parameters that a request omits."""
 NAMES = (
     *MODEL_SETTINGS,
     "host",
@@ -55,7 +55,7 @@ DIFFERENT = 1
 MOST_BIASES = 1024
 QUESTION = "Why is the sky blue?"
 LISTED = 20
-"""Most tokens whose log-probabilities a client may ask for in place of each: OpenAI's number."""
+"""Most likely tokens per position whose log-probabilities a client may request: OpenAI's number."""
 
 EXAMPLES = """\
 examples:
@@ -138,7 +138,7 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Replay an answer."""
+    """Recompute an answer and compare."""
     settings = resolve(args, VERIFY_NAMES)
     need_server_extra()
     from harness.progress import progress_on
@@ -153,11 +153,11 @@ def verify(args: argparse.Namespace) -> int:
     with ExitStack() as owned:
         model = open_model(path, options, [LOCAL_TENANT], owned, progress_on(transient=True))
         try:
-            place = first_difference(model, request, response)
+            difference = first_difference(model, request, response)
         except ApiError as error:
             raise ConfigError(f"{args.request}: {error}") from None
-    print("identical" if place is None else f"different: {place}")
-    return 0 if place is None else DIFFERENT
+    print("identical" if difference is None else f"different: {difference}")
+    return 0 if difference is None else DIFFERENT
 
 
 def _shown(values: Mapping[str, float]) -> str:
@@ -165,7 +165,7 @@ def _shown(values: Mapping[str, float]) -> str:
 
 
 def _ways_in(server: Running) -> Iterator[str]:
-    """The page, and a request that can be pasted into a shell."""
+    """Lines that show how to use the server: its page, and a request to paste into a shell."""
     body = json.dumps({"messages": [{"role": "user", "content": QUESTION}]})
     key = "-H 'Authorization: Bearer KEY' " if server.service.accounts.keyed else ""
     if server.service.model.template is not None:
@@ -177,7 +177,7 @@ def _ways_in(server: Running) -> Iterator[str]:
 
 
 def need_server_extra() -> None:
-    """Raises ConfigError where the libraries of a server are missing."""
+    """Raise ConfigError when the server's libraries are not installed."""
     try:
         import harness.serve.run  # noqa: F401
     except ModuleNotFoundError as error:
@@ -185,7 +185,7 @@ def need_server_extra() -> None:
 
 
 def options_of(settings: Settings) -> ServeOptions:
-    """The server that settings describe, its model's file fetched if need be."""
+    """The options of the server that the settings describe; fetches its model's file if needed."""
     from harness.serve.run import ServeOptions
 
     path = model_file(settings)
@@ -231,11 +231,11 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
     )
 
 
-def _files_of(asked: Sequence[str], settings: Settings, answers: str) -> dict[str, Path]:
-    """Models to serve beside the one that is called ``answers``, by name. Raises ConfigError where
-    two have one name."""
+def _files_of(names: Sequence[str], settings: Settings, answers: str) -> dict[str, Path]:
+    """The files of further models to serve besides ``answers``, by name. Raises ConfigError when
+    two have the same name."""
     files = {answers: Path()}
-    for one in asked:
+    for one in names:
         path = model_file(settings, one)
         name = _name(one, path)
         if name in files:
@@ -245,9 +245,9 @@ def _files_of(asked: Sequence[str], settings: Settings, answers: str) -> dict[st
     return files
 
 
-def _name(asked: str | None, path: Path) -> str:
-    """What requests call a model: as it was asked for, but a file by its name alone."""
-    if asked is not None:
+def _name(name: str | None, path: Path) -> str:
+    """The name of a model in requests: as the user wrote it, but for a path the file's name."""
+    if name is not None:
         with suppress(OSError):
-            return path.stem if Path(asked).exists() else str(asked)
+            return path.stem if Path(name).exists() else str(name)
     return path.stem

@@ -1,4 +1,4 @@
-"""``zinc-rt ps`` and ``zinc-rt stop``: the running servers of this user."""
+"""``zinc-rt ps`` and ``zinc-rt stop``: list and stop this user's running servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 SPARE_SECONDS = 10.0
-"""How much longer than its answers may take a server gets to end."""
+"""Seconds a server gets to end in addition to the time its answers may take."""
 EXAMPLES = """\
 examples:
   zinc-rt stop                        the only server there is: its running answers may end
@@ -28,7 +28,7 @@ examples:
 
 
 class StillRunning(ZincError):
-    """A server that did not end in time."""
+    """A server did not end in time."""
 
     exit_code = 1
 
@@ -55,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def list_servers(args: argparse.Namespace) -> int:
-    """Print one row for every server."""
+    """Print one row per server."""
     from harness.serve.presence import present
 
     servers = present()
@@ -78,7 +78,7 @@ def list_servers(args: argparse.Namespace) -> int:
 
 
 def stop(args: argparse.Namespace) -> int:
-    """Ask a server to end, and wait until it has."""
+    """Ask a server to end and wait until it has."""
     from harness.serve.presence import present
 
     server = _chosen(args.server, present())
@@ -116,20 +116,20 @@ def _fits(named: str, server: Presence) -> bool:
 
 
 def _wait(server: Presence, seconds: float) -> None:
-    """Until the server has ended, telling how many answers are left whenever that changes.
+    """Wait until the server has ended, printing how many answers are left when that changes.
 
     Raises StillRunning.
     """
     from harness.serve.presence import present
 
     deadline = time.monotonic() + seconds
-    told = None
+    reported = None
     while server.alive:
         latest = next((one for one in present() if one.pid == server.pid), server)
         left = (latest.running, latest.waiting)
-        if latest.draining and left != told:
+        if latest.draining and left != reported:
             note(f"{server.url}: {left[0]} running, {left[1]} waiting")
-            told = left
+            reported = left
         if time.monotonic() >= deadline:
             raise StillRunning(
                 f"{server.url} still runs after {seconds:.0f} s; wait on, or cut its answers with "

@@ -1,4 +1,4 @@
-"""From settings to an open session."""
+"""Opens a session from settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAMPLING_SETTINGS = (
 
 
 def model_file(settings: Settings, model: str | None = None, *, pull_missing: bool = True) -> Path:
-    """The file of a model, None for the one the settings name, pulled if need be. Raises
+    """The file of a model (None: the one in the settings), pulled if needed. Raises
     CatalogError."""
     from harness import catalog
     from harness.progress import progress_on
@@ -52,7 +52,7 @@ def model_file(settings: Settings, model: str | None = None, *, pull_missing: bo
 
 
 def tier_options(settings: Settings) -> TierOptions:
-    """What the settings choose about a tier; its notes go to standard error."""
+    """The tier options in the settings; its notes go to standard error."""
     from harness.console import note
     from harness.tiers import TierOptions
 
@@ -72,9 +72,9 @@ def open_session(
     chat: bool = False,
     recording: Recording | None = None,
 ) -> Session:
-    """The session the settings describe, with progress on standard error.
+    """Open the session the settings describe, with progress on standard error.
 
-    Settings that are not among ``settings`` do not matter to the command.
+    A setting the command does not have keeps its default.
     """
     from harness.generate import Session
     from harness.progress import progress_on
@@ -88,7 +88,7 @@ def open_session(
 def session_options(
     settings: Settings, *, all_logits: bool = False, chat: bool = False
 ) -> SessionOptions:
-    """How the settings want a session."""
+    """The session options in the settings."""
     from harness.generate import SessionOptions
 
     return SessionOptions(
@@ -109,7 +109,7 @@ def session_options(
 
 
 def sampling_of(settings: Settings, session: Session) -> SamplingParams:
-    """How tokens are chosen. Penalties cannot look back further than the context."""
+    """The sampling parameters in the settings; penalties look back at most the context."""
     from contract.types import SamplingParams
 
     return SamplingParams(

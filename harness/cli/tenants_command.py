@@ -1,4 +1,4 @@
-"""``zinc-rt tenants``: who may ask a server, with which keys, and what each was given."""
+"""``zinc-rt tenants``: the tenants of a server, their keys and their usage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NUMBERS = {
     for field in fields(Tenant)
     if field.name not in ("name", "qos")
 }
-"""The fields of a tenant that are numbers, and how each is read."""
+"""The numeric fields of a tenant, and the type that parses each."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -80,7 +80,7 @@ def _add_verb(
 
 
 def _add_without_file(verbs: Any) -> None:
-    """The verbs that change no file."""
+    """Add the subcommands that change no file."""
     text = "print a new API key, once, and the lines of the file that know it by its digest"
     key = verbs.add_parser("key", help=text, description=text)
     key.add_argument("--name", default="NAME", help="the tenant's name")
@@ -123,7 +123,7 @@ def list_all(args: argparse.Namespace) -> int:
 
 
 def show_usage(args: argparse.Namespace) -> int:
-    """Print what was counted of all tenants, or of one day by day."""
+    """Print the usage of all tenants, or of one tenant day by day."""
     from harness.serve.ledger_store import LedgerStore
 
     ledger: Path = resolve(args, ["ledger"])["ledger"]
@@ -163,7 +163,7 @@ def remove_one(args: argparse.Namespace) -> int:
 
 
 def make_key(args: argparse.Namespace) -> int:
-    """Print a key and what to write into the file."""
+    """Print a key and the lines to add to the file."""
     from harness.serve.keys import key_digest, new_key
 
     key = new_key()
@@ -182,7 +182,7 @@ def check_file(args: argparse.Namespace) -> int:
 
 
 def _editor() -> ModuleType:
-    """What changes files of tenants, with a library that comes with the server."""
+    """The module that edits tenants files; its library is installed with the server."""
     try:
         from harness import tenants_file
     except ModuleNotFoundError as error:
@@ -198,7 +198,7 @@ def _file(args: argparse.Namespace) -> Path:
 
 
 def _counted(ledger: Path) -> frozenset[int]:
-    """The tenants of whom something was counted here."""
+    """The ids of tenants with usage in the ledger."""
     from harness.serve.ledger_store import LedgerStore
 
     if not ledger.exists():

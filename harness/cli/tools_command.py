@@ -1,4 +1,4 @@
-"""The project's own tools under one name: ``zinc-rt synth`` is ``python -m harness.synth``."""
+"""The project's tools as commands: ``zinc-rt synth`` is ``python -m harness.synth``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ TOOLS = {
     ),
     "bench": ("harness.bench.__main__", "measure speed and memory"),
 }
-"""Module and description by name; each module has ``main(argv) -> exit code``."""
+"""Module and description of each tool by name; a module has ``main(argv) -> exit code``."""
 
 
 def add_parser(subparsers: Any) -> None:
-    """List the tools among the commands. Their words never get here: see ``run_tool``."""
+    """List the tools in the help; ``run_tool`` handles their arguments."""
     for name, (_, text) in TOOLS.items():
         subparsers.add_parser(name, help=text, description=text, add_help=False)
 
 
 def run_tool(words: Sequence[str]) -> int | None:
-    """Hand the command line to the tool its first word names, None when that is no tool."""
+    """Run the tool that the first word names; None when it names none."""
     if not words or words[0] not in TOOLS:
         return None
     module = import_module(TOOLS[words[0]][0])

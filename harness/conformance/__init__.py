@@ -1,4 +1,4 @@
-"""Conformance packages: a fixed list of cases run on one device, and the archive that shows it."""
+"""Conformance packages: a fixed list of cases run on one device, and the archive of its results."""
 
 from harness.conformance.cases import known_cases
 from harness.conformance.must_pass import load_must_pass, must_pass_ids

@@ -23,7 +23,7 @@ from harness.tiers import TierOptions, open_tier
 
 SETTINGS = ("cache_dir", "threads", "device")
 QUICK_STRIDE = 25
-"""A quick run takes every so many-th case of the list."""
+"""A quick run takes one case in this many of the list."""
 FAILURES_SHOWN = 10
 WAIVER_BYTES_MAX = 1 << 20
 
@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """See ``build_parser``."""
+    """Run the command line; see ``build_parser``."""
     args = build_parser().parse_args(argv)
     try:
         if args.list:
@@ -112,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _waivers(path: Path | None) -> str:
-    """The text of the waivers file, known to be valid before the device is touched."""
+    """The text of the waivers file, checked before the device is opened."""
     if path is None:
         return ""
     try:
@@ -126,7 +126,7 @@ def _waivers(path: Path | None) -> str:
 
 
 def _default_model(cache_dir: Path) -> Path | None:
-    """The default model's file where it is on disk."""
+    """The default model's file if it is on disk."""
     try:
         return resolve_model(DEFAULT_ID, cache_dir, pull_missing=False)
     except ZincError:

@@ -1,7 +1,8 @@
 """The conformance cases, and what each of them checks.
 
 A case id is a path: ``parity/...`` compares one opcode with its definition, ``validate/...`` every
-op of a model, ``goldens/...`` logits with their stored digests, ``tier/...`` what the tier claims.
+op of a model, ``goldens/...`` logits with their stored digests, ``tier/...`` checks what the tier
+claims.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from reference.model.open import open_model
 from reference.ops import DEFINITIONS
 
 Finding = dict[str, Any]
-"""One thing that is wrong, as plain JSON types."""
+"""One fault found, as plain JSON types."""
 Check = Callable[[Tier], list[Finding]]
-"""Runs a case on an open tier; no findings is a pass."""
+"""Runs a case on an open tier; an empty list is a pass."""
 
 DEFAULT_MODEL_CASE = "goldens/default_model"
-"""Run where the default model is on disk; the list does not demand it, since it is a download."""
+"""Runs if the default model is on disk; it is not in the list, since it needs a download."""
 
 VALIDATED: Mapping[str, tuple[SynthSpec, DType]] = {
     "validate/llama-q4_k_m-kv_f16": (SynthSpec("llama", "q4_k_m", seed=11), F16),
@@ -85,37 +86,37 @@ def known_cases(default_model: Path | None = None) -> dict[str, Check]:
 
 
 def synthetic_id(spec: SynthSpec) -> str:
-    """The case of one synthetic golden."""
+    """The case id of one synthetic golden."""
     return f"goldens/{spec.architecture}-{spec.quant}-{spec.seed}"
 
 
 def check_arithmetic(tier: Tier) -> list[Finding]:
-    """The tier claims this source's version of the arithmetic."""
+    """Check that the tier claims this source's version of the arithmetic."""
     requested = f"exact-{ARITHMETIC_VERSION}"
     found = tier.info.arithmetic
     return [] if found == requested else [{"note": f"arithmetic is {found}, must be {requested}"}]
 
 
 def check_opcodes(tier: Tier) -> list[Finding]:
-    """The tier has a kernel for every opcode that has a definition."""
+    """Check that the tier has a kernel for every opcode that has a definition."""
     missing = [TABLE[opcode].name for opcode in sorted(set(DEFINITIONS) - tier.info.opcodes)]
     return [{"note": f"no kernel for {', '.join(missing)}"}] if missing else []
 
 
 def check_barrier(tier: Tier) -> list[Finding]:
-    """The one opcode without operands runs."""
+    """Check that BARRIER, the only opcode without operands, runs."""
     run_barrier(tier)
     return []
 
 
 def check_parity(case: Case, tier: Tier) -> list[Finding]:
-    """Every bit of every result of one opcode."""
+    """Check every bit of every result of one opcode."""
     found = compare(tier, case)
     return [{"operand": name, **asdict(problem)} for name, problem in found.items()]
 
 
 def check_model(spec: SynthSpec, kv_dtype: DType, tier: Tier) -> list[Finding]:
-    """Every op of a random-weight model, traced and as in production."""
+    """Check every op of a random-weight model, traced and as in production."""
     tokens = goldens.synthetic_tokens(spec)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
@@ -131,7 +132,7 @@ def check_model(spec: SynthSpec, kv_dtype: DType, tier: Tier) -> list[Finding]:
 
 
 def check_synthetic(spec: SynthSpec, tier: Tier) -> list[Finding]:
-    """The stored file, graph and logits of one random-weight model."""
+    """Check the stored digests of one random-weight model's file, graph and logits."""
     stored, problems = goldens.load_golden(goldens.FOLDER / goldens.SYNTHETIC)
     entries = [
         entry
@@ -147,7 +148,7 @@ def check_synthetic(spec: SynthSpec, tier: Tier) -> list[Finding]:
 
 
 def check_default_model(path: Path, tier: Tier) -> list[Finding]:
-    """The stored logits of the default model, on a tier of its own: the check closes it."""
+    """Check the default model's logits against their stored digests. The check closes the tier."""
     simulated = tier.info.device.endswith(f"({SIMULATED})")
     own = open_tier(tier.info.name, TierOptions(device=SIMULATED if simulated else ""))
     return [{"note": text} for text in goldens.check_default_model(goldens.FOLDER, path, own)]

@@ -1,4 +1,4 @@
-"""What a run was made with: source revision, definitions, device and machine."""
+"""Facts about a run: source revision, definitions, device and machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOLDENS = (goldens.SYNTHETIC, goldens.DEFAULT_MODEL)
 
 
 def source_facts() -> dict[str, Any]:
-    """Version, the commit and whether anything was changed since, a digest of every package.
+    """The version, the commit, whether files were changed since, and a digest of every package.
 
     ``commit`` and ``dirty`` are None outside a git checkout.
     """
@@ -45,7 +45,7 @@ def source_facts() -> dict[str, Any]:
 
 
 def tree_digest(folder: Path) -> str:
-    """SHA-256 over the paths and contents of the files of a package, caches left out."""
+    """SHA-256 over the paths and contents of a package's files, without caches."""
     digest = hashlib.sha256()
     for path in _source_files(folder):
         data = path.read_bytes()
@@ -56,12 +56,12 @@ def tree_digest(folder: Path) -> str:
 
 def _source_files(folder: Path) -> Iterable[Path]:
     files = (path for path in folder.rglob("*") if path.is_file())
-    kept = (path for path in files if "__pycache__" not in path.parts)
-    return sorted(kept, key=lambda path: path.relative_to(folder).as_posix())
+    sources = (path for path in files if "__pycache__" not in path.parts)
+    return sorted(sources, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def definition_facts() -> dict[str, Any]:
-    """What decides whether a result is right: two runs that differ here are not comparable."""
+    """What determines the correct results: two runs that differ here are not comparable."""
     source = source_facts()["packages"]
     return {
         "arithmetic": ARITHMETIC_VERSION,
@@ -87,7 +87,7 @@ def tier_facts(info: TierInfo) -> dict[str, Any]:
 
 
 def _file_digest(path: Path) -> str | None:
-    """None where the file is absent, as in an installation without its checkout."""
+    """The SHA-256 of a file; None if it is absent, as in an installation without its checkout."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
@@ -99,7 +99,7 @@ def _version(name: str) -> str | None:
 
 
 def _git(root: Path, *words: str) -> str | None:
-    """What git prints, None where it cannot tell."""
+    """The output of git; None when git fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *words],

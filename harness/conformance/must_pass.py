@@ -1,7 +1,7 @@
-"""The list of cases that must pass: generated from the source, and compared with stored digests.
+"""The cases that must pass: generated from the source and compared with stored digests.
 
-The stored file has a line for each opcode, and one for each other group of cases: the group, how
-many cases it has, and the SHA-256 of their sorted names.
+The stored file has a line for each opcode, and one for each other group of cases: the group, its
+number of cases, and the SHA-256 of their sorted names.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ REGENERATE = f"python -m harness.conformance --digests > harness/conformance/{DI
 
 
 def must_pass_ids() -> tuple[str, ...]:
-    """The cases that this source generates."""
+    """The names of the cases that this source generates."""
     return tuple(known_cases())
 
 
 def load_must_pass(path: Path | None = None) -> tuple[str, ...]:
-    """The case names in the file ``path``, one a line; those of this source when it is None.
+    """The case names in the file ``path``, one per line; those of this source when it is None.
 
-    Raises ConfigError for a file that cannot be read, is empty or names a case twice, and for
-    cases of this source that are not the stored ones.
+    Raises ConfigError for a file that cannot be read, is empty or names a case twice, and when this
+    source's cases are not the stored ones.
     """
     if path is None:
         ids = must_pass_ids()
@@ -41,7 +41,7 @@ def load_must_pass(path: Path | None = None) -> tuple[str, ...]:
 
 
 def checked_list(where: str, ids: Sequence[str]) -> tuple[str, ...]:
-    """``ids``, or ConfigError naming the line of a repetition."""
+    """``ids``; raises ConfigError naming the line of a repetition."""
     seen: set[str] = set()
     for number, name in enumerate(ids, 1):
         if name in seen:
@@ -53,7 +53,7 @@ def checked_list(where: str, ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def digest_lines(ids: Iterable[str]) -> dict[str, str]:
-    """By group of cases its count and the SHA-256 of its sorted names, as the file has them."""
+    """For each group of cases, its count and the SHA-256 of its sorted names, as in the file."""
     groups: dict[str, list[str]] = {}
     for name in ids:
         groups.setdefault(_group(name), []).append(name)
@@ -61,7 +61,7 @@ def digest_lines(ids: Iterable[str]) -> dict[str, str]:
 
 
 def check_digests(generated: Mapping[str, str], stored: Mapping[str, str]) -> None:
-    """Raises ConfigError naming the groups whose cases differ from the stored ones."""
+    """Raise ConfigError naming the groups whose cases differ from the stored ones."""
     different = [
         f"{group} (generated: {generated.get(group, 'none')}; stored: {stored.get(group, 'none')})"
         for group in sorted(generated.keys() | stored.keys())
@@ -84,7 +84,7 @@ def _stored_digests() -> dict[str, str]:
 
 
 def _group(name: str) -> str:
-    """The opcode of a parity case, ``parity/add`` of ``parity/add-3x257-normal``."""
+    """The group of a case: of ``parity/add-3x257-normal`` it is ``parity/add``."""
     kind = name.split("/", 1)[0]
     return name.split("-", 1)[0] if kind == "parity" else kind
 

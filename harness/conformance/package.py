@@ -1,7 +1,7 @@
-"""The archive: a gzipped tar whose bytes are a function of its members.
+"""Packs and unpacks the archive: a gzipped tar whose bytes depend only on its members.
 
-``manifest.json`` holds the size and SHA-256 of every other member. There is one archive for given
-members apart from the compression, so that whatever was changed in a file is noticed.
+``manifest.json`` holds the size and SHA-256 of every other member. Apart from the compression,
+given members have exactly one archive, so any change to a file is detected.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from contract.errors import ConfigError
 
 FORMAT = 1
 FOLDER = "zinc-rt-conformance"
-"""The folder all members unpack into."""
+"""The folder in the archive that contains all members."""
 MANIFEST = "manifest.json"
 MEMBERS = ("run.json", "must_pass.txt", "results.jsonl", "waivers.toml", "log.txt")
 ARCHIVE_BYTES_MAX = 1 << 26
 CONTENT_BYTES_MAX = 1 << 28
 GZIP_WRAPPER = 16
-"""Tells zlib to expect gzip's header and check its trailer."""
+"""The flag of zlib for gzip's header and trailer."""
 GZIP_HEADER = bytes.fromhex("1f8b08000000000002ff")
-"""No name, no time, best compression, unknown system."""
+"""A gzip header: no name, no time, best compression, unknown system."""
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:
@@ -104,7 +104,7 @@ def _decompressed(path: Path) -> bytes:
         raise _refused(path, f"damaged ({error})") from None
     if stream.unconsumed_tail:
         raise _refused(path, f"holds more than {CONTENT_BYTES_MAX:,} bytes")
-    # The gzip module would let padding after the end pass.
+    # The gzip module would accept padding after the end.
     if not stream.eof or stream.unused_data:
         raise _refused(path, "data after its end" if stream.eof else "truncated")
     return content

@@ -1,4 +1,4 @@
-"""Running cases on a device, one after another, and making the package of a run."""
+"""Runs cases on a device one after another, and makes the package of a run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from harness.progress import NullProgress, Progress
 PASS, FAIL, WAIVED = "pass", "fail", "waived"
 STATUSES = (PASS, FAIL, WAIVED)
 FINDINGS_MAX = 16
-"""Findings kept of one case."""
+"""Most findings recorded of one case."""
 
 OpenTier = Callable[[], Tier]
 
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """How one case ended. ``findings`` is empty exactly for a pass."""
+    """The result of one case. ``findings`` is empty exactly for a pass."""
 
     case: str
     status: str
@@ -38,7 +38,7 @@ class CaseResult:
     waiver: str = ""
 
     def line(self) -> str:
-        """One line of ``results.jsonl``."""
+        """The result as a line of ``results.jsonl``."""
         record: dict[str, Any] = {
             "case": self.case,
             "status": self.status,
@@ -59,19 +59,19 @@ class Log:
     lines: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
-        """One entry; further lines of ``text`` are indented."""
+        """Add an entry; further lines of ``text`` are indented."""
         stamp = f"{time.perf_counter() - self.started:10.3f}  "
         self.lines.append(stamp + text.rstrip().replace("\n", "\n" + " " * len(stamp)))
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return time.perf_counter() - self.started
 
 
 @dataclass(slots=True)
 class _Device:
-    """An open tier that is opened anew after a fault it may not have survived."""
+    """An open tier that is reopened after a fault it may not have survived."""
 
     open: OpenTier
     log: Log
@@ -79,7 +79,7 @@ class _Device:
     lost: str = ""
 
     def run(self, check: Check) -> list[Finding]:
-        """The findings of one check; whatever it raises is one."""
+        """The findings of one check; an exception it raises is a finding."""
         if self.tier is None:
             return [{"note": f"the device could not be opened again: {self.lost}"}]
         try:
@@ -99,7 +99,7 @@ class _Device:
             self.lost = str(error)
 
     def close(self) -> None:
-        """Close the tier; one whose device is lost may not even manage that."""
+        """Close the tier; an error is only logged, since closing a lost device may fail."""
         tier, self.tier = self.tier, None
         if tier is not None:
             try:
@@ -115,9 +115,10 @@ def run_cases(
     progress: Progress | None = None,
     log: Log | None = None,
 ) -> tuple[dict[str, Any], list[CaseResult]]:
-    """Facts of the device and the result of every case, in order; ``waivers`` is a file's text.
+    """Run every case in order; returns facts of the device and the results. ``waivers`` is a file's
+    text.
 
-    A case that raises has failed, and the next one meets a device opened anew. Raises what
+    A case that raises has failed, and the device is reopened for the next one. Raises what
     ``open_device`` raises the first time, and ConfigError for waivers that cannot be read.
     """
     accepted = parse_waivers(waivers, "waivers")
@@ -158,7 +159,7 @@ def conformance_package(
     quick: bool = False,
     progress: Progress | None = None,
 ) -> tuple[bytes, list[CaseResult]]:
-    """Run ``cases`` and give the archive of the run and the results in it."""
+    """Run ``cases``; returns the archive of the run and the results in it."""
     if not cases:
         raise ConfigError("there is no case to run")
     began = datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Judging a package: complete, made with these definitions, and without a failure."""
+"""Verifies a package: complete, made with these definitions, and without a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.conformance.waivers import find_waiver, parse_waivers
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``reasons`` speak against conformance; ``notes`` are worth knowing."""
+    """The verdict on a package: ``reasons`` are why it is not conformant; ``notes`` are remarks."""
 
     device: str
     cases: int
@@ -28,11 +28,11 @@ class Verdict:
 
     @property
     def conformant(self) -> bool:
-        """Nothing speaks against it."""
+        """Whether there are no reasons against it."""
         return not self.reasons
 
     def lines(self) -> list[str]:
-        """For people; the verdict comes first."""
+        """The verdict as lines of text, the result first."""
         word = "CONFORMANT" if self.conformant else "NOT CONFORMANT"
         waived = f", {self.waived} waived" if self.waived else ""
         return [
@@ -45,7 +45,7 @@ class Verdict:
 def verify_package(path: Path, must_pass: Sequence[str]) -> Verdict:
     """The verdict on the package at ``path`` for this source and its list ``must_pass``.
 
-    Raises ConfigError when the file is no intact package.
+    Raises ConfigError when the file is not an intact package.
     """
     members = unpack(path)
     try:
@@ -80,13 +80,13 @@ def verify_package(path: Path, must_pass: Sequence[str]) -> Verdict:
 
 
 def _results(data: bytes) -> list[tuple[str, str, list[Any]]]:
-    """(case, status, findings) of every line."""
+    """The (case, status, findings) of every line."""
     records = [json.loads(line) for line in data.decode().splitlines()]
     return [(str(r["case"]), str(r["status"]), list(r.get("findings", ()))) for r in records]
 
 
 def _definition_reasons(found: Mapping[str, Any], source: Mapping[str, Any]) -> list[str]:
-    """What of the definitions is not this source's."""
+    """Reasons why the package's definitions differ from this source's."""
     here = definition_facts()
     other = [name.replace("_", " ") for name in here if found.get(name) != here[name]]
     if not other:

@@ -1,4 +1,4 @@
-"""Waivers: failures somebody has looked at and answers for. None are expected.
+"""Waivers: failures that a person has examined and accepts. None are expected.
 
 A TOML file of tables ``[[waiver]]``, each with ``case`` and ``device`` (patterns with ``*`` and
 ``?``, of case ids and of the device's name) and a ``reason``.
@@ -25,12 +25,12 @@ class Waiver:
     reason: str
 
     def covers(self, case: str, device: str) -> bool:
-        """Whether it speaks of this case on this device."""
+        """Whether the waiver applies to this case on this device."""
         return fnmatchcase(case, self.case) and fnmatchcase(device, self.device)
 
 
 def parse_waivers(text: str, where: str) -> tuple[Waiver, ...]:
-    """The waivers in a file's text. Raises ConfigError naming ``where`` and the entry."""
+    """Parse a file's text. Raises ConfigError naming ``where`` and the entry."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -48,5 +48,5 @@ def parse_waivers(text: str, where: str) -> tuple[Waiver, ...]:
 
 
 def find_waiver(waivers: Iterable[Waiver], case: str, device: str) -> Waiver | None:
-    """The first waiver that covers the case."""
+    """The first waiver that applies to the case, or None."""
     return next((waiver for waiver in waivers if waiver.covers(case, device)), None)

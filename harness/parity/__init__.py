@@ -1,4 +1,4 @@
-"""Cases generated from the opcode table, run on a tier and compared with the numpy definitions."""
+"""Parity tests: cases generated from the opcode table, compared with the numpy definitions."""
 
 from harness.parity.cases import Case, all_cases, generate, swept_dtypes
 from harness.parity.difference import Difference, difference

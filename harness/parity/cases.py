@@ -1,4 +1,4 @@
-"""Generated parity cases: opcode x format x shape x kind of values, each with its own seed."""
+"""Generates parity cases: opcode x format x shape x kind of values, each with its own seed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from harness.parity.values import BREAKS_ROWS, KINDS, NONFINITE, OF_PAGES
 from reference.ops import DEFINITIONS
 
 INTEGER_REPEATS = 6
-"""Seeds of every shape of an opcode that reads no activation, and so has no kinds of values."""
+"""Seeds per shape of an opcode without activations, since it has no kinds of values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison. ``dtype`` is the swept storage type, None where the opcode has one type."""
+    """One comparison. ``dtype`` is the tested storage type, None if the opcode has only one
+    type."""
 
     opcode: Opcode
     dtype: DType | None
@@ -32,13 +33,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The case in words, without its seed."""
+        """The name of the case, without its seed."""
         form = f"-{self.dtype}" if self.dtype else ""
         return f"{TABLE[self.opcode].name}{form}-{self.shape.label}-{self.kind}"
 
     @property
     def seed(self) -> int:
-        """Seed of every random number of the case: a function of its name and repetition."""
+        """The seed of the case's random numbers, derived from its name and repetition."""
         return zlib.crc32(f"{self.name}-{self.repeat}".encode())
 
     @property
@@ -49,13 +50,13 @@ class Case:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Every dimension name of the opcode's table row, as a number."""
+        """Every dimension name of the opcode's table row, with its value."""
         integers = {k: v for k, v in self.params.items() if isinstance(v, int)}
         return integers | self.shape.sizes()
 
     @property
     def may_break(self) -> bool:
-        """Whether NaN or an infinity can be a right answer."""
+        """Whether NaN or an infinity can be a correct result."""
         return self.kind in (NONFINITE | BREAKS_ROWS if _has_pages(self.opcode) else NONFINITE)
 
     def __str__(self) -> str:
@@ -63,7 +64,7 @@ class Case:
 
 
 def swept_dtypes(spec: OpSpec) -> tuple[DType | None, ...]:
-    """Every type the opcode's many-typed operands accept."""
+    """Every storage type of the opcode's operands that accept several."""
     for operand in spec.operands:
         if len(operand.dtypes) > 1:
             return operand.dtypes
@@ -76,7 +77,7 @@ def _has_pages(opcode: Opcode) -> bool:
 
 
 def generate(opcode: Opcode, repeats: int = 1) -> Iterator[Case]:
-    """All cases of one opcode, ``repeats`` seeds of every point."""
+    """All cases of one opcode, with ``repeats`` seeds each."""
     spec = TABLE[opcode]
     floats = any(o.dtypes == ACTIVATION and o.access is Access.READ for o in spec.operands)
     seeds = repeats if floats else repeats * INTEGER_REPEATS

@@ -13,10 +13,10 @@ from harness.validate.compare import bit_pattern
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What breaks the equality.
+    """The first element that differs.
 
-    Numbers are written as Python writes them, bit patterns in hexadecimal. ``note`` alone is set
-    when shapes or types differ, and there is no element to name.
+    Numbers are written as Python writes them, bit patterns in hexadecimal. When shapes or types
+    differ there is no element to name, and only ``note`` is set.
     """
 
     index: tuple[int, ...] = ()
@@ -36,9 +36,9 @@ class Difference:
 
 
 def difference(expected: NDArray[Any], got: NDArray[Any], *, may_break: bool) -> Difference | None:
-    """The first difference, None when every element is == (so -0 equals +0).
+    """The first difference, None when all elements are equal (-0 equals +0).
 
-    NaN equals NaN only where ``may_break`` says that a NaN can be a right answer.
+    NaN equals NaN only if ``may_break`` says that a NaN can be a correct result.
     """
     if got.shape != expected.shape or got.dtype != expected.dtype:
         found = f"{got.dtype}{got.shape} instead of {expected.dtype}{expected.shape}"

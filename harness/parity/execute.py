@@ -1,4 +1,4 @@
-"""Running one case: on a tier through a one-node graph, and by the opcode's definition."""
+"""Runs one case: on a tier through a one-node graph, and by the opcode's definition."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from reference.ops import DEFINITIONS
 
 ELEMENT: Mapping[DType, np.dtype[Any]] = {F32: np.dtype("<f4"), I32: np.dtype("<i4")}
 MARGIN = 3
-"""Columns of garbage on both sides of an activation that is handed over as a slice."""
+"""Columns of garbage on both sides of an activation that is passed as a slice."""
 ROUND = 256
-"""A tier may be asked for no bytes at all; buffers are made at least this large."""
+"""Least bytes of a buffer, since an operand may have none."""
 
 Results = dict[str, NDArray[Any]]
 
 
 def by_definition(case: Case, operands: Mapping[str, Any]) -> Results:
-    """Every written and updated operand, as the numpy definition leaves it."""
+    """Every written and updated operand, as the definition computes it."""
     spec = TABLE[case.opcode]
     arguments = deepcopy(dict(operands))
     with np.errstate(all="ignore"):
@@ -49,14 +49,14 @@ def by_definition(case: Case, operands: Mapping[str, Any]) -> Results:
 
 
 def _comparable(array: NDArray[Any]) -> NDArray[Any]:
-    """``array``, records as the bytes they are."""
+    """``array``, with records as plain bytes."""
     if array.dtype.names is None:
         return array
     return array.view(np.uint8).reshape(*array.shape, array.itemsize)
 
 
 def is_sliced(case: Case, operand: Operand) -> bool:
-    """Half of the cases pass activations as columns of a wider buffer."""
+    """Whether the operand is a column range of a wider buffer, as in half of the cases."""
     return (
         bool(case.seed & 1)
         and operand.access is Access.READ
@@ -66,7 +66,7 @@ def is_sliced(case: Case, operand: Operand) -> bool:
 
 
 def build_graph(case: Case) -> Graph:
-    """The opcode alone, its operands in buffers of their own names."""
+    """A graph of the opcode alone; each operand is a buffer of the operand's name."""
     spec = TABLE[case.opcode]
     builder = GraphBuilder(str(case), spec.stages)
     views: dict[str, View] = {}
@@ -96,7 +96,7 @@ def _kind(operand: Operand) -> BufferKind:
 
 
 def on_tier(tier: Tier, case: Case, operands: Mapping[str, Any]) -> Results:
-    """Every written and updated operand, as the tier leaves it."""
+    """Every written and updated operand, as the tier computes it."""
     graph = build_graph(case)
     sizes = case.sizes
     step = ShapeKey(sizes.get("tokens", 0), sizes.get("rows", 0))
@@ -156,7 +156,7 @@ def _read(tier: Tier, buffer: Buffer, decl: BufferDecl, shape: tuple[int, ...]) 
 
 
 def run_barrier(tier: Tier) -> None:
-    """Execute the one opcode without operands."""
+    """Execute BARRIER, the only opcode without operands."""
     builder = GraphBuilder("barrier")
     builder.barrier()
     graph, step = builder.build(), ShapeKey(1, 1)
@@ -167,7 +167,7 @@ def run_barrier(tier: Tier) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A case with its operands, and what the definition makes of them."""
+    """A case with its operands and the results of the definition."""
 
     case: Case
     operands: Mapping[str, Any]
@@ -175,13 +175,13 @@ class Example:
 
 
 def example(case: Case) -> Example:
-    """What a case expects of every tier."""
+    """The operands of a case and the results every tier must give."""
     operands = fill(case)
     return Example(case, operands, by_definition(case, operands))
 
 
 def compare(tier: Tier, case: Case | Example) -> dict[str, Difference]:
-    """The operands that the tier leaves otherwise than the definition does, by name."""
+    """The operands for which the tier's results differ from the definition's, by name."""
     known = example(case) if isinstance(case, Case) else case
     case, expected = known.case, known.expected
     got = on_tier(tier, case, known.operands)

@@ -1,4 +1,4 @@
-"""The contents of a case's operands, drawn from the case's seed."""
+"""Draws the contents of a case's operands from its seed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from reference.quant import FORMATS, LAYOUTS, moderate_scales
 Generator = np.random.Generator
 ROPE_BASE = 10000.0
 UNUSED = -1
-"""What a page table holds where there is nothing."""
+"""The page-table entry of a page that is not allocated."""
 
 
 def operand_dtype(case: Case, operand: Operand) -> DType:
-    """The storage type of one operand; the last of several weights gets a neighbouring format."""
+    """The storage type of one operand; the last of several weights gets another format."""
     if len(operand.dtypes) == 1:
         return operand.dtypes[0]
     assert case.dtype is not None
@@ -72,7 +72,7 @@ def fill(case: Case) -> dict[str, Any]:
 
 
 def make_matrix(rng: Generator, dtype: DType, shape: tuple[int, ...]) -> Matrix:
-    """Random stored bits under moderate scales: every integer a format can hold occurs."""
+    """Random stored bits with moderate scales; every integer a format can hold occurs."""
     rows, columns = int(np.prod(shape[:-1])), shape[-1]
     if dtype.storage is StorageClass.FLOAT:
         values = rng.standard_normal((rows, columns), dtype=np.float32)
@@ -88,7 +88,7 @@ def make_matrix(rng: Generator, dtype: DType, shape: tuple[int, ...]) -> Matrix:
 
 
 def make_page_table(rng: Generator, sizes: Mapping[str, int]) -> NDArray[np.int32]:
-    """Pages of all slots in random order among the spare ones."""
+    """A page table whose pages are in random order, with spare pages between them."""
     slots, slot_pages = sizes["slots"], sizes["slot_pages"]
     pages = rng.permutation(sizes["pages"])[: slots * slot_pages]
     return pages.reshape(slots, slot_pages).astype(np.int32)
@@ -101,7 +101,8 @@ def make_kv(
     dtype: DType,
     page_table: NDArray[np.int32] | None,
 ) -> NDArray[Any]:
-    """NaN everywhere but at the positions the step may read, up to each slot's last query."""
+    """KV pages with NaN at every position except those the step may read, up to each slot's last
+    query."""
     kv = broken_pages(dtype, shape)
     assert page_table is not None
     assert case.shape.runs is not None
@@ -117,8 +118,8 @@ def make_kv(
 
 
 def broken_pages(dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Pages of which every row reads as NaN; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
-    # Bytes of ones are a NaN in every type but one, where the exponent says so.
+    """KV pages in which every row reads as NaN; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
+    # Bytes of ones are NaN in every type except I12, where the exponent marks a broken row.
     nbytes = math.prod(shape[:-1]) * dtype.row_bytes(shape[-1])
     kv = page_view(np.full(nbytes, 0xFF, np.uint8), dtype, shape)
     if dtype is I12:
@@ -145,14 +146,14 @@ def _output_rows(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[
 
 
 def _slot_table(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Anything, and in every third slot no last token."""
+    """Random slot records; every third slot has no last token."""
     table = _words(rng, case, shape)
     table.view(SLOT)["last_token"] = rng.integers(-1, 2, (shape[0], 1)) * 31
     return table
 
 
 def _pairs(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Any row of the source, every row of the target at most once."""
+    """Random pairs in which each target row occurs at most once."""
     pairs = np.empty(shape, np.int32)
     pairs[:, 0] = rng.integers(case.sizes["sources"], size=shape[0])
     pairs[:, 1] = rng.choice(case.sizes["targets"], shape[0], replace=False)
@@ -160,7 +161,7 @@ def _pairs(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
 
 
 def _expert_ids(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """The experts of each token, no two alike; every second case has favourites."""
+    """Distinct experts for each token; every second case prefers some experts."""
     tokens, used = shape
     liking = rng.random((tokens, case.sizes["experts"]))
     if rng.random() < 0.5:
@@ -173,17 +174,17 @@ def _words(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
 
 
 def _few(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Two values only, so that drafts agree for a while."""
+    """Random choices of two values, so that drafts agree for a few tokens."""
     return (rng.random(shape) < 0.2).astype(np.int32)
 
 
 def _recent(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Ids of the vocabulary: entries before a sequence's first token are anything, and unread."""
+    """Random token ids; entries before a sequence's first token are arbitrary and not read."""
     return rng.integers(0, case.sizes.get("vocab", 1000), shape).astype(np.int32)
 
 
 def _step(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """The STEP record, its event numbers somewhere in their life, the wrap included."""
+    """A STEP record whose event numbers may wrap around 2^32."""
     record = np.zeros(1, STEP)
     record["first_event"] = rng.choice([0, 3, 1000, 2**32 - 1, 2**32 - 3])
     record["tokens"], record["rows"] = case.sizes["tokens"], case.sizes["rows"]
@@ -217,14 +218,14 @@ def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.
 
 
 def _allowed(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Masks of nothing, about one token, half of them, all; bits behind the vocabulary alike."""
+    """Masks of no token, about one, half, and all of them; bits beyond the vocabulary likewise."""
     share = rng.choice([0.0, 1.0 / case.sizes["vocab"], 0.5, 0.9, 1.0], (shape[0], 1))
     bits = rng.random((shape[0], 32 * shape[1])) < share
     return np.packbits(bits, axis=1, bitorder="little").view("<i4").reshape(shape)
 
 
 def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Distinct tokens; a temperature makes infinities of the largest biases."""
+    """Biases of distinct tokens; a temperature turns the largest into infinities."""
     records = np.zeros(shape[0], LOGIT_BIAS)
     records["token"] = rng.choice(case.sizes["vocab"], shape[0], replace=False)
     often = rng.choice([-100.0, -1.0, 0.1, 3.0, 100.0], shape[0])
@@ -234,7 +235,7 @@ def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int3
 
 
 def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Ids of the vocabulary where there are logits; rows without a token where some are broken."""
+    """Token ids for LOG_PROBABILITIES; rows without a token in cases with broken logits."""
     if "vocab" not in case.sizes:
         return _words(rng, case, shape)
     least = NO_TOKEN if case.kind in NONFINITE else 0
@@ -261,12 +262,12 @@ INDEX_FILLS: Mapping[str, IndexFill] = {
 
 
 def _decay(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """What models store: -exp(A)."""
+    """Decays as models store them: -exp(A)."""
     return -np.exp(rng.standard_normal(shape)).astype(np.float32)
 
 
 def _state(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """What sequences left; NaN in a slot whose first token of the step is at position 0."""
+    """Random states; NaN in a slot whose first token of the step is at position 0."""
     state = rng.standard_normal(shape, dtype=np.float32)
     first_positions: dict[int, int] = {}
     for slot, first, _ in case.shape.runs or ():
@@ -278,7 +279,7 @@ def _state(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.flo
 
 
 def _sinks(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Scores that some heads prefer to every position, and others ignore."""
+    """Sinks above every score in some heads and far below in others."""
     return 8 * rng.standard_normal(shape, dtype=np.float32)
 
 

@@ -1,4 +1,4 @@
-"""One point of an opcode's shape space, and what the strategies of several opcodes share."""
+"""One shape of an opcode's cases, and functions that several opcodes' shape lists share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contract.spec import Scalar
 
 Run = tuple[int, int, int]
 SPARE_PAGES = 3
-"""Pages no slot owns, filled with garbage."""
+"""KV pages that no slot owns, filled with garbage."""
 
 EMPTY: tuple[Run, ...] = ()
 DECODE_ONE: tuple[Run, ...] = ((0, 63, 1),)
@@ -26,7 +26,7 @@ SHORT: tuple[Run, ...] = ((0, 0, 17),)
 
 @dataclass(frozen=True, slots=True)
 class OpShape:
-    """One point of an opcode's shape space. ``absent`` operands are left out."""
+    """The sizes and parameters of a case. ``absent`` operands are omitted."""
 
     label: str
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ Strategy = Callable[[DType | None], tuple[OpShape, ...]]
 
 
 def inner_lengths(dtype: DType | None) -> tuple[int, int, int]:
-    """Inner lengths a format allows: short, past a segment, a second span of two segments."""
+    """Three inner lengths a format allows: short, longer than a segment, and into a second span."""
     if dtype is None or dtype.storage is StorageClass.FLOAT:
         return 40, 257, 1300
     if dtype.storage is StorageClass.INTEGER32:
@@ -69,7 +69,7 @@ def always(*shapes: OpShape) -> Strategy:
 
 
 def grid(names: str, *rows: Sequence[int], label: str = "", **params: Scalar) -> Strategy:
-    """A shape a row of sizes, of the dimensions ``names``."""
+    """One shape for each row of sizes, of the dimensions ``names``."""
     return always(
         *(
             OpShape(
@@ -81,7 +81,7 @@ def grid(names: str, *rows: Sequence[int], label: str = "", **params: Scalar) ->
 
 
 def activations(names: str, *rows: Sequence[int], silu: str = "silu-") -> Strategy:
-    """Every row with every activation function; ``silu`` begins the labels of the first."""
+    """Every row of sizes with every activation function; labels of silu begin with ``silu``."""
     labels = (silu, "gelu-", "sigmoid-")
     return lambda dtype: tuple(
         shape

@@ -1,8 +1,8 @@
-"""Sizes and parameters each opcode is tried with: one entry of STRATEGIES per opcode.
+"""The sizes and parameters each opcode is tested with: one entry of STRATEGIES per opcode.
 
-A shape names every dimension of the opcode's table row that its parameters do not. ``runs`` says
-which tokens the step holds, as (slot, first position, count); tokens, slots and page-table sizes
-follow from it.
+A shape names every dimension of the opcode's table row that its parameters do not bind. ``runs``
+lists the tokens of the step as (slot, first position, count); the numbers of tokens and slots and
+the page-table size follow from it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _heads(
 
 
 def _paged(*shapes: OpShape) -> Strategy:
-    """Those of the shapes whose heads are whole blocks of the pages' storage type."""
+    """The shapes whose heads are whole blocks of the pages' storage type."""
 
     def strategy(dtype: DType | None) -> tuple[OpShape, ...]:
         block = dtype.block_elements if dtype is not None else 1
@@ -153,7 +153,7 @@ def _store_state(rows: int, runs: tuple[Run, ...]) -> OpShape:
 
 
 def _sample(rows: int, vocab: int, recent_tokens: int, slots: int, **tables: int) -> OpShape:
-    """``tables`` are the dimensions of masks and of biases; without them there are none."""
+    """A shape of SAMPLE. ``tables`` are the dimensions of masks and biases, absent without them."""
     dims = {"rows": rows, "vocab": vocab, "recent_tokens": recent_tokens, "slots": slots}
     sizes = {"allowed": "masks", "bias": "biases"}
     absent = frozenset(name for name, size in sizes.items() if size not in tables)
@@ -163,7 +163,7 @@ def _sample(rows: int, vocab: int, recent_tokens: int, slots: int, **tables: int
 
 
 WIDE = ((1, 1), (3, 257), (17, 40), (65, 16), (0, 8))
-"""Tokens and widths."""
+"""Pairs of tokens and width."""
 
 STRATEGIES: dict[Opcode, Strategy] = {
     Opcode.EMBED: _embed,

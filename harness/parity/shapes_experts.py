@@ -9,7 +9,7 @@ from contract.opcodes import Opcode
 from harness.parity.shape import OpShape, Strategy, activations, inner_lengths
 
 MANY_EXPERTS = (1 << 14) + 7
-"""Enough for equal probabilities to stay below the smallest sum 2^-14."""
+"""So many experts that the sum of the chosen equal probabilities is below the minimum 2^-14."""
 
 
 def _gate_topk(dtype: DType | None) -> tuple[OpShape, ...]:
@@ -35,7 +35,8 @@ def _gate_topk(dtype: DType | None) -> tuple[OpShape, ...]:
 
 
 def _products(inner: str, outputs: str) -> Strategy:
-    """One token and many; more experts than places and fewer; rows that fill no group of 16."""
+    """Shapes of one token and many, with more experts than (token, expert) pairs and fewer, and
+    with rows that fill no group of 16."""
 
     def strategy(dtype: DType | None) -> tuple[OpShape, ...]:
         short, middle, long = inner_lengths(dtype)
@@ -71,7 +72,7 @@ def _products(inner: str, outputs: str) -> Strategy:
 
 
 def _absences(count: int, inner: str) -> list[frozenset[str]]:
-    """Every combination of MOE_DOWN_ACC's optional operands in turn; MOE_GATE_UP has none."""
+    """Every combination of MOE_DOWN_ACC's optional operands in turn; none for MOE_GATE_UP."""
     if inner == "hidden":
         return [frozenset()] * count
     choices = [(), ("expert_scale",), ("residual",), ("expert_scale", "residual")]

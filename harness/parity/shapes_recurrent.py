@@ -1,4 +1,4 @@
-"""Sizes and parameters the opcodes of gated delta-net layers are tried with."""
+"""The sizes and parameters that delta-net opcodes are tested with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.parity.shape import (
 )
 
 RESTART: tuple[Run, ...] = ((1, 7, 3), (0, 0, 2), (1, 0, 2), (0, 2, 3))
-"""Slot 1 begins another sequence in the middle of the step."""
+"""Runs of a step in which slot 1 begins a new sequence in the middle."""
 
 
 def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int) -> OpShape:

@@ -1,4 +1,4 @@
-"""Activation values that find mistakes: ordinary, extreme and broken ones."""
+"""Activation values for tests: ordinary, extreme and broken ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ Float32 = NDArray[np.float32]
 Generator = np.random.Generator
 
 TINY = np.float32(2.0**-62)
-"""Straddles the threshold 2^-64 below which rule R5 rounds a segment to zero."""
+"""A scale that yields values on both sides of 2^-64, below which rule R5 rounds a segment to
+zero."""
 HUGE = np.float32(2.0**40)
-"""Its cube, summed over thousands of elements, is still finite."""
+"""A scale whose cube, summed over thousands of elements, is still finite."""
 SUBNORMAL = np.float32(2.0**-130)
 
 
@@ -31,7 +32,7 @@ def _denormal(rng: Generator, shape: tuple[int, ...]) -> Float32:
 
 
 def _scales(rng: Generator, shape: tuple[int, ...]) -> Float32:
-    """Rows of every size down to what rule R6 takes for zero."""
+    """Rows of every magnitude, down to rows that rule R6 treats as zero."""
     exponents = rng.integers(-44, 7, (*shape[:-1], 1))
     return np.ldexp(_normal(rng, shape), exponents)
 
@@ -58,8 +59,8 @@ KINDS: Mapping[str, Callable[[Generator, tuple[int, ...]], Float32]] = {
     "inf": _poisoned(np.inf),
 }
 NONFINITE = frozenset({"nan", "inf"})
-"""Kinds after which a result may be NaN or infinite; after any other it must be finite."""
+"""Kinds with which a result may be NaN or infinite; with all others it must be finite."""
 OF_PAGES = frozenset({"scales"})
-"""Kinds for the opcodes that touch KV pages only."""
+"""Kinds used only for opcodes that access KV pages."""
 BREAKS_ROWS = frozenset({"huge"})
-"""Kinds that rule R6 calls broken, so that the same opcodes may answer with NaN."""
+"""Kinds whose rows rule R6 treats as broken, so opcodes that access KV pages may give NaN."""

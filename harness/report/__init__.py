@@ -1,1 +1,1 @@
-"""Model graphs side by side, for people: what each is made of and where its bytes and FLOPs go."""
+"""Reports on model graphs side by side: their parts, bytes and FLOPs."""

@@ -1,4 +1,4 @@
-"""What is reported of one model, as JSON values."""
+"""The report on one model, as JSON values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from contract.shape_key import ShapeKey
 
 DECODE = ShapeKey(1, 1)
 PROMPT_TOKENS = 512
-"""Longest prompt whose prefill is counted."""
+"""Prompt tokens of the counted prefill, or fewer for a shorter context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """The step that is counted, the context its query tokens attend, the machine estimated for."""
+    """The counted step, the context its query tokens attend to, and the machine of the estimate."""
 
     key: ShapeKey
     context: int
@@ -40,12 +40,12 @@ class Assumptions:
 def model_document(
     label: str, architecture: str, graph: Graph, assumptions: Assumptions
 ) -> dict[str, Any]:
-    """The graph's document of ``contract.ir.export``, and what its counts say.
+    """The document of ``contract.ir.export`` with further keys.
 
-    Added keys: ``model``, ``architecture``, ``layers`` (one object a layer), ``parameters``,
-    ``weights`` (by storage type), ``scratch_bytes``, ``decode`` (one token: bytes by holder and
-    FLOPs), ``prefill`` (a prompt of ``tokens``: FLOPs), ``roles`` (nodes folded over the layers)
-    and ``critical_path`` (seconds estimated for ``machine``).
+    Added keys: ``model``, ``architecture``, ``layers`` (one object per layer), ``parameters``,
+    ``weights`` (by storage type), ``scratch_bytes``, ``decode`` (one token: bytes by kind of
+    buffer, and FLOPs), ``prefill`` (a prompt of ``tokens``: FLOPs), ``roles`` (nodes grouped over
+    the layers) and ``critical_path`` (seconds estimated for ``machine``).
     """
     key, context, machine = assumptions.key, assumptions.context, assumptions.machine
     costs = node_costs(graph, key, context)
@@ -83,7 +83,7 @@ def model_document(
 
 
 def _decode(graph: Graph, context: int) -> dict[str, Any]:
-    """One token at the end of the context."""
+    """Counts of one token at the end of the context."""
     moved = step_bytes(graph, DECODE, context)
     return {
         "context": context,
@@ -94,7 +94,8 @@ def _decode(graph: Graph, context: int) -> dict[str, Any]:
 
 
 def _prefill(graph: Graph, context: int) -> dict[str, Any]:
-    """A prompt from position 0: its tokens attend half of it in the mean; one row of logits."""
+    """Counts of a prompt from position 0: its tokens attend to half of it on average; one row of
+    logits."""
     tokens = min(PROMPT_TOKENS, context)
     key = ShapeKey(tokens, 1)
     work = graph_cost(prune_rows(graph, key), key, (tokens + 1) // 2)

@@ -1,4 +1,4 @@
-"""Documents of models as text: JSON for tools, one self-contained HTML page for people."""
+"""Renders documents of models: JSON for tools, one self-contained HTML page for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "MoE and dense": ("M+", "both"),
     "no feed-forward": ("·", "none"),
 }
-"""Letter and style of every kind of mixer and feed-forward: colour alone would not do."""
+"""The letter and style of every kind of mixer and feed-forward, so that colour is not needed."""
 
 HOLDERS: Mapping[str, str] = {
     "weights": "weights",
@@ -30,7 +30,7 @@ HOLDERS: Mapping[str, str] = {
     "state": "recurrent and other state",
     "activations": "activations and step data",
 }
-"""What the bytes of a step are in, as people call it."""
+"""The labels of the kinds of buffers that a step's bytes are in."""
 
 
 def render_json(documents: Sequence[Document]) -> str:
@@ -41,8 +41,8 @@ def render_json(documents: Sequence[Document]) -> str:
 def render_html(documents: Sequence[Document]) -> str:
     """The documents as columns of one page that loads nothing.
 
-    All documents count the same step for the same machine; the page says it once. Text from the
-    documents is escaped, whatever it holds.
+    All documents count the same step for the same machine; the page states it once. All text from
+    the documents is escaped.
     """
     environment = Environment(
         loader=PackageLoader("harness.report"),
@@ -65,7 +65,7 @@ def render_html(documents: Sequence[Document]) -> str:
 
 
 def quantity(value: float, unit: str = "") -> str:
-    """Three digits with a decimal prefix: 1,234,000 bytes are ``1.23 MB``."""
+    """A number with three digits and a decimal prefix: 1,234,000 bytes are ``1.23 MB``."""
     scaled, prefixes = float(value), iter(("", "k", "M", "G", "T", "P"))
     prefix = next(prefixes)
     while scaled >= 999.5 and prefix != "P":
@@ -75,7 +75,7 @@ def quantity(value: float, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Three digits in the unit that suits: ``12.3 ms``."""
+    """A duration with three digits in a suitable unit: ``12.3 ms``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= 0.9995 * size:
             return f"{seconds / size:.3g} {unit}"
@@ -83,12 +83,12 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1; what is there but would round to nothing is ``< 0.1 %``."""
+    """A share of 1 in percent; a share that would round to nothing is ``< 0.1 %``."""
     return "< 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
 
 
 def ratio(part: float, whole: float) -> float:
-    """``part / whole``, 0 when there is nothing to share."""
+    """``part / whole``, 0 when ``whole`` is 0."""
     return part / whole if whole else 0.0
 
 
@@ -100,23 +100,23 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def chain(opcodes: Iterable[str]) -> str:
-    """Opcodes in order, repetitions counted: ``RMS_NORM → MATMUL ×2``."""
+    """Opcodes in order, with repetitions counted: ``RMS_NORM → MATMUL ×2``."""
     runs = [(name, len(list(run))) for name, run in groupby(opcodes)]
     return " → ".join(name if count == 1 else f"{name} ×{count}" for name, count in runs)
 
 
 def counted(names: Iterable[str]) -> str:
-    """Names with how often they occur, the commonest first: ``36 delta net, 12 full attention``."""
+    """Names with their counts, the most frequent first: ``36 delta net, 12 full attention``."""
     return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common())
 
 
 def printable(text: str) -> str:
-    """What could reorder or hide text on a page is shown as its escape."""
+    """``text`` with characters that could reorder or hide text on a page escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def kind_of(layer: Mapping[str, Any]) -> str:
-    """One layer of a document in words."""
+    """The kind of one layer of a document in words."""
     window = f" over {layer['window']:,} positions" if layer["window"] else ""
     return f"{layer['mixer']}{window}, {layer['feed_forward']}"
 
@@ -171,4 +171,4 @@ FACTS: tuple[tuple[str, Callable[[Document], str]], ...] = (
     ("critical path (estimate)", _path),
     ("scratch of the step", lambda d: quantity(d["scratch_bytes"], "B")),
 )
-"""Rows of the table of facts, and how each is read from a document."""
+"""The rows of the table of facts: label, and function that reads the value from a document."""

@@ -1,4 +1,5 @@
-"""Synthetic models: GGUF files of named sizes with random weights, the same bytes everywhere."""
+"""Synthetic models: GGUF files of named sizes with random weights, the same bytes on every
+machine."""
 
 from harness.synth.sizes import SIZES, size_names, sized_spec
 from harness.synth.spec import (

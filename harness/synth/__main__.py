@@ -20,7 +20,7 @@ def _widths(text: str) -> int | tuple[int, ...]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags; a flag that is not given leaves the size's value."""
+    """The parser of the flags; a flag that is not given leaves the named size's value."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.synth",
         description="Write a GGUF model with random weights; the same flags give the same bytes.",
@@ -58,11 +58,11 @@ SPECIAL: Mapping[str, dict[str, Any]] = {
         "help": "write the same weights dequantized to F32",
     },
 }
-"""Flags that say more than the type of their field."""
+"""Options of flags that the type of their field does not determine."""
 
 
 def _add_fields(parser: argparse._ActionsContainer, kind: type, flags: str, names: str) -> None:
-    """A flag for every field: ``--layers N``, ``--experts-count N`` and so on."""
+    """Add a flag for every field: ``--layers N``, ``--experts-count N`` and so on."""
     types = get_type_hints(kind)
     for field in fields(kind):
         if field.name in GROUPS:
@@ -77,7 +77,7 @@ def _add_fields(parser: argparse._ActionsContainer, kind: type, flags: str, name
 
 
 def _grouped(flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags of a group's fields gathered under the name of the group."""
+    """Collect the flags of a group's fields under the name of the group."""
     values: dict[str, Any] = {}
     for name, value in flags.items():
         group, dot, field = name.partition(".")
@@ -89,7 +89,7 @@ def _grouped(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the file; 0, or 2 with one line on standard error."""
+    """Write the file; returns 0, or 2 with one line on standard error."""
     values = _grouped(vars(build_parser().parse_args(argv)))
     out, tokenizer, size = values.pop("out"), values.pop("tokenizer_from"), values.pop("size")
     sparse = values.pop("sparse")

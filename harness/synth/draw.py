@@ -1,9 +1,9 @@
-"""Random tensors as stored bytes, from integers only, so that every machine draws the same.
+"""Draws random tensors as stored bytes, with integers only, so every machine draws the same bytes.
 
-The bits come from Philox4x64-10 keyed by SHA-256 of the seed and the tensor's name: a tensor
-does not depend on which others the file holds. Float weights are sums of four 16-bit numbers
-(close to normal). Quantized tensors are drawn as blocks: random quants with sane scales, which
-needs no quantizer, takes seconds for a billion weights and reaches every code a format has.
+The bits come from Philox4x64-10, keyed by SHA-256 of the seed and the tensor's name, so a tensor
+does not depend on the file's other tensors. Float weights are sums of four 16-bit numbers (close to
+normal). Quantized tensors are drawn as blocks of random quants with moderate scales. That needs no
+quantizer, takes seconds for a billion weights and uses every code a format has.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from reference.quant.layouts import Layout
 Bytes = NDArray[np.uint8]
 
 CHUNK_ELEMENTS = 1 << 20
-"""Elements drawn at once, in whole rows; part of what GENERATOR_VERSION fixes."""
+"""Elements drawn at a time, in whole rows; changing it changes the bytes (GENERATOR_VERSION)."""
 
 SUM_OF_FOUR_MEAN = 2 * (2**16 - 1)
 SUM_OF_FOUR_DEVIATION = math.sqrt((2.0**32 - 1) / 3)
-"""Mean and standard deviation of the sum of four uniform 16-bit integers."""
+"""Standard deviation of the sum of four uniform 16-bit integers."""
 
 
 def block_deviation(layout: Layout) -> float:
-    """Standard deviation of the values of random blocks whose scale is 1, about their middle.
+    """Standard deviation of the values of random blocks of scale 1, about their mean.
 
-    With minima of the sub-blocks it is that of sc*q - centre*mn, all uniform, q of mean ``centre``.
+    With minima of sub-blocks it is that of sc*q - centre*mn, all uniform, where q has the mean
+    ``centre``.
     """
     elements = _deviation(layout.q)
     if layout.sub is None:
@@ -48,7 +49,8 @@ def block_deviation(layout: Layout) -> float:
 
 
 def _deviation(integers: Integers) -> float:
-    """Of uniform integers; of a table's values the root mean square."""
+    """The standard deviation of uniform integers; for a table the root mean square of its
+    values."""
     if isinstance(integers, Packed) and integers.table is not None:
         values = integers.table.values.tolist()
         return math.sqrt(sum(value**2 for value in values) / len(values))
@@ -66,7 +68,7 @@ def random_bits(seed: int, name: str) -> np.random.Philox:
 
 
 def normal_like(bits: np.random.Philox, count: int, deviation: float) -> NDArray[np.float32]:
-    """f32[count] of mean 0: integers below 2^18 times one rounded factor."""
+    """f32[count] of mean 0: integers below 2^18 times a factor, rounded once."""
     lanes = bits.random_raw(count).astype("<u8").view("<u2").reshape(count, 4)
     total = lanes.sum(axis=1, dtype=np.int32) - np.int32(SUM_OF_FOUR_MEAN)
     values: NDArray[np.float32] = total.astype(np.float32)
@@ -75,14 +77,15 @@ def normal_like(bits: np.random.Philox, count: int, deviation: float) -> NDArray
 
 
 def random_bytes(bits: np.random.Philox, count: int) -> Bytes:
-    """uint8[count]."""
+    """Random bytes, uint8[count]."""
     return bits.random_raw(-(-count // 8)).astype("<u8").view(np.uint8)[:count]
 
 
 def draw_matrix(
     seed: int, name: str, dtype: DType, rows: int, columns: int, deviation: float
 ) -> Iterator[Bytes]:
-    """The stored bytes of a matrix of weights of this deviation, uint8[some rows, row_bytes]."""
+    """The stored bytes of a matrix of weights with this deviation, uint8[some rows, row_bytes] at a
+    time."""
     bits = random_bits(seed, name)
     step = max(1, CHUNK_ELEMENTS // columns)
     for first in range(0, rows, step):
@@ -108,7 +111,7 @@ def _draw_blocks(bits: np.random.Philox, dtype: DType, blocks: int, deviation: f
     if len(layout.floats) == 1:
         scale = np.where(spread[1] & 1, -scale, scale)
     else:
-        # Values centre on 0; sub-block minima are subtracted.
+        # Values are centred on 0; sub-block minima are subtracted.
         centre = -_centre(layout.q) if layout.sub is None else _centre(layout.q)
         parts[layout.floats[1]] = to_half(scale.astype(np.float32) * np.float32(centre))
     parts[layout.floats[0]] = scale
@@ -116,7 +119,7 @@ def _draw_blocks(bits: np.random.Philox, dtype: DType, blocks: int, deviation: f
 
 
 def _exponents(chance: Bytes, scale: float) -> Bytes:
-    """Two neighbouring powers of two, mixed such that their mean square is that of ``scale``."""
+    """Two adjacent powers of two, mixed so that their mean square is that of ``scale``."""
     fraction, exponent = math.frexp(scale)
     upper = round(256 * (4 * fraction**2 - 1) / 3)
     return np.where(chance < upper, EXPONENT_BIAS + exponent, EXPONENT_BIAS + exponent - 1).astype(

@@ -1,4 +1,4 @@
-"""The metadata keys of a synthetic model apart from its tokenizer's."""
+"""The metadata keys of a synthetic model, except its tokenizer's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from harness.synth.spec import ExpertSpec, Gemma, Recurrent, SynthSpec
 
 RMS_EPSILON = 1e-6
 ROPE_SECTIONS = (11, 11, 10, 0)
-"""Pairs turned by time, height and width; the same angle for text."""
+"""Rotary pairs for time, height and width; text uses the same angle for all three."""
 
 
 def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
-    """The keys of the model, without the architecture's name in front."""
+    """The keys of the model, without the architecture's name as prefix."""
     widths = spec.feed_forward
     keys: dict[str, Any] = {
         "block_count": spec.blocks,
@@ -44,7 +44,7 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
 
 def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
     keys = {"expert_count": experts.count, "expert_used_count": experts.used}
-    # The experts of a llama are as wide as its dense layers would be.
+    # Experts of the llama architecture have the width of its dense layers.
     width = "feed_forward_length" if spec.architecture == "llama" else "expert_feed_forward_length"
     keys[width] = experts.width
     if experts.shared_width:

@@ -1,9 +1,8 @@
-"""Which tensors a synthetic model has, and the spread of their values.
+"""Plans a synthetic model's tensors: names, shapes, and the spread of their values.
 
-The family says which: it builds its graph from the metadata that will be written, and what it asks
-for is noted. Values are drawn so that activations stay of the size they have in trained models:
-rows of matrices have norm 1, norm weights are near 1, routers tell experts apart, delta-net states
-decay slowly.
+The model family builds its graph from the planned metadata, and every tensor it requests is
+recorded. Values are drawn so that activations have the sizes of trained models: rows of matrices
+have norm 1, norm weights are near 1, routers distinguish experts, delta-net states decay slowly.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NORM_DEVIATION = 0.1
 BIAS_DEVIATION = 0.1
 MIX_DEVIATION = 0.1
 ROUTER_SPREAD = 2.0
-"""Deviation of router logits: probabilities that differ, and more than one expert that matters."""
+"""Deviation of router logits, so that probabilities differ and several experts matter."""
 
 FILE_ORDER = (
     "token_embd", "rope_freqs", "per_layer_token_embd", "per_layer_model_proj",
@@ -46,20 +45,20 @@ FILE_ORDER = (
     "nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm",
     "output_norm", "output",
 )  # fmt: skip
-"""Kinds of tensors as they follow one another within a layer and outside of all."""
+"""Kinds of tensors in file order, within a layer and outside of layers."""
 
 
 @dataclass(slots=True)
 class PlannedTensors(ModelTensors):
-    """A file that has every tensor a family needs: ``shapes`` are those it asked for."""
+    """A file that has every tensor a family requests; ``shapes`` records their shapes."""
 
     spec: SynthSpec = field(default_factory=SynthSpec)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        """Whether the model is to have this optional tensor."""
+        """Whether the specification gives the model this optional tensor."""
         spec = self.spec
-        block, kind = place_of(name)
+        block, kind = block_and_kind(name)
         match kind:
             case "attn_qkv":
                 return spec.fused_qkv and spec.owns_values(block)
@@ -85,39 +84,40 @@ class PlannedTensors(ModelTensors):
                 return False
 
     def take(self, name: str, *shape: int, rows: RowSlice | None = None) -> DType:
-        """Note the shape of the whole tensor."""
+        """Record the shape of the whole tensor."""
         if rows is not None:
-            shape = (*shape[:-2], rows.group * shape[-2] // len(rows.kept()), shape[-1])
+            shape = (*shape[:-2], rows.group * shape[-2] // len(rows.selected()), shape[-1])
         self.shapes[name] = shape
         return F32
 
 
 def plan_tensors(spec: SynthSpec) -> tuple[SynthTensor, ...]:
-    """Every tensor of the model, in file order, with its type before any expansion.
+    """Every tensor of the model in file order, with its type before any expansion to F32.
 
     Raises ConfigError when the family accepts no model of this specification.
     """
-    asked = PlannedTensors(spec.name, {}, spec=spec)
+    planned = PlannedTensors(spec.name, {}, spec=spec)
     try:
-        FAMILIES[spec.architecture](_config(spec), asked, Limits(slots=1, context=16, pages=1))
+        FAMILIES[spec.architecture](_config(spec), planned, Limits(slots=1, context=16, pages=1))
     except (ModelFileError, UnsupportedModel) as error:
         raise ConfigError(f"synthetic model: {error}") from None
     for block in range(spec.layers, spec.blocks):
-        asked.shapes[f"blk.{block}.nextn.eh_proj.weight"] = (spec.hidden, 2 * spec.hidden)
+        planned.shapes[f"blk.{block}.nextn.eh_proj.weight"] = (spec.hidden, 2 * spec.hidden)
         for name in ("enorm", "hnorm", "shared_head_norm"):
-            asked.shapes[f"blk.{block}.nextn.{name}.weight"] = (spec.hidden,)
+            planned.shapes[f"blk.{block}.nextn.{name}.weight"] = (spec.hidden,)
 
     def order(name: str) -> tuple[int, int]:
-        block, kind = place_of(name)
+        block, kind = block_and_kind(name)
         outside = spec.blocks if kind in FILE_ORDER[-2:] else -1
         return (block if name.startswith("blk.") else outside, FILE_ORDER.index(kind))
 
-    names = sorted(asked.shapes, key=order)
-    return with_types(spec, [_tensor(spec, name, asked.shapes[name]) for name in names])
+    names = sorted(planned.shapes, key=order)
+    return with_types(spec, [_tensor(spec, name, planned.shapes[name]) for name in names])
 
 
-def place_of(name: str) -> tuple[int, str]:
-    """Block (0 outside of all) and kind of a tensor: its name without block and ``.weight``."""
+def block_and_kind(name: str) -> tuple[int, str]:
+    """The block (0 for a tensor outside the blocks) and the kind: the name without block and
+    ``.weight``."""
     kind = name.removesuffix(".weight")
     if not kind.startswith("blk."):
         return 0, kind
@@ -126,7 +126,8 @@ def place_of(name: str) -> tuple[int, str]:
 
 
 def _config(spec: SynthSpec) -> ModelConfig:
-    """What the reader makes of the metadata, the prediction blocks being layers that attend."""
+    """The configuration read from the metadata, with prediction blocks counted as attention
+    layers."""
     keys = architecture_keys(spec) | {"nextn_predict_layers": 0}
     if spec.recurrent is not None:
         listed = [spec.is_recurrent(block) for block in range(spec.blocks)]
@@ -143,8 +144,8 @@ def _config(spec: SynthSpec) -> ModelConfig:
 
 
 def _tensor(spec: SynthSpec, name: str, shape: tuple[int, ...]) -> SynthTensor:
-    """How a tensor of this name and shape is drawn."""
-    block, kind = place_of(name)
+    """The tensor of this name and shape, and how it is drawn."""
+    block, kind = block_and_kind(name)
     if kind == "rope_freqs":
         return SynthTensor(name, shape, (), 0.0)
     centre, deviation = _spread(spec, kind, shape)
@@ -162,7 +163,7 @@ def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, 
     match kind:
         case "ssm_dt.bias":  # time steps of about softplus(-3) = 0.05
             return -3.0, 0.5
-        case "ssm_a":  # always negative: 3.5 deviations are the most that a value differs
+        case "ssm_a":  # always negative, since values lie within 3.5 deviations
             return -4.0, 1.0
         case "per_layer_token_embd":
             return 0.0, 1.0 / math.sqrt(shape[-1] // spec.layers)
@@ -173,7 +174,7 @@ def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, 
         case "ffn_down_exps.scale" | "layer_output_scale":
             return 1.0, MIX_DEVIATION
         case "attn_q_norm" | "attn_k_norm" if spec.architecture == "gemma4":
-            # Scores are not scaled: the norms of queries and keys do it.
+            # Scores are not scaled; the norms of queries and keys do it.
             return 1.0 / math.sqrt(root), NORM_DEVIATION / math.sqrt(root)
     if "norm" in kind:
         return 1.0, NORM_DEVIATION
@@ -181,7 +182,8 @@ def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, 
 
 
 def _parts(spec: SynthSpec, block: int, kind: str) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """The matrices in a tensor, (drawn name, rows), and how often they repeat; () of one matrix."""
+    """The matrices in a tensor, (drawn name, rows), and how often they repeat; () for one
+    matrix."""
     if kind in ("attn_qkv", "attn_qkv.bias") and not spec.is_recurrent(block):
         queries = spec.heads * spec.head_dim_of(block) * (2 if spec.recurrent else 1)
         keys = spec.kv_heads_of(block) * spec.head_dim_of(block)

@@ -49,8 +49,8 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         | {"gemma": {**_GEMMA4_WINDOWS, "kv_heads": 16}},
     },
 }
-"""Further sizes by architecture. Those of dense models are Qwen 3's; 35b-a3b is that of Qwen 3.6,
-26b-a4b and 31b those of Gemma 4; 1b has about a billion weights in all."""
+"""Further sizes by architecture. Dense models have the sizes of Qwen 3; 35b-a3b is that of Qwen
+3.6, 26b-a4b and 31b are those of Gemma 4; 1b has about a billion weights."""
 
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "qwen3moe": {"experts": {}},
@@ -60,7 +60,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"gemma": {"period": 2}},
     "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},
 }
-"""What an architecture cannot be without, unless the size says it."""
+"""Fields an architecture needs, with values for sizes that do not set them."""
 
 
 def size_names(architecture: str) -> tuple[str, ...]:
@@ -69,10 +69,10 @@ def size_names(architecture: str) -> tuple[str, ...]:
 
 
 def sized_spec(size: str, **overrides: Any) -> SynthSpec:
-    """The specification of a named size with some fields changed.
+    """The specification of a named size with some fields replaced.
 
-    A group may be given whole, as a mapping of the fields to change, or as None to leave it out.
-    Raises ConfigError.
+    A group may be given as a mapping of the fields to replace, or as None to remove it. Raises
+    ConfigError.
     """
     architecture = overrides.get("architecture", "llama")
     own = FAMILY_SIZES.get(architecture, {})

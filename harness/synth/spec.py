@@ -1,4 +1,4 @@
-"""What a synthetic model is: everything its bytes depend on, as plain numbers."""
+"""The specification of a synthetic model: everything its bytes depend on, as plain numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contract.dtypes import WEIGHT_DTYPES
 from contract.errors import ConfigError
 
 GENERATOR_VERSION = 1
-"""Changes whenever the bytes of some specification change."""
+"""Raised whenever the bytes of some specification change."""
 
 DENSE = ("llama", "qwen2", "qwen3")
 WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
-"""Delta-net layers, and full attention every few layers."""
+"""Architectures of delta-net layers with full attention in every few layers."""
 GEMMAS = ("gemma3", "gemma4")
 ARCHITECTURES = (*DENSE, "qwen3moe", *HYBRIDS, *GEMMAS)
 
@@ -56,8 +56,8 @@ class Recurrent:
     """Gated delta-net layers: all but every ``interval``-th.
 
     ``state`` is the size of a key and of a value. ``packing`` ``ssm_in`` stores the projections
-    interleaved by key head, as early qwen3next files do. ``listed`` names the recurrent layers one
-    by one in the metadata instead of by their interval.
+    interleaved by key head, as early qwen3next files do. ``listed`` writes the list of recurrent
+    layers to the metadata instead of their interval.
     """
 
     interval: int = 4
@@ -76,13 +76,13 @@ class Recurrent:
 
 @dataclass(frozen=True, slots=True)
 class Gemma:
-    """What only Gemma has. ``period`` - 1 of ``period`` layers see ``window`` positions.
+    """Settings of Gemma only. ``period`` - 1 of ``period`` layers see ``window`` positions.
 
-    ``window`` 0 means that no layer is windowed (gemma3 only). ``rope_base``, ``head_dim`` and
-    ``kv_heads`` are those of windowed layers, the last two for gemma4 and None if like the others.
-    ``softcap`` None leaves the key out. The rest is gemma4's: the last ``shared_kv_layers`` own no
-    keys and values; ``per_layer_width`` is that of the per-layer embeddings, 0 for none;
-    ``values_from_keys`` leaves the value projection of full layers out.
+    ``window`` 0 means that no layer has a window (gemma3 only). ``rope_base``, ``head_dim`` and
+    ``kv_heads`` are those of layers with a window, the last two for gemma4 and None if equal to the
+    other layers'. ``softcap`` None omits the key. The rest is for gemma4: the last
+    ``shared_kv_layers`` have no keys and values; ``per_layer_width`` is that of the per-layer
+    embeddings, 0 for none; ``values_from_keys`` omits the value projection of full layers.
     """
 
     window: int = 32
@@ -107,11 +107,11 @@ GEMMA4_ONLY = (
 class SynthSpec:
     """A decoder with random weights.
 
-    ``head_dim`` need not be ``hidden / heads``. ``feed_forward`` is one width or one per layer; the
+    ``head_dim`` need not be ``hidden / heads``. ``feed_forward`` is one width or one per layer;
     layers of a model with ``experts`` have none, except in gemma4, where both are added.
-    ``qkv_bias`` None means what the architecture always has. ``quant`` is the type of every
-    matrix, or the mixture ``q4_k_m``. ``rope_factor`` and ``rope_original_context`` matter with
-    ``rope_scaling`` only. ``nextn_layers`` are prediction blocks after the last layer. With
+    ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
+    the mixture ``q4_k_m``. ``rope_factor`` and ``rope_original_context`` matter only with
+    ``rope_scaling``. ``nextn_layers`` are prediction blocks after the last layer. With
     ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
     bias of two channels of every KV head, or their norm weight where keys are normed.
     """
@@ -144,14 +144,14 @@ class SynthSpec:
     gemma: Gemma | None = None
 
     def validate(self) -> None:
-        """Raise ConfigError naming the first field that cannot be."""
+        """Raise ConfigError naming the first field with an invalid value."""
         for name, broken, accepted in _rules(self):
             if broken:
                 raise refused(name, _value(self, name), accepted)
 
     @property
     def blocks(self) -> int:
-        """Layers, with prediction blocks."""
+        """The number of layers and prediction blocks."""
         return self.layers + self.nextn_layers
 
     @property
@@ -168,7 +168,7 @@ class SynthSpec:
 
     @property
     def rope_dims(self) -> int:
-        """Channels of a head that rotate."""
+        """The number of rotated channels of a head."""
         return self.head_dim // 4 if self.recurrent else self.head_dim
 
     def is_recurrent(self, block: int) -> bool:
@@ -178,7 +178,7 @@ class SynthSpec:
         return (block + 1) % self.recurrent.interval != 0
 
     def is_windowed(self, block: int) -> bool:
-        """Whether this block attends to a window only."""
+        """Whether this block attends only to a window."""
         if self.gemma is None or not self.gemma.window:
             return False
         return block % self.gemma.period < self.gemma.period - 1
@@ -196,7 +196,7 @@ class SynthSpec:
         return self.kv_heads
 
     def owns_kv(self, block: int) -> bool:
-        """Whether this block computes keys and values of its own."""
+        """Whether this block computes its own keys and values."""
         return self.gemma is None or block < self.layers - self.gemma.shared_kv_layers
 
     def owns_values(self, block: int) -> bool:
@@ -211,13 +211,13 @@ class SynthSpec:
 
 
 GROUPS: Mapping[str, type] = {"experts": ExpertSpec, "recurrent": Recurrent, "gemma": Gemma}
-"""Fields of a specification that are specifications themselves."""
+"""Fields of a specification that are specifications themselves, with their types."""
 
 
 def spec_of(values: Mapping[str, Any]) -> SynthSpec:
     """The specification with these fields; groups are mappings, tuples may be lists.
 
-    Raises ConfigError for a field that does not exist and for values that cannot be.
+    Raises ConfigError for an unknown field and for invalid values.
     """
     given = dict(values)
     for name, kind in GROUPS.items():
@@ -233,13 +233,14 @@ def spec_of(values: Mapping[str, Any]) -> SynthSpec:
 
 
 def fields_of(spec: SynthSpec) -> dict[str, Any]:
-    """What ``spec_of`` makes the same specification from; only groups and counts that are there."""
+    """The fields from which ``spec_of`` makes the same specification, without absent groups and
+    counts."""
     absent = dict.fromkeys(GROUPS) | {"nextn_layers": 0, "key_outliers": 0.0}
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
 
 def refused(name: str, value: object, accepted: str) -> ConfigError:
-    """The error for a field that cannot have this value."""
+    """The error for a field with an invalid value."""
     return ConfigError(f"synthetic model: {name} is {value!r}, must be {accepted}")
 
 
@@ -250,7 +251,7 @@ def _refuse_unknown(values: Mapping[str, Any], kind: type, prefix: str = "") -> 
 
 
 def _value(spec: SynthSpec, name: str) -> Any:
-    """A field; that of a group by ``group.field``, None where there is no such group."""
+    """A field by name, or ``group.field`` of a group; None when there is no such group."""
     value: Any = spec
     for part in name.split("."):
         value = None if value is None else getattr(value, part)
@@ -258,7 +259,8 @@ def _value(spec: SynthSpec, name: str) -> Any:
 
 
 def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
-    """A field, whether its value cannot be, and what it must be; later rules trust earlier ones."""
+    """Yield (field, whether its value is invalid, what it must be); later rules rely on earlier
+    ones."""
     architecture, hybrid = spec.architecture, spec.architecture in HYBRIDS
     for name, known in (
         ("architecture", ARCHITECTURES),

@@ -1,7 +1,7 @@
-"""The tensors of a synthetic model: storage types and where their values come from.
+"""The tensors of a synthetic model: their storage types and the source of their values.
 
-Shapes are row-major. The mixture ``q4_k_m`` and the types a row of odd length falls back to are
-those of llama.cpp's quantizer.
+Shapes are row-major. The mixture ``q4_k_m``, and the types used for rows of odd lengths, are those
+of llama.cpp's quantizer.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ FLOAT_KINDS = ("ffn_gate_inp", "ssm_conv1d")
 SENSITIVE_VALUES = ("attn_v", "attn_qkv")
 SENSITIVE_DOWNS = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 BILLIONS_70_LAYERS = 80
-"""Layers of the 70 B models of the llama and qwen2 architectures, whose values get more bits."""
+"""Layers of the 70 B llama and qwen2 models, whose value matrices get more bits."""
 
 OF_KEYS = (".attn_k.bias", ".attn_k_norm.weight")
 OUTLIER_CHANNELS = (3, 5)
-"""Of every KV head, where a specification has outliers."""
+"""Channels of every KV head that are outliers when the specification has them."""
 
 ROPE_FREQS_MAX = 8.0
 ROPE_FREQS_NEVER = 1e30
-"""The divisor of a frequency that makes its angle 0."""
+"""A frequency divisor so large that the angle is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class SynthTensor:
     """One tensor of the file.
 
-    ``parts`` are the matrices in it, (drawn name, rows), whose rows follow one another ``repeats``
-    times: gate and up rows for every expert, say. Values have mean ``centre`` and this deviation,
-    and lie within 3.5 deviations where they are not quantized.
+    ``parts`` are the matrices in it as (drawn name, rows); their rows repeat ``repeats`` times, for
+    example gate and up rows for every expert. Values have mean ``centre`` and this deviation;
+    unless quantized they lie within 3.5 deviations.
     """
 
     name: str
@@ -109,13 +109,13 @@ def _mixed(spec: SynthSpec, tensor: SynthTensor, values: Sequence[str]) -> DType
 
 
 def more_bits(index: int, count: int) -> bool:
-    """The layers of ``q4_k_m`` whose most sensitive matrices are stored in Q6_K."""
+    """Whether ``q4_k_m`` stores the most sensitive matrices of layer ``index`` in Q6_K."""
     eighth = count // 8
     return index < eighth or index >= 7 * count // 8 or (index - eighth) % 3 == 2
 
 
 def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
-    """The bytes of a tensor in file order, in chunks; binary32 where the spec expands."""
+    """The bytes of a tensor in file order, in chunks; binary32 if the specification expands."""
     if tensor.name == "rope_freqs.weight":
         yield _rope_freqs(spec)
     elif len(tensor.shape) == 1:
@@ -153,7 +153,7 @@ def _rows(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
 
 
 def _cut(chunks: Iterable[Bytes], rows: int) -> Iterator[Bytes]:
-    """The rows of ``chunks``, ``rows`` at a time."""
+    """Yield the rows of ``chunks``, ``rows`` at a time."""
     held: list[Bytes] = []
     count = 0
     for chunk in chunks:
@@ -171,7 +171,7 @@ def _cut(chunks: Iterable[Bytes], rows: int) -> Iterator[Bytes]:
 def _rope_freqs(spec: SynthSpec) -> Bytes:
     """Divisors of the rotary frequencies: in [1, 8), increasing as in published models.
 
-    A Gemma has 1 for the first quarter of the pairs, the others do not rotate.
+    Gemma has 1 for the first quarter of the pairs; its other pairs do not rotate.
     """
     pairs = spec.head_dim // 2
     if spec.gemma is not None:

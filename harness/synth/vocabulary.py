@@ -41,14 +41,15 @@ GEMMA_TEMPLATE = (
 GEMMA_SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>")
 GEMMA_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 GEMMA_SCORE = -1000.0
-"""Of every token of a gemma4 vocabulary, whose merges are ranked instead."""
+"""The score of every token of a gemma4 vocabulary, whose merges have ranks instead."""
 TOKENS_KEY = "tokenizer.ggml.tokens"
 TYPES_KEY = "tokenizer.ggml.token_type"
 SCORES_KEY = "tokenizer.ggml.scores"
 
 
 def own_tokenizer(spec: SynthSpec) -> dict[str, Any]:
-    """256 bytes, a few special tokens and sixteen merges, padded to ``spec.vocab``."""
+    """A tokenizer of 256 bytes, a few special tokens and sixteen merges, padded to
+    ``spec.vocab``."""
     keys = _gemma_keys(spec) if spec.gemma is not None else _byte_level_keys(spec)
     return padded(keys, spec.vocab)
 
@@ -72,7 +73,8 @@ def _byte_level_keys(spec: SynthSpec) -> dict[str, Any]:
 
 
 def _gemma_keys(spec: SynthSpec) -> dict[str, Any]:
-    """Pieces merged by score (gemma3) or by rank (gemma4), and a token for every byte."""
+    """Keys of a vocabulary merged by score (gemma3) or rank (gemma4), with a token for every
+    byte."""
     start, end = GEMMA_TURNS[spec.architecture]
     control = [*GEMMA_SPECIAL_TOKENS, start, end]
     merges = [merge.replace("Ġ", GEMMA_SPACE) for merge in MERGES]
@@ -103,10 +105,10 @@ def _gemma_keys(spec: SynthSpec) -> dict[str, Any]:
 
 
 def copied_tokenizer(path: Path, vocab: int | None) -> dict[str, Any]:
-    """Every ``tokenizer.*`` key of ``path``, padded to ``vocab`` tokens (None: as it is).
+    """Every ``tokenizer.*`` key of ``path``, padded to ``vocab`` tokens (None: unchanged).
 
-    Raises ModelFileError for a file that is not a model, ConfigError when it has no vocabulary
-    or more than ``vocab`` tokens.
+    Raises ModelFileError for a file that is not a model, ConfigError when it has no vocabulary or
+    more than ``vocab`` tokens.
     """
     with open_gguf(path) as file:
         keys: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Writing a synthetic model file, tensor by tensor."""
+"""Writes a synthetic model file, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILE_TYPES = {
     "q3_k": 11, "q4_k": 14, MIXED_QUANT: 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30,
     "bf16": 32, "mxfp4": 38,
 }  # fmt: skip
-"""``general.file_type``, informational: the nearest of llama.cpp's numbers."""
+"""Values of ``general.file_type``: the nearest of llama.cpp's numbers, for information only."""
 
 
 def write_synthetic(
@@ -36,10 +36,10 @@ def write_synthetic(
     """Write the model of ``spec`` at ``path``; the same specification gives the same bytes.
 
     With ``tokenizer_from`` the vocabulary is that of another GGUF file, padded to ``spec.vocab``
-    or, when it is longer, as long as it is. ``sparse`` leaves the tensors' data a hole in the file,
-    which takes no disk and reads as zeros: enough to plan, build and export the largest models.
-    Returns the specification as written. Raises ConfigError, and ModelFileError when a file cannot
-    be read or written.
+    unless it is longer. ``sparse`` writes the tensors' data as a hole in the file, which needs no
+    disk space and reads as zeros: enough to plan, build and export the largest models. Returns the
+    specification as written. Raises ConfigError, and ModelFileError when a file cannot be read or
+    written.
     """
     spec.validate()
     if tokenizer_from is None:

@@ -1,10 +1,11 @@
-"""The file of a trace: a checked header, then checked records one after the other.
+"""The file format of a trace: a checked header, then checked records.
 
     magic "ZRTTRACE", version, bytes and CRC-32 of the header, the header (JSON)
     for every record: kind, bytes, CRC-32 of these two, CRC-32 of the payload; the payload
 
-All numbers are little-endian. A record is whole or it is not there: a recording that was killed
-leaves a tail, which a reader drops. Bytes that changed are an error that names the place.
+All numbers are little-endian. A reader returns whole records only: a recording that was killed
+leaves an incomplete record at the end, which the reader drops. Changed bytes are an error that
+names their offset.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TraceError(ZincError):
 
 
 class RecordKind(IntEnum):
-    """What a record tells; ``harness.trace.records`` has the payloads."""
+    """The kind of a record; ``harness.trace.records`` defines the payloads."""
 
     GRAPH = 1
     RESERVE = 2
@@ -60,7 +61,7 @@ KINDS = frozenset(RecordKind)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record; ``offset`` is where it begins in the file."""
+    """One record; ``offset`` is its byte offset in the file."""
 
     kind: RecordKind
     payload: memoryview
@@ -68,13 +69,13 @@ class Record:
 
 
 class TraceWriter:
-    """Appends records to a new file. A context manager; ``close`` says that nothing is missing.
+    """Appends records to a new file. A context manager; ``close`` marks the trace as complete.
 
-    A ``patient`` one keeps records in memory while they cannot be written; ``problem`` says why.
+    A ``patient`` writer keeps records in memory while they cannot be written; ``problem`` says why.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], *, patient: bool = False) -> None:
-        """Creates the file. Raises ConfigError when it cannot be, or exists."""
+        """Create the file. Raises ConfigError when that fails or the file exists."""
         text = json.dumps(header, sort_keys=True).encode()
         prefix = np.zeros((), PREFIX)
         prefix["magic"] = np.void(MAGIC)
@@ -88,7 +89,7 @@ class TraceWriter:
 
     @property
     def problem(self) -> str | None:
-        """Why records wait in memory, None while they do not."""
+        """Why records wait in memory, None when they do not."""
         return self._file.problem if isinstance(self._file, PatientFile) else None
 
     def write(self, kind: RecordKind, *parts: bytes | memoryview) -> None:
@@ -103,7 +104,7 @@ class TraceWriter:
         self._put(frame.tobytes(), *parts)
 
     def flush(self) -> None:
-        """Hand what was written to the system, so that it outlives this process."""
+        """Pass buffered bytes to the operating system, so that they survive this process."""
         try:
             self._file.flush()
         except OSError as error:
@@ -122,13 +123,13 @@ class TraceWriter:
         )
 
     def close(self) -> None:
-        """Write the closing record and the rest. Harmless when closed."""
+        """Write the closing record and close the file. Harmless when closed."""
         if not self._file.closed:
             self.write(RecordKind.END)
             self._file.close()
 
     def abandon(self) -> None:
-        """Close without saying that nothing is missing."""
+        """Close the file without marking it as complete."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -147,13 +148,13 @@ class TraceWriter:
 
 
 class TraceReader(ContextManager):
-    """A trace file, opened: its ``header``, and its records in order.
+    """An open trace file: its ``header``, and its records in order. A context manager.
 
-    ``whole`` becomes True when the closing record was reached. A context manager.
+    ``whole`` becomes True when the closing record was read.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises TraceError when it is no trace of a version this build reads."""
+        """Raises TraceError when the file is not a trace of a version this build reads."""
         self.path = path
         self.whole = False
         try:
@@ -186,7 +187,7 @@ class TraceReader(ContextManager):
         return header
 
     def records(self) -> Iterator[Record]:
-        """Every whole record; a tail that was cut off ends them early.
+        """Yield every whole record; an incomplete last record ends them.
 
         Raises TraceError, naming the offset, for bytes that changed since they were written.
         """
@@ -218,5 +219,6 @@ class TraceReader(ContextManager):
 
 
 def _frame_crc(frame: bytes) -> int:
-    """Of the kind and the length: a length that changed must not look like a tail cut off."""
+    """The CRC-32 of kind and length, so that a changed length does not look like an incomplete
+    record."""
     return zlib.crc32(frame[:8])

@@ -1,4 +1,4 @@
-"""What a trace says of where it was recorded, and of the models in it."""
+"""The header of a trace, and its identification of models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_header(reader: TraceReader) -> None:
 
 
 def traced_model(model: Model, limits: Limits) -> ModelRecord:
-    """What a trace says of ``model``, whose runner has ``limits``. Reads the whole file."""
+    """The record of ``model``, whose runner has ``limits``. Reads the whole file."""
     sizes = {name: getattr(limits, name) for name in limits.__slots__}
     sizes["kv_dtype"] = limits.kv_dtype.name
     return ModelRecord(str(model.file.path.absolute()), _digests(model), sizes)

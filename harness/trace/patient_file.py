@@ -1,4 +1,4 @@
-"""A new file whose bytes wait in memory while its disk is full."""
+"""A new file that keeps bytes in memory while its disk is full."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 BUFFER_BYTES = 1 << 16
 MOST_WAITING_BYTES = 256 << 20
-"""With more than this in memory a failed write is an error."""
+"""Most bytes that may wait in memory; with more, a failed write is an error."""
 
 
 class PatientFile:
-    """Appends to a new file. ``problem`` says why bytes wait, None while they do not."""
+    """Appends to a new file. ``problem`` says why bytes wait in memory, None when none do."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError when the file cannot be made, or exists."""
+        """Create the file. Raises OSError when that fails or the file exists."""
         self._raw = path.open("xb", buffering=0)
         self._waiting = bytearray()
         self.name = str(path)
@@ -21,19 +21,18 @@ class PatientFile:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be written any more."""
+        """Whether nothing more can be written."""
         return self._raw.closed
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes. Raises OSError when too many wait."""
+        """Append bytes. Raises OSError when too many wait in memory."""
         self._waiting += data
         most = BUFFER_BYTES if self.problem is None else MOST_WAITING_BYTES
         if len(self._waiting) > most:
             self.flush()
 
     def flush(self) -> None:
-        """Hand to the system what waits, as far as it takes it. Raises OSError when too many bytes
-        wait."""
+        """Write the waiting bytes, as many as the disk takes. Raises OSError when too many wait."""
         while self._waiting:
             try:
                 written = self._raw.write(self._waiting)
@@ -46,7 +45,7 @@ class PatientFile:
         self.problem = None
 
     def close(self) -> None:
-        """Close the file. What the disk has no room for is lost."""
+        """Close the file. Bytes the disk has no room for are lost."""
         if not self._raw.closed:
             self.flush()
             self._raw.close()

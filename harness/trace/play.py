@@ -1,4 +1,4 @@
-"""Replaying: doing on a tier what a trace says was done, and comparing what comes out."""
+"""Replays a trace on a tier and compares the results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
 
 ModelOpener = Callable[[int, ModelRecord], Model]
-"""Opens a trace's n-th model."""
+"""Opens the n-th model of a trace."""
 NONSENSE = (
     ArithmeticError,
     AssertionError,
@@ -45,14 +45,14 @@ NONSENSE = (
     TypeError,
     ValueError,
 )
-"""What comes of numbers of things that are not there and sizes that cannot be."""
-PLACES_SHOWN = 6
-"""Rows of a step that a message lists."""
+"""Exceptions that records with invalid numbers or sizes raise."""
+ROWS_SHOWN = 6
+"""Most rows of a step that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
-    """Where a replay first gave other bytes: what was compared, and in which step."""
+    """The first result of a replay that differs: its submission, output and step."""
 
     submission: int
     output: str
@@ -64,8 +64,8 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of a replay. ``missing`` says what the trace does not have of the run, in words;
-    it is empty for a whole one."""
+    """The result of a replay. ``missing`` says which part of the run the trace lacks, "" for
+    none."""
 
     submissions: int
     compared: int
@@ -74,13 +74,13 @@ class Replayed:
 
     @property
     def whole(self) -> bool:
-        """Whether everything that was recorded was compared."""
+        """Whether every recorded result was compared."""
         return not self.missing
 
 
 @dataclass(slots=True, eq=False)
 class _ReplayedBatch:
-    """A batch of the trace, lowered here for the forms of this tier that were needed."""
+    """A batch of the trace, lowered on this tier for the shape buckets needed so far."""
 
     batch: BatchRecord
     buckets: tuple[ShapeKey, ...]
@@ -89,7 +89,7 @@ class _ReplayedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _ReplayedSubmission:
-    """A submission that was not compared yet."""
+    """A submission whose results were not compared yet."""
 
     fence: Fence
     outputs: list[BufferDecl]
@@ -98,7 +98,7 @@ class _ReplayedSubmission:
 
 
 def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
-    """Do what the trace says, up to the first difference.
+    """Replay the trace up to the first difference.
 
     ``open_it`` opens the models of the trace; they must stay open until the tier is closed. Raises
     TraceError for a trace that is damaged or of another model or arithmetic, and what the tier
@@ -119,7 +119,7 @@ def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
 
 
 class _Player:
-    """The things of a trace by their numbers, as they are on this tier."""
+    """The models, graphs, buffers and batches of a trace on this tier, by their numbers."""
 
     def __init__(self, open_it: ModelOpener, tier: Tier) -> None:
         self.submissions = 0
@@ -155,9 +155,10 @@ class _Player:
         }
 
     def play(self, record: Record) -> None:
-        """Do what one record says, a submission when the next one shows that the tier took it.
+        """Replay one record. A submission waits for the next record, which shows that the tier
+        accepted it.
 
-        Raises TraceError when it makes no sense.
+        Raises TraceError when the record makes no sense.
         """
         if record.kind is not RecordKind.FAILED:
             self.settle()
@@ -166,7 +167,7 @@ class _Player:
         self._latest = record
 
     def settle(self) -> None:
-        """Do what is still to be done."""
+        """Replay the submission that still waits."""
         held, self._held = self._held, None
         if held is not None and self._latest is not None:
             with sensible(self._latest):
@@ -174,7 +175,7 @@ class _Player:
 
     @property
     def missing(self) -> str:
-        """What the records so far leave open; empty for nothing."""
+        """A sentence on what the records so far leave open; empty for nothing."""
         if self._in_flight:
             first = min(self._in_flight)
             return f"the results of {len(self._in_flight)} submissions from {first} on are missing"
@@ -183,7 +184,7 @@ class _Player:
         return "" if self.compared else "it has no results"
 
     def close(self) -> None:
-        """Wait for what runs and free everything."""
+        """Wait for submissions in flight and free everything."""
         if self._last is not None:
             self._tier.wait(self._last)
         for made in self._buffers:
@@ -250,7 +251,7 @@ class _Player:
         self.submissions += 1
 
     def _lowered(self, known: _ReplayedBatch, step: ShapeKey) -> PacketBatch:
-        """The batch in the smallest form of this tier that holds ``step``."""
+        """The batch in the smallest shape bucket of this tier that holds ``step``."""
         batch = known.batch
         self._check_bound(batch)
         bucket = next(f for f in known.buckets if step.tokens <= f.tokens and step.rows <= f.rows)
@@ -261,7 +262,7 @@ class _Player:
         return known.lowered[bucket]
 
     def _check_bound(self, batch: BatchRecord) -> None:
-        """Raises TraceError where a buffer is another than the graph has under its name."""
+        """Raise TraceError when a buffer differs from the graph's buffer of its name."""
         for decl in self._graphs[batch.graph].buffers.values():
             number = batch.buffers.get(decl.name)
             if number is None:
@@ -313,7 +314,7 @@ class _Player:
 
 @contextmanager
 def sensible(record: Record) -> Iterator[None]:
-    """Turn what a senseless payload raises into a TraceError that names the record."""
+    """Turn exceptions of an invalid payload into a TraceError that names the record."""
     try:
         yield
     except NONSENSE as error:
@@ -322,7 +323,7 @@ def sensible(record: Record) -> Iterator[None]:
 
 
 def _describe(batch: BatchRecord, inputs: NDArray[np.uint8]) -> str:
-    """The size of a step and, where it is one of a model, the rows it samples."""
+    """The size of a step and, for a step of a model, the rows it samples."""
     step = step_of(inputs)
     text = f"{step.tokens} tokens, {step.rows} rows"
     offsets = batch.inputs.offsets
@@ -330,7 +331,7 @@ def _describe(batch: BatchRecord, inputs: NDArray[np.uint8]) -> str:
         return text
     query = inputs[offsets["request.query"] :][: step.tokens * QUERY_TOKEN.itemsize]
     rows = inputs[offsets["request.output_rows"] :][: step.rows * 4].view("<i4")
-    sampled = query.view(QUERY_TOKEN)[rows[:PLACES_SHOWN]]
-    places = [f"{slot}@{position}" for _, slot, position, _ in sampled.tolist()]
-    more = ", ..." if step.rows > PLACES_SHOWN else ""
-    return f"{text} (slot@position {', '.join(places)}{more})"
+    sampled = query.view(QUERY_TOKEN)[rows[:ROWS_SHOWN]]
+    positions = [f"{slot}@{position}" for _, slot, position, _ in sampled.tolist()]
+    more = ", ..." if step.rows > ROWS_SHOWN else ""
+    return f"{text} (slot@position {', '.join(positions)}{more})"

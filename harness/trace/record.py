@@ -1,4 +1,4 @@
-"""Recording: a tier that writes down what it is told to do, and digests of what came out."""
+"""Records a tier's operations and digests of its results in a trace."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ from reference.model.open import Model
 
 Bytes = NDArray[np.uint8]
 WATCHED_BYTES_MAX = 1 << 16
-"""Outputs up to this size are compared after every step, wanted or not: tokens are among them."""
+"""Outputs up to this many bytes are compared after every step, requested or not; tokens are
+small."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RecordedBatch:
-    """A batch, with the outputs of its graph and those that are always compared."""
+    """A batch, the outputs of its graph, and those that are always compared."""
 
     number: int
     graph: int
@@ -57,7 +58,8 @@ class _RecordedBatch:
 
 
 class RecordedFence:
-    """A fence that shows what was wanted, and keeps for the recorder what it compares."""
+    """A fence that returns the requested outputs; the recorder compares more of the tier's
+    outputs."""
 
     def __init__(self, fence: Fence, requested: Sequence[str]) -> None:
         self.inner = fence
@@ -65,19 +67,19 @@ class RecordedFence:
 
     @property
     def done(self) -> bool:
-        """The tier's."""
+        """As the recorded tier does."""
         return self.inner.done
 
     @property
     def outputs(self) -> Mapping[str, Bytes]:
-        """What was wanted of the tier's."""
+        """The requested outputs."""
         outputs = self.inner.outputs
         return {name: outputs[name] for name in self._requested if name in outputs}
 
 
 @dataclass(frozen=True, slots=True)
 class _RecordedSubmission:
-    """A submission that nobody has waited for."""
+    """A submission that nobody has waited for yet."""
 
     number: int
     fence: RecordedFence
@@ -93,7 +95,7 @@ def record_on(
     all_outputs: bool = False,
     patient: bool = False,
 ) -> RecordedTier:
-    """``tier`` with a recorder to the new file ``path``, for a runner of ``model`` with ``limits``.
+    """Record ``tier`` in the new file ``path``, for a runner of ``model`` with ``limits``.
 
     A ``patient`` recorder keeps records in memory while the disk is full. Reads the whole model
     file. Raises ConfigError when the file cannot be written, or exists.
@@ -103,12 +105,12 @@ def record_on(
 
 
 class RecordedTier(ContextManager):
-    """``tier`` behind a recorder; a ``contract.tier.Tier`` that owns both.
+    """A ``contract.tier.Tier`` that records every operation and passes it to ``tier``. It owns
+    both.
 
-    Everything goes through unchanged. Small outputs are kept for comparison beside those that were
-    wanted; ``all_outputs`` has every output compared: logits too, which costs a copy of them for
-    each step. What is written through ``map`` cannot be seen: nothing of a runner does that.
-    Every model has a face of its own on the same recorder: ``beside``.
+    Small outputs are compared even if not requested. ``all_outputs`` compares every output, logits
+    too, which costs a copy of them in each step. Writes through ``map`` cannot be recorded; a
+    runner makes none. Each model has its own object on the same recorder, made by ``beside``.
     """
 
     def __init__(self, tier: Tier, writer: TraceWriter, *, all_outputs: bool = False) -> None:
@@ -134,66 +136,66 @@ class RecordedTier(ContextManager):
 
     @property
     def problem(self) -> str | None:
-        """Why records wait in memory, None while they do not."""
+        """Why records wait in memory, None when they do not."""
         return self._writer.problem
 
     def retry(self) -> str | None:
-        """Try to write the records that wait; what is then the ``problem``."""
+        """Try to write the waiting records; returns the ``problem`` that remains."""
         self._writer.flush()
         return self._writer.problem
 
     @property
     def info(self) -> TierInfo:
-        """The tier's."""
+        """As the recorded tier does."""
         return self._tier.info
 
     @property
     def allocated_bytes(self) -> int:
-        """The tier's."""
+        """As the recorded tier does."""
         return self._tier.allocated_bytes
 
     @property
     def available_bytes(self) -> int:
-        """The tier's."""
+        """As the recorded tier does."""
         return self._tier.available_bytes
 
     def buckets(self, largest: ShapeKey) -> Sequence[ShapeKey]:
-        """The tier's."""
+        """As the recorded tier does."""
         return self._tier.buckets(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
-        """The tier's."""
+        """As the recorded tier does."""
         return self._tier.footprint(graph, largest)
 
     def map(self, buffer: Buffer) -> Bytes:
-        """The tier's; what the host writes there is not recorded."""
+        """As the recorded tier does; writes through the mapping are not recorded."""
         return self._tier.map(buffer)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Recorded."""
+        """Record the call and make it."""
         self._tier.reserve(graph, largest)
         self._writer.write(RecordKind.RESERVE, Reserve(self._graph(graph), largest).pack())
 
     def alloc(self, decl: BufferDecl, nbytes: int) -> Buffer:
-        """Recorded."""
+        """Record the call and make it."""
         made = MadeBuffer(decl, nbytes, uploaded=False, model=self._model)
         return self._note(self._tier.alloc(decl, nbytes), made)
 
     def upload(self, decl: BufferDecl, data: Bytes) -> Buffer:
-        """Recorded without the data: the model has them."""
+        """Record the call without the data, which the model has, and make it."""
         constant = decl.kind is BufferKind.CONSTANT
         known = digest(data, decl.dtype).hex() if constant else ""
         made = MadeBuffer(decl, data.nbytes, uploaded=True, model=self._model, digest=known)
         return self._note(self._tier.upload(decl, data), made)
 
     def free(self, buffer: Buffer) -> None:
-        """Recorded."""
+        """Record the call and make it."""
         number, *_ = self._buffers.pop(id(buffer))
         self._tier.free(buffer)
         self._writer.write(RecordKind.FREE, number.to_bytes(8, "little"))
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> Bytes:
-        """Recorded by its digest."""
+        """Make the call and record a digest of its result."""
         data = self._tier.read(buffer, offset, nbytes)
         number, _, dtype = self._buffers[id(buffer)]
         access = Access(number, offset, nbytes, digest(data, dtype))
@@ -201,7 +203,7 @@ class RecordedTier(ContextManager):
         return data
 
     def write(self, buffer: Buffer, offset: int, data: Bytes) -> None:
-        """Recorded with the data."""
+        """Record the call with its data and make it."""
         self._tier.write(buffer, offset, data)
         access = Access(self._number(buffer), offset, data.nbytes, data.tobytes())
         self._writer.write(RecordKind.WRITE, *access.pack())
@@ -209,7 +211,8 @@ class RecordedTier(ContextManager):
     def lower(
         self, graph: Graph, buffers: Mapping[str, Buffer], bucket: ShapeKey, inputs: InputLayout
     ) -> PacketBatch:
-        """Recorded. Raises ValueError for a graph of more outputs than a record has bits."""
+        """Record the call and make it. Raises ValueError for a graph of more outputs than a record
+        has bits."""
         decls = graph.of_kind(BufferKind.OUTPUT)
         if len(decls) > OUTPUTS_MAX:
             raise ValueError(f"graph {graph.name} has more than {OUTPUTS_MAX} outputs")
@@ -232,29 +235,29 @@ class RecordedTier(ContextManager):
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> RecordedFence:
-        """Recorded with what changed of the inputs, before it is done: should it end this process,
-        the trace still has it."""
+        """Record the changed inputs, then submit, so that the trace has the step even if it ends
+        the process."""
         lowered = self._batches[id(batch)]
         bits = sum(
             1 << number
             for number, decl in enumerate(lowered.outputs)
             if decl.name in requested or decl.name in lowered.watched
         )
-        kept = outputs_of(lowered.outputs, bits)
-        places, lines = self._history.changes(lowered.graph, inputs)
-        self._writer.write(RecordKind.SUBMIT, *Submit(lowered.number, bits, places, lines).pack())
+        outputs = outputs_of(lowered.outputs, bits)
+        numbers, lines = self._history.changes(lowered.graph, inputs)
+        self._writer.write(RecordKind.SUBMIT, *Submit(lowered.number, bits, numbers, lines).pack())
         self._writer.flush()
         try:
-            inner = self._tier.submit(batch, inputs, [decl.name for decl in kept], rows)
+            inner = self._tier.submit(batch, inputs, [decl.name for decl in outputs], rows)
         except BaseException:
             self._writer.write(RecordKind.FAILED)
             raise
         fence = RecordedFence(inner, requested)
-        self._in_flight.append(_RecordedSubmission(next(self._submissions), fence, kept))
+        self._in_flight.append(_RecordedSubmission(next(self._submissions), fence, outputs))
         return fence
 
     def wait(self, fence: RecordedFence, timeout: float | None = None) -> None:
-        """Recorded with the digests of what the submission and those before it left."""
+        """Wait, and record digests of the outputs of this submission and of those before it."""
         self._tier.wait(fence.inner, timeout)
         if not any(entry.fence is fence for entry in self._in_flight):
             return
@@ -264,7 +267,7 @@ class RecordedTier(ContextManager):
         self._writer.flush()
 
     def _settle(self) -> RecordedFence:
-        """Wait for the oldest submission, and record what it left: nothing where it failed."""
+        """Wait for the oldest submission and record its outputs; nothing if it failed."""
         entry = self._in_flight.popleft()
         digests: tuple[bytes, ...] = ()
         try:
@@ -276,7 +279,7 @@ class RecordedTier(ContextManager):
         return entry.fence
 
     def close(self) -> None:
-        """Close the tier, then the trace, which has the result of every submission."""
+        """Close the tier, then the trace, which holds the result of every submission."""
         while self._in_flight:
             with suppress(ZincError):
                 self._settle()

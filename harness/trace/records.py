@@ -1,8 +1,8 @@
-"""What the records of a trace hold. Things are numbered in the order of their records, from 0:
-models, graphs, buffers, batches (a graph lowered with its buffers) and submissions.
+"""The payloads of a trace's records.
 
-Inputs are stored as what changed since the batch's graph was last submitted: lines of 64 bytes.
-Of what came out there are digests.
+Models, graphs, buffers, batches (a graph lowered with its buffers) and submissions are numbered in
+the order of their records, from 0. Inputs are stored as the lines of 64 bytes that changed since
+the last submission of the same graph. Results are stored as digests.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Bytes = NDArray[np.uint8]
 LINE_BYTES = 64
 DIGEST_BYTES = 16
 OUTPUTS_MAX = 32
-"""Outputs of a graph, as bits of a word."""
+"""Most outputs of a graph, which are bits of a word."""
 SUBMIT = np.dtype([("batch", "<u4"), ("wanted", "<u4"), ("lines", "<u4")])
-PLACE = np.dtype([("buffer", "<u8"), ("offset", "<u8"), ("nbytes", "<u8")])
+ACCESS = np.dtype([("buffer", "<u8"), ("offset", "<u8"), ("nbytes", "<u8")])
 
 
 def digest(data: Bytes, dtype: DType) -> bytes:
-    """BLAKE2b, 16 bytes, of the elements of a buffer; of binary32 -0 counts as +0 (rule R0) and
-    every NaN as one."""
+    """The BLAKE2b digest, 16 bytes, of a buffer's elements; in binary32 -0 counts as +0 (rule R0)
+    and all NaNs as equal."""
     if dtype is F32:
         values = data.reshape(-1).view("<f4") + np.float32(0.0)
         values[np.isnan(values)] = np.nan
@@ -43,48 +43,47 @@ def digest(data: Bytes, dtype: DType) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """A model whose weights are uploaded: its file, SHA-256 of every part of it in hex, and the
-    limits of its runner."""
+    """A model: its file, the SHA-256 of every part of the file in hex, and its runner's limits."""
 
     path: str
     sha256: tuple[str, ...]
     limits: Mapping[str, Any]
 
     def pack(self) -> bytes:
-        """The payload."""
+        """Encode the payload."""
         limits = dict(self.limits)
         return _json({"path": self.path, "sha256": self.sha256, "limits": limits})
 
     @classmethod
     def unpack(cls, payload: memoryview) -> ModelRecord:
-        """Of a payload."""
+        """Decode a payload."""
         values = _object(payload)
         return cls(str(values["path"]), tuple(values["sha256"]), dict(values["limits"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """``Tier.reserve`` for a graph."""
+    """A call of ``Tier.reserve`` for a graph."""
 
     graph: int
     largest: ShapeKey
 
     def pack(self) -> bytes:
-        """The payload."""
+        """Encode the payload."""
         return _json({"graph": self.graph, "largest": _sizes(self.largest)})
 
     @classmethod
     def unpack(cls, payload: memoryview) -> Reserve:
-        """Of a payload."""
+        """Decode a payload."""
         values = _object(payload)
         return cls(values["graph"], ShapeKey(*values["largest"]))
 
 
 @dataclass(frozen=True, slots=True)
 class MadeBuffer:
-    """A buffer from ``Tier.alloc``, or from ``Tier.upload`` where it is ``uploaded``.
+    """A buffer from ``Tier.alloc``, or from ``Tier.upload`` if ``uploaded``.
 
-    What is uploaded is of the trace's ``model``-th model; ``digest`` is that of a constant.
+    ``model`` is the number of the model an upload belongs to; ``digest`` is that of a constant.
     """
 
     decl: BufferDecl
@@ -94,7 +93,7 @@ class MadeBuffer:
     digest: str = ""
 
     def pack(self) -> bytes:
-        """The payload."""
+        """Encode the payload."""
         decl = self.decl
         return _json(
             {
@@ -112,7 +111,7 @@ class MadeBuffer:
 
     @classmethod
     def unpack(cls, payload: memoryview) -> MadeBuffer:
-        """Of a payload."""
+        """Decode a payload."""
         values = _object(payload)
         dtype, shape = BY_NAME[values["dtype"]], tuple(values["shape"])
         kind = BufferKind(values["kind"])
@@ -122,7 +121,7 @@ class MadeBuffer:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """``Tier.lower``: ``buffers`` are numbers by name."""
+    """A call of ``Tier.lower``; ``buffers`` maps names to buffer numbers."""
 
     graph: int
     bucket: ShapeKey
@@ -130,7 +129,7 @@ class BatchRecord:
     inputs: InputLayout
 
     def pack(self) -> bytes:
-        """The payload."""
+        """Encode the payload."""
         return _json(
             {
                 "graph": self.graph,
@@ -143,7 +142,7 @@ class BatchRecord:
 
     @classmethod
     def unpack(cls, payload: memoryview) -> BatchRecord:
-        """Of a payload."""
+        """Decode a payload."""
         values = _object(payload)
         layout = InputLayout(values["offsets"], values["nbytes"])
         return cls(values["graph"], ShapeKey(*values["form"]), values["buffers"], layout)
@@ -151,46 +150,49 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """``Tier.submit``: the lines of the inputs that changed, uint32[n] and uint8[n, 64].
+    """A call of ``Tier.submit``: the changed lines of the inputs, uint32[n] and uint8[n, 64].
 
     Bit n of ``requested`` is the graph's n-th OUTPUT buffer.
     """
 
     batch: int
     requested: int
-    places: NDArray[np.uint32]
+    numbers: NDArray[np.uint32]
     lines: Bytes
 
     def pack(self) -> tuple[bytes, ...]:
-        """The parts of the payload."""
-        head = np.array((self.batch, self.requested, len(self.places)), SUBMIT)
-        return head.tobytes(), self.places.astype("<u4").tobytes(), self.lines.tobytes()
+        """Encode the payload in parts."""
+        head = np.array((self.batch, self.requested, len(self.numbers)), SUBMIT)
+        return head.tobytes(), self.numbers.astype("<u4").tobytes(), self.lines.tobytes()
 
     @classmethod
     def unpack(cls, payload: memoryview) -> Submit:
-        """Of a payload."""
+        """Decode a payload."""
         head = np.frombuffer(payload, SUBMIT, 1)[0]
         count = int(head["lines"])
-        places = np.frombuffer(payload, "<u4", count, SUBMIT.itemsize)
-        lines = np.frombuffer(payload, np.uint8, -1, SUBMIT.itemsize + places.nbytes)
-        return cls(int(head["batch"]), int(head["wanted"]), places, lines.reshape(-1, LINE_BYTES))
+        numbers = np.frombuffer(payload, "<u4", count, SUBMIT.itemsize)
+        lines = np.frombuffer(payload, np.uint8, -1, SUBMIT.itemsize + numbers.nbytes)
+        return cls(int(head["batch"]), int(head["wanted"]), numbers, lines.reshape(-1, LINE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A submission was waited for: the digests of the outputs it was to keep, in their order, none
-    of one that failed. Every submission has one, in their order."""
+    """The end of a submission: the digests of the compared outputs, in their order, none if it
+    failed.
+
+    Every submission has one such record, in their order.
+    """
 
     submission: int
     digests: tuple[bytes, ...]
 
     def pack(self) -> tuple[bytes, ...]:
-        """The parts of the payload."""
+        """Encode the payload in parts."""
         return (self.submission.to_bytes(8, "little"), *self.digests)
 
     @classmethod
     def unpack(cls, payload: memoryview) -> Result:
-        """Of a payload."""
+        """Decode a payload."""
         data = bytes(payload[8:])
         parts = range(0, len(data), DIGEST_BYTES)
         digests = tuple(data[start : start + DIGEST_BYTES] for start in parts)
@@ -199,7 +201,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``Tier.write`` of ``data``, or ``Tier.read`` of bytes with the digest ``data``."""
+    """A call of ``Tier.write`` of ``data``, or of ``Tier.read`` with the digest ``data`` as its
+    result."""
 
     buffer: int
     offset: int
@@ -207,41 +210,42 @@ class Access:
     data: bytes
 
     def pack(self) -> tuple[bytes, ...]:
-        """The parts of the payload."""
-        return np.array((self.buffer, self.offset, self.nbytes), PLACE).tobytes(), self.data
+        """Encode the payload in parts."""
+        return np.array((self.buffer, self.offset, self.nbytes), ACCESS).tobytes(), self.data
 
     @classmethod
     def unpack(cls, payload: memoryview) -> Access:
-        """Of a payload."""
-        buffer, offset, nbytes = np.frombuffer(payload, PLACE, 1)[0].tolist()
-        return cls(buffer, offset, nbytes, bytes(payload[PLACE.itemsize :]))
+        """Decode a payload."""
+        buffer, offset, nbytes = np.frombuffer(payload, ACCESS, 1)[0].tolist()
+        return cls(buffer, offset, nbytes, bytes(payload[ACCESS.itemsize :]))
 
 
 class InputHistory:
-    """The last inputs of every graph, and how the next ones differ from them."""
+    """The last inputs of every graph, to encode the next ones as changes."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[int, int], Bytes] = {}
 
     def changes(self, graph: int, inputs: Bytes) -> tuple[NDArray[np.uint32], Bytes]:
-        """The lines by which ``inputs`` differ from the graph's last ones, and note them."""
+        """The lines of ``inputs`` that differ from the graph's last ones; then remember
+        ``inputs``."""
         lines = inputs.reshape(-1, LINE_BYTES)
         latest = self._lines(graph, len(inputs))
         words = lines.view("<u8") != latest.view("<u8")
-        places = np.flatnonzero(words.any(axis=1)).astype(np.uint32)
-        changed = lines[places]
-        latest[places] = changed
-        return places, changed
+        numbers = np.flatnonzero(words.any(axis=1)).astype(np.uint32)
+        changed = lines[numbers]
+        latest[numbers] = changed
+        return numbers, changed
 
     def apply(self, graph: int, nbytes: int, submit: Submit) -> Bytes:
-        """The graph's inputs after the changes of ``submit``; valid until the next ones.
+        """The graph's inputs after the changes of ``submit``; valid until the next call.
 
         Raises TraceError for a line beyond the inputs.
         """
         latest = self._lines(graph, nbytes)
-        if len(submit.places) != len(submit.lines) or (submit.places >= len(latest)).any():
+        if len(submit.numbers) != len(submit.lines) or (submit.numbers >= len(latest)).any():
             raise TraceError("a submission changes inputs that its graph does not have")
-        latest[submit.places] = submit.lines
+        latest[submit.numbers] = submit.lines
         return latest.reshape(-1)
 
     def _lines(self, graph: int, nbytes: int) -> Bytes:
@@ -263,5 +267,5 @@ def _object(payload: memoryview) -> dict[str, Any]:
 
 
 def outputs_of(outputs: Iterable[BufferDecl], requested: int) -> list[BufferDecl]:
-    """Of a graph's OUTPUT buffers those that ``requested`` has the bits of."""
+    """The OUTPUT buffers whose bits are set in ``requested``."""
     return [decl for number, decl in enumerate(outputs) if requested >> number & 1]

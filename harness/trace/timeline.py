@@ -1,8 +1,8 @@
-"""A timeline of an engine's decisions, as Chrome and Perfetto show it (ui.perfetto.dev).
+"""Writes a timeline of an engine's decisions for Chrome and Perfetto (ui.perfetto.dev).
 
-Three groups of tracks: the steps, with counters of requests and pages; the slots, each with the
-request it holds and what the steps compute for it; the tenants, each with its requests as they wait
-and run. The file is the JSON array of the trace event format, which may end anywhere.
+It has three groups of tracks: the steps, with counters of requests and pages; the slots, each with
+its request and what the steps compute for it; the tenants, each with its waiting and running
+requests. The file is the JSON array of the trace event format, which may end anywhere.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from reference.observer import StepObservation
 
 STEPS, SLOTS, TENANTS = 1, 2, 3
 GROUPS = {STEPS: "steps", SLOTS: "slots", TENANTS: "tenants"}
-"""Processes of the timeline."""
+"""Names of the groups of tracks, which the format calls processes."""
 WAITING, RUNNING = "waiting", "running"
 
 
 @dataclass(slots=True)
 class _Resident:
-    """Who holds a slot, since when, and how many of its tokens were given."""
+    """The request in a slot, since when it has the slot, and how many of its tokens were
+    returned."""
 
     request: int
     since: float
@@ -35,7 +36,7 @@ class _Resident:
 class Timeline(ContextManager):
     """Writes a timeline to a new file as it happens. An ``Observer`` and a context manager.
 
-    It keeps what is needed for the requests under way and nothing of those that ended.
+    It keeps only what it needs for requests in flight.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,13 +55,13 @@ class Timeline(ContextManager):
             self._put("M", group, 0, "process_sort_index", args={"sort_index": group})
 
     def submitted(self, at: float, request: Request) -> None:
-        """A request begins to wait."""
+        """Begin the waiting time of a request."""
         self._tenant[request.id] = request.tenant
         args = {"prompt": len(request.prompt), "max_tokens": request.max_tokens}
         self._span("b", WAITING, at, request.id, args)
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
-        """A request has a slot."""
+        """Show that a request got a slot."""
         self._slot_manager[slot] = _Resident(request_id, at, known)
         args = {"slot": slot, "known": known, "reused": reused}
         self._span("e", WAITING, at, request_id)
@@ -69,13 +70,13 @@ class Timeline(ContextManager):
         self._put("B", SLOTS, slot, f"request {request_id}", at, args=args)
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
-        """A request lost its slot and waits again."""
+        """Show that a request lost its slot and waits again."""
         self._leave(at, slot)
         self._span("e", RUNNING, at, request_id, {"preempted": True, "known": known})
         self._span("b", WAITING, at, request_id, {"known": known})
 
     def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
-        """A request ended."""
+        """Show that a request ended."""
         if slot is not None:
             self._leave(at, slot)
         state = WAITING if slot is None else RUNNING
@@ -83,13 +84,13 @@ class Timeline(ContextManager):
         self._tenant.pop(request_id, None)
 
     def step(self, step: StepObservation) -> None:
-        """A step: drawn from when the one before it was done, since steps run in order."""
+        """Draw a step, from the end of the step before, since steps run in order."""
         began = max(step.began, self._read_at)
         self._read_at = step.ended
         tokens = {"prefill": 0, "decode": 0, "unused": 0}
         for request, (slot, start, count) in zip(step.requests, step.chunks, strict=True):
             resident = self._slot_manager.get(slot)
-            # What a step did for a request that has left since is nobody's.
+            # Skip what a step computed for a request that has left the slot since.
             if resident is None or resident.request != request or resident.since > step.began:
                 tokens["unused"] += count
                 continue
@@ -104,7 +105,7 @@ class Timeline(ContextManager):
         self._put("C", STEPS, 0, "pages", step.began, args=pages)
 
     def close(self) -> None:
-        """End the file. Harmless when ended."""
+        """End the file. Harmless when already ended."""
         if not self._file.closed:
             self._file.write("\n]\n")
             self._file.close()
@@ -116,7 +117,7 @@ class Timeline(ContextManager):
     def _span(
         self, phase: str, name: str, at: float, request: int, args: dict[str, Any] | None = None
     ) -> None:
-        """Begin or end a state of a request, in the track of its tenant."""
+        """Begin or end a state of a request in its tenant's track."""
         tenant = self._tenant.get(request, 0)
         self._name(TENANTS, tenant, f"tenant {tenant}")
         self._put(phase, TENANTS, tenant, name, at, args, cat="request", id=request)

@@ -1,4 +1,4 @@
-"""Every op of a model, on every tier, against the numpy definitions."""
+"""Validation: every op of a model, on every tier, compared with the numpy definitions."""
 
 from harness.validate.compare import Divergence
 from harness.validate.histogram import ValueHistogram

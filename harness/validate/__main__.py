@@ -1,4 +1,5 @@
-"""``python -m harness.validate``: every op on every tier against the definitions."""
+"""``python -m harness.validate``: compare every op of a model on every tier with the
+definitions."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ def _tokens(args: argparse.Namespace, model: Model) -> tuple[int, ...]:
 
 
 def print_report(report: ValidationReport) -> None:
-    """A line per layer and differing tier, the divergences, the verdict."""
+    """Print a line per layer and differing tier, the divergences, and the verdict."""
     for layer, by_tier in report.histograms.items():
         oracle = by_tier[DEFINITIONS]
         marks = " ".join(

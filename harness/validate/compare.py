@@ -1,4 +1,4 @@
-"""Where two arrays differ under rule R0, down to the bits."""
+"""Compares two arrays under rule R0, down to the bits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ DOWNSTREAM = "the ops before it in layers that were not traced may be the cause;
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first result of a tier that is not the definition's, in order of execution.
+    """The first result of a tier, in order of execution, that differs from the definition's.
 
-    ``index`` is into ``shape``, the result as the node sees it; bit patterns are hexadecimal;
-    ``operands`` are (name, dtype, shape) of everything the node touches.
+    ``index`` is an index into ``shape``, the shape the node sees; bit patterns are hexadecimal;
+    ``operands`` are (name, dtype, shape) of every operand of the node.
     """
 
     tier: str
@@ -49,7 +49,7 @@ class Divergence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts by time of execution."""
+        """A sort key: order of execution."""
         return self.step, self.node_number
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,10 +70,10 @@ class Divergence:
 
 
 def differs(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
-    """Elementwise: not equal, where -0 equals +0, or not what a finite model may give.
+    """Whether each element differs (-0 equals +0) or is one that a finite model cannot give.
 
-    A NaN or an infinity is an error of its sequence (rule R0). Weights and tokens are finite, so
-    that none can be right, whatever both sides say.
+    A NaN or an infinity is an error of its sequence (rule R0). Weights and tokens are finite here,
+    so neither can be correct, even if both sides have it.
     """
     unequal: NDArray[np.bool_] = expected != got
     if expected.dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""Sign and exponent of every element of a hidden state, accumulated over steps."""
+"""Histograms of the sign and exponent of hidden-state elements, accumulated over steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from contract.dtypes import F32
 
 BINS = 512
-"""One for every value of the sign and exponent bits of a binary32."""
+"""One bin for every value of a binary32's sign and exponent bits."""
 BARS = " ▁▂▃▄▅▆▇█"
 NON_FINITE = 255
 """The biased exponent of infinity and NaN."""
@@ -19,7 +19,7 @@ BIAS = 127
 
 
 class ValueHistogram:
-    """Counts by sign and exponent, extremes, mean magnitude, and a digest as of rule R0."""
+    """Counts by sign and exponent, extremes, mean magnitude, and a digest under rule R0."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(BINS, np.int64)
@@ -29,7 +29,7 @@ class ValueHistogram:
         self._digest = hashlib.sha256()
 
     def add(self, values: NDArray[np.float32]) -> None:
-        """Account for one step's values, any shape."""
+        """Add one step's values, of any shape."""
         if values.dtype != np.float32:
             raise ValueError(f"a hidden state is {F32}, not {values.dtype}")
         values = np.ascontiguousarray(values + np.float32(0.0), "<f4")
@@ -41,7 +41,7 @@ class ValueHistogram:
 
     @property
     def elements(self) -> int:
-        """Elements seen."""
+        """The number of elements added."""
         return int(self.counts.sum())
 
     @property
@@ -51,7 +51,7 @@ class ValueHistogram:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything seen, in order, as little-endian binary32, -0 as +0."""
+        """SHA-256 over all elements in order, as little-endian binary32, with -0 as +0."""
         return self._digest.hexdigest()
 
     def bins(self) -> dict[str, int]:
@@ -80,7 +80,7 @@ class ValueHistogram:
         }
 
     def line(self) -> str:
-        """For people: extremes, mean magnitude, and bars of both signs over the exponents."""
+        """A line of text: extremes, mean magnitude, and bars of both signs over the exponents."""
         both = self.counts[:256] + self.counts[256:]
         used = np.flatnonzero(both[1:NON_FINITE]) + 1
         bars, span = "", "no finite values"

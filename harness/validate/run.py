@@ -1,4 +1,4 @@
-"""The same steps on the definitions and on the tiers, compared result by result."""
+"""Runs the same steps on the definitions and on tiers, and compares every result."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from reference.runner import ModelRunner, StepInput
 from reference.sched.slots import sampling_record
 
 DEFINITIONS = "definitions"
-"""Name of the oracle in reports."""
+"""The name of the oracle, which runs the definitions, in reports."""
 TRACE_BYTES = 1 << 30
-"""Most memory a run keeps intermediate values in."""
-KEPT = (BufferKind.STATE, BufferKind.OUTPUT)
-"""Buffers whose contents outlive the step without being traced."""
+"""Most bytes of intermediate values a run keeps."""
+PERSISTENT = (BufferKind.STATE, BufferKind.OUTPUT)
+"""Kinds of buffers whose contents outlive the step even without tracing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is computed: ``tokens`` in chunks of ``chunk``, the last ``decode`` of them singly."""
+    """The steps to compute: ``tokens`` in chunks of ``chunk``, the last ``decode`` tokens one by
+    one."""
 
     tokens: tuple[int, ...]
     chunk: int = 16
@@ -50,7 +51,7 @@ class Workload:
     kv_dtype: DType = F32
 
     def steps(self) -> list[tuple[int, int]]:
-        """(first position, tokens) of every step."""
+        """The (first position, number of tokens) of every step."""
         prefill = max(1, len(self.tokens) - self.decode)
         steps = [
             (start, min(self.chunk, prefill - start)) for start in range(0, prefill, self.chunk)
@@ -59,17 +60,18 @@ class Workload:
 
     @property
     def limits(self) -> Limits:
-        """One slot, just large enough."""
+        """Limits of one slot that is just large enough."""
         positions = len(self.tokens)
         tokens = max(count for _, count in self.steps())
         return whole_contexts(1, positions, self.kv_dtype, tokens, step_rows=1, recent_tokens=1)
 
     def input(self, start: int, count: int) -> StepInput:
-        """The step that computes ``count`` tokens from position ``start``, logits of the last."""
+        """The inputs of a step of ``count`` tokens from position ``start``, with logits of the last
+        token."""
         query = np.zeros(count, QUERY_TOKEN)
         query["token"] = self.tokens[start : start + count]
         query["position"] = np.arange(start, start + count)
-        # Descending pages, so that a tier that ignores the page table is found out.
+        # Descending pages, so that a tier that ignores the page table fails.
         pages = np.arange(self.limits.slot_pages, dtype=np.int32)[None, ::-1]
         return StepInput(
             query=query,
@@ -81,7 +83,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """What a validation found. Histograms are by layer, then by tier, the oracle included."""
+    """The result of a validation. Histograms are by layer, then by tier, the oracle included."""
 
     tiers: tuple[str, ...]
     layers: tuple[int, ...]
@@ -92,12 +94,12 @@ class ValidationReport:
 
     @property
     def agrees(self) -> bool:
-        """No tier diverges."""
+        """Whether no tier diverges."""
         return not self.divergences
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """The verdict in one line."""
         names = ", ".join(self.tiers)
         scope = f"{self.results:,} results of {self.steps} steps, {len(self.layers)} layers"
         if self.agrees:
@@ -131,9 +133,9 @@ def validate(
 ) -> ValidationReport:
     """Compare ``tiers`` with ``oracle`` at every result of ``layers`` (None: all of them).
 
-    Each tier runs twice: with intermediate values kept, every op compared, and as in production,
-    outputs and states compared. Layers whose values do not fit in ``trace_bytes`` together are
-    traced in several runs.
+    Each tier runs twice: once with intermediate values kept, comparing every op, and once as in
+    production, comparing outputs and states. Layers whose values do not fit in ``trace_bytes``
+    together are traced in several runs.
     """
     comparison = _Comparison(model, oracle, tiers, workload)
     chosen = tuple(sorted(comparison.residuals if layers is None else set(layers)))
@@ -157,7 +159,7 @@ def validate(
 
 @dataclass(slots=True)
 class _Comparison:
-    """The state of one validation. ``expected`` are the oracle's outputs and states by step."""
+    """The state of one validation. ``expected`` holds the oracle's outputs and states by step."""
 
     model: Model
     oracle: Tier
@@ -175,11 +177,11 @@ class _Comparison:
         self.residuals = residual_sites(self.graph)
 
     def trace(self, layers: frozenset[int | None], remember: bool) -> None:
-        """One lockstep run with the values of ``layers`` kept."""
+        """Run the oracle and the tiers step by step, with the values of ``layers`` kept."""
         names = scratch_of(self.graph, layers)
         traced = TracedModel(self.model.file, self.model.config, names)
-        kept = {b.name for b in self.graph.of_kind(*KEPT)} if remember else set()
-        sites = [s for s in result_sites(self.graph) if s.view.buffer in names | kept]
+        persistent = {b.name for b in self.graph.of_kind(*PERSISTENT)} if remember else set()
+        sites = [s for s in result_sites(self.graph) if s.view.buffer in names | persistent]
         for layer in sorted(layer for layer in layers if layer is not None):
             self.histograms[layer] = {n: ValueHistogram() for n in (DEFINITIONS, *self.tiers)}
         with ExitStack() as stack:
@@ -197,7 +199,7 @@ class _Comparison:
                     self._remember(runners[DEFINITIONS], key)
 
     def run_untraced(self) -> None:
-        """Run every tier as in production and compare what the trace did not have to expose."""
+        """Run every tier as in production and compare the outputs and states of every step."""
         untraced = TracedModel(self.model.file, self.model.config, frozenset())
         for name, tier in self.tiers.items():
             if name in self.divergences:
@@ -211,7 +213,7 @@ class _Comparison:
                         self._check(name, site, step, key, values, got, UNOBSERVED)
 
     def explained(self, found: Divergence, complete: bool) -> Divergence:
-        """``found``, with a note where ops before it were not looked at."""
+        """``found``, with a note when ops before it were not compared."""
         return found if complete or found.note else replace(found, note=DOWNSTREAM)
 
     def _runner(self, model: Model, tier: Tier) -> ModelRunner:
@@ -258,6 +260,6 @@ class _Comparison:
             {
                 site: observe(oracle, site.view, key).copy()
                 for site in result_sites(self.graph)
-                if self.graph.buffers[site.view.buffer].kind in KEPT
+                if self.graph.buffers[site.view.buffer].kind in PERSISTENT
             }
         )

@@ -1,7 +1,7 @@
-"""Making the intermediate values of a graph observable on any tier.
+"""Makes the intermediate values of a graph readable on any tier.
 
-Scratch buffers share memory by liveness, so nothing is left of most of them after a step. A graph
-in which they are declared OUTPUT computes the same bits, and every tier can show them.
+Scratch buffers share memory, so most are overwritten within the step. A graph that declares them
+OUTPUT computes the same bits, and every tier can return them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reference.runner import ModelRunner
 class Site:
     """A result that can be read after a step: operand ``operand`` of node number ``node``.
 
-    What is updated in place is seen after its last update, and belongs to that node.
+    A buffer updated in place is read after its last update and belongs to that node.
     """
 
     node: int
@@ -39,17 +39,17 @@ class Site:
 
 @dataclass(frozen=True)
 class TracedModel(Model):
-    """A model whose graphs keep the named scratch buffers."""
+    """A model whose graphs keep the named scratch buffers as outputs."""
 
     traced: frozenset[str]
 
     def graph(self, limits: Limits) -> Graph:
-        """The forward pass with ``traced`` declared OUTPUT."""
+        """The graph with ``traced`` scratch buffers declared OUTPUT."""
         return with_outputs(super().graph(limits), self.traced)
 
 
 def with_outputs(graph: Graph, names: frozenset[str]) -> Graph:
-    """``graph`` with the scratch buffers ``names`` declared OUTPUT; nothing else changes."""
+    """``graph`` with the scratch buffers ``names`` declared OUTPUT and nothing else changed."""
     buffers = {
         name: replace(decl, kind=BufferKind.OUTPUT) if name in names else decl
         for name, decl in graph.buffers.items()
@@ -58,7 +58,7 @@ def with_outputs(graph: Graph, names: frozenset[str]) -> Graph:
 
 
 def result_sites(graph: Graph) -> tuple[Site, ...]:
-    """Every observable result, in execution order."""
+    """Every readable result, in execution order."""
     sites: list[Site] = []
     for number, node in enumerate(graph.nodes):
         for operand in TABLE[node.opcode].outputs:
@@ -72,7 +72,7 @@ def result_sites(graph: Graph) -> tuple[Site, ...]:
 
 
 def residual_sites(graph: Graph) -> Mapping[int, Site]:
-    """The hidden state after each layer: the last result of the layer's nodes in step memory."""
+    """The hidden state after each layer: the last scratch result of the layer's nodes."""
     found: dict[int, Site] = {}
     for site in result_sites(graph):
         layer = layer_of(graph.nodes[site.node].name)
@@ -82,7 +82,7 @@ def residual_sites(graph: Graph) -> Mapping[int, Site]:
 
 
 def scratch_of(graph: Graph, layers: frozenset[int | None]) -> frozenset[str]:
-    """Scratch buffers written by nodes of ``layers``; None stands for the nodes outside layers."""
+    """The scratch buffers that nodes of ``layers`` write; None means the nodes outside layers."""
     return frozenset(
         site.view.buffer
         for site in result_sites(graph)
@@ -94,14 +94,14 @@ def scratch_of(graph: Graph, layers: frozenset[int | None]) -> frozenset[str]:
 def layer_groups(
     graph: Graph, layers: Sequence[int], key: ShapeKey, budget_bytes: int
 ) -> list[frozenset[int | None]]:
-    """``layers`` cut into runs whose kept buffers take at most ``budget_bytes`` (or one layer).
+    """Split ``layers`` into groups whose kept buffers need at most ``budget_bytes`` (or one layer).
 
     The nodes outside the layers belong to the first group.
     """
     groups: list[set[int | None]] = [{None}]
-    used = _kept_bytes(graph, frozenset({None}), key)
+    used = _traced_bytes(graph, frozenset({None}), key)
     for layer in layers:
-        nbytes = _kept_bytes(graph, frozenset({layer}), key)
+        nbytes = _traced_bytes(graph, frozenset({layer}), key)
         if used + nbytes > budget_bytes and groups[-1] != {None}:
             groups.append(set())
             used = 0
@@ -111,7 +111,7 @@ def layer_groups(
 
 
 def observe(runner: ModelRunner, view: View, key: ShapeKey) -> NDArray[Any]:
-    """What ``view`` holds after a step of ``key``: an array that the next step overwrites.
+    """The contents of ``view`` after a step of ``key``: an array that the next step overwrites.
 
     Types numpy cannot address are rows of bytes.
     """
@@ -124,7 +124,7 @@ def observe(runner: ModelRunner, view: View, key: ShapeKey) -> NDArray[Any]:
     return array if view.columns is None else array[..., slice(*view.columns)]
 
 
-def _kept_bytes(graph: Graph, layers: frozenset[int | None], key: ShapeKey) -> int:
+def _traced_bytes(graph: Graph, layers: frozenset[int | None], key: ShapeKey) -> int:
     return sum(buffer_bytes(graph.buffers[name], key) for name in scratch_of(graph, layers))
 
 

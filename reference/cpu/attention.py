@@ -47,11 +47,11 @@ Float64 = NDArray[np.float64]
 BLOCK_QUERIES = 128
 """Query tokens of one block: a block reads its keys and values once for all of them."""
 CACHED_ELEMENTS = 1 << 16
-"""Elements of one intermediate array, so that the passes over it stay in a core's cache."""
+"""Elements of one intermediate array, which then stays in a core's cache."""
 WIDENED_ELEMENTS = 1 << 18
-"""Keys, or values, turned into binary64 at a time."""
+"""Elements of keys or of values converted to binary64 at a time."""
 NO_POSITION = np.float32(-3e38)
-"""U of a part without positions: with l and o of +0 it is what a merge leaves unchanged."""
+"""U of a partial sum without positions; with l and o of +0, merging it changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ class AttentionShape:
 class _Cache:
     """One sequence's keys and values as integers, padded to whole tiles.
 
-    ``keys`` and ``values`` are int16 [kv_heads, positions, head_dim]. The others are
-    f32[kv_heads, positions]: ``key_unit`` 2^ek, ``value_exponent`` ev, ``value_unit`` 2^(ev + 13).
-    Where a row of a position is broken, ev is infinite, so that U is for who sees the position.
+    ``keys`` and ``values`` are int16 [kv_heads, positions, head_dim]. The others are f32[kv_heads,
+    positions]: ``key_unit`` 2^ek, ``value_exponent`` ev, ``value_unit`` 2^(ev + 13). At a position
+    with a broken row ev is infinite, which makes U infinite for queries that see it.
     """
 
     keys: NDArray[np.int16]
@@ -82,7 +82,7 @@ class _Cache:
     value_unit: Float32
 
     def of(self, heads: slice, positions: slice = slice(None)) -> _Cache:
-        """Some heads and positions of it."""
+        """The part with the given heads and positions."""
         parts = self.keys, self.values, self.key_unit, self.value_exponent, self.value_unit
         return _Cache(*(part[heads, positions] for part in parts))  # type: ignore[arg-type]
 
@@ -170,7 +170,7 @@ def _gather(
 
 
 def _by_head(rows: Rows, which: int, length: int) -> Rows:
-    """The keys or the values of whole pages as [kv_heads, length, ...]."""
+    """The keys or the values of whole pages, as [kv_heads, length, ...]."""
     m, exponent = rows.m[:, which], rows.exponent[:, which]
     m = m.reshape(-1, *m.shape[2:])[:length].swapaxes(0, 1)
     return Rows(m, exponent.reshape(-1, exponent.shape[-1])[:length].T)
@@ -187,7 +187,7 @@ def _attend(
 ) -> None:
     """Attention of a block of queries [block, kv_heads, group, head_dim] of one sequence.
 
-    Inside, the block and the group are one axis of rows. Tiles are computed a few at a time and
+    The block and the group are one axis of rows inside. A few tiles at a time are computed and
     merged in order; ``sinks`` is [kv_heads, group].
     """
     block, kv_heads, group, head_dim = queries.shape
@@ -228,7 +228,7 @@ def _nothing(kv_heads: int, rows: int, head_dim: int) -> Partial:
 
 
 def _visible(at: slice, row_positions: NDArray[np.int32], window: int) -> NDArray[np.bool_] | None:
-    """Which positions each row sees, [tiles, 64, rows]; None when each sees all of them."""
+    """The positions each row sees, bool [tiles, 64, rows]; None when every row sees all of them."""
     column = np.arange(at.start, at.stop, dtype=np.int32)[:, None]
     visible = column <= row_positions
     if window:

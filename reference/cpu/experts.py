@@ -1,4 +1,5 @@
-"""Mixture of experts on the CPU tier: the tokens of an expert in one product, the same bits."""
+"""Mixture of experts on the CPU tier: one product for all tokens of an expert, with the same
+bits."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from reference.ops.swiglu import swiglu
 from reference.quant.formats import Float32
 
 SINGLE_THREAD_PRODUCTS = 1 << 22
-"""Below this many multiplications threads that take turns at experts cost more than they save."""
+"""Below this many multiplications, switching threads costs more than it saves."""
 
 Operands = Mapping[str, Any]
 Parameters = Mapping[str, int | float]
 Call = Callable[[], object]
-"""A step of a node; what it returns means nothing."""
+"""A call that computes a node; its result is ignored."""
 Kernel = Callable[[Operands, Parameters], Call]
 
 
@@ -40,18 +41,18 @@ def expert_products(
 ) -> None:
     """For every (weight, out): out[t, e] = x[t] weight[ids[t, e]]^T.
 
-    x is [tokens, inner], or [tokens, used, inner] where every place has its own; ids [tokens,
-    used]; a weight [experts, outputs, inner]; out [tokens, used, outputs].
+    x is [tokens, inner], or [tokens, used, inner] when each (token, expert) has its own input; ids
+    is [tokens, used], a weight [experts, outputs, inner], out [tokens, used, outputs].
     """
-    places = ids.reshape(-1)
-    if not len(places):
+    flat_ids = ids.reshape(-1)
+    if not len(flat_ids):
         return
-    sources = np.arange(len(places)) // (ids.shape[1] if x.ndim == 2 else 1)
+    sources = np.arange(len(flat_ids)) // (ids.shape[1] if x.ndim == 2 else 1)
     activation = PreparedActivation(x.reshape(-1, x.shape[-1]))
     if any(weight.dtype.storage is not StorageClass.FLOAT for weight, _ in weights):
         _ = activation.quantized
-    order = np.argsort(places, kind="stable")
-    used, starts = np.unique(places[order], return_index=True)
+    order = np.argsort(flat_ids, kind="stable")
+    used, starts = np.unique(flat_ids[order], return_index=True)
     groups = list(zip(used.tolist(), np.split(order, starts[1:]), strict=True))
     inner_threads = threads if len(groups) == 1 else 1
 
@@ -63,12 +64,12 @@ def expert_products(
             at = np.unravel_index(chosen, ids.shape)
             out[at] = prepared_matmul(prepared, part, threads=inner_threads)
 
-    products = len(places) * x.shape[-1] * sum(weight.shape[1] for weight, _ in weights)
+    products = len(flat_ids) * x.shape[-1] * sum(weight.shape[1] for weight, _ in weights)
     for_each(compute, groups, threads if products >= SINGLE_THREAD_PRODUCTS else 1)
 
 
 def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Kernel]:
-    """The kernels by opcode."""
+    """The kernels of expert opcodes, by opcode."""
 
     def product(bound: Operands, weight: str, x: Float32) -> Float32:
         return prepared_matmul(matrices.prepare(bound[weight]), x, threads=threads)

@@ -1,4 +1,5 @@
-"""What a graph takes on the CPU tier: buffers, prepared weights, scratch and attention's copies."""
+"""The memory a graph needs on the CPU tier: buffers, prepared weights, scratch, attention's
+copies."""
 
 from __future__ import annotations
 
@@ -17,17 +18,17 @@ from reference.cpu.prepared import expert_memory_limit
 from reference.cpu.weights import TILE_ROWS, prepared_bytes
 
 THREAD_BYTES = 4 << 20
-"""Of the intermediate arrays of ``reference.cpu.segments`` that a thread keeps, but for the one
-that holds a span of every token."""
+"""Bytes of the intermediate arrays of ``reference.cpu.segments`` that each thread keeps, except the
+one that holds a span of every token."""
 ACTIVATION_BYTES = 32
-"""Per element of a product's input, of the forms ``PreparedActivation`` has of it."""
+"""Bytes per element of a product's input, for all forms ``PreparedActivation`` has of it."""
 
 INTEGER_BYTES = 4
-"""Of one channel of a position: its key and its value, int16 each."""
+"""Bytes per channel of a position: its key and its value, int16 each."""
 ROW_BYTES = 12
-"""Of one position and KV head: three binary32 numbers."""
+"""Bytes per position and KV head: three binary32 numbers."""
 BLOCK_BYTES = 7 << 20
-"""Of the arrays of one block of attention: scores, weights, keys and values in binary64."""
+"""Bytes of the arrays of one block of attention: scores, weights, keys and values in binary64."""
 
 ATTENTION = (Opcode.FLASH_ATTN, Opcode.FLASH_ATTN_BATCHED)
 
@@ -37,8 +38,8 @@ def cpu_footprint(
 ) -> Footprint:
     """The bytes the tier allocates; ``kernels`` are the opcodes that run a fast kernel.
 
-    A prepared weight takes the place of the stored one, which nothing but EMBED and definitions
-    reads again. Experts are prepared beside the stored ones, which may be needed again.
+    A prepared weight replaces the stored one, which only EMBED and definitions still read. Prepared
+    experts are additional to the stored ones, since they may be dropped and prepared again.
     """
     prepared, stored = _uses_of_weights(graph, kernels)
     experts = _expert_bytes(graph, kernels)
@@ -64,7 +65,7 @@ def cpu_footprint(
 
 
 def _expert_bytes(graph: Graph, kernels: frozenset[Opcode]) -> dict[str, int]:
-    """What prepared experts grow to, by weight: all of them, or their part of what is kept."""
+    """The most bytes of each weight's prepared experts: all of them, or its share of the limit."""
     names = {
         node.operands[name].buffer
         for node in graph.nodes
@@ -77,7 +78,7 @@ def _expert_bytes(graph: Graph, kernels: frozenset[Opcode]) -> dict[str, int]:
 
 
 def _uses_of_weights(graph: Graph, kernels: frozenset[Opcode]) -> tuple[set[str], set[str]]:
-    """Names of the weights some kernel prepares, and of those some node reads as stored."""
+    """The names of the weights that kernels prepare, and of those that nodes read as stored."""
     prepared: set[str] = set()
     stored: set[str] = set()
     for node in graph.nodes:
@@ -98,8 +99,8 @@ def _cached_bytes(dtype: DType, rows: int, columns: int) -> int:
 
 
 def _workspace(graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode], threads: int) -> int:
-    """A bound of what attention or a product takes beside the arrays that the threads keep."""
-    kept = threads * (THREAD_BYTES + F32.row_bytes(largest.tokens * TILE_ROWS))
+    """A bound on the bytes of attention or a product, the arrays that threads keep included."""
+    of_threads = threads * (THREAD_BYTES + F32.row_bytes(largest.tokens * TILE_ROWS))
     longest = max(
         (
             int(graph.shape(node.operands[name])[-1])
@@ -110,15 +111,15 @@ def _workspace(graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode], thre
         default=0,
     )
     product = ACTIVATION_BYTES * largest.tokens * longest
-    return kept + max(product, _attention_workspace(graph, largest, kernels, threads))
+    return of_threads + max(product, _attention_workspace(graph, largest, kernels, threads))
 
 
 def _attention_workspace(
     graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode], threads: int
 ) -> int:
-    """The integers of keys and values of all slots of a step, and what each thread computes with.
+    """Bytes of the integers of keys and values of all slots of a step, and of each thread's arrays.
 
-    The context is what the page table has room for.
+    The context is the page table's capacity.
     """
     most = 0
     for node in graph.nodes:

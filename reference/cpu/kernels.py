@@ -1,7 +1,7 @@
-"""Opcodes for which the CPU tier has a faster function than the definition, of the same bits.
+"""The CPU tier's fast functions for opcodes, with the same bits as the definitions.
 
-A kernel is a function of the bound operands and the parameters that returns the call to make
-each step: whatever can be prepared once is prepared when the graph is lowered.
+A kernel is a function of a node's bound operands and parameters. It prepares once, when the graph
+is lowered, what can be prepared, and returns the call that computes the node in each step.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ PREPARED: Mapping[Opcode, tuple[str, ...]] = {
     Opcode.MOE_GATE_TOPK: ("gate_weight",),
     Opcode.SHARED_EXPERT: ("gate_weight", "up_weight", "down_weight"),
 }
-"""The operands of which an opcode's kernel keeps a prepared form."""
+"""The operands whose prepared form an opcode's kernel keeps."""
 PREPARED_EXPERTS: Mapping[Opcode, tuple[str, ...]] = {
     Opcode.MOE_GATE_UP: ("gate_weight", "up_weight"),
     Opcode.MOE_DOWN_ACC: ("down_weight",),
 }
-"""The operands of which it keeps the slices used lately, see ``reference.cpu.prepared``."""
+"""The operands of which a kernel caches the recently used experts, see
+``reference.cpu.prepared``."""
 
 
 def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Kernel]:
-    """The kernels by opcode, each splitting independent outputs over ``threads`` threads."""
+    """The kernels by opcode; each splits independent outputs over ``threads`` threads."""
 
     def product(x: str, weight: str, y: str) -> Kernel:
         def kernel(bound: Operands, params: Parameters) -> Call:
@@ -44,7 +45,8 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
         return kernel
 
     def norm_products(*names: str) -> Kernel:
-        """One norm, then a product per name: x name_weight^T goes to name."""
+        """A kernel of one norm, then for each name a product: norm name_weight^T is written to
+        name."""
 
         def kernel(bound: Operands, params: Parameters) -> Call:
             weights = [(matrices.prepare(bound[f"{name}_weight"]), bound[name]) for name in names]

@@ -13,7 +13,7 @@ result is an integer of at most 24 bits: those are exact in binary32 whatever th
   Q6_K |sc*q| can reach 4096, in IQ4_XS 4064; whether a tile's digit sums fit is measured when it
   is prepared, and a tile where they do not is multiplied in binary64, exact below 2^53, with one
   rounding.
-- Float formats: rounded products folded in halves, elementwise; BLAS has no place in rule R4.
+- Float formats: rounded products folded in halves, elementwise; BLAS cannot follow rule R4.
 
 A weight is cut in tiles of output rows, a tile in groups of segments and the tokens in tiles such
 that everything between two passes stays in the second-level cache. A sum that starts from +0 is
@@ -38,7 +38,7 @@ from reference.quant.formats import Float32
 __all__ = ["PreparedActivation", "PreparedWeight", "prepare_weight", "prepared_matmul"]
 
 SINGLE_THREAD_PRODUCTS = 1 << 17
-"""Below this many multiplications waking a second thread costs more than it saves."""
+"""Below this many multiplications, waking a second thread costs more than it saves."""
 
 
 def prepared_matmul(
@@ -47,10 +47,10 @@ def prepared_matmul(
     out: Float32 | None = None,
     threads: int | None = None,
 ) -> Float32:
-    """x @ W.T, equal to :func:`reference.quant.dot.matmul`.
+    """x @ W.T, with the bits of :func:`reference.quant.dot.matmul`.
 
-    x f32[T, columns] -> f32[T, rows], written to ``out`` when given. ``threads``: at most this
-    many; None is all cores. A token holding NaN or infinity disturbs no other. Raises ValueError
+    x f32[T, columns] -> f32[T, rows], written to ``out`` when given. It uses at most ``threads``
+    threads, None for all cores. A token with a NaN or infinity affects no other. Raises ValueError
     when the shapes do not fit.
     """
     activation = x if isinstance(x, PreparedActivation) else PreparedActivation(x)
@@ -83,8 +83,8 @@ def prepared_matmul(
 def _few_tokens(
     weight: PreparedWeight, activation: PreparedActivation, out: Float32, threads: int | None
 ) -> None:
-    # Threads get only the long calls: in the many short ones that finish a product they would
-    # hand the interpreter lock to and fro, which takes longer than the work.
+    # Only the long calls run on several threads. In the many short ones that finish a product,
+    # threads would pass the interpreter lock back and forth for longer than the work takes.
     steps = FEW_TOKENS[weight.dtype.storage]
     sums = steps.scratch(weight.columns, out.shape)
 

@@ -1,4 +1,4 @@
-"""What the CPU tier remembers of the weights it has unpacked."""
+"""The CPU tier's caches of weights it has unpacked."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from reference.cpu.weights import PreparedWeight, prepare_weight
 from reference.matrix import Matrix
 
 EXPERT_MEMORY_SHARE = 4
-"""Prepared experts may take one part in this many of the machine's memory."""
+"""Prepared experts may use 1 / this of the machine's memory."""
 
 Key = tuple[int, DType, tuple[int, ...]]
 
 
 def expert_memory_limit() -> int:
-    """Bytes of prepared experts kept at most."""
+    """Most bytes of prepared experts in the cache."""
     return int(psutil.virtual_memory().total) // EXPERT_MEMORY_SHARE
 
 
 class PreparedExperts:
-    """Slices of three-dimensional weights, prepared when first used; the least recently used go.
+    """A cache of experts' matrices, prepared on first use; the least recently used are dropped.
 
-    A file's experts may be larger prepared than the machine's memory. Safe to use from several
-    threads: two that want a new expert at once both prepare it, and one result is kept.
-    ``limit_bytes`` is how much to keep, at least the expert asked for last.
+    All prepared experts of a file may exceed the machine's memory. Safe to use from several
+    threads: two that need the same new expert both prepare it, and one result is cached.
+    ``limit_bytes`` limits the cache, which always holds at least the last expert.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
@@ -37,10 +37,10 @@ class PreparedExperts:
         self._prepared: OrderedDict[Key, PreparedWeight] = OrderedDict()
         self._lock = threading.Lock()
         self.nbytes = 0
-        """Bytes of the experts held."""
+        """Bytes of the experts in the cache."""
 
     def prepare(self, matrix: Matrix, index: int) -> PreparedWeight:
-        """Slice ``index`` of ``matrix``, prepared on the calling thread alone."""
+        """The prepared expert ``index`` of ``matrix``; the calling thread prepares it alone."""
         expert = matrix.expert(index)
         key = _memory_of(expert)
         with self._lock:
@@ -58,7 +58,7 @@ class PreparedExperts:
         return made
 
     def forget(self, matrix: Matrix) -> None:
-        """Drop every slice of ``matrix``."""
+        """Drop every expert of ``matrix``."""
         with self._lock:
             for index in range(matrix.shape[0]):
                 dropped = self._prepared.pop(_memory_of(matrix.expert(index)), None)
@@ -66,21 +66,21 @@ class PreparedExperts:
 
 
 class PreparedMatrices:
-    """Prepared weights by the memory they were prepared from: a matrix is unpacked once."""
+    """A cache of prepared weights by their memory address: a matrix is unpacked once."""
 
     def __init__(self) -> None:
         self._prepared: dict[Key, PreparedWeight] = {}
         self.experts = PreparedExperts()
 
     def prepare(self, matrix: Matrix) -> PreparedWeight:
-        """The prepared form of ``matrix``, made on first use."""
+        """The prepared form of ``matrix``, computed on first use."""
         key = _memory_of(matrix)
         if key not in self._prepared:
             self._prepared[key] = prepare_weight(matrix.dtype, matrix.blocks)
         return self._prepared[key]
 
     def forget(self, matrix: Matrix) -> None:
-        """Drop the prepared form, if any: the matrix's memory may hold another one next."""
+        """Drop the prepared form, if any: another matrix may use the same memory next."""
         self._prepared.pop(_memory_of(matrix), None)
         if len(matrix.shape) == 3:
             self.experts.forget(matrix)

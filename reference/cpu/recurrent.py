@@ -1,8 +1,8 @@
 """Delta-net layers of the CPU tier: the bits of SSM_CONV1D and SSM_DELTA_NET, in fewer passes.
 
-The convolution takes all tokens of a run at once. The recurrence keeps the loop over tokens, and
-goes through it for a few heads at a time, whose state stays in a core's cache, keys first: a fold
-over keys is then a few long additions.
+The convolution computes all tokens of a run at once. The recurrence loops over tokens for a few
+heads at a time, whose state stays in a core's cache with the key axis first, so that a sum over
+keys is a few long additions.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from reference.ops.ssm_delta_net import key_head_of, l2_norm, split_heads
 Float32 = NDArray[np.float32]
 
 CONV_ELEMENTS = 1 << 16
-"""Elements of one intermediate array of the convolution, and of a thread's share."""
+"""Elements of one intermediate array of the convolution, and of one thread's part of the work."""
 STATE_ELEMENTS = 1 << 15
-"""Elements of the states one thread advances at a time: they and their products stay in a
-second-level cache."""
+"""Elements of the states one thread updates at a time; with their products they fit a second-level
+cache."""
 
 _scratch = Scratch()
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive tokens of one slot; the first ``starts`` a sequence or none does."""
+    """Consecutive tokens of one slot; ``starts`` is True when the first one is at position 0."""
 
     slot: int
     tokens: slice
@@ -52,7 +52,7 @@ class DeltaShape:
 
 
 def runs_of(query: NDArray[np.int32]) -> Iterator[Run]:
-    """The tokens of ``query`` [tokens, 4] cut where the slot changes and at every position 0."""
+    """Split ``query`` [tokens, 4] where the slot changes and before every position 0."""
     slots, positions = query[:, 1], query[:, 2]
     cuts = np.flatnonzero((np.diff(slots) != 0) | (positions[1:] == 0)) + 1
     bounds = [0, *cuts.tolist(), len(query)] if len(query) else []
@@ -68,7 +68,8 @@ def conv1d(
     y: Float32,
     threads: int | None = None,
 ) -> None:
-    """Fill ``y`` and advance ``state``; operands as in ``reference.ops.ssm_conv1d``."""
+    """Compute ``y`` and update ``state``; the operands are those of
+    ``reference.ops.ssm_conv1d``."""
     runs = list(runs_of(query))
     longest = max((run.tokens.stop - run.tokens.start for run in runs), default=1)
     width = max(SEGMENT, CONV_ELEMENTS // longest)
@@ -104,7 +105,8 @@ def delta_net(
     shape: DeltaShape,
     threads: int | None = None,
 ) -> None:
-    """Fill ``y`` and advance ``state``; operands as in ``reference.ops.ssm_delta_net``."""
+    """Compute ``y`` and update ``state``; the operands are those of
+    ``reference.ops.ssm_delta_net``."""
     size = shape.state_size
     q, k, v = split_heads(x, shape.key_heads, shape.value_heads, size)
     q = l2_norm(q, shape.eps) * np.float32(1.0 / math.sqrt(size))
@@ -144,7 +146,7 @@ def delta_net(
 def _fold(products: Float32) -> Float32:
     """R4 over the first axis, which is overwritten: f32[n, ...] with n <= 256 -> f32[...].
 
-    What the padding would add is +0 and is left out.
+    The padding would only add +0, so it is left out.
     """
     length, half = len(products), SEGMENT // 2
     while half:

@@ -25,24 +25,24 @@ BLOCK = 32
 SEGMENT_BLOCKS = SEGMENT // BLOCK
 SPAN_SEGMENTS = SPAN // SEGMENT
 SCRATCH_ELEMENTS = 72 << 10
-"""Elements of one intermediate array. Shorter ones make the threads wait for the interpreter lock
-more than they compute, longer ones leave the second-level cache."""
+"""Elements of one intermediate array. In shorter arrays threads wait for the interpreter lock
+longer than they compute; longer ones exceed the second-level cache."""
 EXPANDED_ELEMENTS = 192 << 10
-"""Weights widened to binary32 at a time."""
+"""Weights converted to binary32 at a time."""
 FEW_SUMS = 2 * SCRATCH_ELEMENTS
-"""Block sums up to which all segments of a product are finished in one go."""
+"""Most block sums for which all segments of a product are finished in one pass."""
 
 _scratch = Scratch()
 
 
 class PreparedActivation:
-    """Activations f32[T, K] in the forms the kernels read; share one among several weights."""
+    """Activations f32[T, K] in the forms the kernels read; several weights share one object."""
 
     def __init__(self, x: Float32) -> None:
         self.x = x
 
     def rows(self, rows: NDArray[np.intp]) -> PreparedActivation:
-        """The activations of some tokens; those quantized already are not quantized again."""
+        """The activations of some tokens; what is already quantized is not quantized again."""
         part = PreparedActivation(self.x[rows])
         if "quantized" in self.__dict__:
             part.quantized = Activation(self.quantized.m[rows], self.quantized.scale[rows])
@@ -65,9 +65,9 @@ class PreparedActivation:
 
     @cached_property
     def block_sums(self) -> Float32:
-        """Sum of m over every 32 elements by place in its segment, f32[8, n_segments, T, 1].
+        """Sums of m over every 32 elements by block index in the segment, f32[8, n_segments, T, 1].
 
-        A short last segment has sums of 0 in the places it lacks.
+        A short last segment has sums of 0 for the blocks it lacks.
         """
         tokens = len(self.x)
         sums = self.quantized.m.reshape(tokens, -1, BLOCK).sum(axis=-1, dtype=np.int32)
@@ -75,7 +75,7 @@ class PreparedActivation:
 
     @cached_property
     def scale(self) -> Float32:
-        """2^(E-10), f32[n_segments, T, 1]."""
+        """The scales 2^(E-10), f32[n_segments, T, 1]."""
         return np.ascontiguousarray(self.quantized.scale.T)[..., None]
 
     @cached_property
@@ -102,7 +102,7 @@ class PreparedActivation:
         return self.half_digit_sums[..., 0::2] + self.half_digit_sums[..., 1::2]
 
     def quantize_for(self, storage: StorageClass) -> None:
-        """Compute every form this storage class reads, so that threads only ever read them."""
+        """Compute every form this storage class reads, so that threads only read them."""
         if storage is StorageClass.INTEGER32:
             _ = self.blocks, self.block_sums, self.scale
         elif storage is StorageClass.SUPERBLOCK:
@@ -131,22 +131,22 @@ def integer32_tile(tile: RowTile, activation: PreparedActivation, total: Float32
 def _segment_by_blocks(
     tile: RowTile, activation: PreparedActivation, segment: int, at: slice
 ) -> Float32:
-    """A segment before scaling, [T, R], for many tokens: one block at a time, long vectors."""
+    """A segment's values before scaling, [T, R], for many tokens: one block at a time."""
     columns, rows = tile.plane.shape
     shape = (at.stop - at.start, rows)
     value = _scratch.take("value", shape)
     stop = min((segment + 1) * SEGMENT, columns)
-    for place, first in enumerate(range(segment * SEGMENT, stop, BLOCK)):
+    for index, first in enumerate(range(segment * SEGMENT, stop, BLOCK)):
         k = slice(first, first + BLOCK)
-        terms = _scratch.take("terms", shape) if place else value
+        terms = _scratch.take("terms", shape) if index else value
         np.matmul(activation.m[at, k], _widen(tile.plane[k], np.float32), out=terms)
-        np.multiply(terms, tile.scales.scale[place, segment], out=terms)
+        np.multiply(terms, tile.scales.scale[index, segment], out=terms)
         if tile.scales.minimum.size:
             product = _scratch.take("minima", shape)
-            sums = activation.block_sums[place, segment, at]
-            np.multiply(sums, tile.scales.minimum[place, segment], out=product)
+            sums = activation.block_sums[index, segment, at]
+            np.multiply(sums, tile.scales.minimum[index, segment], out=product)
             np.add(terms, product, out=terms)
-        if place:
+        if index:
             np.add(value, terms, out=value)
     return value
 
@@ -157,7 +157,7 @@ def integer32_sums(columns: int, shape: tuple[int, int]) -> Float32:
 
 
 def integer32_block_sums(tile: RowTile, activation: PreparedActivation, sums: Float32) -> None:
-    """Fill ``sums`` [8, n_segments, T, R] with sum q*m; places a short segment lacks get +0."""
+    """Fill ``sums`` [8, n_segments, T, R] with sum q*m; blocks a short segment lacks get +0."""
     columns, rows = tile.plane.shape
     blocks = activation.blocks
     by_segment = sums.swapaxes(0, 1)
@@ -180,7 +180,7 @@ def integer32_block_sums(tile: RowTile, activation: PreparedActivation, sums: Fl
 def integer32_finish(
     scales: Scales, activation: PreparedActivation, sums: Float32, total: Float32
 ) -> None:
-    """Turn block sums into the product: the operations of the block-by-block way, all at once."""
+    """Compute the product from block sums, with the same operations as block by block."""
     np.multiply(sums, scales.scale, out=sums)
     if scales.minimum.size:
         product = _scratch.take("minima", sums.shape)
@@ -195,7 +195,7 @@ def integer32_finish(
 
 
 def _widen(plane: np.ndarray, dtype: type[np.floating]) -> np.ndarray:
-    """A copy of stored weights as binary32 or binary64, in scratch."""
+    """A scratch copy of stored weights as binary32 or binary64."""
     widened = _scratch.take(dtype.__name__, plane.shape, dtype)
     np.copyto(widened, plane)
     return widened
@@ -268,7 +268,7 @@ def super_block_digit_sums(tile: RowTile, activation: PreparedActivation, sums: 
 def super_block_finish(
     scales: Scales, activation: PreparedActivation, sums: Float32, total: Float32
 ) -> None:
-    """Turn digit sums into the product."""
+    """Compute the product from digit sums."""
     value = _join_digits(sums)
     _scale_super_blocks(value, scales, activation, slice(None), slice(None))
     np.multiply(value, activation.scale, out=value)
@@ -327,9 +327,10 @@ def float_tile(tile: RowTile, activation: PreparedActivation, total: Float32) ->
 
 
 def _accumulate(values: Float32, first: int, columns: int, total: Float32, span: Float32) -> None:
-    """Rule R3: fold segment values [segments, T, R], the first of them segment ``first``.
+    """Rule R3: add segment values [segments, T, R], the first of which is segment ``first``.
 
-    ``total`` itself collects the first span; ``span`` every later one until it is complete.
+    The first span is added up in ``total`` itself; every later one in ``span`` until it is
+    complete.
     """
     last_segment = -(-columns // SEGMENT) - 1
     for segment, value in enumerate(values, first):
@@ -348,12 +349,13 @@ TILE_KERNELS = {
     StorageClass.SUPERBLOCK: super_block_tile,
     StorageClass.FLOAT: float_tile,
 }
-"""One tile from start to end."""
+"""The kernel that computes one tile completely."""
 
 
 @dataclass(frozen=True, slots=True)
 class FewTokens:
-    """A product of few tokens in two steps: exact sums tile by tile, then all rows at once."""
+    """The functions of a product of few tokens: exact sums per tile, then one pass over all
+    rows."""
 
     scratch: Callable[[int, tuple[int, int]], Float32]
     sums: Callable[[RowTile, PreparedActivation, Float32], None]

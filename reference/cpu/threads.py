@@ -1,6 +1,6 @@
-"""Worker threads of the CPU tier and the scratch memory each of them keeps.
+"""Worker threads of the CPU tier, and the scratch memory each thread keeps.
 
-A task owns disjoint output rows and computes them alone, so the number of threads changes no bit.
+A task computes its own disjoint output rows, so the number of threads changes no bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 SCRATCH_VIEWS_MAX = 256
-"""Shapes a thread remembers: a step asks for the same few again and again."""
+"""Most array shapes a thread caches; steps request the same few again and again."""
 
 
 @cache
@@ -35,10 +35,10 @@ def thread_count() -> int:
 
 @cache
 def limit_blas() -> None:
-    """Let every BLAS call be computed by the thread that makes it, in the whole process.
+    """Make every BLAS call in this process run on its calling thread.
 
-    The workers split the rows themselves: a BLAS that also splits its calls among all cores would
-    only make them wait for each other.
+    The workers split the rows themselves; a BLAS that also splits calls among all cores would only
+    make them wait for each other.
     """
     import threadpoolctl
 
@@ -82,7 +82,8 @@ def for_each(
 
 
 class Scratch(threading.local):
-    """Arrays a thread reuses from call to call: grown when needed, contents undefined."""
+    """Arrays that a thread reuses between calls; they grow as needed and their contents are
+    undefined."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -101,7 +102,7 @@ class Scratch(threading.local):
             array = self._arrays.get(name)
             if array is None or array.size < size:
                 array = self._arrays[name] = np.empty(size, dtype)
-                self._views.clear()  # views of the smaller array would keep it alive
+                self._views.clear()  # views would keep the smaller array alive
             if len(self._views) >= SCRATCH_VIEWS_MAX:
                 self._views.clear()
             view = self._views[name, shape] = array[:size].reshape(shape)

@@ -1,7 +1,7 @@
-"""The CPU tier: walks a lowered graph node by node, each a numpy function on bound arrays.
+"""The CPU tier: runs a lowered graph node by node, each a numpy function on bound arrays.
 
-The oracle. Every opcode runs its definition from ``reference.ops``, except where
-``reference.cpu.kernels`` has a faster function of the same bits.
+It is the oracle of all other tiers. Every opcode runs its definition from ``reference.ops``, except
+where ``reference.cpu.kernels`` has a faster function with the same bits.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ NUMPY_DTYPES: Mapping[DType, np.dtype[Any]] = {
     BF16: np.dtype("<u2"),
     I32: np.dtype("<i4"),
 }
-"""Types whose elements numpy can address; the others exist as rows of bytes only."""
+"""Types whose elements numpy can address; all others are rows of bytes."""
 
 Bound = NDArray[Any] | Matrix
 
 MAX_BOUND_STEPS = 64
-"""Counts of tokens and rows whose calls a batch keeps: views of the same arrays, quickly made."""
+"""Most step sizes whose calls a batch caches; they are views of the same arrays, quick to make."""
 
 
 @dataclass(slots=True, eq=False)
 class CpuBuffer:
-    """Host memory holding one graph buffer: bytes, [rows, row_bytes] for an uploaded matrix.
+    """Host memory of one graph buffer: bytes, [rows, row_bytes] for an uploaded matrix.
 
-    Bytes that are not ``owned`` are a view of the model file.
+    If ``owned`` is False the bytes are a view of the model file.
     """
 
     name: str
@@ -70,10 +70,10 @@ class CpuBuffer:
 
 @dataclass(frozen=True, slots=True)
 class CpuBatch:
-    """A graph and its memory. ``inputs`` is the block of the step that runs.
+    """A lowered graph and its memory. ``inputs`` is the block of inputs of the step that runs.
 
-    ``calls`` gives what a step of some counts runs in order: each call reads and writes arrays that
-    are views of the batch's memory.
+    ``calls`` returns, for the token and row counts of a step, the calls to run in order; they read
+    and write views of the batch's memory.
     """
 
     graph: Graph
@@ -84,23 +84,23 @@ class CpuBatch:
 
     @property
     def packets(self) -> int:
-        """Number of numpy kernels one submission runs."""
+        """The numpy calls one submission runs."""
         return len(self.graph.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuFence:
-    """Submissions run to completion, so a fence is done when it exists."""
+    """A fence that is done at once, since ``submit`` runs the step to completion."""
 
     outputs: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     done: bool = True
 
 
 class CpuTier(ContextManager):
-    """See ``contract.tier.Tier``. ``threads`` splits disjoint outputs and never changes bits.
+    """The CPU tier, see ``contract.tier``. ``threads`` threads split outputs and change no bits.
 
-    ``definitions_only`` runs every opcode by its definition: far slower, and what the fast
-    kernels are compared with.
+    ``definitions_only`` runs every opcode by its definition. That is far slower; the fast kernels
+    are compared with it.
     """
 
     def __init__(self, threads: int | None = None, *, definitions_only: bool = False) -> None:
@@ -114,7 +114,7 @@ class CpuTier(ContextManager):
 
     @property
     def info(self) -> TierInfo:
-        """This machine."""
+        """The identity of this machine."""
         return TierInfo(
             name="cpu",
             device=platform.processor() or platform.machine(),
@@ -127,17 +127,17 @@ class CpuTier(ContextManager):
 
     @property
     def allocated_bytes(self) -> int:
-        """Buffers, prepared weights, the arena of scratch buffers and the inputs of a step."""
+        """Bytes of buffers, prepared weights, the scratch arena and the inputs of a step."""
         owned = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.owned)
         return owned + self._matrices.nbytes + self._arena.nbytes + self._inputs.data.nbytes
 
     @property
     def available_bytes(self) -> int:
-        """Memory the machine can give without swapping."""
+        """Bytes the machine can give without swapping."""
         return psutil.virtual_memory().available
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
-        """One: numpy runs every number of tokens and rows the same way."""
+        """One bucket: numpy runs every number of tokens and rows the same way."""
         return (largest,)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
@@ -147,12 +147,12 @@ class CpuTier(ContextManager):
         return cpu_footprint(graph, largest, frozenset(self._fast), self.threads)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Make the arena as large as the largest step needs; lowered steps take nothing here."""
+        """Allocate the scratch arena for the largest step."""
         _check_opcodes(graph)
         self._grow_arena(plan_scratch(self._as_run(graph, largest), largest).nbytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int) -> CpuBuffer:
-        """Zeroed host memory. Raises OutOfMemory naming the buffer."""
+        """Allocate zeroed host memory. Raises OutOfMemory naming the buffer."""
         _check_fits(decl.name, nbytes)
         return self._keep(CpuBuffer(decl.name, nbytes, np.zeros(nbytes, np.uint8)))
 
@@ -166,22 +166,22 @@ class CpuTier(ContextManager):
         return self._keep(CpuBuffer(decl.name, data.nbytes, data, matrix, owned))
 
     def free(self, buffer: CpuBuffer) -> None:
-        """Forget the buffer; arrays still bound to a batch keep its memory."""
+        """Drop the buffer; arrays still bound to a batch keep its memory alive."""
         del self._buffers[id(buffer)]
         if buffer.matrix is not None:
             self._matrices.forget(buffer.matrix)
 
     def map(self, buffer: CpuBuffer) -> NDArray[np.uint8]:
-        """The bytes themselves."""
+        """The buffer's own bytes."""
         return buffer.data
 
     def read(self, buffer: CpuBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """See Tier."""
+        """See ``contract.tier``."""
         check_range(buffer, offset, nbytes)
         return buffer.data[offset : offset + nbytes].copy()
 
     def write(self, buffer: CpuBuffer, offset: int, data: NDArray[np.uint8]) -> None:
-        """See Tier."""
+        """See ``contract.tier``."""
         check_range(buffer, offset, data.nbytes)
         buffer.data[offset : offset + data.nbytes] = data
 
@@ -192,8 +192,8 @@ class CpuTier(ContextManager):
         bucket: ShapeKey,
         inputs: InputLayout,
     ) -> CpuBatch:
-        """Memory for steps of ``bucket``. Raises UnsupportedOp for a missing opcode and OutOfMemory
-        when its scratch buffers do not fit."""
+        """Bind the graph's memory for steps of ``bucket``. Raises UnsupportedOp for a missing
+        opcode and OutOfMemory when its scratch buffers do not fit."""
         _check_opcodes(graph)
         graph = self._as_run(graph, bucket)
         plan = plan_scratch(graph, bucket)
@@ -216,7 +216,7 @@ class CpuTier(ContextManager):
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> CpuFence:
-        """Run the step. Floating-point trouble shows in the values, never as a warning."""
+        """Run the step. Floating-point overflow shows in the values, never as a warning."""
         step = step_of(inputs)
         check_bucket(batch.bucket, step)
         batch.inputs.update(inputs, rows)
@@ -226,14 +226,15 @@ class CpuTier(ContextManager):
         return CpuFence({name: self._output(batch, name, step) for name in requested})
 
     def wait(self, fence: CpuFence, timeout: float | None = None) -> None:
-        """Nothing to wait for."""
+        """Return at once, since every fence is done."""
 
     def close(self) -> None:
         """Drop all buffers."""
         self._buffers.clear()
 
     def _as_run(self, graph: Graph, bucket: ShapeKey) -> Graph:
-        """Definitions run a graph as it was written, so that they are the oracle of this, too."""
+        """The graph to run: as written for definitions, which are the oracle, else with rows
+        pruned."""
         return decode_form(prune_rows(graph, bucket), bucket) if self._fast else graph
 
     def _grow_arena(self, nbytes: int) -> None:
@@ -250,14 +251,14 @@ class CpuTier(ContextManager):
         return batch.buffers[name].data.reshape(-1)[:nbytes].copy()
 
     def call_of(self, node: Node, bound: Mapping[str, Bound]) -> Call:
-        """What runs ``node`` on its operands: a fast kernel, else the definition."""
+        """The call that computes ``node``: a fast kernel, else the definition."""
         fast = self._fast.get(node.opcode)
         return fast(bound, node.params) if fast else define(node, bound)
 
 
 @dataclass(frozen=True, slots=True)
 class _StepMemory:
-    """Where the buffers of a lowered graph lie."""
+    """The memory of a lowered graph's buffers."""
 
     graph: Graph
     buffers: Mapping[str, CpuBuffer]
@@ -267,7 +268,7 @@ class _StepMemory:
     inputs: InputLayout
 
     def arrays(self, step: ShapeKey) -> dict[str, Bound]:
-        """Every buffer with the sizes of ``step``, as views."""
+        """Views of every buffer with the sizes of ``step``."""
         arrays: dict[str, Bound] = {}
         for decl in self.graph.buffers.values():
             if decl.kind is BufferKind.SCRATCH:
@@ -295,7 +296,7 @@ def _check_fits(what: str, nbytes: int) -> None:
 
 
 def bind(node: Node, arrays: Mapping[str, Bound]) -> dict[str, Bound]:
-    """The node's operands by name, out of the graph's buffers."""
+    """The node's operands by name, from the graph's buffers."""
     return {name: _operand(node, name, view, arrays) for name, view in node.operands.items()}
 
 

@@ -1,10 +1,10 @@
-"""Weights of the CPU tier: stored blocks unpacked once into tiles of output rows.
+"""Weights of the CPU tier: stored blocks, unpacked once into tiles of output rows.
 
-A tile keeps its matrix transposed, ``[K, tile rows]``, as int8 (32-blocks: q), int16 (super-blocks:
-sub_scale * q) or binary32 (float formats), and widens a cache-sized part of it before each use.
-Reading int8 and widening it costs no more time than streaming ready binary32 from memory (4.6
-billion weights a second on two cores either way), takes a quarter of the memory, and is prepared
-in a fraction of the time.
+A tile holds its part of the matrix transposed, ``[K, tile rows]``, as int8 (32-blocks: q), int16
+(super-blocks: sub_scale * q) or binary32 (float formats), and converts a cache-sized part of it to
+binary32 before each use. Reading and converting int8 takes no longer than reading binary32 from
+memory (4.6 billion weights per second on two cores either way), needs a quarter of the memory, and
+is prepared in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from reference.quant.formats import Blocks32, Bytes, Float32, SuperBlocks
 TILE_ROWS = 768
 """Output rows of a tile: few numpy calls for a token, and short enough for the cache."""
 FLOAT_TILE_ROWS = 256
-"""The same for float formats, whose kernel holds 256 products for every row."""
+"""Output rows of a tile of float formats, whose kernel holds 256 products for every row."""
 MIN_TILE_ROWS = 96
-"""A matrix is split for the sake of a second thread only into tiles of at least this many rows."""
+"""Fewest output rows of a tile when a matrix is split only to use a second thread."""
 DIGIT_MAX = 32
 """Largest magnitude of a radix-64 digit of a quantized activation (2047 = 32*64 - 1)."""
 
 
 def no_scales() -> Float32:
-    """What stands for the scales that a format does not have."""
+    """An empty array, for a format without these scales."""
     return np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The binary32 scales of some output rows R, an empty array where the format has none.
+    """The binary32 scales of some output rows R; empty arrays where the format has none.
 
     32-blocks: ``scale`` and ``minimum`` [8, n_segments, 1, R], see :func:`by_address`.
-    Super-blocks: ``scale`` and ``minimum`` [n_segments, 1, R], ``sub_minimum``
-    [n_segments, sub-blocks, R].
+    Super-blocks: ``scale`` and ``minimum`` [n_segments, 1, R], ``sub_minimum`` [n_segments,
+    sub-blocks, R].
     """
 
     scale: Float32 = field(default_factory=no_scales)
@@ -52,12 +52,12 @@ class Scales:
 
     @property
     def parts(self) -> tuple[Float32, Float32, Float32]:
-        """All three."""
+        """The three arrays of scales."""
         return self.scale, self.minimum, self.sub_minimum
 
     @property
     def nbytes(self) -> int:
-        """Bytes the scales occupy."""
+        """Bytes of the scales."""
         return sum(part.nbytes for part in self.parts)
 
     def of_rows(self, first: int, last: int) -> Scales:
@@ -75,7 +75,7 @@ class Scales:
 class RowTile:
     """Output rows ``first .. first + plane.shape[1]`` of a weight: ``plane`` [K, R] and scales.
 
-    ``wide``: digit sums of this super-block tile may pass 2^24.
+    ``wide`` is True when digit sums of this super-block tile may exceed 2^24.
     """
 
     first: int
@@ -93,7 +93,7 @@ class RowTile:
 class PreparedWeight:
     """A matrix W[rows, columns] ready for :func:`reference.cpu.matmul.prepared_matmul`.
 
-    ``scales`` of all rows are one array each; those of the tiles are views of them.
+    ``scales`` holds those of all rows; the tiles' scales are views of it.
     """
 
     dtype: DType
@@ -114,9 +114,9 @@ class PreparedWeight:
 
 
 def prepare_weight(dtype: DType, blocks: Bytes, threads: int | None = None) -> PreparedWeight:
-    """Unpack uint8[rows, row_bytes] as stored; the bytes are read once.
+    """Unpack uint8[rows, row_bytes]; each byte is read once.
 
-    ``threads``: at most this many; None is all cores.
+    It uses at most ``threads`` threads, None for all cores.
     """
     rows, row_bytes = blocks.shape
     step = _tile_rows(rows, dtype.storage)
@@ -135,7 +135,7 @@ def prepare_weight(dtype: DType, blocks: Bytes, threads: int | None = None) -> P
 
 
 def prepared_bytes(dtype: DType, rows: int, columns: int) -> int:
-    """``prepare_weight(...).nbytes`` of such a matrix: so many times that of a single row."""
+    """The bytes of a prepared matrix of this size: ``rows`` times those of one row."""
     row = np.zeros((1, dtype.row_bytes(columns)), np.uint8)
     return rows * prepare_weight(dtype, row).nbytes
 
@@ -182,8 +182,8 @@ def _prepare_super_blocks(planes: SuperBlocks, first: int) -> RowTile:
 def by_address(blocks: NDArray[Any]) -> Float32:
     """Per-block values [n_blocks, n] as f32[8, n_segments, n], 0 where a segment has no block.
 
-    The first axis is the block's place in its segment: the terms that rule R5 folds are then
-    contiguous arrays, one for each place.
+    The first axis is the block's index in its segment, so the terms that rule R5 adds one after the
+    other are contiguous arrays.
     """
     n_segments = -(-len(blocks) // (SEGMENT // 32))
     padded = np.zeros((n_segments * (SEGMENT // 32), blocks.shape[1]), np.float32)

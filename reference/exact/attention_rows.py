@@ -1,7 +1,7 @@
-"""Rule R6's parts: rows as integers, exp2, and the merge of what tiles and spans give.
+"""The parts of rule R6: rows as integers, exp2, and the merge of partial softmax sums.
 
-Every line is one rounding at most; multiplying by a power of two is exact wherever the rule does
-it. Arrays may have any leading shape, so that a tier can take many rows at a time.
+Every line rounds at most once; multiplying by a power of two is exact wherever the rule does it.
+Arrays may have any leading axes, so that a tier can compute many rows at a time.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ LOG2_E = np.uint32(0x3FB8AA3B).view(np.float32)
 EXP2_POLYNOMIAL = tuple(
     np.uint32(bits).view(np.float32) for bits in (0x3D61FBB0, 0x3E786F0D, 0x3F31798D, 0x3F7FFB49)
 )
-"""Coefficients of 2^f on [-1/2, 1/2], highest power first; relative error 7.5e-5."""
+"""Coefficients of 2^f on [-1/2, 1/2], highest power first; the relative error is 7.5e-5."""
 EXP2_MIN = np.float32(ATTENTION_EXP2_MIN)
 ROW_LIMIT = np.float32(2.0**ROW_EXPONENT_LIMIT)
 MAXIMUM_LIMIT = np.float32(2.0**TILE_MAXIMUM_BITS)
 OUTPUT_LIMIT = np.float32(2.0**-OUTPUT_BITS)
 OUTPUT_SCALE = np.float32(2.0**-23)
-"""Undoes the 10 bits of a value row and the 13 of a weight."""
+"""2^-23 removes the 10 bits of a value row and the 13 bits of a weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows [..., n] as ``m`` int32 of the same shape and ``exponent`` int32[...].
+    """Rows [..., n] as integers: ``m`` int32 [..., n] and ``exponent`` int32 [...].
 
-    A row of ``bits`` B stands for m 2^(exponent - B); the exponent of a broken row is BROKEN_ROW
-    and its integers are 0.
+    With B bits, a row stands for m 2^(exponent - B). A broken row has the exponent BROKEN_ROW and
+    integers of 0.
     """
 
     m: Int32
@@ -56,13 +56,14 @@ class Rows:
 
     @property
     def broken(self) -> NDArray[np.bool_]:
-        """Which rows held a NaN, an infinity or a magnitude of 2^40."""
+        """The rows that held a NaN, an infinity or a magnitude of 2^40 or more."""
         return np.equal(self.exponent, BROKEN_ROW)
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Softmax over some positions: ``top`` U [...], ``total`` l [...], ``output`` o [..., n]."""
+    """Unnormalized softmax over some positions: maximum ``top`` U [...], sum of weights ``total`` l
+    [...], weighted sum of values ``output`` o [..., n]."""
 
     top: Float32
     total: Float32
@@ -70,13 +71,14 @@ class Partial:
 
 
 def query_bits(head_dim: int) -> int:
-    """B of a query row: 13 up to 64 elements, 12 up to 128, 11 up to 256, 10 up to 512."""
+    """The bits B of a query row: 13 up to 64 elements, 12 up to 128, 11 up to 256, 10 up to 512."""
     return min(QUERY_BITS, QUERY_PRODUCT_BITS - (head_dim - 1).bit_length())
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def row_integers(x: Float32, bits: int) -> Rows:
-    """Every row of f32[..., n]: 2^e <= max |x| < 2^(e+1), m = rint(x 2^(bits - e)), clamped."""
+    """Make integers of every row of f32 [..., n]: m = rint(x 2^(bits - e)), clamped, where 2^e <=
+    max |x| < 2^(e+1)."""
     most = np.abs(x).max(axis=-1)
     broken, zero = ~(most < ROW_LIMIT), most < 1 / ROW_LIMIT
     exponent = np.frexp(most)[1] - 1
@@ -97,7 +99,7 @@ def power_of_two(n: Int32 | int) -> Float32:
 
 
 def exp2(d: Float32) -> Float32:
-    """About 2^d for -80 <= d < 42."""
+    """2^d, approximately, for -80 <= d < 42."""
     n = np.rint(d)
     f = d - n
     c3, c2, c1, c0 = EXP2_POLYNOMIAL
@@ -111,7 +113,7 @@ def exp2(d: Float32) -> Float32:
 
 
 def merge(left: Partial, right: Partial) -> Partial:
-    """What ``left`` and the later ``right`` give together."""
+    """The softmax sums over the positions of ``left`` and of ``right``, which come later."""
     top = np.maximum(left.top, right.top)
     s, t = _factor(left.top - top), _factor(right.top - top)
     total = left.total * s + right.total * t
@@ -120,13 +122,14 @@ def merge(left: Partial, right: Partial) -> Partial:
 
 
 def _factor(difference: Float32) -> Float32:
-    """2^difference of a whole number that is not positive; +0 below 2^-60."""
+    """2^difference for an integer <= 0; +0 below 2^-60."""
     clamped = np.maximum(difference, np.float32(-MERGE_BITS)).astype(np.int32)
     return np.where(difference < -MERGE_BITS, np.float32(0.0), power_of_two(clamped))
 
 
 def sink_partial(sink: Float32, head_dim: int) -> Partial:
-    """An attention sink f32[...] as the last part merged: a weight without a value."""
+    """The softmax sums of an attention sink f32 [...], which is merged last: a weight without a
+    value."""
     x = sink * LOG2_E
     top = np.rint(x)
     part = Partial(top, exp2(x - top), np.zeros((*sink.shape, head_dim), np.float32))
@@ -134,12 +137,12 @@ def sink_partial(sink: Float32, head_dim: int) -> Partial:
 
 
 def is_too_large(top: Float32) -> NDArray[np.bool_]:
-    """Which maxima break their query: a NaN, or not below 2^20 in magnitude."""
+    """Whether a maximum breaks its query: it is NaN, or its magnitude is 2^20 or more."""
     return ~(np.abs(top) < MAXIMUM_LIMIT)
 
 
 def broken_where(broken: NDArray[np.bool_], part: Partial) -> Partial:
-    """``part`` with outputs of NaN, which no merge removes, where ``broken`` [...] says so."""
+    """``part`` with NaN outputs where ``broken`` [...] is True; NaN survives every merge."""
     return Partial(
         np.where(broken, np.float32(0.0), part.top),
         np.where(broken, np.float32(1.0), part.total),
@@ -148,6 +151,6 @@ def broken_where(broken: NDArray[np.bool_], part: Partial) -> Partial:
 
 
 def attention_output(sums: Partial) -> Float32:
-    """(o 2^-23) / l, and +0 where |o| < 2^-20."""
+    """The attention output (o 2^-23) / l; +0 where |o| < 2^-20."""
     y = (sums.output * OUTPUT_SCALE) / sums.total[..., None]
     return np.where(np.abs(sums.output) < OUTPUT_LIMIT, np.float32(0.0), y)

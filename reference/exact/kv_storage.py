@@ -1,9 +1,9 @@
-"""How KV pages keep keys and values: binary32, binary16, Q8_0 or I12 (rules R1 and R6).
+"""Storage of keys and values in KV pages: binary32, binary16, Q8_0 or I12 (rules R1 and R6).
 
-A pool of pages is an array that says by its elements how it stores. float32 and float16 are
-[pages, 2, 16, kv_heads, head_dim]; uint8 is the same with the Q8_0 blocks of a head as its last
-axis, 34 bytes for 32 elements: d binary16, then q int8[32]. I12 is [pages, kv_heads] of the records
-that ``i12_page`` describes.
+The element type of the array of pages tells the storage type. float32 and float16 pages are [pages,
+2, 16, kv_heads, head_dim]. uint8 pages have the same axes, but the last one holds the Q8_0 blocks
+of a head: 34 bytes for 32 elements, d binary16, then q int8 [32]. I12 pages are [pages, kv_heads]
+of the records that ``i12_page`` describes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ ELEMENTS: Mapping[DType, np.dtype[Any]] = {
 HALF_MAX = np.float32(65504.0)
 Q_MAX = np.float32(127.0)
 LOW_BITS = 4
-"""Bits of an integer of I12 that are kept apart from its high byte."""
+"""Low bits of an I12 integer, which are stored apart from its high byte."""
 
 
 @cache
 def i12_page(head_dim: int) -> np.dtype[Any]:
-    """16 positions of one KV head: integers m = 16 high + low of rule R6, and exponents.
+    """The record of 16 positions of one KV head: rule R6's integers m = 16 high + low, and
+    exponents.
 
-    A byte of ``low`` holds channel i in its low half and channel i + head_dim / 2 in the other.
-    Values are position-contiguous. The exponent of a broken row is -128.
+    A byte of ``low`` holds channel i in its low half and channel i + head_dim / 2 in its high half.
+    The positions of a value channel are contiguous. The exponent of a broken row is -128.
     """
     half = head_dim // 2
     return np.dtype(
@@ -53,7 +54,7 @@ def i12_page(head_dim: int) -> np.dtype[Any]:
 
 
 def page_view(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Bytes as a pool of the type; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
+    """View bytes as pages of ``dtype``; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
     pages, _, _, kv_heads, head_dim = shape
     if dtype is I12:
         element = i12_page(head_dim)
@@ -72,7 +73,7 @@ def store(
     k: Float32,
     v: Float32,
 ) -> None:
-    """Keep ``k`` and ``v`` [tokens, kv_heads, head_dim] at each token's page and offset."""
+    """Store ``k`` and ``v`` [tokens, kv_heads, head_dim] at each token's page and offset."""
     if kv.dtype.names is None:
         kv[page, 0, offset] = stored(k, kv.dtype)
         kv[page, 1, offset] = stored(v, kv.dtype)
@@ -89,11 +90,12 @@ def store(
 
 
 def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
-    """``x`` as float32, float16 or Q8_0 pages keep it; rows change their length only as Q8_0.
+    """``x`` converted to the elements of float32, float16 or Q8_0 pages; only Q8_0 changes row
+    lengths.
 
-    Binary16 rounds to nearest even and saturates, NaN stays NaN. In Q8_0, 32 elements share
-    d = binary16(max |x| / 127), saturating, and q = rint(x / d) within +-127, 0 where d is 0; a
-    block that holds a NaN or an infinity has d = NaN and q = 0.
+    Binary16 rounds to nearest even and saturates, NaN stays NaN. In Q8_0, 32 elements share d =
+    binary16(max |x| / 127), saturating, and q = rint(x / d) within +-127, 0 where d is 0; a block
+    that holds a NaN or an infinity has d = NaN and q = 0.
     """
     if element == np.float32:
         return x
@@ -103,7 +105,7 @@ def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
 
 
 def loaded(kv: NDArray[Any]) -> Float32:
-    """The values of some pages, [pages, 2, 16, kv_heads, head_dim]; d q and m 2^e are exact."""
+    """The binary32 values of pages, [pages, 2, 16, kv_heads, head_dim]; d q and m 2^e are exact."""
     if kv.dtype.names is not None:
         rows = i12_rows(kv)
         unit = np.where(rows.broken, np.nan, power_of_two(rows.exponent - KV_ROW_BITS))
@@ -112,14 +114,14 @@ def loaded(kv: NDArray[Any]) -> Float32:
 
 
 def integers(kv: NDArray[Any]) -> Rows:
-    """Rule R6's integers of some pages, [pages, 2, 16, kv_heads, head_dim]."""
+    """Rule R6's integers of pages, [pages, 2, 16, kv_heads, head_dim]."""
     if kv.dtype.names is not None:
         return i12_rows(kv)
     return row_integers(loaded_rows(kv), KV_ROW_BITS)
 
 
 def loaded_rows(rows: NDArray[Any]) -> Float32:
-    """The values of stored rows of any type but I12."""
+    """The binary32 values of stored rows of any type but I12."""
     if rows.dtype != np.uint8:
         return rows.astype(np.float32)
     blocks = rows.reshape(*rows.shape[:-1], rows.shape[-1] // Q8_0.block_bytes, Q8_0.block_bytes)

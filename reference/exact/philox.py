@@ -11,7 +11,8 @@ MASK = 0xFFFFFFFF
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Four 32-bit words for a 64-bit key and a 128-bit counter, all as 32-bit words."""
+    """The Philox function: four 32-bit words from a 64-bit key and a 128-bit counter, given as
+    words."""
     k0, k1 = key
     c0, c1, c2, c3 = counter
     for _ in range(ROUNDS):
@@ -24,5 +25,5 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[in
 
 
 def draw(seed: int, position: int) -> int:
-    """The 32-bit number that samples ``position`` under a 64-bit ``seed`` (rule R9)."""
+    """The 32-bit random number that samples ``position`` under a 64-bit ``seed`` (rule R9)."""
     return philox((seed & MASK, seed >> 32 & MASK), (position & MASK, 0, 0, 0))[0]

@@ -39,18 +39,18 @@ COS_POLYNOMIAL = (
 )
 DECIMAL_DIGITS = 60
 MAX_ANGLE = 2.0**20
-"""Above this the high part of pi/2 times its multiple is no longer exact."""
+"""Largest angle in radians: above it the multiple of the high part of pi/2 is not exact."""
 BLOCK_ANGLES = 1 << 13
-"""Angles worked on at a time, so that the temporaries of a long table stay in the cache."""
+"""Angles computed at a time, so that the temporaries of a long table stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryScaling:
-    """How a model stretches its rotary angles.
+    """How a model scales its rotary angles.
 
-    ``factor`` is the linear scaling (angle / factor). ``yarn`` blends scaled and unscaled angles
-    by frequency for a model trained on ``original_context`` positions. Both sine and cosine are
-    multiplied by ``attention_factor``, with ``yarn`` by ``(1 + 0.1 ln factor)`` as well.
+    ``factor`` is the linear scaling (angle / factor). ``yarn`` blends scaled and unscaled angles by
+    frequency, for a model trained on ``original_context`` positions. Sine and cosine are multiplied
+    by ``attention_factor`` and, with ``yarn``, also by ``(1 + 0.1 ln factor)``.
     """
 
     factor: float = 1.0
@@ -103,10 +103,10 @@ def rotary_table(
     scaling: RotaryScaling | None = None,
     factors: Sequence[float] | None = None,
 ) -> NDArray[np.float32]:
-    """Cosines and sines: float32 [context, 2, rotary_dim / 2], cosines first.
+    """The table of cosines and sines: float32 [context, 2, rotary_dim / 2], cosines first.
 
-    ``factors`` divide the frequencies one by one (``rope_freqs``). Raises ValueError when an
-    angle would leave the range of the reduction.
+    ``factors`` divide the frequencies one by one (``rope_freqs``). Raises ValueError when an angle
+    would exceed ``MAX_ANGLE``.
     """
     scaling = scaling or RotaryScaling()
     frequency = frequencies(base, rotary_dim)

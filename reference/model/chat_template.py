@@ -1,12 +1,12 @@
-"""Conversations to prompts, through the Jinja template a model file carries.
+"""Renders conversations to prompts with the Jinja template of a model file.
 
-A template is code from a stranger. It runs in Jinja's immutable sandbox inside a child process
-with limits on processor time, memory and output (``template_worker``), which is started on
-first use, kept, and replaced when it dies.
+A template is code from a stranger. It runs in Jinja's immutable sandbox inside a child process with
+limits on processor time, memory and output (``template_worker``). The child is started on first
+use, reused, and replaced when it dies.
 
-A conversation is text from another stranger. The child reports which characters of the prompt
-the template itself wrote, and ``encode_chat`` finds control tokens only there: no message can
-end its turn or open another one, even where a template trims, splits or glues contents.
+A conversation is text from another stranger. The child reports which characters of the prompt the
+template itself wrote, and ``encode_chat`` finds control tokens only there. So no message can end
+its turn or open another one, even where a template trims, splits or joins contents.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from reference.model.tokenizer import Tokenizer
 from reference.worker_process import WorkerEnded, WorkerProcess
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Roles a message may have. Templates print them beside control tokens, so no others pass."""
+"""Roles a message may have. Templates print roles next to control tokens, so no others pass."""
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 """Longest template accepted, in characters."""
 BYTES_PER_CHARACTER = 16
-"""Most bytes a character of output takes in a reply of the worker, its span included."""
+"""Most bytes per output character in a reply of the worker, its span included."""
 
 Message = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """What one rendering may use."""
+    """Limits on one rendering."""
 
     cpu_seconds: float = 2.0
     wall_seconds: float = 30.0
@@ -47,17 +47,17 @@ class TemplateLimits:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt, and the character spans [start, end) of it that the template wrote."""
+    """A prompt, and the character spans [start, end) of it that the template itself wrote."""
 
     text: str
     template_spans: tuple[tuple[int, int], ...]
 
 
 class ChatTemplate(ContextManager):
-    """A chat template ready to render. Safe to share between threads; renders one at a time.
+    """A chat template ready to render. Threads may share it; it renders one conversation at a time.
 
-    ``source`` names where the text comes from in errors; ``bos_token`` and ``eos_token`` are
-    the texts the template may print under these names. ``close`` ends the worker.
+    ``source`` names the template's origin in errors; ``bos_token`` and ``eos_token`` are the texts
+    the template may print under these names. ``close`` ends the worker.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ChatTemplate(ContextManager):
 
     @property
     def has_thinking_toggle(self) -> bool:
-        """Whether the template looks at ``enable_thinking``."""
+        """Whether the template reads ``enable_thinking``."""
         return "enable_thinking" in self.text
 
     def render(
@@ -105,12 +105,12 @@ class ChatTemplate(ContextManager):
         enable_thinking: bool | None = None,
         now: datetime | None = None,
     ) -> RenderedChat:
-        """The prompt of a conversation.
+        """Render a conversation to a prompt.
 
-        ``enable_thinking`` None leaves the template's own default; ``now`` is the time a
-        template may print, the present when None. Raises RequestError for messages that are
-        not JSON objects with a known role, TemplateError when the template fails, refuses,
-        breaks a limit or tries to leave its sandbox.
+        ``enable_thinking`` None leaves the template's default; ``now`` is the time a template may
+        print, None for the present. Raises RequestError for messages that are not JSON objects with
+        a known role, TemplateError when the template fails, refuses, exceeds a limit or tries to
+        leave its sandbox.
         """
         conversation = {
             "messages": _checked_messages(messages),
@@ -150,8 +150,8 @@ class ChatTemplate(ContextManager):
         return reply
 
     def _error(self, problem: str, line: int | None = None) -> TemplateError:
-        place = "chat template" if line is None else f"chat template line {line}"
-        return TemplateError(f"{self._source}: {place}: {problem}")
+        location = "chat template" if line is None else f"chat template line {line}"
+        return TemplateError(f"{self._source}: {location}: {problem}")
 
 
 def load_chat_template(
@@ -184,7 +184,8 @@ def load_chat_template(
 
 
 def encode_rendered(tokenizer: Tokenizer, rendered: RenderedChat) -> list[int]:
-    """Token ids of a rendered prompt: control tokens come from the template's own text only.
+    """Token ids of a rendered prompt; control tokens are recognized only in the template's own
+    text.
 
     BOS comes first if the model wants one, whether or not the template printed it.
     """

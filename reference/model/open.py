@@ -1,4 +1,4 @@
-"""Opening a model: everything about a file that does not depend on a tier."""
+"""Opens a model: everything about a file that does not depend on a tier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 
 @dataclass(frozen=True)
 class Model:
-    """An open model file with its checked configuration. Close it by closing ``file``."""
+    """An open model file with its checked configuration. Close ``file`` to close the model."""
 
     file: GgufFile
     config: ModelConfig
@@ -31,12 +31,12 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The vocabulary of the file. Raises ModelFileError when there is none."""
+        """The file's tokenizer. Raises ModelFileError when there is none."""
         return load_tokenizer(self.file.metadata, str(self.file.path))
 
     @property
     def chat_template(self) -> str | None:
-        """The file's Jinja chat template."""
+        """The file's Jinja chat template, or None."""
         return self.file.get(TEMPLATE_KEY, str, "") or None
 
     @cached_property
@@ -44,9 +44,9 @@ class Model:
         return equalising_powers(self.config, self.file)
 
     def graph(self, limits: Limits) -> Graph:
-        """The verified forward pass for an engine of these sizes.
+        """The verified graph of the forward pass for an engine with ``limits``.
 
-        The latest one is kept, since what is planned is then run.
+        The latest graph is cached, since the memory plan and the runner both need it.
         """
         graph = self._latest.get(limits)
         if graph is None:

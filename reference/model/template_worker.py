@@ -1,14 +1,14 @@
-"""Renders chat templates in a process of its own, where a hostile one can do no harm.
+"""Renders chat templates in a separate process, where a hostile one can do no harm.
 
-Run as a script by ``chat_template``; imports the standard library and jinja2 only, so that it
-starts fast. Standard input holds one JSON object a line: first the template, its trusted
-variables and the limits, then one conversation a line; standard output answers each
-conversation with one line, either ``{"text", "template_spans"}`` or ``{"error", "line"}``.
+``chat_template`` runs this file as a script. It imports only the standard library and jinja2, so
+that it starts fast. Standard input holds one JSON object per line: first the template, its trusted
+variables and the limits, then one conversation per line. Standard output answers each conversation
+with one line, either ``{"text", "template_spans"}`` or ``{"error", "line"}``.
 
-Every character knows whether the template or the conversation wrote it. Literals of the
-template are ``Text`` with trusted characters, data is plain ``str``, and the operations
-templates build prompts with (``+``, ``~``, slices, trim, split, join, replace, macros) keep
-track. An operation that does not keep track yields plain ``str``, which nobody trusts.
+Every character of the output is marked trusted if the template wrote it, and not if the
+conversation did. Literals of the template are ``Text`` with trusted characters, data is plain
+``str``, and the operations templates build prompts with (``+``, ``~``, slices, trim, split, join,
+replace, macros) preserve the marks. Any other operation yields plain ``str``, which is untrusted.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 TEMPLATE_NAME = "<template>"
 MAX_ERROR_CHARACTERS = 300
-"""Longest error message passed on, in characters."""
+"""Longest error message in a reply, in characters."""
 
 
 class Text(str):
-    """A str that knows which of its characters the template wrote.
+    """A str that records which of its characters the template wrote.
 
-    ``_trusted`` holds one byte a character: 1 for the template's, 0 for anybody else's.
+    ``_trusted`` holds one byte per character: 1 for the template's, 0 for all others.
     """
 
     __slots__ = ("_trusted",)
@@ -131,23 +131,23 @@ class Text(str):
 
 
 def trusted_characters(value: str) -> bytes:
-    """One byte a character of ``value``: 1 where the template wrote it."""
+    """One byte per character of ``value``: 1 where the template wrote it."""
     return value._trusted if isinstance(value, Text) else bytes(len(value))
 
 
 def literal(value: str) -> Text:
-    """Text all of which is trusted."""
+    """A Text whose characters are all trusted."""
     return Text(value, b"\1" * len(value))
 
 
 def concat(pieces: Iterable[str]) -> Text:
-    """The pieces joined, each character keeping its trust; Jinja joins its output with this."""
+    """Join the pieces and their marks. Jinja joins its output with this function."""
     pieces = list(pieces)
     return Text("".join(pieces), b"".join(map(trusted_characters, pieces)))
 
 
 def _literal_source(value: object) -> str:
-    """Python source of a template's constant, in which every string is trusted."""
+    """Python source of a template's constant in which every string is trusted."""
     if isinstance(value, str):
         return f"environment.literal({str(value)!r})"
     if isinstance(value, list):
@@ -161,7 +161,7 @@ def _literal_source(value: object) -> str:
 
 
 class _TrustingCodeGenerator(CodeGenerator):
-    """Writes the template's own strings as trusted ones, and joins without forgetting."""
+    """Generates code in which the template's strings are trusted and joins preserve the marks."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         self.write(_literal_source(node.as_const(frame.eval_ctx)))
@@ -178,7 +178,7 @@ class _TrustingCodeGenerator(CodeGenerator):
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what a model wrote, for training; here only its body counts."""
+    """``{% generation %}`` marks a model's answer for training; here it renders only its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -188,7 +188,7 @@ class _Generation(Extension):
 
 
 class _Refused(Exception):
-    """Raised by the template itself."""
+    """The template itself raised an error."""
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -197,7 +197,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     literal = staticmethod(literal)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
-        # Jinja would hand out an undefined value, which prints as nothing.
+        # Jinja would return an undefined value, which prints as nothing.
         raise SecurityError(f"{attribute!r} of {type(obj).__name__} is out of bounds")
 
 
@@ -227,7 +227,7 @@ def _refuse(message: str) -> None:
 
 
 def make_environment() -> jinja2.Environment:
-    """The environment chat templates are written for: that of Hugging Face transformers."""
+    """The Jinja environment chat templates are written for: that of Hugging Face transformers."""
     environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -240,7 +240,7 @@ def make_environment() -> jinja2.Environment:
 
 
 class Renderer:
-    """One template with its limits on output; limits on time and memory are the process's."""
+    """One template with its limits on output. The process itself limits time and memory."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
@@ -248,7 +248,7 @@ class Renderer:
         self._template: jinja2.Template | None = None
 
     def answer(self, conversation: dict[str, Any]) -> dict[str, Any]:
-        """The reply to one conversation; never raises for what a template does."""
+        """The reply to one conversation. It never raises, whatever the template does."""
         try:
             return self._render(conversation)
         except jinja2.TemplateSyntaxError as error:
@@ -315,7 +315,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _cpu_timer() -> Callable[[float], object]:
-    """Arms, or with 0 disarms, the end of the process after so many seconds of CPU."""
+    """Return a function that ends the process after so many seconds of CPU time; 0 disarms it."""
     if hasattr(signal, "setitimer"):
         return lambda seconds: signal.setitimer(signal.ITIMER_PROF, seconds)
     return lambda seconds: None

@@ -1,4 +1,4 @@
-"""Generated token bytes to text that may be shown, with stop strings taken out."""
+"""Turns the bytes of generated tokens into text to show, and removes stop strings."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ MAX_STOP_CHARACTERS = 1024
 
 
 class TextStream:
-    """Turns the token byte strings of one generation into text, as early as it is certain.
+    """Turns the token byte strings of one generation into text, as soon as it is certain.
 
     The texts returned by ``feed`` and ``finish`` concatenate to the UTF-8 decoding of all bytes
-    (with U+FFFD for what is not UTF-8, as Python's "replace"), cut where the earliest stop
-    string starts, however the bytes are split into tokens. Held back are an incomplete UTF-8
-    sequence at the end and text that may yet turn out to begin a stop string.
+    (invalid UTF-8 becomes U+FFFD, as with Python's "replace"), cut where the earliest stop string
+    starts. The result does not depend on how the bytes are split into tokens. The stream holds back
+    an incomplete UTF-8 sequence at the end and text that may begin a stop string.
 
-    Of stop strings found, the one that starts first counts; of those, the shortest.
+    Of several stop strings found, the one that starts first counts; of those that start there, the
+    shortest.
     """
 
     def __init__(self, stop_strings: Sequence[str] = ()) -> None:
-        """Raises RequestError for an empty, too long or too frequent stop string."""
+        """Raises RequestError for an empty or too long stop string, and for too many of them."""
         if len(stop_strings) > MAX_STOP_STRINGS:
             problem = f"{len(stop_strings)} stop strings, at most {MAX_STOP_STRINGS} are served"
             raise RequestError("stop", problem)
@@ -38,27 +39,27 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self.stop_string: str | None = None
-        """The stop string that ended the text, None until one did."""
+        """The stop string that ended the text, None until then."""
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the text; nothing is returned from then on."""
+        """Whether a stop string ended the text; nothing more is returned then."""
         return self.stop_string is not None
 
     def feed(self, token_bytes: bytes) -> str:
-        """The text that has become certain with the bytes of one more token."""
+        """Add the bytes of one more token and return the text that has become certain."""
         if self.stopped:
             return ""
         self._held += self._decoder.decode(token_bytes)
         open_start = self._first_open_start()
         found = self._first_stop()
-        # A stop string already complete must wait for one that started before it.
+        # A complete stop string must wait for one that started before it and may still complete.
         if found is not None and found[0] <= open_start:
             return self._stop_at(*found)
         return self._release(open_start)
 
     def finish(self) -> str:
-        """The rest of the text, once no more tokens come."""
+        """The rest of the text, after the last token."""
         if self.stopped:
             return ""
         self._held += self._decoder.decode(b"", final=True)
@@ -68,7 +69,7 @@ class TextStream:
         return self._release(len(self._held))
 
     def _first_stop(self) -> tuple[int, str] | None:
-        """Start and text of the stop string that counts among those held complete."""
+        """The start and text of the stop string that counts among the complete ones."""
         starts = ((self._held.find(stop), stop) for stop in self._stop_strings)
         found = [(start, len(stop), stop) for start, stop in starts if start >= 0]
         if not found:
@@ -77,7 +78,7 @@ class TextStream:
         return start, stop
 
     def _first_open_start(self) -> int:
-        """Where the held text may begin a stop string that is not complete; else its length."""
+        """The index where the held text may begin an incomplete stop string; else its length."""
         held = self._held
         for start in range(max(0, len(held) - self._longest + 1), len(held)):
             tail = held[start:]

@@ -1,4 +1,4 @@
-"""The bytes of a graph's read-only buffers: weights as the file holds them, and tables."""
+"""The bytes of a graph's read-only buffers: weights from the file, and computed tables."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
 
 PIECE_BYTES = 1 << 21
-"""Of a tensor, checked by one thread at a time."""
+"""Bytes of a tensor that one thread checks at a time."""
 SHARED_BYTES = 1 << 26
-"""A tensor below this is checked by the calling thread, sooner than others could be started."""
+"""Bytes below which the calling thread checks a tensor alone, sooner than others could start."""
 
 
 def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
-    """What the WEIGHT buffer ``decl`` is made of, uint8[rows, row_bytes]; a view where it can be.
+    """The data of the WEIGHT buffer ``decl``, uint8[rows, row_bytes]; a view of the file if
+    possible.
 
     Raises ModelFileError when a scale or an element of a float type is not finite.
     """
@@ -44,16 +45,16 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
 
 
 def unchecked_weight(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
-    """As ``weight_bytes`` before anybody looked at what they hold, which the caller has to do."""
+    """The data of the WEIGHT buffer ``decl``; the caller must check that its numbers are finite."""
     source = parse_source(decl.source)
     return weight_bytes(file, decl) if source.powers else _stored(file, source)
 
 
 def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
-    """What the CONSTANT buffer ``decl`` of the model's graph holds, uint8[rows, row_bytes]: the
+    """The data of the CONSTANT buffer ``decl`` of the model's graph, uint8[rows, row_bytes]: the
     rotary table of that name for ``decl.shape[0]`` positions.
 
-    Raises ModelFileError for frequency divisors that are no positive numbers.
+    Raises ModelFileError for frequency divisors that are not positive numbers.
     """
     context = int(decl.shape[0])
     rope = next(rope for rope in model.config.ropes if rope.table == decl.name)
@@ -78,8 +79,11 @@ def _stored(file: GgufFile, source: WeightSource) -> NDArray[np.uint8]:
 
 
 def _first_broken(dtype: DType, data: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """As ``find_nonfinite_scale``, a large tensor by all cores: it reads all of a mapped file, and
-    a tier that uploads the file goes no faster."""
+    """The first (row, block) of a tensor with a scale or element that is not finite, or None.
+
+    All cores check a large tensor: the check reads it from disk for the first time, and a tier
+    cannot upload it sooner.
+    """
     rows = max(1, PIECE_BYTES // max(1, data.shape[1]))
     found: dict[int, tuple[int, int]] = {}
 

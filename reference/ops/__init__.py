@@ -1,4 +1,4 @@
-"""The numpy definition of each opcode: one module, one function, of the opcode's lower-case name.
+"""The numpy definition of each opcode: a module and a function of the opcode's lower-case name.
 
 A function takes operands and parameters by keyword, changes the operands the table marks as
 updated, and returns the others it writes: one array, or a tuple in the table's order.
@@ -28,4 +28,4 @@ def _definition(opcode: Opcode) -> Definition | None:
 DEFINITIONS: Mapping[Opcode, Definition] = {
     opcode: definition for opcode in Opcode if (definition := _definition(opcode)) is not None
 }
-"""Every opcode that has a definition."""
+"""The definition of every opcode that has one."""

@@ -1,7 +1,7 @@
-"""BARRIER: orders in-place writes before later reads; the CPU tier runs in order anyway."""
+"""BARRIER: orders in-place writes before later reads. The CPU tier runs nodes in order anyway."""
 
 from __future__ import annotations
 
 
 def barrier() -> None:
-    """Nothing to compute."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""COPY_ROWS: rows of one buffer into another."""
+"""COPY_ROWS: copies rows of one buffer to another."""
 
 from __future__ import annotations
 

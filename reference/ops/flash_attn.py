@@ -1,4 +1,4 @@
-"""FLASH_ATTN: attention of one query token a slot, the decode form of FLASH_ATTN_BATCHED."""
+"""FLASH_ATTN: attention of one query token per slot, the decode case of FLASH_ATTN_BATCHED."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def flash_attn(
     soft_cap: float = 0.0,
     sinks: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """As FLASH_ATTN_BATCHED; ``query`` names every slot at most once. Returns the shape of q."""
+    """FLASH_ATTN_BATCHED for a ``query`` with at most one token per slot. Returns the shape of
+    q."""
     if len(set(query[:, 1].tolist())) != len(query):
         raise AssertionError("a decode step holds one query a slot")
     return flash_attn_batched(

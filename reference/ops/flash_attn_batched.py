@@ -57,7 +57,7 @@ def flash_attn_batched(
     """softmax(scale q k^T) v over positions (position - window, position] of each token's slot.
 
     ``q`` is [tokens, heads * head_dim]; head h reads KV head h // (heads / kv_heads). ``sinks``
-    f32[heads] adds one score to each head's softmax that has no value. Positions are cut at
+    f32[heads] adds to each head's softmax one score that has no value. Positions are cut at
     absolute multiples of 64 into tiles and of 1024 into spans. Returns the shape of q.
     """
     bits = query_bits(head_dim)
@@ -77,7 +77,8 @@ def flash_attn_batched(
 
 
 def _gather(kv: NDArray[Any], pages: NDArray[np.int32], length: int) -> tuple[Rows, Rows]:
-    """The keys and values of ``length`` positions as integers: m is [length, kv_heads, n]."""
+    """The keys and values of the first ``length`` positions as integers: m is [length, kv_heads,
+    n]."""
     values = loaded(kv[pages[: -(-length // PAGE_TOKENS)]])
     keys_values = np.moveaxis(values, 1, 0).reshape(2, -1, *values.shape[3:])[:, :length]
     integers = row_integers(keys_values, KV_ROW_BITS)
@@ -85,7 +86,8 @@ def _gather(kv: NDArray[Any], pages: NDArray[np.int32], length: int) -> tuple[Ro
 
 
 def _attend(q: Rows, keys: Rows, values: Rows, first: int, score: Score) -> Partial:
-    """One query and head over the positions from ``first``: tiles into spans, spans into one."""
+    """Attention of one query head over positions from ``first``: tiles merge into spans, spans into
+    one."""
     total = None
     for span in range(first - first % KV_SPAN, len(keys.m), KV_SPAN):
         folded = None
@@ -103,22 +105,23 @@ def _attend(q: Rows, keys: Rows, values: Rows, first: int, score: Score) -> Part
 def _tile(q: Rows, keys: Rows, values: Rows, offset: int, score: Score) -> Partial:
     """U, l and o of the visible positions of one tile.
 
-    ``offset`` is the first visible position's place in the tile: l is folded over the whole tile,
-    where masked positions count +0.
+    ``offset`` is the index of the first visible position in the tile. l is folded over the whole
+    tile, in which masked positions count +0.
     """
     x = score(q, keys)
     top = np.rint((x + values.exponent.astype(np.float32)).max())
     p = exp2(np.maximum(x - top, EXP2_MIN))
     w = np.rint(p * power_of_two(values.exponent + ATTENTION_WEIGHT_BITS)).astype(np.int32)
-    places = np.zeros(KV_TILE, np.float32)
-    places[offset : offset + len(p)] = p
+    weights = np.zeros(KV_TILE, np.float32)
+    weights[offset : offset + len(p)] = p
     output = (w @ values.m).astype(np.float32)
     broken = q.broken | keys.broken.any() | values.broken.any() | is_too_large(top)
-    return broken_where(broken, Partial(top, fold_segment(places), output))
+    return broken_where(broken, Partial(top, fold_segment(weights), output))
 
 
 def _scores(q: Rows, keys: Rows, *, bits: int, scale: np.float32, soft_cap: np.float32) -> Float32:
-    """x of one query and each key, in powers of two: J is exact, so its order is free."""
+    """The scores x of one query with each key, times log2(e). The integer product is exact in any
+    order."""
     product = (keys.m @ q.m).astype(np.float32)
     unit = power_of_two(q.exponent - bits - KV_ROW_BITS)
     of_key = power_of_two(keys.exponent)

@@ -1,4 +1,4 @@
-"""KV_WRITE_BATCHED: store the keys and values of the step's tokens in their pages."""
+"""KV_WRITE_BATCHED: stores the keys and values of the step's tokens in their KV pages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ def kv_write_batched(
 ) -> None:
     """kv[page, 0 or 1, position mod 16] = k or v, in place.
 
-    ``k``, ``v`` are [tokens, kv_heads * head_dim]; ``kv`` is a pool of pages as
-    ``reference.exact.kv_storage`` describes it, which also says how values are kept; the page is
-    ``page_table[slot, position // 16]``.
+    ``k`` and ``v`` are [tokens, kv_heads * head_dim]. ``kv`` holds pages in one of the storage
+    types of ``reference.exact.kv_storage``. The page is ``page_table[slot, position // 16]``.
     """
     slot, position = query[:, 1], query[:, 2]
     page = page_table[slot, position // PAGE_TOKENS]

@@ -1,4 +1,4 @@
-"""LOAD_REQUEST_STATE: a step's query tokens as ids, and the recent tokens of their slots."""
+"""LOAD_REQUEST_STATE: fills in the token ids the device sampled, and records recent tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from contract.records import LAST_TOKEN, QUERY_TOKEN, SLOT
 def load_request_state(
     *, query: NDArray[np.int32], slot_table: NDArray[np.int32], recent: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """``query`` [tokens, 4] (QUERY_TOKEN) with every LAST_TOKEN replaced by its slot's.
+    """``query`` [tokens, 4] (QUERY_TOKEN) with every LAST_TOKEN replaced by its slot's last token.
 
-    ``slot_table`` is [slots, 8] (SLOT). A slot whose last token is none (-1, its logits were not
-    finite) goes on with token 0: its sequence has ended, and nobody looks at what follows. The
-    tokens are noted in ``recent`` [slots, n], in place.
+    ``slot_table`` is [slots, 8] (SLOT). A last token of -1 (the logits were not finite) is replaced
+    by token 0: that sequence has ended and its results are dropped. The tokens are written to
+    ``recent`` [slots, n] in place, position p to entry p mod n.
     """
     resolved = query.copy()
     records = resolved.view(QUERY_TOKEN)[:, 0]

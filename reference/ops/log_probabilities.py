@@ -1,4 +1,4 @@
-"""LOG_PROBABILITIES: how likely a row's token is to the model, and which ones are likeliest."""
+"""LOG_PROBABILITIES: log-probabilities of the chosen token and of the most likely tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ Int32 = NDArray[np.int32]
 
 
 def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float32, Int32, Float32]:
-    """log p(v) = (x_v - m) - log(sum of exp(x - m)), x the row as it is, m its largest (rule R10).
+    """log p(v) = (x_v - m) - log(sum of exp(x - m)), where x is the row and m its largest (rule
+    R10).
 
     ``logits`` is [rows, vocab], ``token`` [rows]. Returns log p of the tokens [rows], then the
-    ``top`` likeliest ids [rows, top] and their log p [rows, top], by falling logit, equal ones by
-    rising id. A row that is not all finite gives NaN and NO_TOKEN everywhere; a token that is no
-    id of the vocabulary gives NaN.
+    ``top`` most likely ids [rows, top] and their log p [rows, top], by falling logit, equal ones by
+    rising id. A row with a NaN or infinity gives NaN and NO_TOKEN everywhere; a token that is not
+    in the vocabulary gives NaN.
     """
     rows, vocab = logits.shape
     finite = np.asarray(np.isfinite(logits).all(axis=1))
@@ -37,7 +38,7 @@ def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float
 
 
 def normalized(x: Float32, requested: Float32) -> Float32:
-    """log p of ``requested`` logits [rows, n] among those of their row ``x`` [rows, vocab]."""
+    """log p of ``requested`` logits [rows, n] of the rows ``x`` [rows, vocab]."""
     largest = x.max(axis=1, keepdims=True)
     log_sum = log(sum_axis(exp(x - largest)))
     logs: Float32 = (requested - largest) - log_sum[:, None]
@@ -45,7 +46,7 @@ def normalized(x: Float32, requested: Float32) -> Float32:
 
 
 def likeliest(row: Float32, top: int) -> NDArray[np.intp]:
-    """The ids of the ``top`` largest logits, in order."""
+    """The ids of the ``top`` largest logits, largest first, equal ones by rising id."""
     least = np.partition(row, -top)[-top]
     ids = np.flatnonzero(row >= least)
     return ids[np.argsort(-row[ids], kind="stable")[:top]]

@@ -1,4 +1,4 @@
-"""MOE_DOWN_ACC: the last product of every expert a token uses, and their weighted sum."""
+"""MOE_DOWN_ACC: the down projection of every expert a token uses, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def weighted_sum(
     expert_scale: NDArray[np.float32] | None,
     residual: NDArray[np.float32] | None,
 ) -> NDArray[np.float32]:
-    """The experts' products [tokens, used, hidden] added up in order, as ``moe_down_acc`` says."""
+    """Add the experts' products [tokens, used, hidden] in order, as ``moe_down_acc`` defines."""
     if expert_scale is not None:
         products = products * expert_scale[ids][..., None]
     y = np.zeros_like(products[:, 0]) if residual is None else residual
-    for place in range(ids.shape[1]):
-        y = y + weights[:, place, None] * products[:, place]
+    for rank in range(ids.shape[1]):
+        y = y + weights[:, rank, None] * products[:, rank]
     return y

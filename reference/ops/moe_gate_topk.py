@@ -1,4 +1,4 @@
-"""MOE_GATE_TOPK: which experts a token uses, and how much of each."""
+"""MOE_GATE_TOPK: chooses the experts of each token and their weights."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ def moe_gate_topk(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """p = softmax(x gate_weight^T); the ``used`` largest p, renormalized (rules R4, R7).
 
-    x is [tokens, hidden]. Returns logits [tokens, experts], and ids and weights as ``route``.
+    x is [tokens, hidden]. Returns logits [tokens, experts], then the ids and weights of ``route``.
     """
     logits = matmul(gate_weight.blocks, gate_weight.dtype, x)
     return (logits, *route(logits, used))
 
 
 def route(logits: NDArray[np.float32], used: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """ids int32 [tokens, used] and their weights, from logits [tokens, experts].
+    """The ids int32 [tokens, used] of the chosen experts and their weights, from logits [tokens,
+    experts].
 
-    ids are ordered by falling probability, equal ones by rising index; a probability below
-    2^-126 counts as +0, so that a device that flushes subnormals finds the same ties. The weights
-    are p / max(sum of the used p, 2^-14), the sum being the left fold in that order. A token
+    ids are ordered by falling probability, equal ones by rising index; a probability below 2^-126
+    counts as +0, so that a device that flushes subnormals finds the same ties. The weights are p /
+    max(sum of the used p, 2^-14), where the sum adds from left to right in that order. A token
     whose largest logit is NaN or infinite gets experts 0, 1, ... with NaN weights.
     """
     exponentials = exp(logits - logits.max(axis=-1, keepdims=True))
@@ -39,7 +40,7 @@ def route(logits: NDArray[np.float32], used: int) -> tuple[NDArray[np.int32], ND
     ids = np.argsort(-p, axis=-1, kind="stable")[:, :used].astype(np.int32)
     chosen = np.take_along_axis(p, ids, axis=-1)
     total = np.zeros(len(logits), np.float32)
-    for place in range(used):
-        total = total + chosen[:, place]
+    for rank in range(used):
+        total = total + chosen[:, rank]
     bounded: NDArray[np.float32] = np.maximum(total, SMALLEST_SUM)
     return ids, chosen / bounded[:, None]

@@ -1,4 +1,4 @@
-"""MOE_GATE_UP: the first two products of every expert a token uses."""
+"""MOE_GATE_UP: the gate and up projections of every expert a token uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RESIDUAL_RMS_NORM: add to the residual stream, then normalize."""
+"""RESIDUAL_RMS_NORM: adds to the residual stream, then normalizes."""
 
 from __future__ import annotations
 

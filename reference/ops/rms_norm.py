@@ -1,4 +1,4 @@
-"""RMS_NORM: root-mean-square normalization, whole rows or per head."""
+"""RMS_NORM: root-mean-square normalization of whole rows or of each head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""RMS_NORM_FUSED_ROPE_KV_WRITE: per-head norms, rotation and the KV write of one packed qkv."""
+"""RMS_NORM_FUSED_ROPE_KV_WRITE: per-head norms, rotation and the KV write of a packed qkv
+buffer."""
 
 from __future__ import annotations
 
@@ -28,9 +29,10 @@ def rms_norm_fused_rope_kv_write(
     q_norm: NDArray[np.float32] | None = None,
     k_norm: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """Returns the rotated queries [tokens, heads * head_dim]; keys and values go to ``kv``.
+    """Rotate queries and keys, write keys and values to ``kv``, and return the queries.
 
-    ``qkv`` is [tokens, (heads + 2 kv_heads) * head_dim]. A norm that is absent is skipped.
+    ``qkv`` is [tokens, (heads + 2 kv_heads) * head_dim], the result [tokens, heads * head_dim]. A
+    norm that is absent is skipped.
     """
     q_width, kv_width = heads * head_dim, kv_heads * head_dim
     q, k, v = np.split(qkv, [q_width, q_width + kv_width], axis=1)

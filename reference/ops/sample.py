@@ -1,11 +1,11 @@
-"""SAMPLE: mask, bias, penalties, temperature, then top-k, top-p, min-p and the draw, in integers
+"""SAMPLE: bias, penalties, temperature, mask, then top-k, top-p, min-p and the draw, in integers
 (rule R9).
 
-Left open by the rule and fixed here: the repetition penalty divides a positive and multiplies
-other logits; top-p keeps a token while the weight before it is below ``rint(top_p 2^16) / 2^16``
-of the total, min-p while its weight is at least ``rint(min_p 2^16) / 2^16`` of the largest; and
-the draw walks the kept tokens in order of id, which needs no sort. A token that is not allowed is
--infinity whatever is added, multiplied or divided, so it is made so last.
+This definition fixes what the rule leaves open. The repetition penalty divides a positive logit and
+multiplies any other. top-p keeps a token while the weight before it is below ``rint(top_p 2^16) /
+2^16`` of the total; min-p keeps it while its weight is at least ``rint(min_p 2^16) / 2^16`` of the
+largest. The draw walks the kept tokens in order of id, which needs no sort. The mask is applied
+last, since a forbidden token is -infinity whatever is added, multiplied or divided.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reference.exact.philox import draw
 Float32 = NDArray[np.float32]
 
 NO_TOKEN = -1
-"""What a row yields in which a logit is not finite, or nothing can be chosen."""
+"""The result of a row with a logit that is not finite, or without an allowed token."""
 
 THRESHOLD_BITS = 16
 WEIGHT_SCALE = np.float32(1 << SAMPLE_WEIGHT_BITS)
@@ -35,13 +35,13 @@ def sample(
     allowed: NDArray[np.int32] | None = None,
     bias: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
-    """One token per row; NO_TOKEN where a logit is not finite, forbidden tokens' too, where the
-    largest overflows and where nothing is allowed.
+    """Sample one token per row; NO_TOKEN where any logit is not finite (also of a forbidden token),
+    the largest overflows, or no token is allowed.
 
-    ``sampling`` is [rows, 16] words, each row one SAMPLING record; ``recent`` is [slots, n] token
-    ids, of which the penalties look at some; ``allowed`` is [masks, words], bit v mod 32 of word
-    v / 32 saying that token v may be chosen; ``bias`` is [biases, 2] words, each row one LOGIT_BIAS
-    record. Which of these are a row's says its record, see SAMPLING.
+    ``sampling`` is [rows, 16] words, one SAMPLING record per row, which says what of the other
+    operands applies to the row. ``recent`` is [slots, n] token ids for the penalties. ``allowed``
+    is [masks, words]: bit v mod 32 of word v / 32 allows token v. ``bias`` is [biases, 2] words,
+    one LOGIT_BIAS record per row.
     """
     records = np.ascontiguousarray(sampling).view(SAMPLING)[:, 0]
     token = np.full(len(logits), NO_TOKEN, np.int32)
@@ -65,9 +65,9 @@ def _sample_row(values: Float32, record: np.void, allowed: NDArray[np.int32] | N
     if record["top_k"] > 0:
         order = order[: record["top_k"]]
     weights = np.rint(exp(values[order] - values[order[0]]) * WEIGHT_SCALE).astype(np.int64)
-    kept = order[keep(weights, float(record["top_p"]), float(record["min_p"]))]
-    by_id = np.argsort(kept)
-    ids, weights = kept[by_id], weights[: len(kept)][by_id]
+    candidates = order[keep(weights, float(record["top_p"]), float(record["min_p"]))]
+    by_id = np.argsort(candidates)
+    ids, weights = candidates[by_id], weights[: len(candidates)][by_id]
     seed = int(record["seed_high"]) << 32 | int(record["seed_low"])
     cumulative = np.cumsum(weights)
     target = draw(seed, int(record["position"])) * int(cumulative[-1]) >> 32
@@ -75,7 +75,7 @@ def _sample_row(values: Float32, record: np.void, allowed: NDArray[np.int32] | N
 
 
 def forbid(values: Float32, record: np.void, allowed: NDArray[np.int32] | None) -> Float32:
-    """-infinity in the place of the tokens that the row's mask does not allow."""
+    """``values`` with -infinity for the tokens that the row's mask does not allow."""
     if allowed is None or not record["mask"] > 0:
         return values
     octets = allowed[record["mask"] - 1].astype("<i4").view(np.uint8)
@@ -86,12 +86,12 @@ def forbid(values: Float32, record: np.void, allowed: NDArray[np.int32] | None) 
 def adjust(
     values: Float32, record: np.void, bias: NDArray[np.int32] | None, recent: NDArray[np.int32]
 ) -> Float32:
-    """Logits plus the row's biases, then after its penalties."""
+    """Logits plus the row's biases, then with its penalties."""
     return penalized(biased(values, record, bias), record, recent)
 
 
 def biased(values: Float32, record: np.void, bias: NDArray[np.int32] | None) -> Float32:
-    """Logits plus the row's biases, each one rounding."""
+    """Logits plus the row's biases; each addition rounds once."""
     if bias is None:
         return values
     first = int(record["bias_first"])
@@ -103,10 +103,10 @@ def biased(values: Float32, record: np.void, bias: NDArray[np.int32] | None) -> 
 
 
 def window(record: np.void, recent: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The tokens before the sampled position that the penalties look at."""
+    """The tokens before the sampled position that the penalties count."""
     position = int(record["position"])
-    places = np.arange(max(0, position - int(record["repeat_last_n"])), position)
-    seen: NDArray[np.int32] = recent[record["slot"], places % recent.shape[1]]
+    positions = np.arange(max(0, position - int(record["repeat_last_n"])), position)
+    seen: NDArray[np.int32] = recent[record["slot"], positions % recent.shape[1]]
     return seen
 
 
@@ -125,7 +125,7 @@ def penalized(values: Float32, record: np.void, recent: NDArray[np.int32]) -> Fl
 
 
 def keep(weights: NDArray[np.int64], top_p: float, min_p: float) -> slice:
-    """How many of the descending ``weights`` top-p and min-p keep: a prefix, never empty."""
+    """The part of the descending ``weights`` that top-p and min-p keep: a prefix, never empty."""
     count = len(weights)
     if top_p < 1.0:
         threshold = round(top_p * (1 << THRESHOLD_BITS)) * int(weights.sum())

@@ -1,4 +1,4 @@
-"""SCALE_COLUMNS: a factor for every channel, or one for all of them."""
+"""SCALE_COLUMNS: multiplies every channel by its factor, or all channels by one factor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SELECT_ROWS: keep the tokens whose logits are wanted."""
+"""SELECT_ROWS: selects the tokens whose logits are computed."""
 
 from __future__ import annotations
 

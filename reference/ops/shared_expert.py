@@ -1,4 +1,4 @@
-"""SHARED_EXPERT: the expert every token uses, behind a gate of its own."""
+"""SHARED_EXPERT: the expert that every token uses, scaled by a gate."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def shared_expert(
 ) -> NDArray[np.float32]:
     """y = residual + sigmoid(x.router_weight) * ((silu(x gate^T) * (x up^T)) down^T).
 
-    x, residual and the result are [tokens, hidden], router_weight [hidden]; without it the
-    expert counts in full. The dot product with the router is R4 segments (rule R3).
+    x, residual and the result are [tokens, hidden], router_weight [hidden]; without it there is no
+    sigmoid factor. The dot product with the router is summed by rules R3 and R4.
     """
     gate = matmul(gate_weight.blocks, gate_weight.dtype, x)
     up = matmul(up_weight.blocks, up_weight.dtype, x)

@@ -1,4 +1,4 @@
-"""SOFT_CAP: bound activations smoothly."""
+"""SOFT_CAP: limits activations smoothly to +-cap."""
 
 from __future__ import annotations
 

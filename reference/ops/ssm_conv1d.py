@@ -17,11 +17,11 @@ def ssm_conv1d(
     state: NDArray[np.float32],
     history: int,
 ) -> NDArray[np.float32]:
-    """y[t] = silu(sum_i weight[:, i] * x[t - history + i]), a left fold, oldest first (rule R8).
+    """y[t] = silu(sum_i weight[:, i] * x[t - history + i]), added from left to right (rule R8).
 
-    x is [tokens, channels], weight [channels, history + 1], state [slots, history, channels]: the
-    last inputs of each slot, oldest first, updated in place. The tokens of a slot come in order
-    of position; position 0 starts from zeros.
+    x is [tokens, channels], weight [channels, history + 1]. state [slots, history, channels] holds
+    the last inputs of each slot, oldest first, and is updated in place. The tokens of a slot come
+    in order of position; position 0 starts from zeros.
     """
     y = np.empty_like(x)
     for t, token in enumerate(query.view(QUERY_TOKEN)[:, 0]):

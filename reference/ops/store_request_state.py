@@ -1,4 +1,4 @@
-"""STORE_REQUEST_STATE: what a step sampled becomes the last token of its slots."""
+"""STORE_REQUEST_STATE: stores each sampled token as the last token of its slot."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def store_request_state(
     query: NDArray[np.int32],
     slot_table: NDArray[np.int32],
 ) -> None:
-    """Note ``token`` [rows] in ``slot_table`` [slots, 8] (SLOT), in place.
+    """Store ``token`` [rows] and its position in ``slot_table`` [slots, 8] (SLOT), in place.
 
-    ``output_rows`` [rows] say whose of ``query`` [tokens, 4] (QUERY_TOKEN) each row is; of several
-    rows of a slot the last one stays.
+    ``output_rows`` [rows] holds the index in ``query`` [tokens, 4] (QUERY_TOKEN) of each row; of
+    several rows of a slot the last one counts.
     """
     queries, slots = query.view(QUERY_TOKEN)[:, 0], slot_table.view(SLOT)[:, 0]
     for sampled, row in zip(token, output_rows, strict=True):

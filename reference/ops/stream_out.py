@@ -1,4 +1,4 @@
-"""STREAM_OUT: the step's tokens as events of the output ring."""
+"""STREAM_OUT: writes the step's tokens as events to the output ring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stream_out(
     """Write one OUTPUT_EVENT per row to ``ring`` ([ring_events, 8] words), in place.
 
     ``step`` is the STEP record, which numbers the events; event n lies in entry n mod ring_events.
-    The position is the sampled token's.
+    The event's position is that of the sampled token.
     """
     events, queries = ring.view(OUTPUT_EVENT)[:, 0], query.view(QUERY_TOKEN)[:, 0]
     first = int(step.view(STEP)[0, 0]["first_event"])

@@ -1,4 +1,4 @@
-"""GGML storage formats: the table of layouts, and the registry of all formats."""
+"""GGML storage formats: the registry of all formats, and checks of their scales."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
 FORMATS: Mapping[DType, Format] = MappingProxyType(
     {dtype: FLOATS.get(dtype) or LAYOUTS[dtype] for dtype in WEIGHT_DTYPES}
 )
-"""Every format a weight may be stored in."""
+"""Every format a weight can be stored in."""
 
 
 def find_nonfinite_scale(dtype: DType, blocks: Bytes) -> tuple[int, int] | None:
     """The first (row, block) whose scale or minimum is NaN or infinite, or None.
 
-    ``blocks`` uint8[rows, row_bytes]. In a float format every element is a block of its own.
-    The exponent 255 of MXFP4 is NaN in the standard that defines it.
+    ``blocks`` is uint8[rows, row_bytes]. In a float format every element is a block. The exponent
+    255 of MXFP4 is NaN in the standard that defines it.
     """
     exponent = finite_words(dtype).exponent
     parts = blocks.view(_words_of(dtype))
@@ -51,23 +51,24 @@ def find_nonfinite_scale(dtype: DType, blocks: Bytes) -> tuple[int, int] | None:
 
 @cache
 def finite_words(dtype: DType) -> FiniteWords:
-    """The scales and minima of a block, or the element that a block of a float format is."""
+    """The words of a block that must be finite: its scales and minima, or a float format's
+    element."""
     form, nbytes = FORMATS[dtype], dtype.block_bytes
     if isinstance(form, FloatFormat):
         return FiniteWords(nbytes, (nbytes - 2,), 2, 0x7C00 if dtype == F16 else 0x7F80)
     fields = form.block.fields
     assert fields is not None
-    places = tuple(fields[name][1] for name in form.floats or (form.scale,))
-    return FiniteWords(nbytes, places, *((2, 0x7C00) if form.floats else (1, 0xFF)))
+    offsets = tuple(fields[name][1] for name in form.floats or (form.scale,))
+    return FiniteWords(nbytes, offsets, *((2, 0x7C00) if form.floats else (1, 0xFF)))
 
 
 @cache
 def _words_of(dtype: DType) -> np.dtype[np.void]:
-    """A block as its ``finite_words``. Made once: see ``Layout``."""
+    """A structured dtype of a block's ``finite_words``. Made once per dtype: see ``Layout``."""
     words = finite_words(dtype)
     return np.dtype(
         {
-            "names": [str(place) for place in words.places],
+            "names": [str(offset) for offset in words.places],
             "formats": [f"<u{words.word_bytes}"] * len(words.places),
             "offsets": words.places,
             "itemsize": words.block_bytes,
@@ -76,9 +77,9 @@ def _words_of(dtype: DType) -> np.dtype[np.void]:
 
 
 def moderate_scales(dtype: DType, blocks: Bytes) -> None:
-    """Change the scales of random blocks, in place, such that every magnitude is below 2.
+    """Change the scales of random blocks, in place, so that every magnitude is below 2.
 
-    ``blocks`` uint8[rows, row_bytes] of a format with scales; every integer stays as it is.
+    ``blocks`` is uint8[rows, row_bytes] of a format with scales; the integers stay as they are.
     """
     form = LAYOUTS[dtype]
     parts = form.parts(blocks)

@@ -1,7 +1,7 @@
-"""How small integers are packed into bytes, and the fields of a block that hold them.
+"""Packing of small integers into bytes, and the fields that hold them in a block.
 
-A block is an element of a structured array ``parts`` [rows, blocks], see
-:mod:`reference.quant.layouts`.
+A block is the unit of a quantized format: 32 or 256 weights. ``parts`` [rows, blocks] is a
+structured array of blocks, see :mod:`reference.quant.layouts`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _shifts(bits: int) -> Bytes:
 
 
 def unpack(packed: Bytes, bits: int, run: int) -> Bytes:
-    """uint8[..., n] -> uint8[..., n * 8/bits].
+    """Unpack integers of ``bits`` bits: uint8[..., n] -> uint8[..., n * 8/bits].
 
     Each ``run`` bytes hold 8/bits times ``run`` integers: first those in the lowest bits of every
     byte, last those in the highest.
@@ -54,22 +54,22 @@ def pack(integers: Bytes, bits: int, run: int) -> Bytes:
 
 
 class Integers(Protocol):
-    """The small integers of every block that one or more fields hold."""
+    """Reads and writes the small integers that fields of a block hold."""
 
     @property
     def bits(self) -> int:
-        """How many bits an integer is stored in."""
+        """The bits an integer is stored in."""
 
     def read(self, parts: Parts) -> Int8:
-        """int8[rows, blocks, count]."""
+        """Read the integers, int8[rows, blocks, count]."""
 
     def write(self, parts: Parts, values: Int8) -> None:
-        """Store what :meth:`read` gives back."""
+        """Store integers in the form :meth:`read` returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """One int8 each."""
+    """Integers stored as one int8 each."""
 
     field: str
     bits = 8
@@ -108,11 +108,11 @@ class Packed:
 
     @property
     def bits(self) -> int:
-        """Of all planes together."""
+        """The bits of all planes together."""
         return sum(plane.bits for plane in self.planes)
 
     def read(self, parts: Parts) -> Int8:
-        """The values, C-contiguous."""
+        """Read the values, C-contiguous."""
         first, *others = self.planes
         stored = unpack(parts[first.field], first.bits, first.run)
         for plane in others:
@@ -125,7 +125,7 @@ class Packed:
         return values
 
     def write(self, parts: Parts, values: Int8) -> None:
-        """Store values that :meth:`read` can give, of a table the nearest."""
+        """Store values that :meth:`read` can return; with a table, the nearest of its values."""
         if self.table is not None:
             stored = self.table.nearest_nibble(values.astype(np.float32))
         else:
@@ -146,7 +146,7 @@ class SixBitPairs:
     bits = 6
 
     def read(self, parts: Parts) -> Int8:
-        """Scales and minima, one after the other."""
+        """Read the scales, then the minima."""
         b: Bytes = parts[self.field]
         low, high = b[..., :8] & 63, b[..., :8] >> 6 << 4
         last = unpack(b[..., 8:], 4, 4) | high
@@ -154,7 +154,7 @@ class SixBitPairs:
         return np.concatenate(pairs, axis=-1).view(np.int8)
 
     def write(self, parts: Parts, values: Int8) -> None:
-        """The inverse."""
+        """Store scales and minima."""
         stored = values.view(np.uint8).reshape(*values.shape[:-1], 2, 2, 4)
         first, last = stored[..., 0, :], stored[..., 1, :]
         out = parts[self.field]
@@ -163,5 +163,5 @@ class SixBitPairs:
 
 
 def flat(array: NDArray[Any], lead: int) -> NDArray[Any]:
-    """All axes behind the first ``lead`` as one, also where there is nothing in them."""
+    """Reshape all axes after the first ``lead`` into one, even when they are empty."""
     return array.reshape(*array.shape[:lead], math.prod(array.shape[lead:]))

@@ -1,6 +1,6 @@
-"""What blocks are unpacked to, and the arithmetic that every format shares.
+"""The unpacked forms of blocks, and arithmetic that all formats share.
 
-Blocks are uint8[rows, row_bytes] exactly as a GGUF file stores them. Value order is row order.
+Blocks are uint8[rows, row_bytes] as a GGUF file stores them. Values are in row order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SuperBlocks:
     """A matrix of 256-element super-blocks: value = scale*sub_scale*q (- minimum*sub_minimum).
 
     ``q`` int8[rows, K]; ``scale``, ``minimum`` f32[rows, K/256]; ``sub_scale``, ``sub_minimum``
-    int16[rows, K/sub] with ``sub`` 16 or 32. Formats without a minimum have None in both places.
+    int16[rows, K/sub] with ``sub`` 16 or 32. Formats without a minimum have None for both minima.
     """
 
     q: NDArray[np.int8]
@@ -67,7 +67,7 @@ def to_half(values: Float32) -> Float16:
 
 
 def reciprocal(values: Float32) -> Float32:
-    """1 / values, and 0 where a value is 0 or so small that its reciprocal is not finite."""
+    """1 / values; 0 where a value is 0 or so small that its reciprocal is not finite."""
     usable = np.abs(values) > np.float32(2.0**-126)
     one = np.float32(1.0)
     return np.where(usable, one / np.where(usable, values, one), np.float32(0.0))

@@ -1,7 +1,7 @@
-"""The storage formats of GGML: what lies where in a block, and how it is read.
+"""The storage formats of GGML: the fields of a block, and how to read and write them.
 
-``LAYOUTS`` is the place to look a format up: its fields in file order, the rule of its values, and
-which bits of which fields are the integers of that rule. Every binary16 is a scale or a minimum.
+``LAYOUTS`` lists each format: its fields in file order, the formula of its values, and the bits of
+the fields that are the formula's integers. Every binary16 is a scale or a minimum.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from reference.quant.tables import E2M1, IQ4
 QUANTIZE_CHUNK_ELEMENTS = 1 << 17
 """Elements quantized at a time, so that the temporaries stay in the cache."""
 QUANTIZE_MAX = np.float32(2.0**30)
-"""Beyond every storable magnitude, and small enough that sums of squares do not overflow."""
+"""Larger than every storable magnitude, and small enough that sums of squares do not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
     """A format whose blocks are single floating-point numbers.
 
-    ``unpack`` uint8[rows, row_bytes] -> f32[rows, K], exactly; ``quantize`` the way back, rounding
-    to nearest even.
+    ``unpack`` converts uint8[rows, row_bytes] -> f32[rows, K] exactly; ``quantize`` is the inverse
+    and rounds to nearest even.
     """
 
     dtype: DType
@@ -50,9 +50,9 @@ class FloatFormat:
 class Layout:
     """A format of blocks with scales.
 
-    ``fields`` of a block (name, type and, of an array, its length) in file order; ``q`` and ``sub``
-    say which hold the integers of the elements and, in a super-block, the scales of its sub-blocks,
-    behind them the minima where there are any. ``encode`` takes f32[rows, n, block elements].
+    ``fields`` lists the fields of a block (name, type and, for an array, its length) in file order.
+    ``q`` reads the integers of the elements; ``sub`` reads the scales of a super-block's
+    sub-blocks, then their minima if there are any. ``encode`` takes f32[rows, n, block elements].
     ``block`` is the structured dtype of the fields.
     """
 
@@ -69,16 +69,17 @@ class Layout:
 
     @property
     def scale(self) -> str:
-        """The field of the scale: a binary16 d, or a power of two's exponent e."""
+        """The name of the scale's field: a binary16 d, or the exponent e of a power of two."""
         return self.floats[0] if self.floats else "e"
 
     @property
     def floats(self) -> tuple[str, ...]:
-        """The fields that are binary16: the scale and, where there is one, the minimum."""
+        """The names of the binary16 fields: the scale and, where there is one, the minimum."""
         return tuple(field[0] for field in self.fields if field[1] == HALF)
 
     def parts(self, blocks: Bytes) -> Parts:
-        """View uint8[rows, row_bytes] as blocks [rows, n]; ValueError where they are not whole."""
+        """View uint8[rows, row_bytes] as blocks [rows, n]; raises ValueError for a partial
+        block."""
         if blocks.shape[1] % self.dtype.block_bytes:
             raise ValueError(
                 f"{blocks.shape[1]} bytes are not a whole number of {self.dtype.name} blocks"
@@ -107,10 +108,10 @@ class Layout:
         return self.unpack(blocks).values()
 
     def quantize(self, values: Float32) -> Bytes:
-        """f32[rows, K] -> uint8[rows, row_bytes], the same bytes on every machine.
+        """Quantize f32[rows, K] -> uint8[rows, row_bytes], to the same bytes on every machine.
 
-        Raises ValueError for rows that are not whole blocks and for NaN or infinity; magnitudes
-        no block can store are reduced to ``QUANTIZE_MAX``.
+        Raises ValueError for rows that are not whole blocks and for NaN or infinity; magnitudes no
+        block can store are reduced to ``QUANTIZE_MAX``.
         """
         rows, columns = values.shape
         if columns == 0 or columns % self.dtype.block_elements:
@@ -143,7 +144,7 @@ def _from_bf16(blocks: Bytes) -> Float32:
 
 
 def _to_bf16(values: Float32) -> Bytes:
-    """To nearest even; a NaN stays a (quiet) NaN."""
+    """Round to nearest even; a NaN stays a (quiet) NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
     halves = np.where(np.isnan(values), bits >> 16 | 0x40, rounded)
@@ -156,24 +157,24 @@ _FLOATS = (
         unpack=lambda blocks: blocks.view("<f4"),
         quantize=lambda values: np.ascontiguousarray(values, "<f4").view(np.uint8),
     ),
-    # Values beyond binary16 become its largest, not infinity (rule R1).
+    # Values beyond binary16 become its largest value, not infinity (rule R1).
     FloatFormat(
         dtypes.F16,
         unpack=lambda blocks: blocks.view("<f2").astype(np.float32),
         quantize=lambda values: np.ascontiguousarray(to_half(values), "<f2").view(np.uint8),
     ),
-    # The upper half of a binary32.
+    # BF16 is the upper half of a binary32.
     FloatFormat(dtypes.BF16, unpack=_from_bf16, quantize=_to_bf16),
 )
 
 FLOATS: Mapping[DType, FloatFormat] = MappingProxyType({form.dtype: form for form in _FLOATS})
-"""Every format of single numbers."""
+"""Every format of plain floating-point numbers."""
 
 HALF, BYTE, INT8 = "<f2", "u1", "i1"
 NIBBLES_32 = Plane("qs", bits=4, run=16)
-"""16 bytes hold 32 elements: the first 16 in the low nibbles, the others in the high ones."""
+"""16 bytes hold 32 elements: the first 16 in the low nibbles, the others in the high nibbles."""
 FIFTH_BITS = Plane("qh", bits=1, run=1, shift=4)
-"""The fifth bit of element i is bit i of the little-endian number."""
+"""The fifth bit of element i is bit i of the field as a little-endian number."""
 
 _ALL = (
     # Blocks of 32: d*q, and + m where there is a minimum.
@@ -284,4 +285,4 @@ _ALL = (
 )
 
 LAYOUTS: Mapping[DType, Layout] = MappingProxyType({layout.dtype: layout for layout in _ALL})
-"""Every format of blocks with scales."""
+"""Every format of blocks with scales, by dtype."""

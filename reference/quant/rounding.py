@@ -1,8 +1,8 @@
-"""How values are turned into small integers: one function for each kind of block.
+"""Quantization of values to small integers: one function for each kind of block.
 
-Only elementwise correctly rounded operations and sums folded in halves are used, so a tensor
-quantizes to the same bytes on every machine. The searches take [elements of a block, blocks]: sums
-over a block then run along the slow axis.
+It uses only elementwise, correctly rounded operations and sums folded in halves, so a tensor
+quantizes to the same bytes on every machine. The searches take [elements of a block, blocks], so
+that sums over a block run along the slow axis.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ EXPONENT_BIAS = 128
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The numbers of blocks [rows, n] of 32 or 256 elements, before they are packed.
+    """The numbers of blocks [rows, n] of 32 or 256 elements, before packing.
 
-    ``scale`` f16, of MXFP4 its exponents uint8; ``q`` int8 [rows, n, ...]; ``minimum`` f16;
-    ``sub`` int8 [rows, n, ...], the sub-block scales and, behind them, the sub-block minima.
+    ``scale`` is f16, or uint8 exponents for MXFP4; ``q`` is int8 [rows, n, ...]; ``minimum`` is
+    f16; ``sub`` is int8 [rows, n, ...], the sub-block scales followed by the sub-block minima.
     """
 
     scale: Float16 | Bytes
@@ -43,9 +43,9 @@ def _clipped(values: Float32, low: int, high: int) -> NDArray[np.int8]:
 
 
 def _largest(values: Float32) -> Float32:
-    """The element of largest magnitude of the last axis, the first of equals."""
-    place = np.abs(values).argmax(axis=-1, keepdims=True)
-    return np.take_along_axis(values, place, axis=-1)[..., 0]
+    """The element of largest magnitude along the last axis, the first of equals."""
+    index = np.abs(values).argmax(axis=-1, keepdims=True)
+    return np.take_along_axis(values, index, axis=-1)[..., 0]
 
 
 def symmetric_blocks(values: Float32, levels: int) -> Encoded:
@@ -73,7 +73,8 @@ def affine_blocks(values: Float32, top: int) -> Encoded:
 
 
 def table_blocks(values: Float32, table: Table) -> Encoded:
-    """q in the table of f32[rows, n, 32], with a least-squares search in every block."""
+    """q in the table for f32[rows, n, 32]; each block's scale is found by a least-squares
+    search."""
     scale = to_half(_search(values, search_table, table))
     scaled = values * reciprocal(scale.astype(np.float32))[..., None]
     return Encoded(scale, table.nearest(scaled).astype(np.int8))
@@ -82,8 +83,8 @@ def table_blocks(values: Float32, table: Table) -> Encoded:
 def power_blocks(values: Float32) -> Encoded:
     """Exponents and q in E2M1 of f32[rows, n, 32].
 
-    The largest magnitude lies in [8, 16) scales, where what is beyond 12 is stored as 12, or in
-    [4, 8): whichever has the smaller squared error, the first of equals.
+    The scale is chosen so that the largest magnitude lies in [8, 16) scales (values above 12 are
+    stored as 12) or in [4, 8), whichever has the smaller squared error, the first of equals.
     """
     top = np.frexp(np.abs(values).max(axis=-1))[1] + (EXPONENT_BIAS - 4)
     fine, coarse = np.clip([top, top + 1], 0, 254).astype(np.uint8)
@@ -104,8 +105,8 @@ def power_scale(exponents: Bytes) -> Float32:
 def affine_super_blocks(values: Float32, sub: int, top: int, sub_top: int = 63) -> Encoded:
     """q in 0..top of f32[rows, n, 256]; 256/sub scales, then as many minima, in 0..sub_top.
 
-    The sub-block scales and minima found by search are rounded to 0..sub_top of their
-    super-block's largest; q is then taken with the rounded ones.
+    The sub-block scales and minima found by search become integers, the largest of a super-block
+    sub_top; q is then computed with these rounded scales.
     """
     values = values.reshape(*values.shape[:2], 256 // sub, sub)
     scale, minimum = _search(values, search_affine, top)
@@ -123,8 +124,8 @@ def affine_super_blocks(values: Float32, sub: int, top: int, sub_top: int = 63) 
 def signed_super_blocks(values: Float32, sub: int, sub_levels: int, of: int | Table) -> Encoded:
     """q of f32[rows, n, 256], in the table or -levels..levels-1; 256/sub scales, no minima.
 
-    The sub-block scales found by search are rounded to -sub_levels..sub_levels-1, the largest to
-    -sub_levels exactly; q is then taken with the rounded ones.
+    The sub-block scales found by search become integers in -sub_levels..sub_levels-1, the largest
+    exactly -sub_levels; q is then computed with these rounded scales.
     """
     values = values.reshape(*values.shape[:2], 256 // sub, sub)
     scale = _search(values, search_table if isinstance(of, Table) else search_symmetric, of)
@@ -157,8 +158,8 @@ def fold(values: Float32) -> Float32:
 def search_affine(x: Float32, top: int) -> tuple[Float32, Float32]:
     """Scales >= 0 and minima <= 0, f32[n], for x f32[32, n] ~ scale*q + minimum, q in 0..top.
 
-    Each stretched range gives integers q, and q the least-squares scale and minimum; the pair
-    with the smallest squared error wins, the first among equals.
+    Each stretched range gives integers q, and these give a least-squares scale and minimum; the
+    pair with the smallest squared error is chosen, the first of equals.
     """
     count = np.float32(x.shape[0])
     zero = np.float32(0.0)
@@ -189,7 +190,7 @@ def search_affine(x: Float32, top: int) -> tuple[Float32, Float32]:
 def search_symmetric(x: Float32, levels: int) -> Float32:
     """Signed scales f32[n] for x f32[sub, n] ~ scale*q, q in -levels..levels-1.
 
-    Candidates are placed and judged as in :func:`search_affine`.
+    Candidates are computed and compared as in :func:`search_affine`.
     """
 
     def nearest(scaled: Float32) -> Float32:
@@ -201,7 +202,7 @@ def search_symmetric(x: Float32, levels: int) -> Float32:
 def search_table(x: Float32, table: Table) -> Float32:
     """Signed scales f32[n] for x f32[sub, n] ~ scale*q, q in the table.
 
-    The element of largest magnitude is placed near the table's first value.
+    Each candidate scales the element of largest magnitude to near the table's first value.
     """
     gap = float(table.sorted_values[1] - table.sorted_values[0])
     reaches = [table.sorted_values[0] - np.float32(step * gap) for step in SEARCH_STEPS]
@@ -211,9 +212,10 @@ def search_table(x: Float32, table: Table) -> Float32:
 def _search_signed(
     x: Float32, reaches: Sequence[np.float32], nearest: Callable[[Float32], Float32]
 ) -> Float32:
-    """Scales f32[n] of x f32[sub, n]: each reach is what the largest magnitude is scaled to."""
-    place = np.abs(x).argmax(axis=0, keepdims=True)
-    inverse_extreme = reciprocal(np.take_along_axis(x, place, axis=0)[0])
+    """Scales f32[n] of x f32[sub, n]; each of ``reaches`` is a value the largest magnitude is
+    scaled to."""
+    index = np.abs(x).argmax(axis=0, keepdims=True)
+    inverse_extreme = reciprocal(np.take_along_axis(x, index, axis=0)[0])
     best_error = np.full(x.shape[1], np.inf, np.float32)
     best_scale = np.zeros(x.shape[1], np.float32)
     for reach in reaches:

@@ -1,4 +1,4 @@
-"""The value tables of IQ4_NL, IQ4_XS and MXFP4: sixteen integers a nibble stands for."""
+"""The value tables of IQ4_NL, IQ4_XS and MXFP4: the integer that each nibble stands for."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Table:
         self.sorted_values: Float32 = distinct.astype(np.float32)
         self._middles = (self.sorted_values[1:] + self.sorted_values[:-1]) / np.float32(2)
 
-    def _place(self, scaled: Float32) -> NDArray[np.intp]:
-        """Where in ``sorted_values`` the nearest value lies, the lower of two equally near."""
+    def _nearest_index(self, scaled: Float32) -> NDArray[np.intp]:
+        """The index in ``sorted_values`` of the nearest value, the lower of two equally near."""
         return np.searchsorted(self._middles, scaled)
 
     def nearest(self, scaled: Float32) -> Float32:
         """The nearest value, the lower of two equally near."""
-        return self.sorted_values[self._place(scaled)]
+        return self.sorted_values[self._nearest_index(scaled)]
 
     def nearest_nibble(self, scaled: Float32) -> Bytes:
         """The nibble of the nearest value; of two equal values the one with the lower nibble."""
-        return self._nibbles[self._place(scaled)]
+        return self._nibbles[self._nearest_index(scaled)]
 
 
 IQ4 = Table(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""IQ4_NL and IQ4_XS."""
+"""The table of IQ4_NL and IQ4_XS."""
 E2M1 = Table(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""MXFP4: twice the numbers of one sign, two exponent bits and one fraction bit."""
+"""The table of MXFP4: twice the numbers of one sign bit, two exponent bits and one fraction bit."""

@@ -1,9 +1,9 @@
-"""Ratios of speeds measured here and now, against stored ones; ``ci/speed`` runs the tests of it.
+"""The speed gate: compares ratios of speeds measured now with stored ones (``ci/speed``).
 
-Only ratios of two times taken in turn are judged: a slow or busy machine moves both. They still
-depend on the kind of machine, so a baseline is of one processor, number of cores and set of
-devices, and there is no verdict on a machine without one. Nor is there one while other processes
-take the cores, which is no excuse: run it on an idle machine.
+It compares only ratios of two times measured in turn, which a slow or busy machine changes both.
+Ratios still depend on the kind of machine, so a baseline belongs to one processor, number of cores
+and set of devices; without a baseline there is no verdict. There is none either while other
+processes use the cores: run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tests.bench.ratios import MEASUREMENTS, Measured
 BASELINE = FOLDER / "speed.json"
 ATTEMPTS = 3
 LEAST_SHARE = 0.85
-"""A ratio below this share of the stored one, in every attempt, is a regression."""
+"""A ratio below this share of the stored one in every attempt is a regression."""
 OTHERS_MOST = 0.1
-"""Share of the cores other processes may use in a measurement that counts."""
+"""Most share of the cores that other processes may use in a valid measurement."""
 
 Ratios = Mapping[str, float]
 
 
 def complaint(stored: float, attempts: Sequence[Measured]) -> str:
-    """Why ``attempts``, at least one, are not good enough for ``stored``; empty when one is."""
+    """The complaint about ``attempts`` (at least one); empty when one is good enough."""
     best = max(attempt.ratio for attempt in attempts)
     if best >= LEAST_SHARE * stored:
         return ""
@@ -45,7 +45,8 @@ def complaint(stored: float, attempts: Sequence[Measured]) -> str:
 
 
 def stored_ratio(path: Path, machine: Mapping[str, Any], name: str) -> float:
-    """A ratio of this kind of machine. Raises ConfigError, saying how to store one."""
+    """The stored ratio of this kind of machine. Raises ConfigError that explains how to store
+    one."""
     baseline = find_baseline(path, machine)
     if baseline is None or name not in baseline["ratios"]:
         about = f"{machine['cpu']}, {machine['cores']} cores, {', '.join(machine['devices'])}"
@@ -57,19 +58,19 @@ def stored_ratio(path: Path, machine: Mapping[str, Any], name: str) -> float:
 
 
 def ratios_here(machine: Mapping[str, Any]) -> list[str]:
-    """Names of the ratios that can be measured with the tiers of this machine."""
+    """The names of the ratios that this machine's tiers can measure."""
     return [name for name, (tier, _) in MEASUREMENTS.items() if tier in machine["devices"]]
 
 
 def this_machine() -> dict[str, Any]:
-    """What a baseline belongs to: processor, cores, and the device of every tier that runs."""
+    """The key of a baseline: processor, cores, and the device of every tier that runs."""
     facts = machine_facts()
     devices = {status.name: status.device for status in probe() if status.available}
     return {"cpu": facts["cpu"], "cores": facts["cores"], "devices": devices}
 
 
 def load_baselines(path: Path) -> list[dict[str, Any]]:
-    """The stored baselines; none when there is no file. Raises ConfigError for a damaged one."""
+    """The stored baselines; empty when there is no file. Raises ConfigError for a damaged file."""
     if not path.exists():
         return []
     try:
@@ -84,15 +85,15 @@ def load_baselines(path: Path) -> list[dict[str, Any]]:
 
 
 def find_baseline(path: Path, machine: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The baseline of this kind of machine."""
+    """The baseline of this kind of machine, or None."""
     return next((b for b in load_baselines(path) if b["machine"] == machine), None)
 
 
 def store_ratio(
     path: Path, machine: Mapping[str, Any], name: str, measured: Measured, reason: str
 ) -> None:
-    """Write or replace one ratio of one kind of machine, and why. Raises ConfigError, too, for what
-    was measured beside other work."""
+    """Store one ratio of one kind of machine, with the reason. Raises ConfigError, also for a ratio
+    measured while other processes used the cores."""
     if not reason.strip():
         raise ConfigError("a ratio is stored with a reason: --store-ratios TEXT")
     if measured.others > OTHERS_MOST:

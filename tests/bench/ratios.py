@@ -1,6 +1,6 @@
-"""The ratios of the speed gate. Each is larger when the thing it is named after is faster.
+"""The ratios of the speed gate. A ratio is larger when what it is named after is faster.
 
-Both times of a ratio are taken one after the other, and the ratio is the median over the
+The two times of a ratio are measured one after the other; the ratio is the median over the
 repetitions.
 """
 
@@ -25,16 +25,16 @@ CPU, OPENCL = "cpu", "opencl"
 PROMPT_TOKENS = 128
 DECODE_TOKENS = 32
 DEFINED_TOKENS = 4
-"""Tokens of the step that is computed by the definitions: they are slow."""
+"""Tokens of the step that the slow definitions compute."""
 
 Seconds = Callable[[], float]
 Rounds = Callable[[Callable[[], None], Callable[[], None], int], None]
-"""Calls the second after the first, so many times."""
+"""Calls the first function, then the second, the given number of times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A ratio, and the share of the cores that other processes used meanwhile."""
+    """A ratio, and the share of the cores that other processes used during its measurement."""
 
     ratio: float
     others: float
@@ -42,14 +42,14 @@ class Measured:
 
 @dataclass(slots=True)
 class Bench:
-    """The engines of one model, each opened when first asked for."""
+    """The engines of one model, each opened on first use."""
 
     model: Path
     stack: ExitStack
     engines: dict[str, TierEngine] = field(default_factory=dict)
 
     def timing(self, tier: str) -> Timing:
-        """One prompt and its continuation on a tier."""
+        """The timing of one prompt and its continuation on a tier."""
         if tier not in self.engines:
             context = PROMPT_TOKENS + DECODE_TOKENS + 1
             setup = Setup(str(self.model), thread_count(), context, "f16")
@@ -99,26 +99,27 @@ def _prefill_against_cpu(bench: Bench) -> tuple[Seconds, Seconds]:
 
 
 Pair = Callable[[Bench], tuple[Seconds, Seconds]]
-"""What is timed: the yardstick, and what is measured with it."""
+"""Makes the two timed functions: the yardstick, and what is compared with it."""
 MEASUREMENTS: Mapping[str, tuple[str, Pair]] = {
     "cpu_step_over_definitions": (CPU, _against_definitions),
     "cpu_prefill_over_decode": (CPU, _prefill_against_decode),
     "opencl_decode_over_cpu": (OPENCL, _decode_against_cpu),
     "opencl_prefill_over_cpu": (OPENCL, _prefill_against_cpu),
 }
-"""Tier that is needed, and how to measure, by the name of the ratio."""
+"""The required tier and the functions to time, by the name of the ratio."""
 
 
 REPETITIONS = 5
-"""Interleaved measurements whose median is one ratio."""
+"""The number of interleaved measurements whose median is the ratio."""
 
 
 def measure_ratio(bench: Bench, name: str, rounds: Rounds) -> Measured:
-    """The named ratio. ``rounds`` runs what is measured, each time after its yardstick."""
+    """Measure the named ratio. ``rounds`` runs the measured function after its yardstick each
+    time."""
     yardstick, measured = MEASUREMENTS[name][1](bench)
     slow: list[float] = []
     quick: list[float] = []
-    yardstick(), measured()  # graphs are lowered and caches filled on the first call
+    yardstick(), measured()  # the first call lowers graphs and fills caches
     before = CpuUse.now()
     rounds(lambda: slow.append(yardstick()), lambda: quick.append(measured()), REPETITIONS)
     ratio = statistics.median(a / b for a, b in zip(slow, quick, strict=True))

@@ -17,16 +17,16 @@ CONTEXT = 256
 
 
 def runner_on(model: Model, tier: Tier, tokens: int) -> ModelRunner:
-    """A runner of one slot and CONTEXT positions for steps of at most ``tokens``."""
+    """A runner with one slot of CONTEXT positions, for steps of at most ``tokens``."""
     limits = whole_contexts(1, CONTEXT, F32, step_tokens=tokens, step_rows=1)
     return ModelRunner(model, tier, limits)
 
 
 def step_of(runner: ModelRunner, tokens: int, start: int = 0) -> StepInput:
-    """``tokens`` tokens from position ``start``, logits of the last.
+    """A step of ``tokens`` tokens from position ``start``, with logits of the last.
 
-    ``start`` is 0 or where the runner's last step ended: the state of a recurrent layer is that of
-    the tokens before, and neither it nor the keys and values of positions never computed exist.
+    ``start`` must be 0 or the end of the runner's last step: recurrent states, keys and values
+    exist only for positions that were computed.
     """
     query = np.zeros(tokens, QUERY_TOKEN)
     query["token"] = np.arange(tokens)

@@ -55,13 +55,13 @@ def test_rows_of_rows() -> None:
     chosen = RowSlice(0, 4, 5, RowSlice(0, 1, 2))
     assert str(WeightSource("a", chosen)) == "a[0:4/5][0:1/2]"
     assert chosen.take(rows).tolist() == rows[[0, 2, 5, 7]].tolist()
-    assert chosen.kept() == [0, 2]
+    assert chosen.selected() == [0, 2]
 
 
 @given(drawn_slices(st.integers(1, 60), 3), st.integers(1, 3))
 def test_the_rows_kept_are_the_same_in_every_group(rows: RowSlice, groups: int) -> None:
     whole = np.arange(groups * rows.group)[:, None]
-    expected = [group * rows.group + row for group in range(groups) for row in rows.kept()]
+    expected = [group * rows.group + row for group in range(groups) for row in rows.selected()]
     assert rows.take(whole)[:, 0].tolist() == expected
 
 

@@ -18,8 +18,8 @@ from reference.limits import Limits
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.fake_devices import EmulatedDevices
 from tests.cuda.recorded_step import PersistentSteps, RecordedModel
+from tests.cuda.test_multi_device import model_of, opened
 from tests.cuda.test_persistent import FOUR_WARPS, run
-from tests.cuda.test_several import model_of, opened
 from tests.few_rows import assert_definitions
 
 SLOTS = 16

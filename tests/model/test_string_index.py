@@ -40,12 +40,12 @@ def test_only_what_begins_alike_becomes_objects() -> None:
     assert index.made == made
 
 
-@pytest.mark.parametrize("wanted", [[b"ab"], [b"ab", b"b", b"\xff"], [b"nowhere"]])
+@pytest.mark.parametrize("requested", [[b"ab"], [b"ab", b"b", b"\xff"], [b"nowhere"]])
 def test_occurrences(requested: list[bytes]) -> None:
     """Every place of each text, in order."""
     texts = [b"ab", b"", b"b", b"ac", b"aab", b"ab", b"\xff", b"a", b""]
     found = list(StringArray.of(texts).occurrences(requested))
-    assert found == [(place, text) for place, text in enumerate(texts) if text in requested]
+    assert found == [(index, text) for index, text in enumerate(texts) if text in requested]
 
 
 def test_an_array_of_strings_is_as_a_file_holds_it() -> None:

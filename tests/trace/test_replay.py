@@ -142,7 +142,7 @@ def test_an_input_that_was_changed_is_found(
             if record.kind is RecordKind.SUBMIT:
                 submit = Submit.unpack(record.payload)
                 # Line 4 begins with the first query token; 1 is added to what decode sent as -1.
-                for place, line in zip(submit.places, submit.lines.copy(), strict=True):
+                for place, line in zip(submit.numbers, submit.lines.copy(), strict=True):
                     if place == 4 and line.view("<i4")[0] >= 0:
                         start = payload.index(line.tobytes())
                         payload[start] ^= 1

@@ -1,1 +1,1 @@
-"""A server under load, measured from outside: what its clients see."""
+"""Benchmarks of a server under load, measured by its clients."""

@@ -1,6 +1,6 @@
-"""``python -m harness.bench.load.attended MODULE WORD...``: as ``python -m MODULE WORD...``, but it
-is told to end, by SIGTERM, once its standard input does: whoever holds the other end of the
-pipe may be killed in whatever way."""
+"""``python -m harness.bench.load.attended MODULE WORD...``: run ``python -m MODULE WORD...`` and
+send it SIGTERM when standard input ends. So the module ends with the process that holds the other
+end of the pipe, however that is killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading
 
 
 def _end_with_input() -> None:
-    # Not by sys.stdin, whose lock a process that ends would find taken.
+    # Read the descriptor, since a process that ends could not take the lock of sys.stdin.
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

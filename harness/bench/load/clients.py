@@ -1,4 +1,4 @@
-"""Clients of a server: threads that ask, read streams, and note when everything came."""
+"""Clients of a server: threads that send requests, read streams, and record arrival times."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from harness.client import ServerClient, ServerError
 
 PATH = "/v1/completions"
 SILENT_SECONDS = 600.0
-"""How long a server may say nothing: one that answers one at a time lets the others wait."""
+"""Seconds a server may be silent: one that answers one request at a time lets the others wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTarget:
-    """A server; ``keys`` are those of its tenants, None for one without keys."""
+    """A server; ``keys`` are the keys of its tenants, None for a server without keys."""
 
     url: str
     model: str
     keys: tuple[str | None, ...] = (None,)
 
     def client(self, tenant: int) -> ServerClient:
-        """A tenant's client."""
+        """The client of a tenant."""
         return ServerClient(self.url, self.keys[tenant % len(self.keys)], SILENT_SECONDS)
 
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """What became of a request. Times are monotonic seconds; ``due`` is when it should have been
-    sent, ``texts`` when each piece of text came. ``error`` is None for a whole answer."""
+    """The result of a request. Times are monotonic seconds: ``due`` is when it should be sent,
+    ``texts`` when each piece of text arrived. ``error`` is None for a complete answer."""
 
-    asked: PlannedRequest
+    request: PlannedRequest
     due: float
     texts: list[float] = field(default_factory=list)
     ended: float = 0.0
@@ -48,11 +48,11 @@ class RequestOutcome:
 def run_load(
     target: ServerTarget, plan: LoadPlan, load: Sequence[PlannedRequest]
 ) -> list[RequestOutcome]:
-    """Ask for everything, and wait until it is there; in the order of ``load``.
+    """Send all requests of ``load`` and wait for all answers, which are returned in its order.
 
-    With a rate a request is sent when it is due, however many are under way.
+    With a rate, a request is sent when it is due, however many are in flight.
     """
-    answers = [RequestOutcome(asked, 0.0) for asked in load]
+    answers = [RequestOutcome(request, 0.0) for request in load]
     began = time.monotonic()
     if plan.rate is None:
         waiting = deque(answers)
@@ -62,7 +62,7 @@ def run_load(
         ]
     else:
         for answer in answers:
-            answer.due = began + answer.asked.at
+            answer.due = began + answer.request.at
         workers = [
             threading.Thread(target=_when_due, args=(target, answer), daemon=True)
             for answer in answers
@@ -90,17 +90,17 @@ def _when_due(target: ServerTarget, answer: RequestOutcome) -> None:
 
 
 def ask(target: ServerTarget, answer: RequestOutcome) -> None:
-    """Send a request and note what comes."""
-    asked = answer.asked
+    """Send a request and record its answer."""
+    request = answer.request
     body = {
         "model": target.model,
-        "prompt": asked.prompt,
-        "max_tokens": asked.max_tokens,
+        "prompt": request.prompt,
+        "max_tokens": request.max_tokens,
         "temperature": 0,
         "stream_options": {"include_usage": True},
     }
     try:
-        for event in target.client(asked.tenant).stream(PATH, body):
+        for event in target.client(request.tenant).stream(PATH, body):
             _note(answer, event, time.monotonic())
     except ServerError as error:
         answer.error = error.code or (f"http {error.status}" if error.status else "connection")

@@ -1,4 +1,4 @@
-"""The flags of ``zinc-rt bench --server``."""
+"""The command ``zinc-rt bench --server``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HELP = """\
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a load."""
+    """Add the flags that describe a load."""
     group = parser.add_argument_group("--server")
     group.add_argument(
         "--server",
@@ -64,8 +64,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: tuple[str, ...]) -> int:
-    """Measure and print; 0, or 1 for a missed target with ``--gate``. SIGTERM ends it as Ctrl-C
-    does: what was started for it is ended, and its folders are gone."""
+    """Measure and print; returns 0, or 1 for a missed target with ``--gate``. SIGTERM ends it as
+    Ctrl-C does: the processes it started end and its folders are deleted."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         return _run(args, settings)

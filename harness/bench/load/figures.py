@@ -1,4 +1,4 @@
-"""What clients saw of a load, in figures."""
+"""Computes figures of a load from what clients recorded."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PERCENTILES = (50, 99)
 
 
 def jain_index(shares: Sequence[float]) -> float:
-    """(sum x)^2 / (n sum x^2): 1 for equal shares, 1 / n for one who gets all. R. Jain, D. Chiu and
-    W. Hawe, A Quantitative Measure of Fairness, 1984."""
+    """Jain's fairness index (sum x)^2 / (n sum x^2): 1 for equal shares, 1 / n when one gets
+    everything. R. Jain, D. Chiu and W. Hawe, A Quantitative Measure of Fairness, 1984."""
     values = np.asarray(shares, np.float64)
     squares = float((values**2).sum())
     return 1.0 if squares == 0 else float(values.sum()) ** 2 / (len(values) * squares)
 
 
 def load_figures(answers: Sequence[RequestOutcome]) -> dict[str, float]:
-    """The figures of one run, in seconds and tokens a second.
+    """The figures of one run, in seconds and tokens per second.
 
     ``rate``: generated tokens over the time from the first request to the last answer. ``first_*``:
-    until the first text, from when a request was due. ``interval_*``: between pieces of text of one
-    answer. ``fairness``: Jain's index of what the tenants got per second of waiting for answers,
-    or the requests where there is one tenant. Percentiles are there if anything came.
+    from when a request was due until its first text. ``interval_*``: between pieces of text of one
+    answer. ``fairness``: Jain's index of the tenants' tokens per second of waiting, or the
+    requests' with one tenant. Percentiles are present if any text arrived.
     """
     whole = [answer for answer in answers if answer.error is None]
     found = {
@@ -52,17 +52,17 @@ def load_figures(answers: Sequence[RequestOutcome]) -> dict[str, float]:
 
 
 def error_counts(answers: Sequence[RequestOutcome]) -> dict[str, int]:
-    """How many requests failed, by why."""
+    """The number of failed requests by reason."""
     return dict(Counter(answer.error for answer in answers if answer.error is not None))
 
 
 def _rates(answers: Sequence[RequestOutcome]) -> list[float]:
-    """Tokens a second of waiting, by tenant; by request where there is one tenant."""
+    """Tokens per second of waiting, by tenant; by request if there is one tenant."""
     tokens: defaultdict[int, float] = defaultdict(float)
     waited: defaultdict[int, float] = defaultdict(float)
-    alone = len({answer.asked.tenant for answer in answers}) == 1
+    alone = len({answer.request.tenant for answer in answers}) == 1
     for answer in answers:
-        who = answer.asked.number if alone else answer.asked.tenant
+        who = answer.request.number if alone else answer.request.tenant
         tokens[who] += answer.tokens
         waited[who] += answer.ended - answer.due
     return [tokens[who] / waited[who] for who in tokens if waited[who] > 0]

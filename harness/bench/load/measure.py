@@ -1,4 +1,4 @@
-"""Everything ``--server`` reports, as plain JSON types, and whether it is what is aimed at."""
+"""Measures everything ``--server`` reports, as plain JSON types, and compares it with targets."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from harness.client import ServerClient
 
 OURS = "zinc-rt"
 WARMING = LoadPlan(requests=4, clients=2, seed=1 << 20)
-"""Another load, before anything is measured: kernels are built and caches filled."""
+"""A first load that is not counted: it builds kernels and fills caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """``metric`` shall be at least or at most ``bound``; ``of_peer``: as a multiple of the peer's.
-    ``clients`` is the load it is meant for, None for any."""
+    """A target: ``metric`` shall be at least or at most ``bound``; with ``of_peer`` as a multiple
+    of the peer's. ``clients`` is the load it applies to, None for any."""
 
     metric: str
     bound: float
@@ -47,9 +47,9 @@ AIMS = (
 
 @dataclass(frozen=True, slots=True)
 class ServerBench:
-    """What is measured: a ``load``, ``repeat`` times, on the server at ``url``, or on one of this
-    project that is started for it from ``setup``; with ``peer`` also on the peer's server, in
-    turn; with ``overhead`` what HTTP costs."""
+    """What to measure: a ``load``, ``repeat`` times, on the server at ``url``, or on one of this
+    project started from ``setup``; with ``peer`` also on the peer's server, in turn; with
+    ``overhead`` the cost of HTTP."""
 
     load: LoadPlan
     setup: ServerSetup | None
@@ -61,8 +61,8 @@ class ServerBench:
 
 
 def run_server_bench(bench: ServerBench, say: Say = lambda text: None) -> dict[str, Any]:
-    """Measure everything; ``say`` is told what is going on. Raises ServerError for a server that
-    does not answer, ExecutionError for one that does not start."""
+    """Measure everything; ``say`` receives lines about progress. Raises ServerError for a server
+    that does not answer, ExecutionError for one that does not start."""
     samples: dict[str, Samples] = {OURS: Samples()}
     errors: dict[str, dict[str, int]] = {}
     facts: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def run_server_bench(bench: ServerBench, say: Say = lambda text: None) -> dict[s
 
 
 def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every aim of which something was measured, and whether it is met."""
+    """Every target with a measured value, and whether it is met."""
     verdicts = []
     for aim in AIMS:
         found = report["ratios"] if aim.of_peer else report["engines"][OURS]
@@ -114,7 +114,7 @@ def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _targets(
     bench: ServerBench, stack: ExitStack, samples: dict[str, Samples], say: Say
 ) -> dict[str, ServerTarget]:
-    """The servers, with how long those took to be ready that are started here."""
+    """Open the servers; the start times of those started here are added to ``samples``."""
     targets = {}
     if bench.url is not None:
         targets[OURS] = reached(bench.url, bench.keys)
@@ -143,9 +143,11 @@ def _add_ready(found: Samples, started: Started) -> None:
 
 
 def _measure_overhead(setup: ServerSetup, pairs: int, found: Samples, say: Say) -> None:
-    """The rate and the processor time of the engine with HTTP over those without, in one process
-    and in turn, ``pairs`` times: what is looked for is small beside a machine's noise. Neighbours
-    that take processor time away change the rates more than the times."""
+    """Measure rate and processor time of the engine with HTTP over those without it.
+
+    Both run in one process, in turn, ``pairs`` times, since the difference is small compared with a
+    machine's noise. Other processes that take processor time change the rates more than the times.
+    """
     with server_here(setup) as server, Readers(server.url) as readers:
         measures: dict[str, Callable[[int], float]] = {
             "engine": partial(engine_rate, server),
@@ -153,7 +155,7 @@ def _measure_overhead(setup: ServerSetup, pairs: int, found: Samples, say: Say) 
         }
         for streams in STREAMS:
             for measure in measures.values():
-                measure(streams)  # what is first is slow
+                measure(streams)  # the first run is slow
             for repetition in range(pairs):
                 say(f"with and without HTTP, {streams} streams, {repetition + 1} of {pairs}")
                 rates, times = {}, {}
@@ -170,10 +172,10 @@ def _measure_overhead(setup: ServerSetup, pairs: int, found: Samples, say: Say) 
 
 
 def _described(target: ServerTarget) -> dict[str, Any]:
-    """What a server says of its model."""
+    """The server's description of its model."""
     models = ServerClient(target.url, target.keys[0]).get("/v1/models")["data"]
-    told: Mapping[str, Any] = next(one for one in models if one["id"] == target.model)
-    return {"model": target.model, **told.get("x_zinc", {})}
+    described: Mapping[str, Any] = next(one for one in models if one["id"] == target.model)
+    return {"model": target.model, **described.get("x_zinc", {})}
 
 
 def _summaries(samples: Samples) -> dict[str, Any]:
@@ -181,7 +183,7 @@ def _summaries(samples: Samples) -> dict[str, Any]:
 
 
 def _ratios(samples: Mapping[str, Samples]) -> dict[str, Any]:
-    """This server's figures over the peer's, of the same repetition."""
+    """This server's figures over the peer's in the same repetition."""
     if PEER not in samples:
         return {}
     ours, theirs = samples[OURS].values, samples[PEER].values

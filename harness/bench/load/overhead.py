@@ -1,4 +1,4 @@
-"""What HTTP and server-sent events cost: the engine of a server, asked with and without them."""
+"""Measures the cost of HTTP and server-sent events: a server's engine with and without them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SAMPLING = SamplingParams(temperature=0.8)
 
 @contextmanager
 def server_here(setup: ServerSetup) -> Iterator[Running]:
-    """A server in this process, so that its engine can be asked without HTTP too. Its limits are
-    those of ``zinc-rt serve``."""
+    """Run a server in this process, so that its engine can also be used without HTTP. Its limits
+    are those of ``zinc-rt serve``."""
     from harness.cli.serve_command import LISTED, MOST_BIASES
 
     session = SessionOptions(
@@ -53,7 +53,7 @@ def server_here(setup: ServerSetup) -> Iterator[Running]:
 
 
 def engine_rate(server: Running, streams: int) -> float:
-    """Tokens a second of the engine alone, on its own thread."""
+    """Tokens per second of the engine alone, on its own thread."""
     driver = server.service.model.driver
 
     def work(engine: Engine) -> float:
@@ -70,7 +70,7 @@ def engine_rate(server: Running, streams: int) -> float:
 
 
 def http_seconds() -> float:
-    """Processor time that the threads which speak HTTP in this process have used so far."""
+    """Seconds of processor time used so far by this process's threads that handle HTTP."""
     return sum(
         time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
         for thread in threading.enumerate()
@@ -79,8 +79,8 @@ def http_seconds() -> float:
 
 
 class Readers:
-    """A process that asks a server, and does nothing with what it reads: its work is not counted
-    as the server's. A context manager."""
+    """A process that sends requests and discards the answers, so that reading is not counted as the
+    server's work. A context manager."""
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(
@@ -92,7 +92,8 @@ class Readers:
         )
 
     def rate(self, streams: int) -> float:
-        """Tokens a second of the same requests over HTTP. Raises ExecutionError when one fails."""
+        """Tokens per second of the same requests over HTTP. Raises ExecutionError when one
+        fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         bodies = [_body(number) for number in range(streams)]

@@ -1,4 +1,4 @@
-"""The load: who asks for what, and when. The same seed is the same load, whoever is asked."""
+"""Plans a load: requests, their tenants and their times. The same seed gives the same load."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ water long little very after words called just where most know get through back 
 write our used me man too any day same right look think also around another came come work three
 must because does part even place well such here take why things help put years different away
 again off went old number great tell men say small every found still between name should""".split()  # noqa: SIM905
-"""Common English words, of about one token each."""
+"""Common English words of about one token each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Log-normal lengths: half of them below ``median``, two thirds within a factor of
-    e**``spread`` of it, none outside ``least`` to ``most``."""
+    e**``spread`` of it, all from ``least`` to ``most``."""
 
     median: float
     spread: float
@@ -34,14 +34,15 @@ class Lengths:
     most: int
 
     def draw(self, random: np.random.Generator) -> int:
-        """One length."""
+        """Draw one length."""
         drawn = random.lognormal(math.log(self.median), self.spread)
         return int(np.clip(round(drawn), self.least, self.most))
 
 
 @dataclass(frozen=True, slots=True)
 class RequestKind:
-    """A kind of request and its ``share`` of a mix; lengths in words, about tokens, and tokens."""
+    """A kind of request and its ``share`` of a mix; prompt lengths in words (about one token each),
+    answer lengths in tokens."""
 
     share: float
     prompt: Lengths
@@ -54,19 +55,17 @@ DOCUMENT = RequestKind(0.1, Lengths(320, 0.4, 128, 512), Lengths(40, 0.5, 8, 96)
 MIXES: Mapping[str, tuple[RequestKind, ...]] = MappingProxyType(
     {"mixed": (CHAT, LOOKUP, DOCUMENT), "chat": (CHAT,), "document": (DOCUMENT,)}
 )
-"""Shaped as public logs of conversations are, at a size that one processor can answer: most
-requests are short, a few are long, and answers are shorter than prompts only where documents are
-read."""
+"""Mixes shaped like public logs of conversations, sized for one processor: most requests are short,
+a few are long, and only document requests have answers shorter than their prompts."""
 MIX_CONTEXT = 1024
-"""Positions that every request of every mix has room in."""
+"""Positions that hold any request of any mix."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """``requests`` of a mix. ``clients`` ask one after the other, each the next when it has its
-    answer; with ``rate`` requests arrive by themselves, so many a second on average, as a Poisson
-    process. ``tenants`` take turns.
-    """
+    """A load of ``requests`` of a mix. Each of ``clients`` sends its next request when it has its
+    answer; with ``rate`` requests arrive as a Poisson process of so many per second. ``tenants``
+    take turns."""
 
     requests: int
     clients: int = 8
@@ -87,7 +86,7 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request: ``at`` seconds after the beginning, 0 where clients ask one after the other."""
+    """One request, due ``at`` seconds after the start; 0 when clients send one after the other."""
 
     number: int
     tenant: int
@@ -97,12 +96,12 @@ class PlannedRequest:
 
 
 def draw_load(plan: LoadPlan, repetition: int = 0) -> list[PlannedRequest]:
-    """The requests of a plan, in the order they are sent. No prompt begins as another does, in
-    whatever repetition: nobody can have it in a cache."""
+    """The requests of a plan in sending order. No two prompts of any repetitions share a beginning,
+    so no cache can hold one."""
     random = np.random.default_rng([plan.seed, repetition])
     kinds = MIXES[plan.mix]
     shares = np.array([kind.share for kind in kinds])
-    asked = []
+    requests = []
     at = 0.0
     for number in range(plan.requests):
         kind = kinds[random.choice(len(kinds), p=shares / shares.sum())]
@@ -111,5 +110,5 @@ def draw_load(plan: LoadPlan, repetition: int = 0) -> list[PlannedRequest]:
         words = random.choice(WORDS, kind.prompt.draw(random))
         prompt = f"{plan.seed}-{repetition}-{number}: {' '.join(words)}"
         answer = kind.answer.draw(random)
-        asked.append(PlannedRequest(number, number % plan.tenants, at, prompt, answer))
-    return asked
+        requests.append(PlannedRequest(number, number % plan.tenants, at, prompt, answer))
+    return requests

@@ -1,4 +1,4 @@
-"""A load as bars: what was generated, and how long clients waited."""
+"""Plots a load as bars: generated tokens per second, and the waiting times of clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PANELS = (
     ("first text, ms", ("first_p50", "first_p99"), 1e3),
     ("between two pieces of text, ms", ("interval_p50", "interval_p99"), 1e3),
 )
-"""Title, metrics and factor of each panel."""
+"""The title, metrics and factor of each panel."""
 
 
 def draw_load_figures(report: Mapping[str, Any]) -> Figure:
@@ -40,14 +40,14 @@ def _panel(
 ) -> None:
     top = 0.0
     for number, (name, found) in enumerate(engines.items()):
-        for place, metric in enumerate(metrics):
+        for index, metric in enumerate(metrics):
             if metric not in found:
                 continue
             median, low, high = (
                 found[metric][key] * factor for key in ("median", "minimum", "maximum")
             )
-            at = number + place / (len(metrics) + 0.5)
-            color = PEER_COLOR if name == PEER else COLORS[place % len(COLORS)]
+            at = number + index / (len(metrics) + 0.5)
+            color = PEER_COLOR if name == PEER else COLORS[index % len(COLORS)]
             axes.bar(at, median, 0.9 / (len(metrics) + 0.5), color=color)
             axes.errorbar(at, median, [[median - low], [high - median]], color="black", capsize=3)
             label = digits(median)

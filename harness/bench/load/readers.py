@@ -1,8 +1,8 @@
 """``python -m harness.bench.load.readers URL``: for each line of standard input, a JSON list of
-bodies, send them all at once and print the seconds until every answer has been read.
+request bodies, send all at once and print the seconds until every answer is read.
 
-They stand for clients on other machines: the kernel takes what comes, and wakes nobody before there
-is a lot of it or its end, so that reading takes no time from what is measured.
+The process stands for clients on other machines. The kernel collects the answers and wakes a reader
+only for 64 KiB or the end, so that reading takes no time from the measured server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RECEIVE_BYTES = 4 * AT_ONCE_BYTES
 
 
 def read_all(url: str, bodies: list[Any]) -> float:
-    """Seconds until all answers are there. Raises ValueError for one that is not whole."""
+    """Seconds until all answers are read. Raises ValueError for an incomplete one."""
     address = urlsplit(url)
     assert address.hostname is not None
     assert address.port is not None

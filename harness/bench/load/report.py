@@ -1,4 +1,4 @@
-"""A report of ``--server`` as text for a terminal and as Markdown."""
+"""Renders a report of ``--server`` as text for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ METRICS = {
     "http_time_16": ("  processor time with over without", "", 1.0),
     "http_share_16": ("  of it, of the threads that speak HTTP", "%", 1e2),
 }
-"""Label, unit and factor by metric."""
+"""The label, unit and factor of each metric."""
 TARGET_LABELS = {
     "first_p99": "first text, p99",
     "http_1": "engine with HTTP over without, 1 stream",
     "http_16": "engine with HTTP over without, 16 streams",
 }
-"""Those of metrics whose label stands below another's."""
+"""Labels of targets for metrics whose own label continues the line above."""
 
 
 def render_server_bench(report: Report, *, markdown: bool = False) -> str:

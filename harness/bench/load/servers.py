@@ -1,4 +1,4 @@
-"""Servers in processes of their own: this project's, and the peer's on the same file."""
+"""Starts servers as processes: this project's, and the peer's on the same file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAME = "bench"
 
 @dataclass(frozen=True, slots=True)
 class ServerSetup:
-    """What both servers are started with."""
+    """The settings both servers are started with."""
 
     model: Path
     tier: str
@@ -45,8 +45,8 @@ class ServerSetup:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A server that answers, how long that took from the start of its process, and how much
-    processor time, which says more where neighbours are busy."""
+    """A server that answers, with the seconds since its process started and its processor time,
+    which is the better measure on a busy machine."""
 
     target: ServerTarget
     ready_seconds: float
@@ -55,8 +55,8 @@ class Started:
 
 @contextmanager
 def own_server(setup: ServerSetup) -> Iterator[Started]:
-    """``zinc-rt serve`` on a free port, a tenant and key for each of several. Raises ExecutionError
-    when it does not start."""
+    """Run ``zinc-rt serve`` on a free port, with a key per tenant if there are several. Raises
+    ExecutionError when it does not start."""
     with tempfile.TemporaryDirectory() as folder:
         keys: list[str | None] = [None]
         words = ["--ledger", str(Path(folder) / "ledger.sqlite")]
@@ -90,8 +90,8 @@ def own_server(setup: ServerSetup) -> Iterator[Started]:
 
 @contextmanager
 def peer_server(setup: ServerSetup) -> Iterator[Started]:
-    """``llama_cpp.server`` on the same file, with as many threads. It answers one request at a time
-    and is told to let the others wait instead of cutting the one under way, as it would."""
+    """Run ``llama_cpp.server`` on the same file with as many threads. It answers one request at a
+    time and is set to let others wait instead of interrupting the running one."""
     check_peer_server()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -118,7 +118,7 @@ def peer_server(setup: ServerSetup) -> Iterator[Started]:
 
 
 def check_peer_server() -> None:
-    """Raises ConfigError where the peer's server is not installed."""
+    """Raise ConfigError when the peer's server is not installed."""
     check_peer()
     for module in ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings"):
         if importlib.util.find_spec(module) is None:
@@ -126,7 +126,7 @@ def check_peer_server() -> None:
 
 
 def reached(url: str, keys: Sequence[str]) -> ServerTarget:
-    """A server that somebody else runs. Raises ServerError when it does not answer."""
+    """A server that is already running. Raises ServerError when it does not answer."""
     client = ServerClient(url.rstrip("/"), keys[0] if keys else None)
     models = client.get("/v1/models")["data"]
     if not models:
@@ -135,7 +135,7 @@ def reached(url: str, keys: Sequence[str]) -> ServerTarget:
 
 
 def _processor_seconds(process: subprocess.Popen[str]) -> float:
-    """What a process and those it started have used."""
+    """The processor seconds of a process and its children."""
     first = psutil.Process(process.pid)
     times = [one.cpu_times() for one in (first, *first.children(recursive=True))]
     return sum(one.user + one.system for one in times)
@@ -150,8 +150,8 @@ def _tenants_file(keys: Sequence[str]) -> str:
 
 @contextmanager
 def attended(module: str, words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs a module, and ends with the block, or with this process, even when this
-    one is killed."""
+    """A process that runs a module and ends with the block or with this process, however that is
+    killed."""
     root = str(Path(harness.__file__).parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     with subprocess.Popen(

@@ -1,1 +1,1 @@
-"""Serving many at once, measured: what requests of several tenants get when they share a model."""
+"""Benchmarks of serving: what requests of several tenants get when they share a model."""

@@ -1,4 +1,4 @@
-"""What one user gets from the prefix cache and from guessed tokens."""
+"""Measures what one user gains from the prefix cache and from speculative decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reference.runner import ModelRunner
 
 TURNS = 10
 SAID_TOKENS = 32
-"""Tokens a user adds to the conversation in a turn."""
+"""Tokens a user adds to the conversation per turn."""
 ANSWER_TOKENS = 48
 FIRST_TOKEN_PROMPT = 512
 EDIT_TOKENS = 128
@@ -31,7 +31,7 @@ EDIT = "Repeat the following text exactly, but write 'color' instead of 'colour'
 
 @dataclass(frozen=True, slots=True)
 class PromptCacheHits:
-    """Tokens of all prompts of a conversation, and those of them that were cached."""
+    """Tokens of all prompts of a conversation, and how many of them were cached."""
 
     prompted: int
     hit: int
@@ -39,7 +39,7 @@ class PromptCacheHits:
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """An edited text: its tokens, and the steps and seconds after the first one."""
+    """An edited text: its tokens, and the steps and seconds after the first token."""
 
     tokens: tuple[int, ...]
     steps: int
@@ -47,12 +47,12 @@ class Edited:
 
     @property
     def rate(self) -> float:
-        """Tokens a second after the first one."""
+        """Tokens per second after the first token."""
         return (len(self.tokens) - 1) / self.seconds
 
 
 def replay_chat(runner: ModelRunner, turns: int = TURNS) -> PromptCacheHits:
-    """A conversation: each prompt is all that was said, and something new."""
+    """Run a conversation in which each prompt is everything said before and something new."""
     engine = Engine(runner, clock=time.perf_counter)
     said = random_prompts(0, runner.model.config.vocab, turns, SAID_TOKENS)
     history: Tokens = ()
@@ -66,7 +66,7 @@ def replay_chat(runner: ModelRunner, turns: int = TURNS) -> PromptCacheHits:
 
 
 def first_token_seconds(runner: ModelRunner, seed: int) -> tuple[float, float]:
-    """Until the first token of a prompt nobody has seen, and of the same prompt again."""
+    """Seconds until the first token of a new prompt, and of the same prompt again."""
     (prompt,) = random_prompts(seed, runner.model.config.vocab, 1, FIRST_TOKEN_PROMPT)
     engine = Engine(runner, clock=time.perf_counter)
 
@@ -81,7 +81,8 @@ def first_token_seconds(runner: ModelRunner, seed: int) -> tuple[float, float]:
 
 
 def editing_prompt(model: Model) -> Tokens:
-    """A text and what is to be changed in it, as a conversation if the model knows what one is."""
+    """A prompt with a text and a change to make in it, as a conversation if the model has a
+    template."""
     if model.chat_template is None:
         return tuple(model.tokenizer.encode(EDIT))
     source = str(model.file.path)
@@ -90,7 +91,7 @@ def editing_prompt(model: Model) -> Tokens:
 
 
 def edit_text(runner: ModelRunner, prompt: Tokens, *, lookup: bool) -> Edited:
-    """The answer to an editing prompt, with or without guessing from the prompt."""
+    """The answer to an editing prompt, with or without tokens drafted from the prompt."""
     engine = Engine(
         runner,
         prefix_cache=False,
@@ -111,7 +112,8 @@ def edit_text(runner: ModelRunner, prompt: Tokens, *, lookup: bool) -> Edited:
 
 
 def edited_twice(edit: Callable[[bool], Edited]) -> tuple[Edited, Edited]:
-    """Without and with guesses. Raises ExecutionError where guessing changed the answer."""
+    """The answers without and with drafted tokens. Raises ExecutionError when drafting changed the
+    answer."""
     plain, guessed = edit(False), edit(True)
     if plain.tokens != guessed.tokens:
         raise ExecutionError("guessing changed the answer, which it must not: please report it")

@@ -1,4 +1,4 @@
-"""Sequences that decode together, and what that leaves for one that is in a hurry."""
+"""Measures sequences that decode together, and the delay of an interactive one among them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from reference.sched.tenants import Tenants
 INTERACTIVE = replace(LOCAL_TENANT, id=1, name="interactive", qos=QosClass.INTERACTIVE)
 BATCH = replace(LOCAL_TENANT, id=2, name="batch", qos=QosClass.BATCH)
 HURRIED = 0
-"""The interactive request's id; batch requests count up from 1."""
+"""The interactive request's id; batch requests are numbered from 1."""
 LEARNING_TOKENS = 256
-"""Tokens of the interactive request before its intervals count: the engine learns what steps
-cost, trying sizes it has not seen among the first of them, and the batch tenant's requests come to
-be as far apart as they stay."""
+"""Tokens of the interactive request that are not counted: meanwhile the engine tries step sizes to
+learn their cost, and the batch requests spread out in time."""
 
 
 def decode_together(runner: ModelRunner, prompts: Sequence[Tokens], decode_tokens: int) -> float:
-    """Tokens a second of all sequences, from when each has its first until one has its last."""
+    """Tokens per second of all sequences, from when each has its first token until one has its
+    last."""
     engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
     for number, prompt in enumerate(prompts):
         engine.submit(Request(number, prompt, decode_tokens + 1, GREEDY, ignore_end=True))
@@ -49,11 +49,11 @@ def interactive_intervals(
     batch: bool,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Seconds between the tokens of an interactive request, four times ``decode_tokens`` of them.
+    """Seconds between the tokens of an interactive request, ``4 * decode_tokens`` intervals.
 
-    With ``batch`` all other slots are always taken by a batch tenant, whose prompts and answers are
-    up to four times as long as ``prompt_tokens`` and ``decode_tokens``: one ends, the next one is
-    read.
+    With ``batch``, requests of a batch tenant always hold all other slots. Their prompts and
+    answers are up to four times ``prompt_tokens`` and ``decode_tokens``; when one ends, the next
+    starts.
     """
     tenants = Tenants((INTERACTIVE, BATCH), clock=clock)
     engine = Engine(runner, prefix_cache=False, clock=clock, tenants=tenants)

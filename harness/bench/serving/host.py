@@ -1,7 +1,7 @@
-"""What a step costs the host: the engine on a tier that computes nothing.
+"""Measures the host's cost of a step: the engine on a tier that computes nothing.
 
-Everything the submitting thread does is real: planning, the step's inputs, the tier's snapshot of
-them, the events. Times are CPU time of the thread, so that who else uses the machine counts little.
+Everything the submitting thread does is real: planning, the step's inputs, the tier's copy of them,
+the events. Times are CPU time of the thread, which other processes hardly change.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from reference.runner import ModelRunner
 HOST_SLOTS = (1, 16, 64)
 HOST_CONTEXTS = (1024, 131_072)
 CHUNK_TOKENS = 8192
-"""Prompt tokens of a step: nothing computes them, so that long contexts are filled soon."""
+"""Prompt tokens per step; nothing computes them, so long contexts fill quickly."""
 CHURN_TOKENS = 64
-"""How many tokens a request has where requests come and go: with as many slots, one a step."""
+"""Tokens of a request when requests come and go: with as many slots, one ends per step."""
 GREEDY = SamplingParams(repeat_last_n=0)
 
 
 class IdleTier(CpuTier):
-    """Takes a snapshot of a step's inputs, as every tier does, and computes nothing: every token
-    is 0. It claims to be asynchronous, so that an engine keeps a step ahead."""
+    """A tier that copies a step's inputs, as every tier does, and computes nothing: every token is
+    0. It claims to be asynchronous, so that an engine keeps a step ahead."""
 
     @property
     def info(self) -> TierInfo:
-        """As the CPU tier's, but for the queue."""
+        """The CPU tier's, marked as asynchronous."""
         return replace(super().info, asynchronous=True)
 
     def submit(
@@ -61,9 +61,8 @@ class IdleTier(CpuTier):
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """Microseconds of CPU time a step, by sample: ``steady`` where the same sequences decode on,
-    ``churn`` where in each step of ``slots`` sequences about ``slots / 64`` leave and as many come.
-    """
+    """Microseconds of CPU time per step, by sample: ``steady`` while the same sequences decode,
+    ``churn`` while in each step about ``slots / 64`` sequences end and as many start."""
 
     steady: list[float]
     churn: list[float]
@@ -71,7 +70,7 @@ class HostCost:
 
 @contextmanager
 def idle_runner(model: Model, slots: int, context: int) -> Iterator[ModelRunner]:
-    """A runner whose steps take the host's time only."""
+    """A runner whose steps cost only the host's time."""
     limits = Limits(
         slots=slots,
         context=context,
@@ -85,7 +84,7 @@ def idle_runner(model: Model, slots: int, context: int) -> Iterator[ModelRunner]
 
 @contextmanager
 def smallest_model() -> Iterator[Model]:
-    """A model of one layer: how large it is makes no difference to the host."""
+    """A model of one layer; its size makes no difference to the host."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "smallest.gguf"
         context = max(HOST_CONTEXTS)
@@ -102,20 +101,20 @@ def measure_host(runner: ModelRunner, steps: int) -> HostCost:
 
 
 def steady(runner: ModelRunner, steps: int) -> list[float]:
-    """Microseconds of CPU time of each of so many steps in all of which the same sequences decode,
-    one in every slot."""
+    """Microseconds of CPU time of each of ``steps`` steps in which one sequence per slot
+    decodes."""
     limits = runner.limits
     engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
     prompt = (1,) * (limits.context - steps - 2 * PAGE_TOKENS)
     for number in range(limits.slots):
-        # Not all of them begin a page in the same step.
+        # Different lengths, so that not all sequences begin a page in the same step.
         request = prompt[number % PAGE_TOKENS :]
         engine.submit(Request(number, request, steps + PAGE_TOKENS, GREEDY, ignore_end=True))
     begun: set[int] = set()
     while len(begun) < limits.slots:
         for event in engine.step():
             begun.add(event.request_id)
-            # Or those whose prompts are read first have ended before the last one is.
+            # Stall it, or the first sequences would end before the last prompt is read.
             engine.stall(event.request_id, patient=True)
     for number in begun:
         engine.unstall(number)
@@ -125,7 +124,7 @@ def steady(runner: ModelRunner, steps: int) -> list[float]:
 
 
 def _churn(runner: ModelRunner, steps: int) -> list[float]:
-    """As ``steady``, with short sequences, each followed by the next one when it ends."""
+    """Like ``steady`` with short sequences, each followed by another when it ends."""
     limits = runner.limits
     engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
     found = []
@@ -154,5 +153,5 @@ def _cpu_microseconds(engine: Engine) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one."""
+    """The median."""
     return statistics.median(values)

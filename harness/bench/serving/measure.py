@@ -1,4 +1,4 @@
-"""Everything ``--serve`` reports, as plain JSON types, and whether it is what is aimed at."""
+"""Measures everything ``--serve`` reports, as plain JSON types, and compares it with targets."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner
 
 Rate = Callable[[Sequence[Tokens], int], float]
-"""Tokens a second of an engine that continues prompts by so many tokens each."""
+"""Measures the tokens per second of an engine that continues each prompt by a given number of
+tokens."""
 HOST_MICROSECONDS = 1000.0
-"""What a step of the most slots may cost the host."""
+"""Most microseconds a step of the most slots may cost the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricTarget:
-    """``metric`` shall be at least or at most ``bound``; ``of_peer``: as a multiple of the peer's,
-    which says nothing where there is no peer."""
+    """A target: ``metric`` shall be at least or at most ``bound``; with ``of_peer`` as a multiple
+    of the peer's, ignored when there is no peer."""
 
     metric: str
     bound: float
@@ -59,7 +60,7 @@ class MetricTarget:
     of_peer: bool = False
 
     def met(self, value: float) -> bool:
-        """Whether ``value`` is good enough."""
+        """Whether ``value`` meets the target."""
         return value >= self.bound if self.least else value <= self.bound
 
 
@@ -74,10 +75,10 @@ TARGETS = (
 
 
 def run_serving(plan: ServingPlan, say: Say = lambda text: None) -> dict[str, Any]:
-    """Measure everything; ``say`` is told what is going on.
+    """Measure everything; ``say`` receives lines about progress.
 
     Raises RequestError when the model's context is too short, ExecutionError for an engine that
-    fails or an answer that guessing changed.
+    fails or when drafted tokens changed an answer.
     """
     model = open_model(plan.model)
     with model.file, busy_processes(plan.beside), ExitStack() as stack:
@@ -119,7 +120,7 @@ def run_serving(plan: ServingPlan, say: Say = lambda text: None) -> dict[str, An
 
 
 def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every target with what was measured, by medians, and whether it is met."""
+    """Every target with the median measured for it, and whether it is met."""
     verdicts = []
     for name, found in report["engines"].items():
         for target in TARGETS:
@@ -153,8 +154,8 @@ def _measure_together(
     vocab: int,
     say: Say,
 ) -> dict[str, Samples]:
-    """Aggregate decode of every number of sequences, tiers and each configuration of the peer
-    taking turns; what the peer's configurations gave."""
+    """Measure the total decode rate of each number of sequences, with tiers and the peer's
+    configurations in turn; returns the peer's samples by configuration."""
     peers: dict[str, Samples] = {}
     with ExitStack() as stack:
         measures: dict[str, Rate] = {
@@ -170,7 +171,7 @@ def _measure_together(
         found = {**samples, **peers}
         for prompts in _prompts(plan, vocab).values():
             for measure in measures.values():
-                measure(prompts, 1)  # programs and caches are warm from here on
+                measure(prompts, 1)  # the first run builds programs and fills caches
         for repetition in range(plan.repeat):
             say(f"decoding together, {repetition + 1} of {plan.repeat}")
             for count, prompts in _prompts(plan, vocab).items():
@@ -262,7 +263,7 @@ def _best(peers: Mapping[str, Samples], metric: str) -> str:
 
 
 def _ratios(samples: Mapping[str, Samples], peers: Mapping[str, Samples]) -> dict[str, Any]:
-    """Every tier over the peer's better configuration for each number of sequences."""
+    """The ratio of every tier to the peer's better configuration, for each number of sequences."""
     if not peers:
         return {}
     metrics = [f"decode_{count}" for count in SEQUENCES]

@@ -1,4 +1,4 @@
-"""What is measured about serving, on what, and what is aimed at."""
+"""The plan of a serving benchmark: what to measure, on what, and its sizes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from reference.runner import ModelRunner
 
 SLOTS = 16
 SEQUENCES = (1, 4, 16)
-"""How many decode together."""
+"""Numbers of sequences that decode together."""
 CONTEXT = 1024
 CHUNK_TOKENS = 512
 GUESSES = 11
-"""Most guessed tokens of a sequence."""
+"""Most drafted tokens per sequence."""
 GREEDY = SamplingParams(repeat_last_n=0)
 Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """``engines`` are tiers by the names of ``open_engine``. ``prompt_tokens`` and
-    ``decode_tokens`` are those of a sequence where several decode together; the other measurements
-    have sizes of their own, in proportion. ``host_steps`` of 0 leaves the host's part out."""
+    """What to measure. ``engines`` are names for ``open_engine``. ``prompt_tokens`` and
+    ``decode_tokens`` are per sequence when several decode together; other measurements derive their
+    sizes from them. ``host_steps`` 0 skips the host's cost."""
 
     model: Path
     tiers: tuple[str, ...]
@@ -48,7 +48,7 @@ class ServingPlan:
 
     @property
     def limits(self) -> Limits:
-        """The sizes of the runner that serves: pages for what is measured, not for every slot's
+        """Limits of the measured runner, with pages for what is measured instead of every slot's
         whole context."""
         longest = 4 * (self.prompt_tokens + self.decode_tokens)
         pages = SLOTS * pages_for(longest) + pages_for(CONTEXT)
@@ -64,7 +64,7 @@ class ServingPlan:
 
 @contextmanager
 def serving_runner(plan: ServingPlan, model: Model, tier_name: str) -> Iterator[ModelRunner]:
-    """The model on a tier, with room for SLOTS sequences and every form of a step lowered."""
+    """The model on a tier, with SLOTS slots and every shape bucket lowered."""
     options = TierOptions(plan.threads, opencl_workers=fixed_workers(tier_name))
     with (
         open_tier(tier_name.partition(":")[0], options) as tier,

@@ -1,4 +1,4 @@
-"""A report of ``--serve`` as text for a terminal and as Markdown."""
+"""Renders a report of ``--serve`` as text for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ METRICS = {
     "lookup_gain": ("  with over without", "", 1.0),
     "lookup_tokens_a_step": ("  tokens a step with prompt lookup", "", 1.0),
 }
-"""Label, unit and factor by metric."""
+"""The label, unit and factor of each metric."""
 HOST_KINDS = {"steady": "the same sequences decode on", "churn": "requests come and go"}
 
 
 def render_serving(report: Report, *, markdown: bool = False) -> str:
-    """The report as tables: engines, the host's part of a step, targets."""
+    """The report as tables: engines, the host's cost of a step, targets."""
     sections = [_engine_rows(report), _host_rows(report), _target_rows(report)]
     show = as_markdown if markdown else as_text
     shown = [show(rows) for rows in map(list, sections) if len(rows) > 1]
@@ -44,12 +44,12 @@ def render_serving(report: Report, *, markdown: bool = False) -> str:
 
 
 def as_text(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows under a head as columns for a terminal."""
+    """Rows, of which the first is the head, as columns for a terminal."""
     return table(rows, right=range(2, len(rows[0])))
 
 
 def as_markdown(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows under a head as a Markdown table."""
+    """Rows, of which the first is the head, as a Markdown table."""
     head, *body = rows
     rule = ("---", "---", *("--:" for _ in head[2:]))
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *body))

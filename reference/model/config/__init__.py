@@ -1,4 +1,4 @@
-"""A model's hyperparameters, read from GGUF metadata and checked before anything is built."""
+"""A model's hyperparameters, read from GGUF metadata and checked before the graph is built."""
 
 from reference.model.config.read import read_config
 from reference.model.config.records import DeltaNet, Experts, ModelConfig, Rope

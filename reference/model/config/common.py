@@ -1,4 +1,4 @@
-"""The keys that every family reads, and the rules they share."""
+"""Reads the metadata keys that every family has."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from reference.model.config.rope import read_rope
 from reference.model.gguf import GgufFile
 
 RopeReader = Callable[[Keys, int, int], Rope]
-"""The rotation of heads of a size in a context."""
+"""Reads the rotation for heads of a given size and a context length, both in that order."""
 
 
 def read_common(keys: Keys, rope: RopeReader = read_rope) -> ModelConfig:
-    """What all families share: every layer attends to everything, with heads of one size."""
+    """Read the keys all families share: full attention in every layer, heads of one size."""
     if not keys.file.get(keys.key("attention.causal"), bool, True):
         raise keys.unsupported("attention.causal", "is false", "only causal models are supported")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
@@ -56,7 +56,8 @@ def read_common(keys: Keys, rope: RopeReader = read_rope) -> ModelConfig:
 
 
 def read_head_dim(keys: Keys, hidden: int, heads: int) -> int:
-    """``attention.key_length``, which the values share; by default the heads divide ``hidden``."""
+    """Elements of a head: ``attention.key_length``, by default ``hidden / heads``; values have as
+    many."""
     if hidden % heads and not keys.has("attention.key_length"):
         raise keys.error("attention.head_count", f"{heads} does not divide {hidden}")
     head_dim = keys.integer("attention.key_length", 1, MAX_WIDTH, hidden // heads)
@@ -77,7 +78,8 @@ def _vocab(file: GgufFile) -> int:
 
 
 def require_feed_forward(keys: Keys, config: ModelConfig) -> ModelConfig:
-    """``config``, whose every layer has a dense feed-forward block."""
+    """Return ``config``; raises ModelFileError unless every layer has a dense feed-forward
+    block."""
     if 0 in config.feed_forward:
         layer = config.feed_forward.index(0)
         raise keys.error(

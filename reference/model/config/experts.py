@@ -1,4 +1,4 @@
-"""The keys of a mixture of experts."""
+"""Reads the metadata keys of a mixture of experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_EXPERTS = 1 << 16
 
 
 def read_mixtral_experts(keys: Keys, config: ModelConfig) -> Experts | None:
-    """Experts as wide as the dense block they replace, or None when the model is dense."""
+    """Experts with the width of the dense block they replace, or None for a dense model."""
     counted = _counts(keys, config)
     if counted is None:
         return None
@@ -22,7 +22,8 @@ def read_mixtral_experts(keys: Keys, config: ModelConfig) -> Experts | None:
 
 
 def read_experts(keys: Keys, config: ModelConfig, shared: bool = False) -> Experts:
-    """Experts of ``expert_feed_forward_length``; 0 or absent is F / experts used."""
+    """Experts of width ``expert_feed_forward_length``; by default the dense width / experts
+    used."""
     counted = _counts(keys, config)
     if counted is None:
         raise keys.error(COUNT, f"is 0 or missing, must be 1 to {MAX_EXPERTS}")
@@ -43,7 +44,7 @@ def read_experts(keys: Keys, config: ModelConfig, shared: bool = False) -> Exper
 
 
 def read_parallel_experts(keys: Keys, config: ModelConfig) -> Experts | None:
-    """Experts beside a dense block, which says nothing about their width; None when dense."""
+    """Experts in addition to a dense block, with a width of their own; None for a dense model."""
     counted = _counts(keys, config)
     if counted is None:
         return None
@@ -59,7 +60,7 @@ def _widths(keys: Keys, config: ModelConfig) -> tuple[int, ...]:
 
 
 def _counts(keys: Keys, config: ModelConfig) -> tuple[int, tuple[int, ...]] | None:
-    """All experts and those used per layer; both keys, or neither."""
+    """The number of experts and how many each layer uses, or None without experts."""
     count = keys.integer(COUNT, 0, MAX_EXPERTS, 0)
     used = keys.per_layer(USED, config.layers, config.blocks, 0, (0,) * config.layers)
     for layer, chosen in enumerate(used):
@@ -70,7 +71,7 @@ def _counts(keys: Keys, config: ModelConfig) -> tuple[int, tuple[int, ...]] | No
 
 
 def _shared_width(keys: Keys, config: ModelConfig) -> int:
-    """0 or absent is F; files that give neither have the width in the tensor only."""
+    """The width of the shared expert: the key, else the tensor's, else the dense block's."""
     width = keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0)
     tensor = keys.file.tensors.get(SHARED_TENSOR)
     if width == 0:

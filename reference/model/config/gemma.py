@@ -1,4 +1,4 @@
-"""The keys of the Gemma families: sliding windows, shared keys and values, soft-caps."""
+"""Reads the metadata keys of Gemma: sliding windows, shared keys and values, soft-caps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ VALUE_LENGTH = "attention.value_length_swa"
 CAP = "final_logit_softcapping"
 GEMMA3_PATTERN = 6
 GEMMA3_27B_LAYERS = 62
-"""The one size that scales its scores by the residual width; only its depth tells it apart."""
+"""Layers of Gemma 3 27B, the one size whose scores are scaled by hidden / heads."""
 GEMMA4_CAP = 30.0
 
 
 def read_gemma3(keys: Keys) -> ModelConfig:
-    """Every n-th layer attends to everything, the others to a window; no window, no difference."""
+    """Gemma 3: every n-th layer has full attention, the others a sliding window if the file has
+    one."""
     config = _gemma(keys, cap=0.0)
     window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
     sliding = _gemma3_pattern(keys, config) if window else (False,) * config.layers
@@ -40,7 +41,8 @@ def read_gemma3(keys: Keys) -> ModelConfig:
 
 
 def read_gemma4(keys: Keys) -> ModelConfig:
-    """Layers of two kinds with sizes of their own; the last layers may own no keys and values."""
+    """Gemma 4: full and sliding layers with different head sizes; the last layers may share keys
+    and values."""
     config = _gemma(keys, cap=GEMMA4_CAP)
     window = keys.integer(WINDOW, 1, MAX_CONTEXT)
     sliding = keys.flags(PATTERN, config.layers, config.blocks)
@@ -76,7 +78,7 @@ def _gemma3_pattern(keys: Keys, config: ModelConfig) -> tuple[bool, ...]:
 def _with_windows(
     keys: Keys, config: ModelConfig, window: int, sliding: Sequence[bool], head_dim: int
 ) -> ModelConfig:
-    """``config`` with window, head size and rotation of the sliding layers."""
+    """``config`` with the window, head size and rotation of the sliding layers."""
     value_length = keys.integer(VALUE_LENGTH, 1, MAX_WIDTH, head_dim)
     if value_length != head_dim:
         raise keys.error(VALUE_LENGTH, f"is {value_length}, the key's is {head_dim}")
@@ -96,7 +98,11 @@ def _with_windows(
 
 
 def _kv_layers(keys: Keys, config: ModelConfig, sliding: Sequence[bool]) -> tuple[int, ...]:
-    """The last layers read the last full and the last sliding layer that own keys and values."""
+    """For each layer the layer whose keys and values it reads.
+
+    A layer without keys and values reads those of the last layer of its kind (full or sliding) that
+    has them.
+    """
     layers = config.layers
     own = layers - keys.integer(SHARED, 0, layers - 1, 0)
     sources = list(range(own))

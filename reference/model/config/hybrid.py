@@ -1,4 +1,4 @@
-"""The keys of models whose layers are gated delta nets, but every few that attend."""
+"""Reads the metadata keys of models that mix gated delta-net layers and attention layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_TAPS = 1 << 10
 
 
 def read_delta_net(keys: Keys, config: ModelConfig) -> DeltaNet:
-    """Sizes that fit each other, and which layers are recurrent."""
+    """Read the delta net's sizes, check that they are consistent, and find the recurrent layers."""
     state_size = keys.integer("ssm.state_size", 1, MAX_WIDTH)
     value_heads = keys.integer("ssm.time_step_rank", 1, MAX_WIDTH)
     key_heads = keys.integer("ssm.group_count", 1, MAX_WIDTH)
@@ -36,7 +36,8 @@ def read_delta_net(keys: Keys, config: ModelConfig) -> DeltaNet:
 
 
 def _recurrent_layers(keys: Keys, config: ModelConfig) -> tuple[bool, ...]:
-    """``attention.recurrent_layers`` decides alone where it is given."""
+    """Whether each layer is recurrent: from ``attention.recurrent_layers``, else by a fixed
+    interval."""
     if keys.has("attention.recurrent_layers"):
         return keys.flags("attention.recurrent_layers", config.layers, config.blocks)
     interval = keys.integer("full_attention_interval", 1, MAX_LAYERS, DEFAULT_INTERVAL)

@@ -13,12 +13,12 @@ from reference.model.gguf import GgufFile
 MAX_LAYERS = 1 << 12
 MAX_WIDTH = 1 << 20
 MAX_CONTEXT = 1 << 24
-"""Bounds on what a file may declare; the largest public models stay far below."""
+"""Largest context a file may declare, in tokens; public models stay far below the bounds here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys ``architecture.*`` of ``file``. Every error names the file and the key."""
+    """Reads the keys ``architecture.*`` of ``file``. Every error names the file and the key."""
 
     file: GgufFile
     architecture: str
@@ -32,13 +32,13 @@ class Keys:
         return self.key(name) in self.file.metadata
 
     def error(self, name: str, problem: str) -> ModelFileError:
-        """The error of a value that contradicts the rest of the file."""
+        """The error for a value that contradicts the rest of the file."""
         return ModelFileError(
             self.file.path, f"key {self.key(name)}", problem, "the file was converted wrongly"
         )
 
     def unsupported(self, name: str, problem: str, supported: str) -> UnsupportedModel:
-        """The error of a value that this build has no code for."""
+        """The error for a value that this build does not implement."""
         return UnsupportedModel(self.file.path, f"key {self.key(name)}", problem, supported)
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
@@ -69,7 +69,8 @@ class Keys:
         low: int,
         default: tuple[int, ...] | None = None,
     ) -> tuple[int, ...]:
-        """A value for each of ``layers``, from a scalar or an array of exactly ``blocks``."""
+        """A value for each of ``layers``, from a scalar or from an array of exactly ``blocks``
+        values."""
         value = self.file.metadata.get(self.key(name))
         if value is None and default is not None:
             return default
@@ -82,7 +83,7 @@ class Keys:
         return tuple(int(entry) for entry in value[:layers])
 
     def flags(self, name: str, layers: int, blocks: int) -> tuple[bool, ...]:
-        """A yes or no for each of ``layers``, from an array of exactly ``blocks``; required."""
+        """A bool for each of ``layers``, from a required array of exactly ``blocks`` bools."""
         value = self.file.require(self.key(name), np.ndarray)
         if len(value) != blocks or not set(value.tolist()) <= {0, 1}:
             raise self.error(

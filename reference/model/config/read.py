@@ -1,4 +1,4 @@
-"""From the metadata of a file to a ModelConfig: one reader per architecture."""
+"""Reads a ModelConfig from a file's metadata, with one reader per architecture."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from reference.model.gguf import GgufFile
 
 
 def read_config(file: GgufFile) -> ModelConfig:
-    """The hyperparameters of ``file``; errors name the key, what it is and what it must be.
+    """The hyperparameters of ``file``; errors name the key, its value and what it must be.
 
-    Raises UnsupportedModel for an architecture without a family, ModelFileError for the rest.
+    Raises UnsupportedModel for an unknown architecture, ModelFileError for everything else.
     """
     architecture = file.require("general.architecture", str)
     reader = READERS.get(architecture)

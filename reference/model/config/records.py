@@ -1,4 +1,4 @@
-"""The hyperparameters of a model as checked, immutable records."""
+"""Immutable records of a model's checked hyperparameters."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from reference.exact.rotary import RotaryScaling
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """One rotary table and how its pairs lie.
+    """One rotary table and the layout of its pairs.
 
-    ``table`` names its buffer. ``dims`` channels of a head are rotated, in pairs (m, m + dims/2)
-    if ``neox``, else (2m, 2m + 1). ``factors`` is the tensor that divides the frequencies, ""
-    when there is none; with ``long_factors`` it serves contexts up to
-    ``scaling.original_context`` and the other tensor longer ones.
+    ``table`` is the name of its buffer. ``dims`` channels of a head are rotated, in pairs (m, m +
+    dims/2) if ``neox``, else (2m, 2m + 1). ``factors`` is the tensor whose values divide the
+    frequencies, "" for none. If there is a tensor ``long_factors``, ``factors`` serves contexts up
+    to ``scaling.original_context`` and ``long_factors`` longer ones.
     """
 
     table: str
@@ -26,11 +26,11 @@ class Rope:
 
     @property
     def factor_tensors(self) -> tuple[str, ...]:
-        """The tensors a file must hold for this table, of ``dims / 2`` elements each."""
+        """The tensors this table needs from the file, of ``dims / 2`` elements each."""
         return tuple(name for name in (self.factors, self.long_factors) if name)
 
     def factors_for(self, context: int) -> str:
-        """The tensor that an engine for ``context`` positions uses, or ""."""
+        """The tensor of frequency divisors for a context of ``context`` positions, or ""."""
         beyond = context > self.scaling.original_context
         return self.long_factors if self.long_factors and beyond else self.factors
 
@@ -39,8 +39,8 @@ class Rope:
 class Experts:
     """A mixture of ``count`` experts.
 
-    A token uses ``used[layer]`` experts of width ``widths[layer]``, and one that every token
-    uses of ``shared_width`` (0: there is none).
+    A token uses ``used[layer]`` experts of width ``widths[layer]``, and additionally one shared
+    expert of ``shared_width``, which is 0 when there is none.
     """
 
     count: int
@@ -51,7 +51,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """Sizes of the gated delta-net layers, and which layers they are.
+    """Sizes of the gated delta-net layers; ``layers`` tells which layers are recurrent.
 
     ``key_heads`` divides ``value_heads``; a head of either kind has ``state_size`` elements.
     ``taps`` is the length of the convolution, the current token included.
@@ -65,12 +65,12 @@ class DeltaNet:
 
     @property
     def key_width(self) -> int:
-        """Elements of the keys, and of the queries, of a token."""
+        """Elements of a token's keys, and of its queries."""
         return self.key_heads * self.state_size
 
     @property
     def value_width(self) -> int:
-        """Elements of the values of a token, and of the output gate."""
+        """Elements of a token's values, and of its output gate."""
         return self.value_heads * self.state_size
 
     @property
@@ -83,11 +83,11 @@ class DeltaNet:
 class ModelConfig:
     """Decoder hyperparameters. Tuples have one entry per layer.
 
-    ``layers`` are those a token passes through; ``blocks`` counts the drafting blocks behind them
-    too. ``windows`` are positions attended, 0 for all. ``kv_layers`` is the layer whose keys and
-    values a layer reads. ``feed_forward`` is the width of the dense block, 0 where a file gives
-    none. ``logit_cap`` 0 is off. ``per_layer_width`` is that of the embeddings every layer of a
-    Gemma 4 adds, 0 when it has none.
+    ``layers`` is the number of layers a token passes through; ``blocks`` also counts the drafting
+    blocks after them. ``windows`` are positions attended to, 0 for all. ``kv_layers`` is the layer
+    whose keys and values a layer reads. ``feed_forward`` is the width of the dense block, 0 when
+    the file gives none. ``logit_cap`` 0 is off. ``per_layer_width`` is the width of Gemma 4's
+    per-layer embeddings, 0 without them.
     """
 
     architecture: str
@@ -118,5 +118,5 @@ class ModelConfig:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers that attend."""
+        """The layers with attention."""
         return tuple(n for n in range(self.layers) if not self.is_recurrent(n))

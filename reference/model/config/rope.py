@@ -1,4 +1,5 @@
-"""The rotary keys: base, rotated channels, scaling and the tensors that divide frequencies."""
+"""Reads the metadata keys of rotary embeddings: base, rotated channels, scaling, frequency
+divisors."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def read_rope(keys: Keys, head_dim: int, context: int) -> Rope:
 
 
 def read_llama_rope(keys: Keys, head_dim: int, context: int) -> Rope:
-    """Whole heads in interleaved pairs; ``longrope`` has a divisor per pair for either reach."""
+    """Llama's rotation: whole heads in interleaved pairs.
+
+    With ``longrope`` the file has two tensors of frequency divisors, for short and long contexts.
+    """
     dims = rotary_dims(keys, "rope.dimension_count", head_dim, head_dim)
     if dims != head_dim:
         raise keys.error("rope.dimension_count", f"is {dims}, must be the head size {head_dim}")
@@ -47,7 +51,7 @@ def read_llama_rope(keys: Keys, head_dim: int, context: int) -> Rope:
 
 
 def read_sliding_rope(keys: Keys, head_dim: int, full: Rope) -> Rope:
-    """The rotation of sliding-window layers: a base of its own and no scaling."""
+    """The rotation of sliding-window layers: their own base and no scaling."""
     return Rope(
         table=SLIDING_TABLE,
         base=keys.positive("rope.freq_base_swa", DEFAULT_BASE),
@@ -58,10 +62,10 @@ def read_sliding_rope(keys: Keys, head_dim: int, full: Rope) -> Rope:
 
 
 def check_text_sections(keys: Keys, dims: int) -> None:
-    """``rope.dimension_sections`` must leave text what plain NeoX rotation is.
+    """Check that ``rope.dimension_sections`` means plain NeoX rotation for text.
 
-    Pair m belongs to position stream t, h, w or e by its place in the sections. Text has the same
-    t, h and w, and e = 0: no pair may fall on e.
+    Pair m uses position stream t, h, w or e, depending on its index in the sections. For text t, h
+    and w are equal and e is 0, so no pair may use e.
     """
     name = "rope.dimension_sections"
     sections = keys.file.require(keys.key(name), np.ndarray)
@@ -73,8 +77,8 @@ def check_text_sections(keys: Keys, dims: int) -> None:
     if min(t, h, w, e) < 0 or t + h + w + e == 0:
         raise keys.error(name, f"is {[t, h, w, e]}, must be counts of pairs, not all 0")
     for pair in range(dims // 2):
-        place = pair % (t + h + w + e)
-        if place >= 3 * (t, h, w)[place % 3]:
+        index = pair % (t + h + w + e)
+        if index >= 3 * (t, h, w)[index % 3]:
             raise keys.unsupported(
                 name,
                 f"is {[t, h, w, e]}, which leaves pair {pair} of {dims // 2} to the fourth stream",
@@ -83,7 +87,7 @@ def check_text_sections(keys: Keys, dims: int) -> None:
 
 
 def rotary_dims(keys: Keys, name: str, head_dim: int, default: int) -> int:
-    """How many channels of a head are rotated: even, at most all."""
+    """The number of rotated channels of a head: even, at most all."""
     dims = keys.integer(name, 2, MAX_WIDTH, default)
     if dims > head_dim or dims % 2:
         raise keys.error(name, f"is {dims}, must be even and at most {head_dim}")

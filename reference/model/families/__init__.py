@@ -27,10 +27,10 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def build_graph(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
-    """The forward pass of the model.
+    """The graph of the model's forward pass.
 
-    Tensors of the drafting blocks behind the last layer are ignored. Raises ModelFileError for a
-    missing tensor or a wrong shape, UnsupportedModel for one that no formula reads.
+    Tensors of the drafting blocks after the last layer are ignored. Raises ModelFileError for a
+    missing tensor or a wrong shape, UnsupportedModel for a tensor that no formula reads.
     """
     graph = FAMILIES[config.architecture](config, tensors, limits)
     drafting = tuple(f"blk.{block}." for block in range(config.layers, config.blocks))

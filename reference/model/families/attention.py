@@ -46,10 +46,10 @@ def gated_attention(e: Emitter, x: View, layer: int) -> View:
 
 
 def _gated_sources(e: Emitter, layer: int) -> dict[str, tuple[str, RowSlice | None]]:
-    """Tensor and rows of queries, gates, keys and values.
+    """The tensor and rows of queries, gates, keys and values.
 
-    Every head of attn_q is d query rows, then d gate rows; a fused tensor holds attn_q, attn_k
-    and attn_v one after the other.
+    Every head of attn_q is d query rows, then d gate rows; a fused tensor holds attn_q, attn_k and
+    attn_v one after the other.
     """
     size = e.config.head_dims[layer]
     queries, gates = RowSlice(0, size, 2 * size), RowSlice(size, 2 * size, 2 * size)
@@ -67,14 +67,14 @@ def _gated_sources(e: Emitter, layer: int) -> dict[str, tuple[str, RowSlice | No
 
 
 def widths(e: Emitter, layer: int) -> tuple[int, int]:
-    """Elements of the queries, and of the keys or values, of a token."""
+    """Elements of a token's queries, and of its keys or values."""
     config = e.config
     size = config.head_dims[layer]
     return config.heads[layer] * size, config.kv_heads[layer] * size
 
 
 def packed_views(e: Emitter, layer: int) -> tuple[View, tuple[View, View, View]]:
-    """One buffer for queries, keys and values, and its three parts."""
+    """A buffer for packed queries, keys and values, and views of its three parts."""
     q_width, kv_width = widths(e, layer)
     end = q_width + 2 * kv_width
     packed = e.builder.scratch(f"scratch.qkv[{layer}]", "tokens", end)
@@ -83,7 +83,7 @@ def packed_views(e: Emitter, layer: int) -> tuple[View, tuple[View, View, View]]
 
 
 def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View:
-    """Queries, keys and values of rms(x, attn_norm), packed; the values to ``values`` if given.
+    """Queries, keys and values of rms(x, attn_norm), packed; the values go to ``values`` if given.
 
     A fused tensor gives all three in one product.
     """
@@ -136,7 +136,8 @@ def _equalised(
     powers: Channels,
     y: View,
 ) -> None:
-    """A projection with its bias, its columns times powers of two where there are any."""
+    """A projection with its bias, and with its columns times powers of two when ``powers`` has
+    any."""
     scaled = len(powers) == shape[0] and any(powers)
     product = e.linear(h, name, layer, *shape, y=None if scaled else y)
     if scaled:
@@ -144,7 +145,7 @@ def _equalised(
 
 
 def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bool) -> View:
-    """Per-head norms where the family has them, the rotation, and the write of keys and values.
+    """Emit the per-head norms the family has, the rotation, and the write of keys and values.
 
     Returns the queries.
     """
@@ -176,14 +177,14 @@ def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bo
 
 
 def kv_pages(e: Emitter, layer: int) -> View:
-    """The pages of the keys and values that ``layer`` reads."""
+    """The KV pages that ``layer`` reads."""
     owner = e.config.kv_layers[layer]
     shape = (e.limits.pages, 2, PAGE_TOKENS, e.config.kv_heads[owner], e.config.head_dims[owner])
     return e.builder.buffer(f"state.kv[{owner}]", BufferKind.STATE, e.limits.kv_dtype, shape)
 
 
 def attend(e: Emitter, q: View, layer: int) -> View:
-    """Causal attention, to the layer's window where it has one."""
+    """Causal attention, limited to the layer's window if it has one."""
     config = e.config
     return e.builder.emit(
         Opcode.FLASH_ATTN_BATCHED,
@@ -201,6 +202,6 @@ def attend(e: Emitter, q: View, layer: int) -> View:
 
 
 def output(e: Emitter, attended: View, layer: int) -> View:
-    """Back to the residual width."""
+    """The projection of the attention's result back to the residual width."""
     q_width, _ = widths(e, layer)
     return e.linear(attended, "attn_output", layer, e.config.hidden, q_width)

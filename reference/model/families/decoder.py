@@ -14,7 +14,7 @@ from reference.model.families.tensors import ModelTensors
 def build_decoder(
     config: ModelConfig, tensors: ModelTensors, limits: Limits, *, query_key_norm: bool
 ) -> Graph:
-    """x = embed; each layer x += attention(x), x += ffn(x); logits of the last norm."""
+    """x = embed; in each layer x += attention(x), x += ffn(x); logits of the last norm."""
     e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
     x = e.embed()
     for layer in range(config.layers):

@@ -1,4 +1,4 @@
-"""The gated delta net: a recurrent layer in the place of attention."""
+"""The gated delta net: a recurrent layer used instead of attention."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ JOINT = "ssm_ba"
 
 
 def delta_net(e: Emitter, x: View, layer: int, *, grouped: bool) -> View:
-    """norm(delta rule of conv(u)) * silu(z), projected back; u, z, alpha and beta are products.
+    """norm(delta rule of conv(u)) * silu(z), projected back; u, z, alpha and beta are projections.
 
-    ``grouped``: value heads lie by key head, else key heads repeat in turn.
+    ``grouped``: consecutive value heads share a key head; otherwise key heads repeat cyclically.
     """
     builder, config, net = e.builder, e.config, sizes(e)
     h = e.norm(x, "attn_norm", layer)
@@ -73,7 +73,7 @@ def _state(e: Emitter, name: str, *shape: int) -> View:
 
 
 def _inputs_and_gate(e: Emitter, h: View, layer: int) -> tuple[View, View]:
-    """What is convolved, [queries, keys, values], and the output gate.
+    """The convolution's input, [queries, keys, values], and the output gate.
 
     The legacy tensor holds, for each key head, its query, key, values and gates.
     """
@@ -95,7 +95,8 @@ def _inputs_and_gate(e: Emitter, h: View, layer: int) -> tuple[View, View]:
 
 
 def _beta_and_alpha(e: Emitter, h: View, layer: int) -> tuple[View, View]:
-    """Two products, one row a value head; a joint tensor alternates them by key head."""
+    """The projections beta and alpha, one row per value head; a joint tensor alternates them by key
+    head."""
     net, hidden = sizes(e), e.config.hidden
     heads = net.value_heads
     if not e.has(f"{JOINT}.weight", layer):

@@ -1,7 +1,7 @@
-"""What every family emits: inputs, weights, norms, products, the embedding and the head.
+"""Graph nodes that every family emits: inputs, weights, norms, products, embedding, output head.
 
 Names follow the file: tensor ``blk.3.attn_q.weight`` is buffer ``model.attn_q.weight[3]``, and the
-node that multiplies with it ``attn_q[3]``.
+node that multiplies with it is ``attn_q[3]``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
 
 SILU, GELU, SIGMOID = 0, 1, 2
-"""Values of the parameter ``activation``."""
+"""Values of the opcode parameter ``activation``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +32,26 @@ class Emitter:
 
     @property
     def query(self) -> View:
-        """The step's query tokens: (token, slot, position, flags) each."""
+        """The step's query tokens, each (token, slot, position, flags)."""
         return self.builder.request("request.query", "tokens", 4)
 
     @property
     def resolved(self) -> View:
-        """The query tokens, every one with its id."""
+        """The query tokens with all token ids filled in."""
         return self.builder.scratch("scratch.query", "tokens", 4, dtype=I32)
 
     @property
     def page_table(self) -> View:
-        """The KV page of every 16 positions of every slot."""
+        """The page table: the KV page of every 16 positions of every slot."""
         limits = self.limits
         return self.builder.request("request.page_table", limits.slots, limits.slot_pages)
 
     def has(self, name: str, layer: int | None = None) -> bool:
-        """Whether the file holds tensor ``name`` (with its suffix) of the layer."""
+        """Whether the file has tensor ``name`` (given with its suffix) for the layer."""
         return self.tensors.has(file_name(name, layer))
 
     def is_plain(self, name: str, layer: int | None = None) -> bool:
-        """Whether the product with ``name`` is its matrix alone: no bias, no scale."""
+        """Whether the product with ``name`` is only its matrix, without bias or scale."""
         return not (self.has(f"{name}.bias", layer) or self.has(f"{name}.scale", layer))
 
     def weight(
@@ -62,20 +62,20 @@ class Emitter:
         tensor: str = "",
         rows: RowSlice | None = None,
     ) -> View:
-        """Matrix ``name``; ``tensor`` and ``rows`` when it is a part of another tensor."""
+        """The matrix ``name``; ``tensor`` and ``rows`` say where it is part of another tensor."""
         stored = file_name(f"{tensor or name}.weight", layer)
         logical = f"model.{label(f'{name}.weight', layer)}"
         return self.tensors.weight(self.builder, logical, stored, *shape, rows=rows)
 
     def parameters(self, name: str, layer: int | None, *shape: int, powers: Channels = ()) -> View:
-        """The F32 tensor ``name`` (with its suffix), its columns times powers of two."""
+        """The F32 tensor ``name`` (given with its suffix), with columns times powers of two."""
         logical, stored = f"model.{label(name, layer)}", file_name(name, layer)
         return self.tensors.parameters(self.builder, logical, stored, *shape, powers=powers)
 
     def scale_powers(
         self, x: View, name: str, layer: int, powers: Channels, y: View | None
     ) -> View:
-        """x, each column times a power of two."""
+        """Emit x with each column times a power of two."""
         source = str(WeightSource(ONES, powers=powers))
         factors = self.builder.buffer(
             f"model.{label(name, layer)}", BufferKind.WEIGHT, F32, (len(powers),), source=source
@@ -104,7 +104,7 @@ class Emitter:
         return self.builder.emit(Opcode.ADD, label(name, layer), a=x, b=y)
 
     def add_and_norm(self, x: View, y: View, layer: int, norm: str) -> tuple[View, View]:
-        """x + y, and its RMS norm."""
+        """Emit x + y and its RMS norm."""
         h = self.builder.scratch(f"scratch.{label(norm, layer)}", "tokens", self.config.hidden)
         total = self.builder.emit(
             Opcode.RESIDUAL_RMS_NORM,
@@ -129,7 +129,7 @@ class Emitter:
         tensor: str = "",
         rows: RowSlice | None = None,
     ) -> View:
-        """x W^T, times the scale and plus the bias where the file has them for this matrix."""
+        """Emit x W^T, times the scale and plus the bias if the file has them for this matrix."""
         weight = self.weight(name, layer, outputs, inner, tensor=tensor, rows=rows)
         has_scale, has_bias = (self.has(f"{name}.{part}", layer) for part in ("scale", "bias"))
         product = self.builder.emit(
@@ -155,7 +155,7 @@ class Emitter:
         return product
 
     def rope_table(self, layer: int) -> View:
-        """Cosines and sines of the layer's rotation, [context, 2, pairs]."""
+        """The table of the layer's rotation: cosines and sines, [context, 2, pairs]."""
         rope = self.config.ropes[layer]
         for name in rope.factor_tensors:
             self.tensors.take(name, rope.dims // 2)
@@ -173,7 +173,7 @@ class Emitter:
         return self.builder.emit(Opcode.SCALE, "embed_scale", x=x, factor=config.embedding_scale)
 
     def head(self, x: View) -> None:
-        """Logits and one sampled token for every output row."""
+        """Emit the logits of every output row and the sampling of one token per row."""
         builder, config = self.builder, self.config
         rows = builder.request("request.output_rows", "rows")
         x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=rows)
@@ -203,7 +203,7 @@ class Emitter:
 
 
 def open_step(builder: GraphBuilder, limits: Limits, query: View, resolved: View) -> None:
-    """Give every query token its id, and note it among the recent tokens of its slot."""
+    """Emit LOAD_REQUEST_STATE, which fills in token ids and records each slot's recent tokens."""
     builder.emit(
         Opcode.LOAD_REQUEST_STATE,
         "open_step",
@@ -218,7 +218,8 @@ def open_step(builder: GraphBuilder, limits: Limits, query: View, resolved: View
 def emit_tokens(
     builder: GraphBuilder, limits: Limits, vocab: int, logits: View, rows: View, query: View
 ) -> None:
-    """Sample every output row, report it in the ring and keep it for the slot's next step."""
+    """Emit the sampling of every output row, its event in the ring and the slot's new last
+    token."""
     allowed = bias = None
     if limits.masks:
         allowed = builder.request("request.allowed", limits.masks, mask_words(vocab))
@@ -270,7 +271,7 @@ def _recent(builder: GraphBuilder, limits: Limits) -> View:
 
 
 def label(name: str, layer: int | None) -> str:
-    """The name of a node or buffer; a layer's carry its number."""
+    """The name of a node or buffer; names of a layer contain its number."""
     return name if layer is None else f"{name}[{layer}]"
 
 

@@ -13,14 +13,14 @@ from reference.model.families.emitter import SILU, Emitter
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The experts of every token and how much of each counts, both [tokens, used]."""
+    """The expert ids of every token and their weights, both [tokens, used]."""
 
     ids: View
     weights: View
 
 
 def add_feed_forward(e: Emitter, x: View, attended: View, layer: int, norm: str) -> View:
-    """x + attended, plus its dense block or its experts, behind one norm."""
+    """x + attended, plus the dense block or the experts applied to the norm of that sum."""
     if e.config.experts is None:
         x = e.add("attn_residual", layer, x, attended)
         return e.add("ffn_residual", layer, x, dense(e, x, layer, norm))
@@ -55,7 +55,7 @@ def dense(e: Emitter, x: View, layer: int, norm: str, activation: int = SILU) ->
 
 
 def route(e: Emitter, r: View, layer: int) -> Routing:
-    """The largest of softmax(r Wr), renormalized."""
+    """The experts with the largest softmax(r Wr), with renormalized weights."""
     mixture = _mixture(e)
     used = mixture.used[layer]
     ids = e.builder.scratch(f"scratch.moe_ids[{layer}]", "tokens", used, dtype=I32)
@@ -80,7 +80,7 @@ def experts(
     activation: int = SILU,
     residual: View | None = None,
 ) -> View:
-    """The weighted sum of the chosen experts, added to ``residual`` if there is one."""
+    """The weighted sum of the chosen experts, added to ``residual`` if given."""
     mixture, hidden = _mixture(e), e.config.hidden
     count, used, width = mixture.count, mixture.used[layer], mixture.widths[layer]
     gate_weight, up_weight = _gate_and_up(e, layer, count, width)
@@ -126,7 +126,7 @@ def shared_expert(e: Emitter, h: View, layer: int, residual: View) -> View:
 
 
 def _gate_and_up(e: Emitter, layer: int, count: int, width: int) -> tuple[View, View]:
-    """The first two matrices of all experts; a fused tensor has gate rows, then up rows."""
+    """The gate and up matrices of all experts; a fused tensor has gate rows, then up rows."""
     shape, fused = (count, width, e.config.hidden), "ffn_gate_up_exps"
     if not e.has(f"{fused}.weight", layer):
         return (

@@ -1,4 +1,4 @@
-"""``gemma3``: norms around both blocks, gelu, windows in all but every n-th layer."""
+"""``gemma3``: norms before and after both blocks, gelu, windows in all but every n-th layer."""
 
 from __future__ import annotations
 

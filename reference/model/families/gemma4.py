@@ -71,7 +71,7 @@ def per_layer_embeddings(e: Emitter, x: View) -> View:
 
 
 def _attention(e: Emitter, x: View, layer: int) -> View:
-    """attn(q, K, V) Wo with scale 1; the last layers read the cache of an earlier one."""
+    """attn(q, K, V) Wo with scale 1; the last layers read the KV pages of an earlier layer."""
     if e.config.kv_layers[layer] != layer:
         q = _queries(e, x, layer)
     else:
@@ -109,9 +109,9 @@ def _queries(e: Emitter, x: View, layer: int) -> View:
 
 
 def _queries_keys_values(e: Emitter, x: View, layer: int) -> View:
-    """Packed projections, the values normed without a weight.
+    """Packed queries, keys and values; the values are normed without a weight.
 
-    In layers without attn_v the values are the keys, before the norm and rotation of those.
+    In layers without attn_v the values are the keys before their norm and rotation.
     """
     config = e.config
     packed, (q, k, v) = packed_views(e, layer)
@@ -136,9 +136,9 @@ def _queries_keys_values(e: Emitter, x: View, layer: int) -> View:
 
 
 def _feed_forward(e: Emitter, x: View, layer: int) -> View:
-    """The dense block; in layers with a router its norm plus that of the experts.
+    """The dense block; layers with a router add the norm of the experts' sum to its norm.
 
-    The router reads rms(x) / sqrt(H) times a scale of its own.
+    The router reads rms(x) / sqrt(H) times its own scale.
     """
     y = dense(e, x, layer, "ffn_norm", GELU)
     if e.config.experts is None or not e.has("ffn_gate_inp.weight", layer):

@@ -1,4 +1,5 @@
-"""``qwen35``, ``qwen35moe``, ``qwen3next``: delta nets with a layer that attends every few."""
+"""``qwen35``, ``qwen35moe``, ``qwen3next``: delta-net layers, with attention in every n-th
+layer."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from reference.model.families.tensors import ModelTensors
 
 ATTENTION_TENSOR = "attn_q.weight"
 DELTA_NET_TENSOR = "ssm_conv1d.weight"
-"""Tensors that layers of one kind have and those of the other do not."""
+"""A tensor that recurrent layers have and attention layers lack."""
 KIND_KEYS = ("full_attention_interval", "attention.recurrent_layers")
 
 
@@ -38,7 +39,7 @@ def build_hybrid(
 
 
 def _check_kind(e: Emitter, layer: int) -> None:
-    """The tensors of a layer are of the kind that the metadata says the layer is."""
+    """Raise an error unless the layer's tensors are of the kind the metadata gives the layer."""
     recurrent = e.config.is_recurrent(layer)
     foreign = ATTENTION_TENSOR if recurrent else DELTA_NET_TENSOR
     if e.has(foreign, layer):

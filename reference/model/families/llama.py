@@ -1,4 +1,4 @@
-"""``llama``: Llama 1 to 3, Mistral, Mixtral and relatives. Rotary pairs are neighbours."""
+"""``llama``: Llama 1 to 3, Mistral, Mixtral and relatives. Rotary pairs are adjacent channels."""
 
 from __future__ import annotations
 

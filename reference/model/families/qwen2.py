@@ -1,4 +1,5 @@
-"""``qwen2``: Qwen 2 and 2.5. Rotary pairs are halves; queries, keys and values have a bias."""
+"""``qwen2``: Qwen 2 and 2.5. Rotary pairs are (m, m + n/2); queries, keys and values have a
+bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``qwen3`` and ``qwen3moe``: Qwen 3, dense or of experts. Queries and keys are normed per head."""
+"""``qwen3`` and ``qwen3moe``: Qwen 3, dense or with experts. Queries and keys are normed per
+head."""
 
 from __future__ import annotations
 

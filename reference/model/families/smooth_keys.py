@@ -1,13 +1,12 @@
-"""Outlier channels of keys, made harmless by powers of two (rule R6).
+"""Moves outliers from keys to queries by powers of two, so that rule R6 rounds keys less.
 
-A row of attention has one exponent, so a channel far above the others takes their bits. Scores do
-not change when a rotary pair of the keys is divided by 2^c and the same pair of the queries
-multiplied by it. The exponents c come from what a file says of its channels before there is a
-token: the weights of the norms over a head, or the biases of queries and keys beside their
-matrices.
+Rule R6 gives a row of attention one exponent, so a channel far above the others costs them bits.
+Scores do not change when a rotary pair of the keys is divided by 2^c and the same pair of the
+queries is multiplied by 2^c. The exponents c are derived from the file alone: from the weights of
+the norms over a head, or from the biases and matrices of queries and keys.
 
-Only whole exponents are compared, as integers, and sums are rule R3's: every machine finds the
-same c.
+Sizes are compared by their binades (the exponents of two) as integers, and sums follow rule R3, so
+every machine finds the same c.
 """
 
 from __future__ import annotations
@@ -28,18 +27,20 @@ Float32 = NDArray[np.float32]
 Channels = tuple[int, ...]
 
 OUTLIER_BINADES = 3
-"""From the median channel up to the largest, before a head counts as one with outliers."""
+"""Binades between the median and the largest channel from which a head counts as having
+outliers."""
 SAMPLED_ROWS = 16
-"""Of a matrix, to tell how large what it gives is beside the bias."""
+"""Rows of a matrix sampled to estimate the size of its results, for comparison with the bias."""
 MOST_BINADES = 12
-"""The largest c: what is still farther away is no outlier of a working model."""
+"""The largest c; no working model has a channel farther above the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Powers:
     """Exponents of two for the channels of one layer's queries and keys.
 
-    They are of one head, [head_dim], where norms over a head take them, else of all heads.
+    They are those of one head, [head_dim], when they scale the weights of norms over a head, else
+    of all heads.
     """
 
     queries: Channels
@@ -47,9 +48,9 @@ class Powers:
 
 
 def equalising_powers(config: ModelConfig, file: GgufFile) -> dict[int, Powers]:
-    """The layers with outliers among their keys.
+    """The powers of each layer whose keys have outliers.
 
-    A layer that reads another layer's pages multiplies its queries by what divided the keys there.
+    A layer that reads another layer's keys multiplies its queries by that layer's powers.
     """
     found: dict[int, Powers] = {}
     for layer in config.attention_layers:
@@ -75,7 +76,7 @@ def equalising_powers(config: ModelConfig, file: GgufFile) -> dict[int, Powers]:
 
 
 def _norms(layer: int, file: GgufFile) -> tuple[Float32, Float32] | None:
-    """Sizes of the channels after the norms over a head, [1, head_dim]: queries and keys."""
+    """Sizes of the channels after the norms over a head, [1, head_dim], of queries and of keys."""
     names = [f"blk.{layer}.attn_{side}_norm.weight" for side in "qk"]
     if not _all_f32(names, file):
         return None
@@ -86,8 +87,8 @@ def _norms(layer: int, file: GgufFile) -> tuple[Float32, Float32] | None:
 def _biases(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Float32, Float32] | None:
     """Sizes of the channels of biased projections, [heads, head_dim] and [kv_heads, head_dim].
 
-    A channel is as large as its bias, or as what the matrix makes of a normed input if that is
-    larger: the median of some rows of it.
+    A channel's size is the larger of its bias and the typical result of the matrix for a normed
+    input.
     """
     size = config.head_dims[layer]
     q_width, kv_width = config.heads[layer] * size, config.kv_heads[layer] * size
@@ -112,7 +113,8 @@ def _biases(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Float32, F
 
 @np.errstate(all="ignore")
 def _typical_size(file: GgufFile, matrix: str, rows: NDArray[np.intp], norm: str) -> np.float32:
-    """The median over ``rows`` of the root of sum (w g)^2: what they give of a normed input."""
+    """The typical size of a matrix's results for a normed input: the median over ``rows`` w of
+    sqrt(sum (w g)^2), where g are the weights of the norm before it."""
     dtype = file.tensors[matrix].dtype
     if dtype is None or file.tensors[norm].shape != file.tensors[matrix].shape[1:]:
         return np.float32(0.0)
@@ -126,18 +128,18 @@ def _all_f32(names: list[str], file: GgufFile) -> bool:
 
 
 def _pair_of_channel(rope: Rope, head_dim: int) -> NDArray[np.intp]:
-    """Channels that are rotated together have one number; the others one of their own."""
+    """A number per channel: channels rotated together have the same, every other its own."""
     channel = np.arange(head_dim)
     together = channel % (rope.dims // 2) if rope.neox else channel // 2
     return np.where(channel < rope.dims, together, channel)
 
 
 def _powers(queries: Float32, keys: Float32, pairs: NDArray[np.intp]) -> list[int]:
-    """c of every channel of one KV head.
+    """The exponent c of every channel of one KV head.
 
-    Of the levels t from the median up, with c = max(0, binade of the key - t), the one with the
-    least noise: rounding keys costs each channel a step of the largest key, seen through all
-    queries, rounding queries the same with the sides exchanged.
+    For each level t from the median up, let c = max(0, binade of the key - t); choose the t with
+    the least noise. Rounding keys costs each channel a step of the largest key, times all queries;
+    rounding queries costs the same with queries and keys exchanged.
     """
     k, q = _binades(keys, pairs), _binades(queries, pairs)
     used = sorted(set(pairs.tolist()))
@@ -161,7 +163,7 @@ def _powers(queries: Float32, keys: Float32, pairs: NDArray[np.intp]) -> list[in
 
 
 def _binades(values: Float32, pairs: NDArray[np.intp]) -> list[int]:
-    """Of each pair, by number: binades of its larger channel above the median pair, at least 0."""
+    """For each pair number, the binades of its larger channel above the median pair, at least 0."""
     largest = np.zeros(len(pairs), np.float32)
     np.maximum.at(largest, pairs, values)
     exponents = np.frexp(np.where(largest > 0, largest, np.finfo(np.float32).tiny))[1]

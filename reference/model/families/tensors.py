@@ -1,4 +1,4 @@
-"""How a family reaches the tensors of a file: by name, with the shape its formulas need."""
+"""Access to a file's tensors by name, with the shapes that a family's formulas need."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from reference.model.gguf import TensorInfo
 
 @dataclass(slots=True)
 class ModelTensors:
-    """The tensors of one file, and which of them a family has taken.
+    """The tensors of one file, and which of them a family has used.
 
-    ``parts`` are the rows taken of tensors that hold several matrices, within one group of rows.
-    ``powers`` are of the layers whose keys have outliers.
+    ``parts`` maps a tensor that holds several matrices to the rows used so far of one group of
+    rows. ``powers`` maps a layer whose keys have outliers to its powers of two.
     """
 
     path: str
@@ -33,13 +33,13 @@ class ModelTensors:
         return name in self.tensors
 
     def take(self, name: str, *shape: int, rows: RowSlice | None = None) -> DType:
-        """Check that ``name`` exists, ``rows`` of it being ``shape``, and return its type.
+        """Check that ``name`` exists and that ``rows`` of it have ``shape``, and return its type.
 
-        It counts as used once all of its rows are taken. Raises ModelFileError for a missing
-        tensor or another shape, UnsupportedModel for a type without arithmetic.
+        The tensor counts as used once all of its rows are taken. Raises ModelFileError for a
+        missing tensor or another shape, UnsupportedModel for a type this build cannot compute with.
         """
         if rows is not None:
-            whole = shape[-2] * rows.group // len(rows.kept())
+            whole = shape[-2] * rows.group // len(rows.selected())
             shape = (*shape[:-2], whole, shape[-1])
         info = self.tensors.get(name)
         if info is None:
@@ -62,7 +62,7 @@ class ModelTensors:
             )
         taken = self.parts.setdefault(name, set())
         if rows is not None:
-            taken.update(rows.kept())
+            taken.update(rows.selected())
         if rows is None or len(taken) == rows.group:
             self.used.add(name)
         return info.dtype
@@ -87,7 +87,7 @@ class ModelTensors:
     def parameters(
         self, builder: GraphBuilder, logical: str, name: str, *shape: int, powers: Channels = ()
     ) -> View:
-        """An F32 tensor: norm weights, biases, scales, convolution taps."""
+        """Declare an F32 tensor: norm weights, biases, scales, convolution taps."""
         info = self.tensors.get(name)
         if info is not None and info.dtype is not F32:
             raise UnsupportedModel(
@@ -96,9 +96,9 @@ class ModelTensors:
         return self.weight(builder, logical, name, *shape, powers=powers)
 
     def reject_unused(self, architecture: str, ignored: tuple[str, ...] = ()) -> None:
-        """A tensor nobody reads means the model is not what its metadata says.
+        """Raise UnsupportedModel for an unused tensor: the model is not what its metadata says.
 
-        Names that begin with one of ``ignored`` are left out knowingly.
+        Names that begin with one of ``ignored`` may be unused.
         """
         unused = sorted(
             name for name in set(self.tensors) - self.used if not name.startswith(ignored)

@@ -1,4 +1,4 @@
-"""GGUF model files: ``open_gguf`` maps and checks them, ``write_gguf`` makes them."""
+"""GGUF model files: ``open_gguf`` maps and checks a file, ``write_gguf`` writes one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What writes files is loaded when it is asked for: a model that runs is only read."""
+    """Import the writer on first use, since running a model only reads files."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from reference.model.gguf import writer

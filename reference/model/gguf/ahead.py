@@ -1,4 +1,4 @@
-"""Mapped files brought into memory, and into the process's page table, ahead of who reads them."""
+"""Reads a mapped model file into memory and into the process's page table ahead of its use."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 from reference.model.gguf.shard import Shard
 
 MOST_BYTES = 1 << 30
-"""Of a file: whoever reads more does so long enough not to be kept waiting by the first bytes."""
+"""Most bytes to read ahead; reading more takes so long that the first bytes no longer matter."""
 PIECE_BYTES = 1 << 25
-"""At a time: meanwhile the process can map nothing else."""
+"""Bytes per call; during a call the process can map no other memory."""
 _POPULATE_READ = 22
-"""MADV_POPULATE_READ of Linux 5.14 and later. Others refuse it, which does no harm."""
+"""The value of MADV_POPULATE_READ, from Linux 5.14 on. Other systems refuse it without harm."""
 
 
 def read_ahead(shards: Sequence[Shard]) -> threading.Thread:
-    """Begin with the first shard, in a thread that the end of the process does not wait for."""
+    """Start a daemon thread that reads the first shard."""
     thread = threading.Thread(target=_read, args=(shards[:1],), name="read ahead", daemon=True)
     thread.start()
     return thread
@@ -34,7 +34,7 @@ def _read(shards: Sequence[Shard]) -> None:
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         for shard in shards:
-            # Holds the mapping even when the file is closed meanwhile.
+            # The view keeps the mapping alive even when the file is closed meanwhile.
             view = np.frombuffer(shard.mapping, np.uint8, min(shard.size, MOST_BYTES))
             for start in range(0, view.nbytes, PIECE_BYTES):
                 piece = view[start : start + PIECE_BYTES]

@@ -1,4 +1,4 @@
-"""Reading a GGUF header without ever leaving it: every read is checked, then made."""
+"""A cursor over a GGUF header that checks the bounds of every read before it reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRUNCATED = "the file is cut short or damaged: fetch it again"
 
 
 def shown(text: str | bytes) -> str:
-    """``text`` from a file as one short printable line, quoted."""
+    """``text`` from a file as a short, printable, quoted line."""
     quoted = repr(text[:_SHOWN_CHARACTERS])
     if len(text) <= _SHOWN_CHARACTERS and len(quoted) <= _SHOWN_CHARACTERS:
         return quoted
@@ -39,11 +39,11 @@ class Cursor:
         self.position = 0
 
     def error(self, where: str, problem: str, remedy: str = TRUNCATED) -> ModelFileError:
-        """The error to raise; an empty ``where`` is the current byte offset."""
+        """The error to raise; an empty ``where`` means the current byte offset."""
         return ModelFileError(self.path, where or f"byte offset {self.position}", problem, remedy)
 
     def need(self, byte_count: int, what: str, where: str = "") -> None:
-        """Raise ModelFileError unless ``byte_count`` more bytes can be part of the header."""
+        """Raise ModelFileError unless the header can contain ``byte_count`` more bytes."""
         end = self.position + byte_count
         if end > self.size:
             raise self.error(
@@ -60,7 +60,7 @@ class Cursor:
             )
 
     def unpack(self, layout: struct.Struct, what: str, where: str = "") -> int | float:
-        """One number of ``layout``."""
+        """Read one number of ``layout``."""
         self.need(layout.size, what, where)
         value: int | float = layout.unpack_from(self.buffer, self.position)[0]
         self.position += layout.size
@@ -76,14 +76,15 @@ class Cursor:
         return int(self.unpack(_U64, what, where))
 
     def octet_view(self, byte_count: int, what: str, where: str = "") -> np.ndarray:
-        """The next ``byte_count`` bytes, uint8, not copied."""
+        """A view of the next ``byte_count`` bytes, uint8."""
         self.need(byte_count, what, where)
         start = self.position
         self.position += byte_count
         return self.octets[start : self.position]
 
     def text(self, limit_bytes: int, what: str, where: str = "") -> str:
-        """A length-prefixed string of at most ``limit_bytes`` bytes that must be valid UTF-8."""
+        """Read a length-prefixed string of at most ``limit_bytes`` bytes, which must be valid
+        UTF-8."""
         length = self.u64(f"the length of {what}", where)
         if length > limit_bytes:
             raise self.error(

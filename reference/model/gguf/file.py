@@ -1,4 +1,4 @@
-"""An open GGUF model: one file or all shards of a split one."""
+"""An open GGUF model: one file, or all shards of a split model."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ _ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class GgufFile(ContextManager):
-    """An open model file; every array it gives is a read-only view of the mapped file.
+    """An open model file; every array it returns is a read-only view of the mapped file.
 
-    A file must not be truncated while it is mapped: touching a view of the lost part ends the
-    process (SIGBUS), which Python cannot turn into an exception. ``check_unchanged`` is called
-    before every tensor is handed out and should be called at step boundaries, but a truncation
-    between the check and the use cannot be seen. Replacing the file by renaming another over it
-    is always safe.
+    A file must not be truncated while it is mapped: reading a lost part ends the process (SIGBUS),
+    which Python cannot turn into an exception. ``check_unchanged`` runs before every tensor is
+    returned and should run at step boundaries, but cannot see a truncation between the check and
+    the use. Replacing the file by renaming another over it is always safe.
 
-    After ``close`` the object raises ValueError; views already handed out stay valid, and the
-    file stays mapped until the last of them is gone.
+    After ``close`` the object raises ValueError. Views returned before stay valid, and the file
+    stays mapped until the last of them is gone.
     """
 
     __slots__ = ("_metadata", "_shards", "_tensors", "_value_types", "path")
@@ -54,7 +53,7 @@ class GgufFile(ContextManager):
         )
 
     def close(self) -> None:
-        """Let go of the files. Closing twice is harmless."""
+        """Close the files. Closing twice is harmless."""
         shards, self._shards = self._shards, ()
         for shard in shards:
             shard.close()
@@ -69,8 +68,8 @@ class GgufFile(ContextManager):
         return self._shards
 
     def read_ahead(self) -> Thread:
-        """Begin to bring the tensors into memory, for who is about to read them all, in a thread
-        that ends by itself and that the end of the process does not wait for."""
+        """Start reading the tensors into memory, for a caller about to read all of them. The daemon
+        thread ends by itself."""
         return read_ahead(self.shards)
 
     @property
@@ -85,7 +84,7 @@ class GgufFile(ContextManager):
 
     @property
     def metadata(self) -> Mapping[str, Value]:
-        """Values by key, in file order; of a split model those of the first file."""
+        """Values by key, in file order; for a split model those of the first file."""
         self._check_open()
         return self._metadata
 
@@ -114,10 +113,10 @@ class GgufFile(ContextManager):
         return self.require(key, kind) if key in self.metadata else default
 
     def tensor_bytes(self, name: str) -> np.ndarray:
-        """A tensor's blocks, uint8 [rows, row_bytes], rows over all dimensions but the last.
+        """A tensor's blocks, uint8 [rows, row_bytes]; rows run over all dimensions but the last.
 
         Raises ModelFileError when there is no such tensor or its file has changed, and
-        UnsupportedModel when its type is one this build only knows the size of.
+        UnsupportedModel when this build knows only the size of its type.
         """
         tensor = self._tensor(name)
         if tensor.dtype is None:
@@ -169,11 +168,11 @@ class GgufFile(ContextManager):
 
 
 def open_gguf(path: str | Path) -> GgufFile:
-    """Open a GGUF model for reading; of a split model name the first file, the others are found.
+    """Open a GGUF model for reading. For a split model pass the first file; the others are found.
 
-    Nothing is read but the headers. Raises ModelFileError for a file that is missing, cannot be
-    mapped, is not a well-formed little-endian GGUF file of version 2 or 3, or is a shard whose
-    companions are missing or belong to another model.
+    Only the headers are read. Raises ModelFileError for a file that is missing, cannot be mapped,
+    is not a well-formed little-endian GGUF file of version 2 or 3, or is a shard whose companions
+    are missing or belong to another model.
     """
     path = Path(path)
     return GgufFile(path, open_shards(path))

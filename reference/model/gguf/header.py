@@ -1,4 +1,4 @@
-"""Everything a GGUF file says before its tensor data, parsed from bytes and a file size."""
+"""The parser of a GGUF header: all data of a file before its tensor data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LONGEST_SIGN_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One file's contents but for the data. ``data_start`` and ``alignment`` are in bytes."""
+    """The contents of a file without tensor data. ``data_start`` and ``alignment`` are in bytes."""
 
     version: int
     alignment: int
@@ -45,10 +45,10 @@ class Header:
 
 
 def parse_header(buffer: mmap.mmap | bytes, size: int, path: object, shard: int = 0) -> Header:
-    """The header of a file of ``size`` bytes that begins with ``buffer``.
+    """Parse the header of a file of ``size`` bytes that begins with ``buffer``.
 
-    Arrays in the result are views of ``buffer``. Raises ModelFileError for everything that is not
-    a well-formed little-endian GGUF file of version 2 or 3 with all its tensors inside ``size``.
+    Arrays in the result are views of ``buffer``. Raises ModelFileError for everything that is not a
+    well-formed little-endian GGUF file of version 2 or 3 with all its tensors inside ``size``.
     """
     if size < len(MAGIC) or buffer[: len(MAGIC)] != MAGIC:
         raise _not_gguf(bytes(buffer[:_LONGEST_SIGN_BYTES]), path)
@@ -86,7 +86,8 @@ def _read_version(cursor: Cursor) -> int:
 
 
 def _not_gguf(start: bytes, path: object) -> ModelFileError:
-    """The error for a file that begins with ``start``, saying what it looks like."""
+    """The error for a file that is not GGUF and begins with ``start``; it names the likely
+    format."""
     for sign, what, remedy in _OTHER_FORMATS:
         if start.startswith(sign):
             return ModelFileError(path, "byte offset 0", f"bad magic: this is {what}", remedy)

@@ -41,7 +41,7 @@ _SMALLEST_ENTRY_BYTES = LENGTH_BYTES + 1 + 4 + 1
 
 
 class _MetadataReader:
-    """Reads entries one after the other, counting what the bounds of a whole file count."""
+    """Reads entries in order and counts what the per-file limits restrict."""
 
     __slots__ = ("cursor", "strings_left", "text_bytes_left")
 
@@ -95,7 +95,7 @@ class _MetadataReader:
 
 
 def read_type(cursor: Cursor, what: str, where: str) -> GgufType:
-    """A value type number; raises ModelFileError when it is none."""
+    """Read the number of a value type; raises ModelFileError when it is unknown."""
     number = cursor.u32(f"the {what}", where)
     try:
         return GgufType(number)
@@ -104,7 +104,7 @@ def read_type(cursor: Cursor, what: str, where: str) -> GgufType:
 
 
 def read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Value], dict[str, GgufType]]:
-    """``count`` entries from the cursor's position: values by key, and types by key."""
+    """Read ``count`` entries from the cursor's position: values by key, and types by key."""
     if count > MAX_KEYS:
         raise cursor.error("byte offset 16", f"{count} keys are more than {MAX_KEYS}", _HOSTILE)
     cursor.need(count * _SMALLEST_ENTRY_BYTES, f"a count of {count} keys", "byte offset 16")
@@ -125,7 +125,8 @@ def read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Value], dict[st
 
 
 def alignment_of(path: object, metadata: Mapping[str, Value], types: Mapping[str, GgufType]) -> int:
-    """``general.alignment`` in bytes, 32 when absent; raises ModelFileError when it cannot be."""
+    """``general.alignment`` in bytes, 32 when absent; raises ModelFileError for an invalid
+    value."""
     if ALIGNMENT_KEY not in metadata:
         return DEFAULT_ALIGNMENT_BYTES
     where = f"key {shown(ALIGNMENT_KEY)}"

@@ -20,7 +20,7 @@ _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A mapped file. ``size`` (bytes) and ``modified_ns`` are those at the time of opening."""
+    """A mapped file. ``size`` (bytes) and ``modified_ns`` are those at opening."""
 
     path: Path
     descriptor: int
@@ -30,7 +30,7 @@ class Shard:
     header: Header
 
     def view(self, offset: int, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes] at a byte offset, read-only, not copied."""
+        """A read-only view of ``nbytes`` bytes at a byte offset, uint8."""
         return np.frombuffer(self.mapping, np.uint8, nbytes, offset)
 
     def check_unchanged(self) -> None:
@@ -47,7 +47,7 @@ class Shard:
         )
 
     def close(self) -> None:
-        """Give back the descriptor. The file is unmapped when the last view of it is gone."""
+        """Close the descriptor. The file is unmapped when the last view of it is gone."""
         os.close(self.descriptor)
 
 

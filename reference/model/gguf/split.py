@@ -46,7 +46,8 @@ def _integer(shard: Shard, key: str) -> int:
 
 
 def _shard_count(first: Shard) -> int:
-    """How many files the model has, having made sure that ``first`` is the first of them."""
+    """The number of files of the model; raises ModelFileError unless ``first`` is the first of
+    them."""
     path = first.path
     named = _NAME.fullmatch(path.name)
     if _COUNT_KEY not in first.header.metadata:
@@ -73,7 +74,7 @@ def _shard_count(first: Shard) -> int:
 
 
 def _sibling(path: Path, number: int, count: int) -> Path:
-    """Shard ``number`` (from 0) beside ``path``, which may be a link named in any way."""
+    """The path of shard ``number`` (from 0) in the folder of ``path``, which may be any link."""
     for candidate in (path, path.resolve()):
         named = _NAME.fullmatch(candidate.name)
         if named and int(named["count"]) == count:
@@ -109,7 +110,7 @@ def _check_sibling(shard: Shard, first: Shard, number: int, count: int) -> None:
 
 
 def _check_tensors(shards: list[Shard]) -> None:
-    """Names must be unique over all shards and as many as the first file says."""
+    """Check that names are unique over all shards and as many as the first file says."""
     first = shards[0]
     homes: dict[str, Shard] = {}
     for shard in shards:

@@ -1,4 +1,4 @@
-"""Finding strings of an array by their text, without an object for each of them."""
+"""An index of a string array by text, without a Python object for each string."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from reference.model.gguf.strings import LENGTH_BYTES, StringArray
 Value = TypeVar("Value")
 
 HEAD_BYTES = 6
-"""Of a text, that choose its bucket."""
+"""Leading bytes of a text that choose its bucket."""
 BUCKET_BITS = 16
 GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: a product's upper bits depend on all bits of the head."""
+"""2^64 / golden ratio: the upper bits of a product with it depend on all bits of the factor."""
 
 
 class StringIndex(Generic[Value]):
-    """What stands for the strings of an array that are not empty, by text: ``value`` of a place.
+    """A map from the non-empty strings of an array to ``value(index of the string)``.
 
-    Strings are sorted into buckets by how they begin, at once. A bucket's become keys of a
-    dictionary when a text of that bucket is asked for: a prompt meets few of them. Of equal
-    strings the last one counts, or the ``first``; ``among`` int[n], ascending, leaves out the
-    others. Safe to share between threads.
+    The constructor sorts string indices into buckets by the strings' first bytes. The strings of a
+    bucket become keys of a dictionary when ``get`` first needs that bucket; a prompt needs few. Of
+    equal strings the last one counts, or the first if ``first``. ``among`` int[n], ascending,
+    restricts the index to these strings. Safe to share between threads.
     """
 
     def __init__(
@@ -37,21 +37,21 @@ class StringIndex(Generic[Value]):
         first: bool = False,
     ) -> None:
         lengths = strings.lengths
-        places = np.arange(len(strings)) if among is None else among
-        places = places[lengths[places] > 0]
-        buckets = _buckets(strings, places)
+        indices = np.arange(len(strings)) if among is None else among
+        indices = indices[lengths[indices] > 0]
+        buckets = _buckets(strings, indices)
         self._strings = strings
         self._value = value
-        self._places = places[np.argsort(buckets, kind="stable")]
+        self._indices = indices[np.argsort(buckets, kind="stable")]
         counts = np.bincount(buckets, minlength=1 << BUCKET_BITS)
         self._ends = np.cumsum(counts)
         self._first = first
         self._filled = bytearray(1 << BUCKET_BITS)
-        self._left = len(places)
+        self._left = len(indices)
         self._found: dict[bytes, Value] = {}
 
     def get(self, text: bytes, /) -> Value | None:
-        """What stands for ``text``, None where there is no such string."""
+        """The value for ``text``, None when the array has no such string."""
         value = self._found.get(text)
         if value is None and self._left:
             bucket = _bucket(text)
@@ -62,18 +62,18 @@ class StringIndex(Generic[Value]):
 
     @property
     def made(self) -> int:
-        """How many strings have become objects."""
-        return len(self._places) - self._left
+        """The number of strings that have become objects."""
+        return len(self._indices) - self._left
 
     def _fill(self, bucket: int) -> None:
         start = self._ends[bucket - 1] if bucket else 0
-        places = self._places[start : self._ends[bucket]].tolist()
+        indices = self._indices[start : self._ends[bucket]].tolist()
         if self._first:
-            places.reverse()
-        self._found.update((self._strings[place], self._value(place)) for place in places)
+            indices.reverse()
+        self._found.update((self._strings[index], self._value(index)) for index in indices)
         if not self._filled[bucket]:
             self._filled[bucket] = 1
-            self._left -= len(places)
+            self._left -= len(indices)
 
 
 def _bucket(text: bytes) -> int:
@@ -81,13 +81,13 @@ def _bucket(text: bytes) -> int:
     return (head * GOLDEN & 0xFFFF_FFFF_FFFF_FFFF) >> (64 - BUCKET_BITS)
 
 
-def _buckets(strings: StringArray, places: NDArray[np.intp]) -> NDArray[np.uint16]:
-    """``_bucket`` of the strings at ``places``."""
-    octets, starts = strings.octets, strings.offsets[places] + LENGTH_BYTES
-    lengths = strings.lengths[places]
-    heads = np.zeros(len(places), np.uint64)
+def _buckets(strings: StringArray, indices: NDArray[np.intp]) -> NDArray[np.uint16]:
+    """The ``_bucket`` of each string with an index in ``indices``."""
+    octets, starts = strings.octets, strings.offsets[indices] + LENGTH_BYTES
+    lengths = strings.lengths[indices]
+    heads = np.zeros(len(indices), np.uint64)
     for i in range(HEAD_BYTES):
-        # What lies behind a shorter string is read, but not used; the file may end there.
+        # Bytes after a shorter string are read but masked below; the file may end there.
         byte = octets[np.minimum(starts + i, len(octets) - 1)]
         heads |= np.where(lengths > i, byte, 0).astype(np.uint64) << np.uint64(8 * i)
     return (heads * np.uint64(GOLDEN) >> np.uint64(64 - BUCKET_BITS)).astype(np.uint16)

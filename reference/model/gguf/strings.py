@@ -1,4 +1,4 @@
-"""Arrays of strings, found by one pass over their lengths and decoded only on demand."""
+"""Arrays of strings, located by one pass over their lengths and decoded only on demand."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 from reference.model.gguf.cursor import Cursor
 
 LENGTH_BYTES = 8
-"""Bytes of the length in front of every string."""
+"""Bytes of the length field before every string."""
 
 _BLOCK_BYTES = 1 << 16
-"""Bytes looked at in one search for short strings."""
+"""Bytes examined in one search for short strings."""
 
 _WORTHWHILE_STRINGS = 1024
-"""Strings a search must find to have been cheaper than stepping from each to the next."""
+"""Fewest strings for which a search is cheaper than stepping from each string to the next."""
 
 _STEPS = 8192
-"""Strings stepped over when a search is not worth while."""
+"""Strings to step over when a search does not pay."""
 
 
 class StringArray(Sequence[bytes]):
     """The strings of one metadata array, as bytes: vocabularies are not always valid UTF-8.
 
-    ``octets`` are the bytes of the file; ``offsets`` is int64 [len + 1]: the byte offset in them of
-    each string's length field, and of the end of the array, so item i is the bytes from
-    ``offsets[i] + 8`` to ``offsets[i + 1]``. Items are copied out of the mapped file each time they
-    are read; ``to_list`` copies them all at once, which is several times faster than iterating.
+    ``octets`` are the bytes of the file. ``offsets``, int64 [len + 1], holds the byte offset of
+    each string's length field and of the end of the array, so item i is the bytes from ``offsets[i]
+    + 8`` to ``offsets[i + 1]``. Reading an item copies it out of the mapped file; ``to_list``
+    copies all at once, several times faster than iterating.
     """
 
     __slots__ = ("octets", "offsets")
@@ -58,7 +58,7 @@ class StringArray(Sequence[bytes]):
 
     @classmethod
     def of(cls, strings: Sequence[bytes]) -> StringArray:
-        """The same strings as an array of a file would hold them."""
+        """A StringArray of ``strings``, stored like an array in a file."""
         sizes = [LENGTH_BYTES + len(string) for string in strings]
         stored = (len(s).to_bytes(LENGTH_BYTES, "little") + s for s in strings)
         octets = np.frombuffer(b"".join(stored), np.uint8)
@@ -66,20 +66,21 @@ class StringArray(Sequence[bytes]):
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 [len], bytes of each string."""
+        """The bytes of each string, int64 [len]."""
         return np.diff(self.offsets) - LENGTH_BYTES
 
     def occurrences(self, requested: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Every place that holds one of ``requested``, none of which is empty, in order.
+        """Yield (index, string) for every string that is in ``requested``, in order of index.
 
-        Only strings as long as one of them that begin with the same byte become objects.
+        Requested strings must not be empty. Only strings with the length and first byte of a
+        requested one become objects.
         """
         starts, lengths = self.offsets[:-1] + LENGTH_BYTES, self.lengths
         first = self.octets[np.minimum(starts, len(self.octets) - 1)]
         kinds = [len(text) << 8 | text[0] for text in requested]
-        for place in np.flatnonzero(np.isin(lengths << 8 | first, kinds, kind="table")).tolist():
-            if (text := self[place]) in requested:
-                yield place, text
+        for index in np.flatnonzero(np.isin(lengths << 8 | first, kinds, kind="table")).tolist():
+            if (text := self[index]) in requested:
+                yield index, text
 
     def to_list(self) -> list[bytes]:
         """Every string, in order."""
@@ -93,7 +94,7 @@ class StringArray(Sequence[bytes]):
 
 
 def read_string_array(cursor: Cursor, count: int, where: str) -> StringArray:
-    """Walk ``count`` strings from the cursor's position and leave it behind the last one."""
+    """Read ``count`` strings from the cursor's position and move it after the last one."""
     cursor.need(count * LENGTH_BYTES, f"an array of {count} strings", where)
     offsets = np.empty(count + 1, np.int64)
     position = cursor.position
@@ -117,12 +118,12 @@ def read_string_array(cursor: Cursor, count: int, where: str) -> StringArray:
 
 
 def _short_string_starts(octets: np.ndarray, position: int) -> np.ndarray:
-    """Byte offsets, int64, of strings one after the other from ``position``, as many as are easy.
+    """Byte offsets, int64, of consecutive strings from ``position``, as many as a search finds.
 
-    A length below 256 is one byte and seven zeros, which text hardly ever holds, so the places
-    that look like one are nearly always the length fields. Those returned are certain: each is
-    where the one before ends, and the first is ``position``. A vocabulary is found five times
-    faster this way than string by string.
+    A length below 256 is one byte and seven zeros, a pattern text hardly ever contains, so nearly
+    all matches are length fields. Those returned are certain: each begins where the previous string
+    ends, and the first is ``position``. This is five times faster on a vocabulary than stepping
+    string by string.
     """
     block = octets[position : position + _BLOCK_BYTES]
     if len(block) < LENGTH_BYTES:
@@ -136,7 +137,7 @@ def _short_string_starts(octets: np.ndarray, position: int) -> np.ndarray:
 
 
 def _step(cursor: Cursor, position: int, count: int, where: str) -> tuple[np.ndarray, int]:
-    """The byte offsets of ``count`` strings from ``position``, and where the last one ends."""
+    """The byte offsets of ``count`` strings from ``position``, and the end of the last one."""
     unpack_from = struct.Struct("<Q").unpack_from
     buffer = cursor.buffer
     starts = []

@@ -1,4 +1,4 @@
-"""The tensor list of a GGUF file: names, shapes, types and places, all checked."""
+"""The tensor list of a GGUF file: names, shapes, types and offsets, all checked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class TensorInfo:
 
     @property
     def dtype(self) -> DType | None:
-        """The storage type this project computes with, or None when it has none for it."""
+        """The storage type of the contract, or None when this project cannot compute with the
+        type."""
         return BY_GGML_ID.get(self.ggml_type.ggml_id)
 
     @property
@@ -53,7 +54,7 @@ class TensorInfo:
 
 
 def read_tensors(cursor: Cursor, count: int, shard: int) -> list[TensorInfo]:
-    """``count`` entries in file order, offsets still from the start of the data section."""
+    """Read ``count`` entries in file order, with offsets from the start of the data section."""
     if count > MAX_TENSORS:
         raise cursor.error(
             "byte offset 8",

@@ -104,4 +104,4 @@ WITHDRAWN_GGML_TYPES = {
     37: "iq4_nl_4_8",
     38: "iq4_nl_8_8",
 }
-"""Numbers GGML has given up: named, so that an old file gets a better message than a bad number."""
+"""Numbers GGML has withdrawn, with names, so that the error for an old file is clear."""

@@ -1,4 +1,4 @@
-"""Writing GGUF version 3 files: the same input gives the same bytes, and never half a file."""
+"""Writes GGUF version 3 files: the same input gives the same bytes, and no partial file appears."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Typed:
 
 
 WritableValue = bool | int | float | str | Typed | np.ndarray | StringArray | Sequence[Any]
-"""A Sequence holds only bools, only numbers, or only strings (str or bytes)."""
+"""A metadata value; a Sequence holds only bools, only numbers, or only strings (str or bytes)."""
 
 
 class Hole(Enum):
-    """Data that is not written: the file system keeps a hole, which reads as zeros."""
+    """Tensor data that is not written: a hole in the file, which reads as zeros."""
 
     HOLE = "hole"
 
@@ -54,7 +54,7 @@ TensorData = bytes | bytearray | memoryview | np.ndarray | Iterable[bytes | np.n
 """The bytes of a tensor in file layout, whole or in chunks of any size, or ``HOLE``."""
 
 TensorSource = tuple[DType | GgmlType, Sequence[int], TensorData]
-"""Storage type, row-major shape, data."""
+"""A tensor's storage type, row-major shape and data."""
 
 
 def write_gguf(
@@ -64,12 +64,12 @@ def write_gguf(
     *,
     alignment: int = DEFAULT_ALIGNMENT_BYTES,
 ) -> None:
-    """Write a GGUF file at ``path``, replacing one that is there only when all is on disk.
+    """Write a GGUF file at ``path``, replacing an existing one only when all data is on disk.
 
     An int becomes uint32 if it fits, else uint64 or int64; a float becomes float32; numpy arrays
-    keep their dtype; ``Typed`` decides itself. An ``alignment`` (bytes) other than 32 is recorded
-    in the metadata. Tensors are written in the order given. Raises ModelFileError for whatever
-    ``open_gguf`` would refuse, and when a tensor's data is not exactly as long as its shape says.
+    keep their dtype; ``Typed`` sets the type. An ``alignment`` (bytes) other than 32 is recorded in
+    the metadata. Tensors are written in the order given. Raises ModelFileError for whatever
+    ``open_gguf`` would refuse, and when a tensor's data does not have the length of its shape.
     """
     path = Path(path)
     header, layout = _encode_header(path, metadata, tensors, alignment)
@@ -105,9 +105,9 @@ def _encode_header(
     tensors: Mapping[str, TensorSource],
     alignment: int,
 ) -> tuple[bytes, Header]:
-    """The bytes before the first tensor, and what the reader makes of them.
+    """The bytes before the first tensor, and the header the reader parses from them.
 
-    Reading the header back before any data is written is what refuses all the reader would.
+    Parsing them before any data is written refuses everything the reader would refuse.
     """
     alignment_of(path, {ALIGNMENT_KEY: alignment}, {ALIGNMENT_KEY: GgufType.UINT32})
     entries = dict(metadata)
@@ -181,7 +181,7 @@ def _encode_scalar(kind: GgufType, value: bool | int | float | str) -> bytes:
 
 
 def _encode_items(value: np.ndarray | StringArray | Sequence[Any]) -> tuple[GgufType, int, bytes]:
-    """Item type, count and bytes of an array."""
+    """The item type, count and bytes of an array."""
     if isinstance(value, np.ndarray):
         dtype = value.dtype.newbyteorder("<")
         if value.ndim != 1 or dtype not in _ITEM_TYPES:
@@ -209,7 +209,7 @@ def _encode_items(value: np.ndarray | StringArray | Sequence[Any]) -> tuple[Gguf
 def _encode_tensor(
     path: Path, name: str, dtype: DType | GgmlType, shape: Sequence[int], offset: int
 ) -> tuple[bytes, int]:
-    """A tensor's entry in the header, and how many bytes its data takes."""
+    """A tensor's entry in the header, and the bytes of its data."""
     elements = 1
     for extent in shape:
         elements *= int(extent)
@@ -255,7 +255,7 @@ def _chunks(data: TensorData) -> Iterator[np.ndarray]:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make the rename itself durable; Windows does that by itself and cannot open a folder."""
+    """Make the rename durable. Windows does so by itself and cannot open a folder."""
     if os.name != "posix":
         return
     descriptor = os.open(directory, os.O_RDONLY)

@@ -24,7 +24,7 @@ LETTER_OF_BYTE: tuple[str, ...] = _alphabet()
 """The character that stands for each byte."""
 
 SYMBOL_OF_BYTE: tuple[bytes, ...] = tuple(letter.encode() for letter in LETTER_OF_BYTE)
-"""The same characters as UTF-8, which is how a vocabulary stores them."""
+"""The same characters in UTF-8, as a vocabulary stores them."""
 
 BYTE_OF_LETTER: dict[str, int] = {letter: byte for byte, letter in enumerate(LETTER_OF_BYTE)}
 

@@ -1,8 +1,7 @@
-"""Ordinary text to token ids: byte-level BPE, BPE over raw UTF-8, and SentencePiece.
+"""Encoders of ordinary text: byte-level BPE, BPE over raw UTF-8, and SentencePiece.
 
-Only normal tokens come out of merging. Control, unknown, byte and user-defined tokens are
-reached through their literal text or a byte fallback, never by two pieces of user text
-happening to spell them.
+Merging yields only normal tokens. Control, unknown, byte and user-defined tokens come from their
+literal text or from a byte fallback, never from two pieces of user text that happen to spell them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from reference.model.tokenizer.pre_tokenizers import PreTokenizer
 from reference.model.tokenizer.vocabulary import TokenKind, Vocabulary
 
 SPACE = "\u2581"
-"""How SentencePiece and Gemma vocabularies write a space."""
+"""The character for a space in SentencePiece and Gemma vocabularies."""
 
 
 class TextEncoder(Protocol):
@@ -34,12 +33,12 @@ class TextEncoder(Protocol):
 
 
 class _TokenTable:
-    """Normal tokens by text, and what to do with a symbol that is none of them."""
+    """Normal tokens by text, and the fallback for a symbol that is none of them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         texts = vocabulary.texts
         self.normal = np.array(vocabulary.ids_of_kind(TokenKind.NORMAL), np.intp)
-        # Of tokens with equal text the last one counts, as in llama.cpp's map.
+        # Of tokens with equal text the last one counts, as in llama.cpp.
         self.ids = StringIndex(texts, int, self.normal)
         self._unknown = vocabulary.named_ids.get("unknown")
         byte_texts = {b"<0x%02X>" % byte: byte for byte in range(256)}
@@ -57,7 +56,7 @@ class _TokenTable:
             output.extend(self._byte_token(byte) for byte in symbol)
 
     def append_letters(self, symbol: bytes, output: list[int]) -> None:
-        """As ``append_symbol`` for the byte alphabet, where every letter is one byte."""
+        """``append_symbol`` for the byte alphabet, in which every letter is one byte."""
         token = self.ids.get(symbol)
         if token is not None:
             output.append(token)
@@ -77,15 +76,15 @@ class _TokenTable:
 
 
 def _ranks(merges: StringArray) -> StringIndex[int]:
-    """Rank of each "left right"; the first of equal merges counts.
+    """The rank of each "left right"; of equal merges the first counts.
 
-    The stored string is its own key: symbols hold no space, so no other pair can spell it.
+    The stored string is the key: symbols contain no space, so no other pair can spell it.
     """
     return StringIndex(merges, int, first=True)
 
 
 class _Encoder:
-    """What encoders share; tables are made when the first text is encoded."""
+    """The base of all encoders. Its tables are built when the first text is encoded."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -168,7 +167,7 @@ class SentencePieceEncoder(_Encoder):
 
     @cached_property
     def _worth(self) -> StringIndex[float]:
-        """What a merge is worth: the score of the token it spells, negated."""
+        """The priority of a merge: the negated score of the token it spells."""
         return StringIndex(
             self._vocabulary.texts, lambda token: -float(self._scores[token]), self._table.normal
         )

@@ -1,4 +1,4 @@
-"""Reading a tokenizer from the metadata of a GGUF file."""
+"""Loads a tokenizer from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown", "fim_pad", "fim_rep", "fim_s
 SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}
 """Ids a ``llama`` vocabulary has when its file does not name them."""
 MAX_TOKENS = 1 << 24
-"""Longest vocabulary accepted."""
+"""Most tokens of a vocabulary."""
 
 
 def load_tokenizer(metadata: Mapping[str, object], source: str) -> Tokenizer:
-    """The tokenizer described by a file's ``tokenizer.ggml.*`` keys.
+    """Load the tokenizer of a file's ``tokenizer.ggml.*`` keys.
 
-    String arrays may hold bytes or str. ``source`` names the file in errors. Raises
-    ModelFileError for keys that are missing or contradict each other and UnsupportedModel for
-    a tokenizer model or pre-tokenizer there is no code for.
+    String arrays may hold bytes or str. ``source`` names the file in errors. Raises ModelFileError
+    for keys that are missing or contradict each other and UnsupportedModel for an unknown tokenizer
+    model or pre-tokenizer.
     """
     return _TokenizerReader(metadata, source).tokenizer()
 

@@ -7,18 +7,18 @@ from typing import Protocol
 
 
 class Priorities(Protocol):
-    """What pairs are worth, by their text."""
+    """The priorities of pairs of symbols, by their text."""
 
     def get(self, text: bytes, /) -> float | None:
-        """None for a pair that does not merge."""
+        """The priority of a pair, None for a pair that does not merge."""
 
 
 def merge_pairs(symbols: list[bytes], priorities: Priorities, separator: bytes) -> list[bytes]:
     """Merge adjacent symbols until no adjacent pair has a priority.
 
-    The pair merged next is the one with the lowest ``priorities[left + separator + right]``,
-    the leftmost on ties (Sennrich et al. 2016). Symbols are not empty. They are kept as a linked
-    list and candidate pairs as a heap, so n symbols cost O(n log n) however they merge.
+    The next pair to merge is the one with the lowest ``priorities[left + separator + right]``, the
+    leftmost of equals (Sennrich et al. 2016). Symbols are not empty. A linked list of symbols and a
+    heap of candidate pairs make n symbols cost O(n log n) for any merges.
     """
     texts = list(symbols)
     count = len(symbols)
@@ -39,7 +39,7 @@ def merge_pairs(symbols: list[bytes], priorities: Priorities, separator: bytes) 
     while candidates:
         _, left, right, size = heappop(candidates)
         left_text, right_text = texts[left], texts[right]
-        # A pair whose symbols have since been merged further no longer has its size.
+        # The size of a pair has changed if one of its symbols was merged since.
         if not left_text or not right_text or len(left_text) + len(right_text) != size:
             continue
         merged = left_text + right_text

@@ -1,7 +1,7 @@
-"""Pre-tokenizers: how byte-level BPE cuts text into the pieces inside which it merges.
+"""Pre-tokenizers split text into the pieces inside which byte-level BPE merges.
 
-Named as ``tokenizer.ggml.pre`` names them. Apostrophe suffixes are matched without regard to
-ASCII case only, as llama.cpp does; categories and white space are Unicode's.
+Names are those of ``tokenizer.ggml.pre``. Apostrophe suffixes match without regard to ASCII case
+only, as in llama.cpp; categories and white space are Unicode's.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _LLAMA3 = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """A sequence of splitting passes, and what the models that use it expect besides.
+    """A sequence of splitting passes, and two settings of the models that use it.
 
-    Every pass cuts each piece of the pass before at the matches of its pattern; text between
-    two matches is a piece as well, so no character is ever lost.
+    Every pass splits each piece of the previous pass at the matches of its pattern; text between
+    two matches is a piece as well, so no character is lost.
     """
 
     passes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Finding the tokens that stand for their literal text: control, unknown and user-defined."""
+"""Finds tokens that appear in text as themselves: control, unknown and user-defined tokens."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 Span = tuple[int, int]
-"""Character offsets [start, end) of a text."""
+"""The character offsets [start, end) of a part of a text."""
 
 Fragment = tuple[int, int, int | None]
-"""Start, end and the token id of a part of a text; the id is None for ordinary text."""
+"""The start, end and token id of a part of a text; the id is None for ordinary text."""
 
 
 def partition(
@@ -17,11 +17,11 @@ def partition(
     specials: Iterable[tuple[str, int, bool]],
     control_spans: Sequence[Span],
 ) -> list[Fragment]:
-    """Cut ``text`` into special tokens and the ordinary text between them.
+    """Split ``text`` into special tokens and the ordinary text between them.
 
-    ``specials`` are (token text, id, is control), longest text first: each claims every
-    occurrence in what is not yet claimed, scanning from the left. A control token is found
-    only where one span of ``control_spans`` (sorted, disjoint, not touching) holds all of it.
+    ``specials`` are (token text, id, is control), longest text first: each claims every occurrence
+    in unclaimed text, scanning from the left. A control token is found only where one span of
+    ``control_spans`` (sorted, disjoint, not touching) contains all of it.
     """
     fragments: list[Fragment] = [(0, len(text), None)] if text else []
     starts = [start for start, _ in control_spans]

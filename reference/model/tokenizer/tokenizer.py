@@ -14,7 +14,7 @@ from reference.model.tokenizer.vocabulary import TokenKind, Vocabulary
 class Tokenizer:
     """Encodes text to token ids and decodes ids to bytes.
 
-    Opening is cheap; the tables encoding needs are built by the first ``encode``.
+    Opening is cheap; the first ``encode`` builds the tables that encoding needs.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Tokenizer:
         self.add_bos = add_bos
         """Whether a prompt starts with ``bos_id`` unless the caller says otherwise."""
         self.suppress_tokens: tuple[int, ...] = tuple(suppress_tokens)
-        """Ids the file forbids to sample."""
+        """Ids that must not be sampled, according to the file."""
 
     @property
     def vocab_size(self) -> int:
@@ -49,16 +49,16 @@ class Tokenizer:
 
     @property
     def eog_ids(self) -> frozenset[int]:
-        """The ids after which nothing more is generated."""
+        """The ids that end a generation."""
         return self._vocabulary.end_ids
 
     @cached_property
     def longest_token(self) -> int:
-        """Bytes of the longest stored text: no token stands for more bytes of a text."""
+        """Bytes of the longest stored text, the most bytes one token can add."""
         return int(self._vocabulary.texts.lengths.max())
 
     def kind(self, token: int) -> TokenKind:
-        """What an id is; RequestError when there is no such id."""
+        """The kind of an id; raises RequestError when there is no such id."""
         self._vocabulary.text(token)
         return self._vocabulary.kind(token)
 
@@ -67,10 +67,10 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of ``text``.
 
-        User-defined tokens are found by their text always, control tokens only with
-        ``parse_special``: leave it off for text somebody else wrote. ``add_bos`` None means
-        the model's own rule. BOS is never put before a BOS the text already starts with.
-        Raises RequestError for text that is not valid Unicode.
+        User-defined tokens are always recognized in the text, control tokens only with
+        ``parse_special``; leave it off for text from strangers. ``add_bos`` None means the model's
+        own rule. BOS is not added to a text that already starts with BOS. Raises RequestError for
+        text that is not valid Unicode.
         """
         spans = [(0, len(text))] if parse_special and text else []
         return self.encode_spans(text, spans, add_bos=add_bos)
@@ -78,10 +78,11 @@ class Tokenizer:
     def encode_spans(
         self, text: str, control_spans: Sequence[Span], *, add_bos: bool | None = None
     ) -> list[int]:
-        """As ``encode``, finding control tokens only inside the given character spans.
+        """Token ids of ``text``; control tokens are recognized only inside the given character
+        spans.
 
-        Spans are sorted, disjoint and not touching. Everything between two special tokens is
-        encoded as one text, whichever spans it crosses.
+        Spans are sorted, disjoint and not touching. The text between two special tokens is encoded
+        as one text, even across span boundaries.
         """
         try:
             text.encode()
@@ -103,10 +104,10 @@ class Tokenizer:
         return ids
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes an id adds to the text; control and unused ones add none.
+        """The bytes an id adds to the text; control and unused ids add none.
 
-        ``special`` gives control and unknown tokens their own text. Raises RequestError when
-        there is no such id.
+        ``special`` gives control and unknown tokens their own text. Raises RequestError when there
+        is no such id.
         """
         known = self._bytes.get((token, special))
         if known is None:
@@ -129,13 +130,13 @@ class Tokenizer:
     def decode_bytes(self, ids: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of a whole text, which need not be UTF-8.
 
-        Undoes the space that ``encode`` puts first where the vocabulary wants one.
+        It removes the space that ``encode`` adds at the start for vocabularies that want one.
         """
         decoded = b"".join(self.token_bytes(token, special=special) for token in ids)
         return decoded.removeprefix(b" ") if self._add_space_prefix else decoded
 
     def token_text(self, token: int) -> str:
-        """An id for people to read: its text, special ones included, U+FFFD where not UTF-8."""
+        """The text of an id for people, special ones included; U+FFFD where it is not UTF-8."""
         return self.token_bytes(token, special=True).decode(errors="replace")
 
     @cached_property
@@ -159,7 +160,7 @@ class Tokenizer:
 
 
 def _byte_of(stored: bytes) -> bytes:
-    """The byte of a token written ``<0xHH>``; any other byte token stands for its text."""
+    """The byte of a token written ``<0xHH>``; any other byte token means its text."""
     if len(stored) == 6 and stored.startswith(b"<0x") and stored.endswith(b">"):
         try:
             return bytes.fromhex(stored[3:5].decode("ascii"))

@@ -1,4 +1,4 @@
-"""The token table of a model file: what each id is, and which ids end a generation."""
+"""The token table of a model file: the kind of each id, and the ids that end a generation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference.model.gguf.strings import StringArray
 
 
 class TokenKind(IntEnum):
-    """``tokenizer.ggml.token_type``."""
+    """The values of ``tokenizer.ggml.token_type``."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -34,21 +34,21 @@ END_TEXTS = frozenset(
         "<|tool_response>",
     )
 )  # fmt: skip
-"""Tokens that end a generation whatever the file's ids say; the list is llama.cpp's."""
+"""Texts of tokens that end a generation whatever ids the file names; the list is llama.cpp's."""
 
 FIM_TEXTS: dict[str, tuple[bytes, ...]] = {
     "fim_pad": (b"<|fim_pad|>", b"<fim-pad>", b"<fim_pad>", b"<PAD>"),
     "fim_rep": (b"<|fim_repo|>", b"<|repo_name|>", b"<fim-repo>", b"<REPO>", b"<reponame>"),
     "fim_sep": (b"<|file_sep|>",),
 }
-"""Texts by which a fill-in-the-middle token is found when the file has no id for it."""
+"""Texts of fill-in-the-middle tokens, used when the file gives no id."""
 
 
 class Vocabulary:
     """Stored token texts and kinds.
 
-    ``tokens`` are V long; ``kinds`` int [V] (None: all normal); ``named_ids`` the ids the file
-    declares under names such as "eos" and "fim_pad". There is never an object for every token.
+    ``tokens`` has V entries, ``kinds`` is int [V] (None: all normal), ``named_ids`` holds the ids
+    the file declares under names such as "eos" and "fim_pad". No Python object is made per token.
     """
 
     def __init__(
@@ -63,13 +63,14 @@ class Vocabulary:
         return len(self.texts)
 
     def text(self, token: int) -> bytes:
-        """The stored text of one id; RequestError when there is no such id."""
+        """The stored text of an id; raises RequestError when there is no such id."""
         if not 0 <= token < len(self.texts):
             raise RequestError("token", f"{token} is not in 0..{len(self.texts) - 1}")
         return self.texts[token]
 
     def kind(self, token: int) -> TokenKind:
-        """What one id is. A token that ends generations by its text counts as control."""
+        """The kind of an id. A token that ends generations because of its text counts as
+        control."""
         if token in self._end_and_fim_ids:
             return TokenKind.CONTROL
         if self._kinds is None:
@@ -87,7 +88,7 @@ class Vocabulary:
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """The ids after which nothing more is generated."""
+        """The ids that end a generation."""
         named = ("eos", "eot", "eom", *FIM_TEXTS)
         return self._end_and_fim_ids | {
             self.named_ids[name] for name in named if name in self.named_ids
@@ -95,7 +96,8 @@ class Vocabulary:
 
     @cached_property
     def _end_and_fim_ids(self) -> frozenset[int]:
-        """Ids found by text. With ``<|tool_response>`` (Gemma 4), ``</s>`` is ordinary text."""
+        """The end and fill-in-the-middle ids found by text. With ``<|tool_response>`` (Gemma 4),
+        ``</s>`` is ordinary text."""
         fim_texts = {
             text
             for name, texts in FIM_TEXTS.items()
