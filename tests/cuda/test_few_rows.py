@@ -18,8 +18,8 @@ from reference.limits import Limits
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.fake_devices import EmulatedDevices
 from tests.cuda.recorded_step import PersistentSteps, RecordedModel
+from tests.cuda.test_multi_device import model_of, opened
 from tests.cuda.test_persistent import FOUR_WARPS, run
-from tests.cuda.test_several import model_of, opened
 from tests.few_rows import assert_definitions
 
 SLOTS = 16
@@ -58,7 +58,7 @@ def test_no_form_loses_a_tuned_kernel(
         Limits(SLOTS, 64, 64, I12, step_tokens=LARGEST.tokens, step_rows=SLOTS)
     )
     early = {bucket: _plain(graph, bucket, device) for bucket in cuda_buckets(LARGEST)}
-    monkeypatch.setattr(rules, "early_rows", lambda graph, bucket: graph)
+    monkeypatch.setattr(rules, "prune_rows", lambda graph, bucket: graph)
     for bucket, found in early.items():
         late = _plain(graph, bucket, device)
         picked = found.count("select_rows") - late.count("select_rows")

@@ -21,7 +21,7 @@ from contract.ir.graph import BufferDecl, BufferKind
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
 from harness.cli import findings, inspect_command
-from harness.cli.model_facts import Wanted, memory_facts
+from harness.cli.model_facts import RequestedSizes, memory_facts
 from harness.synth import sized_spec, write_synthetic
 from harness.tiers import TierOptions
 from reference.cpu.tier import CpuTier
@@ -340,7 +340,7 @@ def test_check_and_inspect_say_so(folder: Path, monkeypatch: pytest.MonkeyPatch)
     twice = findings.tier_finding("cuda", "1,1")
     assert (twice.ok, twice.detail) == (False, "cuda: device Fake device (1) is named twice")
     with opened(FakeDevices()) as tier:
-        requested = Wanted(32, "i12", 16, 1 << 28, tier=tier)
+        requested = RequestedSizes(32, "i12", 16, 1 << 28, tier=tier)
         facts = memory_facts(model_of("llama", folder), requested, 32)
     assert facts["devices"] == 2
     assert "on cuda, each of 2 devices" in inspect_command._memory(facts)

@@ -38,7 +38,7 @@ def test_default_entry_comes_from_the_package_index() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "offered"), [("qwen3-8", "qwen3-8b"), ("SMOLLM2-135m", DEFAULT_ID)]
+    ("requested", "offered"), [("qwen3-8", "qwen3-8b"), ("SMOLLM2-135m", DEFAULT_ID)]
 )
 def test_unknown_id_names_the_nearest(requested: str, offered: str) -> None:
     with pytest.raises(CatalogError, match=f"did you mean .*{offered}"):

@@ -36,9 +36,9 @@ from harness.bench.load.overhead import STREAMS, Readers, engine_rate, http_seco
 from harness.bench.load.plan import (
     MIX_CONTEXT,
     MIXES,
-    Asked,
     Lengths,
     LoadPlan,
+    PlannedRequest,
     RequestKind,
     draw_load,
 )
@@ -137,7 +137,7 @@ def test_loads_that_are_none(fields: dict[str, Any]) -> None:
 def answered(
     number: int, due: float, texts: list[float], tokens: int, tenant: int = 0
 ) -> RequestOutcome:
-    asked = Asked(number, tenant, 0.0, "", 8)
+    asked = PlannedRequest(number, tenant, 0.0, "", 8)
     return RequestOutcome(asked, due, texts, texts[-1] + 1, tokens, 10)
 
 
@@ -145,7 +145,7 @@ def test_figures() -> None:
     answers = [
         answered(0, 10.0, [11.0, 12.0, 14.0], 30),
         answered(1, 10.0, [13.0], 8, tenant=1),
-        RequestOutcome(Asked(2, 0, 0.0, "", 8), 10.0, error="queue_full"),
+        RequestOutcome(PlannedRequest(2, 0, 0.0, "", 8), 10.0, error="queue_full"),
     ]
     found = load_figures(answers)
     assert (found["requests"], found["errors"], found["tokens"]) == (3, 1, 38)

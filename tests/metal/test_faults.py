@@ -96,7 +96,7 @@ BY_WEIGHTS = {
 
 
 @pytest.mark.parametrize(
-    ("what", "wanted"), [("steps", BY_STEPS), ("weights", BY_WEIGHTS)], ids=["steps", "weights"]
+    ("what", "requested"), [("steps", BY_STEPS), ("weights", BY_WEIGHTS)], ids=["steps", "weights"]
 )
 def test_steps_and_weights(make_mac: MakeMac, what: str, requested: set[str]) -> None:
     """An error of the contract, and the tier goes on as if nothing had been asked of it."""

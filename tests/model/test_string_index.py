@@ -40,7 +40,7 @@ def test_only_what_begins_alike_becomes_objects() -> None:
     assert index.made == made
 
 
-@pytest.mark.parametrize("wanted", [[b"ab"], [b"ab", b"b", b"\xff"], [b"nowhere"]])
+@pytest.mark.parametrize("requested", [[b"ab"], [b"ab", b"b", b"\xff"], [b"nowhere"]])
 def test_occurrences(requested: list[bytes]) -> None:
     """Every place of each text, in order."""
     texts = [b"ab", b"", b"b", b"ac", b"aab", b"ab", b"\xff", b"a", b""]

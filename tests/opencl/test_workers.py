@@ -54,7 +54,7 @@ def cores(device: Device) -> int:
     return device.compute_units
 
 
-@pytest.mark.parametrize("crew", CREWS)
+@pytest.mark.parametrize("worker_tuner", CREWS)
 def test_bits_do_not_depend_on_the_number_of_workers(
     open_opencl: OpenTier, tiny_model_path: Path, cores: int, worker_tuner: str
 ) -> None:

@@ -110,7 +110,7 @@ def calls_in(form: ReplyForm, text: str, seed: int) -> list[tuple[str, str]]:
     return calls
 
 
-@pytest.mark.parametrize("wanted", [*PARAMETERS, "all"])
+@pytest.mark.parametrize("requested", [*PARAMETERS, "all"])
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_what_is_enforced_is_read_as_calls_that_obey(
     model: Model, grammars: Grammars, syntax: str, requested: str
