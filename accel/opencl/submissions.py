@@ -17,7 +17,7 @@ from accel.opencl.launcher import LaunchContext, Recording
 from accel.opencl.memory import Allocation, BankedMemory, aligned_bytes
 from accel.packets.staging_buffers import Bytes
 from accel.packets.submissions import FormBatch, HostSlot, Submissions
-from contract.ir.inputs import InputCopy, step_of
+from contract.ir.inputs import InputCopy
 from contract.lazy_dataclass import dataclass
 
 COPYING_ITEMS = 16
@@ -71,7 +71,7 @@ class OpenClSubmissions(Submissions[Allocation, Recording, HostSlot, OpenClStep]
         # What the host wrote into mapped memory counts only if nothing was running.
         sent = [] if self._in_flight else memory.to_device()
         inputs = self._provided(snapshot, sent)
-        done = [batch.launch.enqueue(inputs, step_of(snapshot).tokens)]
+        done = [batch.launch.enqueue(inputs, self._step.tokens)]
         for name, data in outputs.items():
             if data.nbytes:
                 done.append(self._copied(batch.outputs[name][1], data))

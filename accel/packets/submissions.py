@@ -98,6 +98,8 @@ class Submissions(ABC, Generic[A, L, S, C]):
     def __init__(self) -> None:
         self._in_flight: deque[tuple[StepFence[A, L, C], S]] = deque()
         self._free: dict[int, list[S]] = {}
+        self._step = ShapeKey(0, 0)
+        """Tokens and rows of the step that is being submitted."""
 
     def submit(
         self,
@@ -111,7 +113,8 @@ class Submissions(ABC, Generic[A, L, S, C]):
 
     def start(self, batch: FormBatch[A, L], inputs: Bytes, rows: InputRows | None = None) -> S:
         """Copy a step's inputs to a slot; ``finish`` has to follow."""
-        check_bucket(batch.bucket, step_of(inputs))
+        self._step = step_of(inputs)
+        check_bucket(batch.bucket, self._step)
         self.retire()
         free = self._free_slots(batch)
         slot = free.pop() if free else self._new_slot(batch)
@@ -122,7 +125,7 @@ class Submissions(ABC, Generic[A, L, S, C]):
         self, batch: FormBatch[A, L], slot: S, requested: Sequence[str]
     ) -> StepFence[A, L, C]:
         """Submit the step whose inputs are in ``slot``."""
-        step = step_of(slot.inputs.data)
+        step = self._step
         outputs = {
             name: self._array(buffer_bytes(batch.outputs[name][0], step)) for name in requested
         }

@@ -7,8 +7,8 @@ as hooks. Nothing here knows a driver. ``packet_tier.py`` adds the lowering.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -236,17 +236,9 @@ class BaseTier(ContextManager, Generic[A, L, C]):
     def _give_up(self) -> None:
         """Hook: the device has just been lost."""
 
-    @contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
+    def _guarded(self, what: str) -> Guard:
         """Errors of the driver become the contract's; a device once lost stays so."""
-        if self._lost:
-            raise DeviceLost(self._lost)
-        try:
-            with self._translated(what):
-                yield
-        except DeviceLost as error:
-            self._lose(str(error))
-            raise
+        return Guard(self, what)
 
     def _lose(self, reason: str) -> None:
         self._lost = reason
@@ -270,3 +262,35 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
     def _grown(self, what: str, current: A | None, nbytes: int) -> A:
         return grown(self._memory, self._finish, what, current, nbytes)
+
+
+class Guard:
+    """A block in which errors of a tier's driver become the contract's, and a lost device is noted.
+
+    A class, since it is around every step: a generator takes microseconds.
+    """
+
+    __slots__ = ("_tier", "_what")
+
+    def __init__(self, tier: BaseTier[Any, Any, Any], what: str) -> None:
+        self._tier = tier
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Raises DeviceLost once the device is."""
+        if self._tier._lost:
+            raise DeviceLost(self._tier._lost)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        try:
+            with self._tier._translated(self._what):
+                raise error
+        except DeviceLost as lost:
+            self._tier._lose(str(lost))
+            if lost is not error:
+                raise
+        except BaseException as other:
+            if other is not error:
+                raise

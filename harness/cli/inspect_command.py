@@ -190,7 +190,7 @@ def _memory(memory: Mapping[str, Any]) -> str:
         ("lowered steps", memory["variants"], "as many as are kept"),
         ("workspace", memory["workspace"], "during a step"),
         ("other state", memory["state"], ""),
-        ("host copies", memory["mirrors"], "of what is exchanged with the device"),
+        ("host copies", memory["staging"], "of what is exchanged with the device"),
         ("total", memory["total"], f"{where} of {format_bytes(memory['budget'])}"),
     ]
     always = ("MEMORY", "weights", "keys and values", "total")

@@ -58,7 +58,7 @@ def test_no_form_loses_a_tuned_kernel(
         Limits(SLOTS, 64, 64, I12, step_tokens=LARGEST.tokens, step_rows=SLOTS)
     )
     early = {bucket: _plain(graph, bucket, device) for bucket in cuda_buckets(LARGEST)}
-    monkeypatch.setattr(rules, "early_rows", lambda graph, bucket: graph)
+    monkeypatch.setattr(rules, "prune_rows", lambda graph, bucket: graph)
     for bucket, found in early.items():
         late = _plain(graph, bucket, device)
         picked = found.count("select_rows") - late.count("select_rows")
