@@ -1,4 +1,4 @@
-"""What the values of settings may be, and how their text is read."""
+"""What a setting is: its name and help, what its values may be, and how their text is read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from contract.lazy_dataclass import dataclass
 
+ENV_PREFIX = "ZINC_RT_"
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
 SIZE_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -104,3 +105,36 @@ def choice(*names: str) -> SettingKind:
 
 PATH = SettingKind("a path", "PATH", path_of, (str,))
 TEXT = SettingKind("text", "TEXT", _text, (str,))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. ``shown_default`` replaces a default that is computed later. A flag
+    that ``repeats`` may be given several times: its values are joined with commas."""
+
+    name: str
+    kind: SettingKind
+    default: Any
+    help: str
+    shown_default: str | None = None
+    repeats: bool = False
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    def default_value(self) -> Any:
+        return self.default() if callable(self.default) else self.default
+
+    def described(self, shown: str | None = None) -> str:
+        """The help text with the environment twin and the default, or ``shown`` in its place."""
+        if shown is None:
+            shown = self.shown_default
+        if shown is None:
+            shown = self.default_value()
+        text = f"{self.help} [env {self.env}] [default: {shown}]"
+        return text.replace("%", "%%")

@@ -21,11 +21,12 @@ from contract.dtypes import DEFAULT_KV, KV_DTYPES
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
 from harness.setting_kinds import (
+    ENV_PREFIX,
     INT32_MAX,
     PATH,
     TEXT,
     UINT64_MAX,
-    SettingKind,
+    Setting,
     choice,
     integer,
     number,
@@ -35,42 +36,9 @@ from harness.setting_kinds import (
 )
 from harness.toml_file import read_toml, unknown_key
 
-ENV_PREFIX = "ZINC_RT_"
+__all__ = ["ENV_PREFIX", "SETTINGS", "Setting", "Settings", "add_flags", "resolve"]
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 TIERS = ("auto", "cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row of the table. ``shown_default`` replaces a default that is computed later. A flag
-    that ``repeats`` may be given several times: its values are joined with commas."""
-
-    name: str
-    kind: SettingKind
-    default: Any
-    help: str
-    shown_default: str | None = None
-    repeats: bool = False
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def env(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
-    def default_value(self) -> Any:
-        return self.default() if callable(self.default) else self.default
-
-    def described(self, shown: str | None = None) -> str:
-        """The help text with the environment twin and the default, or ``shown`` in its place."""
-        if shown is None:
-            shown = self.shown_default
-        if shown is None:
-            shown = self.default_value()
-        text = f"{self.help} [env {self.env}] [default: {shown}]"
-        return text.replace("%", "%%")
 
 
 def _default_cache_dir() -> Path:
@@ -248,6 +216,15 @@ SETTINGS: Mapping[str, Setting] = {
             "ignore",
             "requests with a field that the server does not know: the field is ignored, and named "
             "in the answer, or the request is refused. Misspelt fields are always refused",
+        ),
+        Setting(
+            "cors",
+            TEXT,
+            "",
+            "origin whose pages may ask this server, such as https://chat.example.org; * is every "
+            "one. May be repeated",
+            "none",
+            repeats=True,
         ),
         Setting(
             "record",

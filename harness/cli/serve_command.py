@@ -40,6 +40,7 @@ NAMES = (
     "ray",
     "record",
     "unknown_fields",
+    "cors",
     "repeat_last_n",
     *SAMPLED,
     *ENGINE_SETTINGS,
@@ -204,6 +205,7 @@ def options_of(settings: Settings) -> ServeOptions:
         drain_seconds=settings["drain_seconds"],
         replicas=settings["ray"],
         record=settings["record"],
+        cors=tuple(filter(None, map(str.strip, settings["cors"].split(",")))),
         reject_unknown=settings["unknown_fields"] == "reject",
     )
 

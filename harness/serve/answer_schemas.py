@@ -192,7 +192,7 @@ class Embeddings(Struct):
     model: str
     system_fingerprint: str
     usage: dict[str, int]
-    x_zinc: dict[str, str]
+    x_zinc: dict[str, Any]
 
 
 class Response(Struct):
@@ -221,6 +221,7 @@ class AnthropicMessage(Struct):
     stop_reason: str
     stop_sequence: str | None
     usage: dict[str, int]
+    system_fingerprint: str
     x_zinc: dict[str, Any]
 
 
@@ -228,6 +229,53 @@ class InputTokens(Struct):
     """``POST /v1/messages/count_tokens``."""
 
     input_tokens: int
+
+
+class OllamaAnswered(Struct, kw_only=True):
+    """``POST /api/chat`` and ``POST /api/generate``, not streamed."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: str
+    message: dict[str, Any] | UnsetType = UNSET
+    response: str | UnsetType = UNSET
+
+
+class OllamaVectors(Struct):
+    """``POST /api/embed``."""
+
+    model: str
+    embeddings: list[list[float]]
+    prompt_eval_count: int
+
+
+class OllamaVector(Struct):
+    """``POST /api/embeddings``."""
+
+    embedding: list[float]
+
+
+class OllamaModels(Struct):
+    """``GET /api/tags`` and ``GET /api/ps``."""
+
+    models: list[dict[str, Any]]
+
+
+class OllamaShown(Struct):
+    """``POST /api/show``."""
+
+    template: str
+    parameters: str
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+
+
+class OllamaVersion(Struct):
+    """``GET /api/version``."""
+
+    version: str
 
 
 class TenantFacts(Struct):
@@ -311,6 +359,15 @@ ANSWERS: dict[str, type[Struct]] = {
     "usage": TenantUsage,
     "embed": Embeddings,
     "respond": Response,
+    "ollama_chat": OllamaAnswered,
+    "ollama_generate": OllamaAnswered,
+    "ollama_embed": OllamaVectors,
+    "ollama_embed_one": OllamaVector,
+    "ollama_show": OllamaShown,
+    "ollama_tags": OllamaModels,
+    "ollama_ps": OllamaModels,
+    "ollama_version": OllamaVersion,
+    "ollama_pull": Status,
     "message": AnthropicMessage,
     "count_message": InputTokens,
     "pull_model": PullState,
@@ -325,7 +382,12 @@ ANSWERS: dict[str, type[Struct]] = {
     "ready": Status,
     "version": Version,
 }
-STREAMED = frozenset({"chat", "complete", "respond", "message", "pull_model"})
+STREAMED = frozenset(
+    (
+        *("chat", "complete", "respond", "message", "pull_model"),
+        *("ollama_chat", "ollama_generate", "ollama_pull"),
+    )
+)
 """Routes that answer with events when asked to."""
 NAMED_EVENTS = frozenset({"respond", "message"})
 """Those of them whose events have names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -128,15 +129,15 @@ class Answer:
         return body
 
 
-class OpenAiStream:
+class OpenAiStream(ABC):
     """How OpenAI's streams end: their client takes a cut stream for a whole one, and any named
     event for a chunk."""
 
     ping = PING
 
+    @abstractmethod
     def last_line(self) -> bytes:
         """The line with the usage."""
-        raise NotImplementedError
 
     def end(self, usage: bool) -> bytes:
         return self.last_line() + DONE if usage else DONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
 from harness.serve.model_routes import ModelHandlers
+from harness.serve.ollama.routes import OllamaHandlers
 from harness.serve.openapi import Route
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
@@ -39,6 +41,13 @@ IGNORED_HEADER = "X-Zinc-Ignored"
 """Names the fields of a request that changed nothing."""
 MOST_LISTED = 2048
 """Characters of that header at most."""
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+VERSION = "/v1"
+SHORT = (
+    *("chat", "complete", "embed", "respond", "models", "one_model"),
+    *("message", "count_message"),
+)
+"""Routes that are also there without their version: some clients leave it out."""
 ERRORS = {route.name: route.errors for route in ROUTES}
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -65,7 +74,8 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     app.url_map.strict_slashes = False
     general = Handlers(options.version)
     models = ModelHandlers(serving, options.cache_dir, pulls)
-    texts = (general, ResponsesHandlers(), AnthropicHandlers(), EmbeddingHandlers())
+    ollama = OllamaHandlers(serving, pulls, options.version)
+    texts = (general, ResponsesHandlers(), AnthropicHandlers(), EmbeddingHandlers(), ollama)
     handlers = (*texts, models, TenantHandlers(serving))
 
     _add_hooks(app, serving, options)
@@ -79,17 +89,14 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
 
     for route in ROUTES:
         by_name = serving.by_name and any(hasattr(each, route.name) for each in texts)
-        app.add_url_rule(
-            route.path,
-            route.name,
-            _view(
-                route,
-                _handler(handlers, route.name),
-                choose if by_name else None,
-            ),
-            methods=[route.method],
-            provide_automatic_options=False,
-        )
+        view = _view(route, _handler(handlers, route.name), choose if by_name else None)
+        paths = {route.name: route.path}
+        if route.name in SHORT:
+            paths[f"{route.name}:short"] = route.path.removeprefix(VERSION)
+        for name, path in paths.items():
+            app.add_url_rule(
+                path, name, view, methods=[route.method], provide_automatic_options=False
+            )
     add_page(app, options.page)
     return app
 
@@ -98,19 +105,24 @@ def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
     """What is done around every request: who asks, which model answers, what is logged."""
 
     @app.before_request
-    def admit() -> None:
+    def admit() -> Response | None:
         g.began = time.monotonic()
-        g.request_id = "req_" + secrets.token_hex(12)
+        headers = request.headers
+        asked_id = headers.get("X-Request-Id", "")
+        sound = REQUEST_ID.fullmatch(asked_id) is not None
+        g.request_id = asked_id if sound else "req_" + secrets.token_hex(12)
         g.ignored = None if options.reject_unknown else []
         options.host_check.check_request(request)
         g.lease = serving.lease()
         g.service = g.lease.service
-        rule = None if request.url_rule is None else request.url_rule.rule
-        if rule == OPEN_PATH or rule in options.page:
-            return
+        if request.method == "OPTIONS" and headers.get("Access-Control-Request-Method"):
+            # A browser asks before it sends a page's request, and without its key.
+            return Response(status=HTTPStatus.NO_CONTENT)
+        if request.path.rstrip("/") == OPEN_PATH or request.path in options.page:
+            return None
         serving.refresh()
-        given = request.headers
-        g.account = serving.accounts.of(given.get("Authorization"), given.get("X-Api-Key"))
+        g.account = serving.accounts.of(headers.get("Authorization"), headers.get("X-Api-Key"))
+        return None
 
     @app.teardown_request
     def release(_: BaseException | None) -> None:
@@ -121,12 +133,26 @@ def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
     def note(response: Response) -> Response:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
-        response.headers["Request-Id"] = g.request_id
+        response.headers["Request-Id"] = response.headers["X-Request-Id"] = g.request_id
+        if options.host_check.shares_with(request.headers.get("Origin")):
+            response.headers.extend(_shared(request.headers["Origin"]))
         if g.get("ignored"):
             response.headers[IGNORED_HEADER] = _listed(g.ignored)
         if not response.is_streamed:
             _log_access(response.status_code)
         return response
+
+
+def _shared(origin: str) -> dict[str, str]:
+    """Headers that let a page of another origin ask, and read the answer."""
+    return {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Allow-Methods": "GET, POST, DELETE",
+        "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", "*"),
+        "Access-Control-Expose-Headers": f"Retry-After, X-Request-Id, {IGNORED_HEADER}",
+        "Access-Control-Max-Age": "600",
+        "Vary": "Origin",
+    }
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -145,8 +171,8 @@ def _refused(error: Exception) -> Response:
     account: Account | None = g.get("account")
     if account is not None and g.get("generates") and not began:
         g.service.reject(account.tenant, told)
-    name = None if request.url_rule is None else request.url_rule.endpoint
-    encode = ERRORS.get(name or "", ApiError.encoded)
+    name = "" if request.url_rule is None else request.url_rule.endpoint.partition(":")[0]
+    encode = ERRORS.get(name, ApiError.encoded)
     return Response(encode(told), told.status, headers=told.headers, mimetype="application/json")
 
 
@@ -190,7 +216,7 @@ def _view(
             return Response(answered, mimetype=route.produces)
         # Streams outlive the request that Flask knows of.
         body = _Body(answered, g.pop("lease"))
-        kind = "text/event-stream"
+        kind = route.streams
         return Response(body, mimetype=kind, headers=STREAM_HEADERS, direct_passthrough=True)
 
     return view

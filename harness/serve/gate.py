@@ -35,7 +35,9 @@ class HostCheck:
     (DNS rebinding): but the browser still sends that name. Addresses are no names.
     """
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
+        """``origins`` are those whose pages are served too; "*" is every one."""
+        self._origins = frozenset(origin.rstrip("/") for origin in origins)
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     def check_request(self, asked: Request) -> None:
@@ -56,8 +58,13 @@ class HostCheck:
                 "start it with --allowed-hosts NAME if it should",
                 code="host_not_allowed",
             )
-        if origin is not None and urlsplit(f"//{host}").netloc != _netloc(origin):
+        own = origin is None or urlsplit(f"//{host}").netloc == _netloc(origin)
+        if not own and not self.shares_with(origin):
             raise ApiError(403, "pages of other origins are not served", code="origin_not_allowed")
+
+    def shares_with(self, origin: str | None) -> bool:
+        """Whether pages of another origin may read what this server answers."""
+        return origin is not None and ("*" in self._origins or origin in self._origins)
 
     def _accepts(self, name: str) -> bool:
         if name in self._names:

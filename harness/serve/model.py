@@ -47,6 +47,8 @@ STALL_STEPS = 256
 SILENT = NullProgress()
 ANY_NAME = "*"
 """An alias that every name is."""
+LATEST = ":latest"
+"""How Ollama's clients end a name that has no other tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,9 @@ class ServedModel:
 
     def is_called(self, name: str | None) -> bool:
         """Whether a request for a model of this name means this one."""
-        return name in (None, self.name) or name in self.names or ANY_NAME in self.names
+        if name in (None, self.name) or ANY_NAME in self.names:
+            return True
+        return name in self.names or name.removesuffix(LATEST) in (self.name, *self.names)
 
     def chat_plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat request is answered. Raises ApiError and TemplateError."""
@@ -244,9 +248,8 @@ def open_model(
             observer=observer,
         )
 
-    driver = (EngineDriver if together is None else together.driver)(
-        engine, options.buffered_events
-    )
+    make_driver = EngineDriver if together is None else together.driver
+    driver = make_driver(engine, options.buffered_events)
     driver.start()
     owned.callback(driver.close)
     grammars = Grammars(model.tokenizer, model.config.vocab)

@@ -43,11 +43,11 @@ MODEL_ROUTES = (
     Route("DELETE", "/v1/models/<path:model>", "remove_model", "Delete one. For admins."),
     Route(
         "POST", "/v1/models/pull", "pull_model", "Fetch one; progress as events. For admins.",
-        PullRequest,
+        PullRequest, strict=True,
     ),
     Route(
         "POST", "/v1/models/activate", "activate_model", "Let one answer from now on. For admins.",
-        ActivateRequest,
+        ActivateRequest, strict=True,
     ),
 )  # fmt: skip
 
@@ -104,7 +104,7 @@ class ModelHandlers:
     def pull_model(self, raw: bytes) -> Answered:
         need_admin()
         body = decode(raw, PullRequest)
-        pull = self._pulls.begin(_known(body.model))
+        pull = self._pulls.begin(known_model(body.model))
         return pull_stream(pull) if body.stream else pull_whole(pull)
 
     def activate_model(self, raw: bytes) -> Json:
@@ -114,7 +114,7 @@ class ModelHandlers:
 
     def remove_model(self, model: str) -> Json:
         need_admin()
-        name = _known(model)
+        name = known_model(model)
         given_up = self._pulls.give_up(name)
         found = catalog.find_pulled(name, self._cache_dir)
         if found is None and not given_up:
@@ -163,7 +163,7 @@ class ModelHandlers:
         began_with, path = self._serving.began_with
         if name == began_with:
             return path
-        found = catalog.find_pulled(_known(name), self._cache_dir)
+        found = catalog.find_pulled(known_model(name), self._cache_dir)
         if found is None:
             raise _not_installed(name)
         return found.path
@@ -203,7 +203,7 @@ def _outside(name: str, source: str, *, installed: bool) -> Json:
     return {"id": name, "size_bytes": None, "source": source, "installed": installed}
 
 
-def _known(name: str) -> str:
+def known_model(name: str) -> str:
     """The name of a model that could be pulled; ApiError 404 for anything else, paths too."""
     try:
         return catalog.known_name(name)

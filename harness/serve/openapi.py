@@ -12,6 +12,8 @@ from msgspec import Struct
 from harness.serve.answer_schemas import ANSWERS, NAMED_EVENTS, STREAMED
 from harness.serve.errors import ApiError
 
+EVENT_STREAM = "text/event-stream"
+NULL = {"type": "null"}
 REFERENCE = "#/components/schemas/{name}"
 ERROR_SCHEMA = {
     "type": "object",
@@ -30,6 +32,26 @@ ERROR_SCHEMA = {
     },
 }
 
+ERROR_SCHEMAS = {
+    "Error": ERROR_SCHEMA,
+    "AnthropicError": {
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    },
+    "OllamaError": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {"type": "string"}},
+    },
+}
 EVENT_SCHEMA = {
     "type": "object",
     "required": ["data"],
@@ -46,7 +68,8 @@ NAMED_EVENT_SCHEMA = {
 @dataclass(frozen=True, slots=True)
 class Route:
     """One method of one path, in Flask's notation; ``body`` validates what is sent to it, and
-    ``errors`` makes the body of a refusal."""
+    ``errors`` makes the body of a refusal. Its streams are of the type ``streams``, its refusals of
+    the schema ``error_schema``. A ``strict`` one refuses all fields that it does not know."""
 
     method: str
     path: str
@@ -55,6 +78,9 @@ class Route:
     body: type[Struct] | None = None
     produces: str = "application/json"
     errors: Callable[[ApiError], bytes] = ApiError.encoded
+    streams: str = EVENT_STREAM
+    error_schema: str = "Error"
+    strict: bool = False
 
 
 def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
@@ -63,6 +89,9 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
     bodies = [route.body for route in routes if route.body is not None]
     kinds = list(dict.fromkeys([*bodies, *ANSWERS.values()]))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
+    strict = {route.body.__name__ for route in routes if route.strict and route.body is not None}
+    for name in _reachable(components, [body.__name__ for body in bodies]):
+        _taken(components[name], strict=name in strict)
     schema_of = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in routes:
@@ -75,7 +104,7 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
                 "200": {"description": "done", "content": _content(route, schema_of)},
                 "default": {
                     "description": "refused",
-                    "content": {"application/json": {"schema": _to("Error")}},
+                    "content": {"application/json": {"schema": _to(route.error_schema)}},
                 },
             },
         }
@@ -94,10 +123,36 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
         "security": [{"key": []}],
         "paths": paths,
         "components": {
-            "schemas": {**components, "Error": ERROR_SCHEMA},
+            "schemas": {**components, **ERROR_SCHEMAS},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _reachable(components: Mapping[str, Any], names: Iterable[str]) -> set[str]:
+    """The components that these ones are made of, themselves included."""
+    found: set[str] = set()
+    waiting = [name for name in names if name in components]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            text = msgspec.json.encode(components[name]).decode()
+            waiting += [one for one in components if f'"{REFERENCE.format(name=one)}"' in text]
+    return found
+
+
+def _taken(schema: dict[str, Any], *, strict: bool) -> None:
+    """Change the schema of an object to what is taken for it: null for a field that may be left
+    out, and unless ``strict`` fields that nobody knows."""
+    if not strict and schema.get("additionalProperties") is False:
+        del schema["additionalProperties"]
+    required = schema.get("required", ())
+    for name, given in schema.get("properties", {}).items():
+        if name not in required and NULL not in given.get("anyOf", ()):
+            plain = {"anyOf": [{k: v for k, v in given.items() if k != "default"}, NULL]}
+            default = {"default": given["default"]} if "default" in given else {}
+            schema["properties"][name] = plain | default
 
 
 def _content(route: Route, schema_of: Mapping[type[Struct], Any]) -> dict[str, Any]:
@@ -106,7 +161,9 @@ def _content(route: Route, schema_of: Mapping[type[Struct], Any]) -> dict[str, A
     content: dict[str, Any] = {route.produces: {} if kind is None else {"schema": schema_of[kind]}}
     if route.name in STREAMED:
         named = route.name in NAMED_EVENTS
-        content["text/event-stream"] = {"schema": NAMED_EVENT_SCHEMA if named else EVENT_SCHEMA}
+        events = route.streams == EVENT_STREAM
+        schema = NAMED_EVENT_SCHEMA if named else EVENT_SCHEMA
+        content[route.streams] = {"schema": schema} if events else {}
     return content
 
 

@@ -19,6 +19,7 @@ from harness.serve.gate import caller_of_request, decoded
 from harness.serve.hosted import without_hosted_tools
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
+from harness.serve.ollama.routes import OLLAMA_ROUTES
 from harness.serve.openapi import Route, openapi_document
 from harness.serve.responses import RESPONSES_ROUTES
 from harness.serve.service import Answered, Service
@@ -38,6 +39,7 @@ ROUTES = (
     *EMBEDDING_ROUTES,
     *RESPONSES_ROUTES,
     *ANTHROPIC_ROUTES,
+    *OLLAMA_ROUTES,
     *MODEL_ROUTES,
     Route("POST", "/tokenize", "tokenize", "Token ids of a text or chat.", TokenizeRequest),
     Route("POST", "/detokenize", "detokenize", "Text of token ids.", DetokenizeRequest),

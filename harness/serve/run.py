@@ -38,7 +38,8 @@ class ServeOptions:
     """Everything about a server; the settings of the same names say what each means. The models
     ``beside``, by name, are loaded when a request names them. In the folder ``record`` every model
     that is loaded leaves a trace; ``replicas`` answer, under Ray Serve, or with 0 this process
-    does. ``reject_unknown`` refuses requests with fields that would be ignored."""
+    does. ``reject_unknown`` refuses requests with fields that would be ignored; ``cors`` are
+    origins whose pages may ask, "*" is every one."""
 
     path: Path
     model: ModelOptions
@@ -53,6 +54,7 @@ class ServeOptions:
     replicas: int = 0
     record: Path | None = None
     reject_unknown: bool = False
+    cors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def running(
             serving,
             pulls,
             AppOptions(
-                host_check=HostCheck((*options.allowed_hosts, options.host)),
+                host_check=HostCheck((*options.allowed_hosts, options.host), options.cors),
                 page=read_page(),
                 max_body=MAX_BODY_BYTES,
                 version=_version(),

@@ -84,8 +84,15 @@ class Service:
 
         return self._answer(body, tenant, begin, caller)
 
-    def complete(self, body: CompletionRequest, tenant: Tenant, caller: Caller) -> Answered:
-        """``POST /v1/completions``."""
+    def complete(
+        self,
+        body: CompletionRequest,
+        tenant: Tenant,
+        caller: Caller,
+        shape_of: ShapeOf | None = None,
+        prefix: str = "cmpl-",
+    ) -> Answered:
+        """``POST /v1/completions``; ``shape_of`` and ``prefix`` as ``chat`` has them."""
         listed = body.logprobs is not None
 
         def begin() -> tuple[Generation, AnswerFormat]:
@@ -107,8 +114,10 @@ class Service:
                 scores=scores,
                 stop_tokens=body.stop_token_ids or (),
             )
-            answer = Answer.of(generation, tenant, "cmpl-", _wants_usage(body), caller)
+            answer = Answer.of(generation, tenant, prefix, _wants_usage(body), caller)
             echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()
+            if shape_of is not None:
+                return generation, shape_of(answer, listed)
             return generation, CompletionShape(answer, listed, echoed)
 
         return self._answer(body, tenant, begin, caller)

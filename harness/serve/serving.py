@@ -24,7 +24,7 @@ from harness.serve.errors import RESTART_SECONDS, ApiError
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
-from harness.serve.model import ServedModel, other_names
+from harness.serve.model import LATEST, ServedModel, other_names
 from harness.serve.multi_engine import MultiEngineDriver, SharedDriver
 from harness.serve.service import Service
 
@@ -127,7 +127,10 @@ class Serving:
 
     def canonical(self, name: str | None) -> str | None:
         """The name in ``by_name`` of a model that requests may also call after its file."""
-        return name if name in self.by_name else self._by_other_name.get(name or "", name)
+        if name is None or name in self.by_name:
+            return name
+        short = name.removesuffix(LATEST)
+        return short if short in self.by_name else self._by_other_name.get(short, name)
 
     def lease(self, name: str | None = None) -> Lease:
         """What answers now, or the model that may be asked for by this name, for one request. One

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
-from queue import SimpleQueue
+import socket
+from collections import deque
 from types import FrameType
 from typing import Self
 
@@ -24,13 +25,17 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        # Its ``put`` may interrupt its own ``get``, which no lock of ``threading`` allows.
-        self._received: SimpleQueue[int] = SimpleQueue()
+        self._received: deque[int] = deque()
         self._holding = False
         self._ending = False
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
+        # A signal that arrives just before the main thread begins to wait must wake it, too: a byte
+        # in a socket does, an interrupted lock does not.
+        self._wakes, self._woken = socket.socketpair()
+        self._wakes.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
         for number in filter(None, (signal.SIGTERM, signal.SIGINT, RELOAD)):
             self._before[number] = signal.signal(number, self._note)
         return self
@@ -38,6 +43,9 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._wakes.close()
+        self._woken.close()
 
     def hold(self) -> None:
         """Note signals from now on instead of interrupting."""
@@ -50,13 +58,13 @@ class Signals:
         Returns whether the signal was SIGINT.
         """
         try:
-            number = self._received.get()
+            number = self._next()
             while number == RELOAD and server.serving.accounts.path is not None:
                 log.info("reading the tenants again")
                 server.serving.accounts.reload(server.serving.tell)
-                number = self._received.get()
+                number = self._next()
             self._ending = True
-            if not self._received.empty():
+            if self._received:
                 raise KeyboardInterrupt
             interrupted = number == signal.SIGINT
             supervisor.tell("STOPPING=1")
@@ -67,7 +75,13 @@ class Signals:
             interrupted = True
         return interrupted
 
+    def _next(self) -> int:
+        """The next signal, once it arrives."""
+        while not self._received:
+            self._woken.recv(64)
+        return self._received.popleft()
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._ending or not self._holding:
             raise KeyboardInterrupt
-        self._received.put(number)
+        self._received.append(number)

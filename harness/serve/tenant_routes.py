@@ -58,11 +58,15 @@ class RotateKey(Struct, forbid_unknown_fields=True):
 
 TENANT_ROUTES = (
     Route("GET", "/v1/tenants", "tenants", "All tenants. For operators."),
-    Route("POST", "/v1/tenants", "add_tenant", "Add one; its key. For admins.", AddTenant),
+    Route(
+        "POST", "/v1/tenants", "add_tenant", "Add one; its key. For admins.",
+        AddTenant, strict=True,
+    ),
     Route("GET", "/v1/tenants/<tenant>", "tenant", "One of them: one's own, or for operators."),
     Route("DELETE", "/v1/tenants/<tenant>", "remove_tenant", "Remove one. For admins."),
     Route(
-        "POST", "/v1/tenants/<tenant>/rotate", "rotate_key", "A new key. For admins.", RotateKey
+        "POST", "/v1/tenants/<tenant>/rotate", "rotate_key", "A new key. For admins.",
+        RotateKey, strict=True,
     ),
     Route("GET", "/v1/tenants/<tenant>/usage", "usage", "What a tenant was given."),
 )  # fmt: skip

@@ -32,6 +32,8 @@ def read_answer(path: Path) -> Json:
     lines = list(data_lines([data, b"\n"]))
     objects = [_object(line.encode(), path) for line in lines if line != DONE]
     try:
+        if objects and objects[0].get("type") == "message_start":
+            return _whole_message_of(objects)
         if objects and "type" in objects[0]:
             return _whole_response(objects)
         if DONE not in lines or not objects:
@@ -132,3 +134,37 @@ def _whole_response(events: Sequence[Json]) -> Json:
         if told.get(place, "") != text:
             raise ConfigError(f"output[{place}] is not what the events before the last one told")
     return response
+
+
+def _whole_message_of(events: Sequence[Json]) -> Json:
+    """The message of ``/v1/messages`` that its events tell."""
+    message: Json = events[0]["message"]
+    if events[-1]["type"] != "message_stop":
+        raise ConfigError(CUT)
+    arguments: dict[int, str] = {}
+    for event in events[1:]:
+        match event["type"]:
+            case "content_block_start":
+                message["content"].append(event["content_block"])
+            case "content_block_delta":
+                told = event["delta"]
+                name = told["type"].removesuffix("_delta")
+                if name == "input_json":
+                    at = event["index"]
+                    arguments[at] = arguments.get(at, "") + told["partial_json"]
+                else:
+                    message["content"][event["index"]][name] += told[name]
+            case "message_delta":
+                message |= event["delta"]
+                message |= {name: event[name] for name in event if name not in ("type", "delta")}
+    for index, text in arguments.items():
+        message["content"][index]["input"] = _arguments_of(text)
+    return message
+
+
+def _arguments_of(text: str) -> Any:
+    """The arguments of a call as the whole answer has them."""
+    try:
+        return loads(text.encode())
+    except BadJson:
+        return {}

@@ -14,6 +14,9 @@ from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, MAX_INT32
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.accounts import Accounts
+from harness.serve.anthropic.parse import readable_blocks
+from harness.serve.anthropic.routes import answer_message
+from harness.serve.anthropic.wire import MessagesRequest
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.hosted import without_hosted_tools
@@ -29,6 +32,8 @@ from harness.serve.wire_responses import ResponsesRequest
 
 Json = dict[str, Any]
 NOTHING = object()
+MESSAGE = "message"
+CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
 COUNTS = (
     *("prompt_tokens", "completion_tokens", "total_tokens"),
     *("input_tokens", "output_tokens"),
@@ -74,6 +79,9 @@ def _told(response: Json) -> Json:
     """What an answer says, by its names, without what another answer would say of itself. Raises
     ConfigError for one that says nothing."""
     digests = {"logits_sha256": _extra(response).get("logits_sha256"), "usage": _usage(response)}
+    if response.get("type") == MESSAGE:
+        ends = {name: response.get(name) for name in ("stop_reason", "stop_sequence")}
+        return {"content": response.get("content"), **ends, **digests}
     output = response.get("output")
     if isinstance(output, list) and all(isinstance(item, dict) for item in output):
         named = [{key: item[key] for key in item if key != "id"} for item in output]
@@ -91,6 +99,10 @@ def _usage(response: Json) -> Json | None:
     usage = response.get("usage", {})
     if not isinstance(usage, dict):
         return None
+    if CACHE_READ in usage:
+        # What is read from the cache and what is not is the server's, their sum is everybody's.
+        prompt = sum(usage.get(name) or 0 for name in (CACHE_READ, CACHE_WRITTEN, "input_tokens"))
+        return {"input_tokens": prompt, "output_tokens": usage.get("output_tokens")}
     details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
     counts = {name: usage.get(name) for name in COUNTS if name in usage}
     return {**counts, "reasoning_tokens": details.get("reasoning_tokens")}
@@ -121,6 +133,10 @@ def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
 
 def _ask(service: Service, asked: Json, response: Json) -> Answered:
     """By the route that a request and its answer are of."""
+    if response.get("type") == MESSAGE:
+        raw = msgspec.json.encode(asked | {"model": service.model.name})
+        body = decode(raw, MessagesRequest, [], readable_blocks)
+        return answer_message(service, body, LOCAL_TENANT, Caller())
     raw = msgspec.json.encode(asked)
     if "messages" in asked:
         return service.chat(

@@ -82,20 +82,21 @@ class _Found:
     known: dict[str, str] = field(default_factory=dict)
     problems: list[ApiError] = field(default_factory=list)
 
-    def note(self, place: str, general: str, fields: Mapping[str, object]) -> None:
+    def note(self, path: str, general: str, fields: Mapping[str, object]) -> None:
         """An unknown field of an object with these ``fields``."""
         if general in self.known:
             return
-        self.known[general] = place
+        self.known[general] = path
         if len(self.known) > MOST_UNKNOWN:
             raise ApiError(
                 400, f"the body has more than {MOST_UNKNOWN} unknown fields", code="invalid_value"
             )
-        meant = _meant(general.rpartition(".")[2], fields)
+        name = general.rpartition(".")[2]
+        meant = _meant(name, fields)
         if meant or self.strict:
-            problem = f"{place}: unknown field"
+            problem = f"{path}: unknown field `{name}`"
             problem += f"; did you mean {' or '.join(meant)}?" if meant else ""
-            self.problems.append(ApiError(400, problem, param=place, code="unknown_parameter"))
+            self.problems.append(ApiError(400, problem, param=path, code="unknown_parameter"))
 
 
 def served_fields(
@@ -124,29 +125,29 @@ def served_fields(
     return served
 
 
-def _served(value: Any, node: _Node, place: str, general: str, found: _Found) -> Any:
+def _served(value: Any, node: _Node, path: str, general: str, found: _Found) -> Any:
     if isinstance(node, _Either):
         if isinstance(value, list) and node.items is not None:
-            return _served(value, node.items, place, general, found)
+            return _served(value, node.items, path, general, found)
         tag = value.get(node.tag_field) if isinstance(value, dict) else None
         chosen = node.objects.get(tag) if isinstance(tag, str | None) else None
-        return value if chosen is None else _served(value, chosen, place, general, found)
+        return value if chosen is None else _served(value, chosen, path, general, found)
     if isinstance(node, _Items):
         if not isinstance(value, list):
             return value
         return [
-            _served(item, node.item, f"{place}[{index}]", f"{general}[]", found)
+            _served(item, node.item, f"{path}[{index}]", f"{general}[]", found)
             for index, item in enumerate(value)
         ]
-    return _served_object(value, node, place, general, found) if isinstance(value, dict) else value
+    return _served_object(value, node, path, general, found) if isinstance(value, dict) else value
 
 
 def _served_object(
-    value: dict[str, Any], node: _Object, place: str, general: str, found: _Found
+    value: dict[str, Any], node: _Object, path: str, general: str, found: _Found
 ) -> dict[str, Any]:
     served = {}
     for name, given in value.items():
-        at = f"{place}.{name}" if place else name
+        at = f"{path}.{name}" if path else name
         of = f"{general}.{name}" if general else name
         known = node.fields.get(name)
         if known is None:

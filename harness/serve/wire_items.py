@@ -35,7 +35,7 @@ def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
 
 def _function_item(item: dict[str, Any], kind: str) -> dict[str, Any]:
     """A call of a tool with free input, or what it gave, as one of a function."""
-    told = {name: given for name, given in item.items() if name != "input"} | {"type": kind}
+    fields = {name: given for name, given in item.items() if name != "input"} | {"type": kind}
     if kind == "function_call":
-        told["arguments"] = json.dumps({"input": item.get("input")})
-    return told
+        fields["arguments"] = json.dumps({"input": item.get("input")})
+    return fields

@@ -25,6 +25,9 @@ from tests.serve.speaking_models import HERMES, speaking_model
 SLOTS = 4
 CONTEXT = 256
 NULL_TOKEN = 65
+ALL_TOKENS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
+"""What servers sample with here where a request names nothing. A model of random weights says more
+that way, and a bias decides more."""
 Serve = Callable[..., AbstractContextManager[Running]]
 
 
@@ -46,7 +49,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         draft: int = 0,
         tier: str = "cpu",
         aliases: tuple[str, ...] = (),
-        sampling: Mapping[str, float] = MappingProxyType({}),
+        sampling: Mapping[str, float] = ALL_TOKENS,
         **options: object,
     ) -> Iterator[Running]:
         model = ModelOptions(

@@ -227,9 +227,12 @@ def test_thoughts_are_blocks_with_signatures(thinker: Anthropic) -> None:
     with thinker.messages.stream(**ASKED, thinking=thinking) as stream:
         final = stream.get_final_message()
     assert plain(final) == plain(message)
-    for more in ({}, {"thinking": {"type": "disabled"}}):
-        unthinking = thinker.messages.create(**ASKED, **more)
-        assert all(one.type == "text" for one in unthinking.content)
+    asked = {"model": "tiny", "messages": ASKED["messages"]}
+    unasked, disabled, enabled = (
+        thinker.messages.count_tokens(**asked, **more).input_tokens
+        for more in ({}, {"thinking": {"type": "disabled"}}, {"thinking": thinking})
+    )
+    assert unasked == disabled != enabled
     said = [
         {"type": "thinking", "thinking": block.thinking, "signature": block.signature},
         {"type": "redacted_thinking", "data": "gAAAA"},

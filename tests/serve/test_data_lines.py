@@ -34,7 +34,7 @@ def test_all_chunks_of_an_answer_say_whose_they_are(http: Http, server: Running)
         for more in ({}, {"stream_options": {"include_usage": True}}):
             first, *rest = data_of(lines_of(http.post(path, {**body, **more}).body))
             extra = first.pop("x_zinc")
-            assert extra.keys() == {"seed", "tenant", "tier"}
+            assert extra.keys() == {"seed", "tenant", "tier", "sampling_defaults"}
             assert type(extra["seed"]) is int
             if more:
                 last = rest.pop()

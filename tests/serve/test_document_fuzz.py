@@ -28,6 +28,7 @@ TOKEN_LIMITS = {
     "/v1/chat/completions": "max_tokens",
     "/v1/completions": "max_tokens",
     "/v1/responses": "max_output_tokens",
+    "/v1/messages": "max_tokens",
 }
 """What says how long an answer may be, by path."""
 DOCUMENT = openapi_document(ROUTES, "0")

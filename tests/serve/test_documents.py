@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,3 +125,17 @@ def test_a_digest_is_kept_until_the_file_changes(
     assert kept_digest(file, kept) != first
     kept.write_text("[")
     assert kept_digest(file, kept) != first
+
+
+def test_streams_are_of_a_type_of_their_own(http: Http) -> None:
+    """Events, named where their clients expect names, or lines of JSON."""
+    paths = http.get("/openapi.json").json["paths"]
+
+    def content(path: str) -> dict[str, Any]:
+        found: dict[str, Any] = paths[path]["post"]["responses"]["200"]["content"]
+        return found
+
+    for path, kind in (("/v1/chat/completions", "message"), ("/v1/messages", None)):
+        event = content(path)["text/event-stream"]["schema"]["properties"]["event"]
+        assert event == ({"type": "string"} if kind is None else {"const": kind})
+    assert list(content("/api/chat")) == ["application/json", "application/x-ndjson"]

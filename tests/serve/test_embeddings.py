@@ -123,7 +123,7 @@ def test_fewer_dimensions_are_normalised_again(http: Http) -> None:
         ({"input": "a", "dimensions": 10**6}, "dimensions", "invalid_value"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
         ({"input": "a", "model": "other"}, "model", "model_not_found"),
-        ({"input": "a", "task": "search"}, "task", "unknown_parameter"),
+        ({"input": "a", "dimension": 2}, "dimension", "unknown_parameter"),
         ({}, "input", "invalid_value"),
     ],
 )

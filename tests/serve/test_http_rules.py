@@ -74,3 +74,51 @@ def test_silence_is_counted_from_what_was_sent(monkeypatch: pytest.MonkeyPatch) 
     now += 1
     assert silence.broken_by(b"") == streams.PING
     assert silence.broken_by(b"") == b""
+
+
+def test_pages_of_named_origins_may_ask(serve: Serve) -> None:
+    """They may ask before, and read the answer; others are refused as ever."""
+    friend, foreign = "https://chat.example.org", "https://evil.example"
+    asks = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "x-api-key"}
+    with serve(cors=(friend + "/",)) as server:
+        http = Http(server.url)
+        before = http.send("OPTIONS", COMPLETIONS, None, {"Origin": friend, **asks})
+        assert before.status == 204
+        assert before.headers["Access-Control-Allow-Origin"] == friend
+        assert before.headers["Access-Control-Allow-Headers"] == "x-api-key"
+        answer = http.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, Origin=friend)
+        assert answer.status == 200
+        assert answer.headers["Access-Control-Allow-Origin"] == friend
+        assert answer.headers["Vary"] == "Origin"
+        for path in (COMPLETIONS, "/v1/models"):
+            refused = http.send("OPTIONS", path, None, {"Origin": foreign, **asks})
+            assert refused.error["code"] == "origin_not_allowed"
+            assert "Access-Control-Allow-Origin" not in refused.headers
+        assert http.send("OPTIONS", COMPLETIONS, None, {}).status == 405
+    with serve(cors=("*",)) as server:
+        answer = Http(server.url).get("/v1/models", Origin=foreign)
+        assert answer.headers["Access-Control-Allow-Origin"] == foreign
+
+
+def test_routes_are_there_without_their_version(http: Http) -> None:
+    """Those that clients ask, with the same answers and refusals."""
+    asked = {"prompt": "a", "max_tokens": 2, "seed": 1}
+    short, long = (http.post(path, asked).json for path in ("/completions", COMPLETIONS))
+    assert short["choices"] == long["choices"]
+    assert http.get("/models").json["data"] == http.get("/v1/models").json["data"]
+    assert http.get("/models/tiny").json["id"] == "tiny"
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    assert http.post("/chat/completions", chat).status == 200
+    message = {**chat, "model": "nobody"}
+    assert http.post("/messages", message).json["type"] == "error"
+    assert http.post("/messages", {**message, "model": "tiny"}).json["type"] == "message"
+    assert http.get("/tenants").status == 404
+
+
+def test_an_answer_has_an_id(http: Http) -> None:
+    """The client's own where it is a plain word."""
+    assert http.get("/health", X_Request_Id="a-1:b.c").headers["X-Request-Id"] == "a-1:b.c"
+    for bad in ("", "a b", "x" * 200, "\xe4"):
+        told = http.get("/nowhere", X_Request_Id=bad).headers
+        assert told["X-Request-Id"].startswith("req_")
+        assert told["Request-Id"] == told["X-Request-Id"]

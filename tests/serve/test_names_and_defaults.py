@@ -44,7 +44,7 @@ def catalogued(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_one_model_has_several_names(serve: Serve, catalogued: Path, tmp_path: Path) -> None:
     """Its own, the file's stem, the catalog's and any alias; no other, and one answer for all."""
     path = catalogued.rename(tmp_path / "tiny.gguf")
-    with serve(path=path, aliases=("gpt-4o", "org/model")) as server:
+    with serve(path=path, sampling={}, aliases=("gpt-4o", "org/model")) as server:
         http = Http(server.url)
         texts = set()
         for name in ("tiny", "tiny-of-the-catalog", "gpt-4o", "org/model"):
@@ -100,7 +100,7 @@ def test_requests_sample_with_what_they_leave_out(serve: Serve) -> None:
 
 
 def test_defaults_are_mild(serve: Serve) -> None:
-    with serve() as server:
+    with serve(sampling={}) as server:
         told = Http(server.url).get("/v1/models/tiny").json["x_zinc"]["sampling"]
     assert told == {
         "temperature": 0.7,

@@ -30,6 +30,7 @@ ASKED: dict[str, Any] = {"prompt": "abc", "max_tokens": 24, "ignore_eos": True, 
 STREAMED = {**ASKED, "stream": True}
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 CHATTED = {"messages": MESSAGES, "max_tokens": 24, "ignore_eos": True, "seed": 5, "stream": True}
+RESPONDED = {"input": "abc", "max_output_tokens": 24, "seed": 5, "temperature": 2, "top_k": 0}
 ENGINE = "engine"
 Senders = Counter[str]
 
@@ -96,7 +97,7 @@ def text_of(body: bytes) -> str:
         (COMPLETIONS, {**STREAMED, "stream_options": {"include_usage": True}}),
         (CHAT, CHATTED),
         (CHAT, {**CHATTED, "stream_options": {"include_usage": True}}),
-        ("/v1/responses", {"input": "abc", "max_output_tokens": 24, "seed": 5, "stream": True}),
+        ("/v1/responses", {**RESPONDED, "stream": True}),
     ],
 )
 def test_the_bytes_are_those_of_the_other_way(

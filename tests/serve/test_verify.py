@@ -93,7 +93,7 @@ def test_the_digest_is_that_of_the_logits(server: Running, http: Http) -> None:
     def keep(first: int, chunk: Any) -> None:
         rows.update(enumerate(chunk, first))
 
-    sampling = SamplingParams(temperature=0.7, top_k=40, top_p=0.95, min_p=0.05, seed=5)
+    sampling = SamplingParams(temperature=0.7, seed=5)
     request = Request(model.driver.new_id(), prompt, 8, sampling, ignore_end=True)
     stream = model.driver.submit([request], {request.id: keep})
     tokens = 0
@@ -156,6 +156,36 @@ def test_a_changed_count_is_found(
         counted = b'"completion_tokens":%d' % usage["completion_tokens"]
         assert lines.count(counted) == 1
         assert verify(asked, lines.replace(counted, b'"completion_tokens":99'))[0] == 1
+
+
+MESSAGE: dict[str, Any] = {
+    "model": "claude-x",
+    "max_tokens": 12,
+    "messages": [{"role": "user", "content": "Why?"}],
+    "metadata": {"user_id": "u"},
+}
+
+
+def test_an_anthropic_message_is_replayed(http: Http, verify: Verify) -> None:
+    """Whole and streamed, whatever the client calls the model; a change of either is found."""
+    asked = {**MESSAGE, "model": "tiny"}
+    answer = http.post("/v1/messages", asked).json
+    assert verify(MESSAGE, answer)[:2] == (0, "identical\n")
+    streamed = http.post("/v1/messages", {**asked, "stream": True}).body
+    assert verify({**MESSAGE, "stream": True}, streamed)[:2] == (0, "identical\n")
+    (block,) = answer["content"]
+    for changed, place in (
+        ({"content": [{**block, "text": block["text"] + "#"}]}, "content[0].text"),
+        ({"stop_reason": "refusal"}, "stop_reason"),
+        ({"usage": answer["usage"] | {"output_tokens": 99}}, "usage.output_tokens"),
+        ({"system_fingerprint": "exact-0"}, "system_fingerprint"),
+    ):
+        code, out, _ = verify(MESSAGE, {**answer, **changed})
+        assert (code, place in out) == (1, True)
+    lines = streamed.split(b"\n\n")
+    at = next(n for n, line in enumerate(lines) if b"text_delta" in line)
+    assert verify(MESSAGE, b"\n\n".join([*lines[:at], *lines[at + 1 :]]))[0] == 1
+    assert verify(MESSAGE, b"\n\n".join(lines[:-2]))[0] == 2
 
 
 def test_a_changed_vector_item_or_event_is_found(http: Http, verify: Verify) -> None:

@@ -23,5 +23,5 @@ def error_body(error: ApiError) -> bytes:
     """The JSON object that says why a request is not answered; ``code`` is this server's own."""
     default = "invalid_request_error" if error.status < 500 else "api_error"
     kind = TYPES.get(error.status, default)
-    told = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
-    return msgspec.json.encode({"type": "error", "error": told})
+    fields = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"type": "error", "error": fields})

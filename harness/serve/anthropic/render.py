@@ -53,14 +53,13 @@ class MessageShape:
         """The events that say what became certain."""
         yield from self._start()
         for part in joined(piece.parts):
-            yield from self._told(part)
+            yield from self._part_events(part)
         self._finish = piece.finish or self._finish
 
     def end(self, usage: bool) -> bytes:
         """What closes the message: why it ended, and its counts."""
         stop = _stop(self.answer, self._finish)
-        ours = {"x_zinc": self._ours()}
-        last = event("message_delta", delta=stop, usage=usage_of(self.answer), **ours)
+        last = event("message_delta", delta=stop, usage=usage_of(self.answer), **self._ours())
         return b"".join([*self._start(), *self._closed(), last, event("message_stop")])
 
     def failed(self, error: ApiError) -> bytes:
@@ -78,7 +77,7 @@ class MessageShape:
             else:
                 content.append(_block(part) | _text_of(part, self.answer))
         message = self._head() | {"content": content} | _stop(self.answer, choice[-1].finish)
-        return message | {"usage": usage_of(self.answer), "x_zinc": self._ours()}
+        return message | {"usage": usage_of(self.answer), **self._ours()}
 
     def _head(self) -> Json:
         """A message of which nothing is said yet."""
@@ -95,7 +94,7 @@ class MessageShape:
 
     def _ours(self) -> Json:
         model = self.answer.generation.model
-        return {**self.answer.origin, "system_fingerprint": model.fingerprint}
+        return {"system_fingerprint": model.fingerprint, "x_zinc": self.answer.origin}
 
     def _start(self) -> Iterator[bytes]:
         """The events that begin the message, once."""
@@ -104,7 +103,7 @@ class MessageShape:
             yield event("message_start", message=self._head())
             yield PING_EVENT
 
-    def _told(self, part: Part) -> Iterator[bytes]:
+    def _part_events(self, part: Part) -> Iterator[bytes]:
         if (
             not isinstance(part, CallArguments) and type(part) is not type(self._open)
         ) or isinstance(part, CallBegin):

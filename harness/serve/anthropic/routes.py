@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from flask import g
 
+from contract.types import Tenant
 from harness.serve.answers import Json
 from harness.serve.anthropic.errors import error_body
 from harness.serve.anthropic.parse import chat_of, client_name, readable_blocks
 from harness.serve.anthropic.render import MessageShape
 from harness.serve.anthropic.wire import CountRequest, MessagesRequest
+from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.openapi import Route
@@ -19,11 +21,11 @@ from harness.serve.service import Answered, Service
 ANTHROPIC_ROUTES = (
     Route(
         "POST", "/v1/messages", "message", "Answer, as Anthropic's API does.",
-        MessagesRequest, errors=error_body,
+        MessagesRequest, errors=error_body, error_schema="AnthropicError",
     ),
     Route(
         "POST", "/v1/messages/count_tokens", "count_message", "Tokens of such a request.",
-        CountRequest, errors=error_body,
+        CountRequest, errors=error_body, error_schema="AnthropicError",
     ),
 )  # fmt: skip
 
@@ -35,12 +37,7 @@ class AnthropicHandlers:
         g.generates = True
         caller = replace(caller_of_request(), client_name=client_name)
         body = decoded(raw, MessagesRequest, readable_blocks)
-        service: Service = g.service
-        try:
-            chat = chat_of(body, _switches_thoughts(service))
-            return service.chat(chat, g.account.tenant, caller, MessageShape, "msg_")
-        except ApiError as error:
-            raise _renamed(error) from None
+        return answer_message(g.service, body, g.account.tenant, caller)
 
     def count_message(self, raw: bytes) -> Json:
         body = decoded(raw, CountRequest, readable_blocks)
@@ -51,6 +48,18 @@ class AnthropicHandlers:
         except ApiError as error:
             raise _renamed(error) from None
         return {"input_tokens": len(service.model.encode_chat(plan.prompt))}
+
+
+def answer_message(
+    service: Service, body: MessagesRequest, tenant: Tenant, caller: Caller
+) -> Answered:
+    """The answer to a request, whole or streamed. Raises what ``Service.chat`` raises, with the
+    fields named as they are here."""
+    try:
+        chat = chat_of(body, _switches_thoughts(service))
+        return service.chat(chat, tenant, caller, MessageShape, "msg_")
+    except ApiError as error:
+        raise _renamed(error) from None
 
 
 def _switches_thoughts(service: Service) -> bool:

@@ -1,0 +1,151 @@
+"""From requests of Ollama's API to the chat completions and texts that they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from harness.serve.answers import Json
+from harness.serve.errors import ApiError
+from harness.serve.ollama.wire import (
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaMessage,
+    SamplingOptions,
+)
+from harness.serve.wire import ChatRequest, CompletionRequest, converted
+
+CHAT_NAMES = {
+    "reasoning_effort": "think",
+    "response_format": "format",
+    "max_tokens": "options.num_predict",
+    "stop": "options.stop",
+}
+"""What chat completions call a field that is called otherwise here."""
+SAME = (
+    *("seed", "temperature", "top_k", "top_p", "min_p", "repeat_last_n", "repeat_penalty"),
+    *("presence_penalty", "frequency_penalty", "stop"),
+)
+UNSERVED = ("suffix", "template", "context")
+
+
+def client_name(param: str) -> str:
+    """What this API calls a field of chat completions."""
+    name, dot, rest = param.partition(".")
+    return CHAT_NAMES.get(name, name) + dot + rest
+
+
+def plain_schemas(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
+    """A body without the nulls that the client writes into the schemas of tools."""
+    tools = value.get("tools")
+    return value | {"tools": _without_nulls(tools)} if isinstance(tools, list) else value
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def chat_of(body: OllamaChatRequest) -> ChatRequest:
+    """The chat completion that a conversation means. Raises ApiError."""
+    chat = _common(body) | {"messages": list(_messages(body.messages))}
+    if body.tools:
+        chat["tools"] = body.tools
+    return converted(chat, ChatRequest)
+
+
+def chat_of_prompt(body: GenerateRequest) -> ChatRequest:
+    """The chat completion that a prompt means. Raises ApiError."""
+    _check(body)
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    messages = [*system, {"role": "user", "content": body.prompt}]
+    return converted(_common(body) | {"messages": messages}, ChatRequest)
+
+
+def text_of_prompt(body: GenerateRequest) -> CompletionRequest:
+    """The text to continue that a raw prompt means. Raises ApiError."""
+    _check(body)
+    text = {name: value for name, value in _common(body).items() if name not in CHAT_ONLY}
+    return converted({"n_predict": -1} | text | {"prompt": body.prompt}, CompletionRequest)
+
+
+CHAT_ONLY = ("response_format", "reasoning_effort")
+
+
+def _check(body: GenerateRequest) -> None:
+    for name in UNSERVED:
+        if getattr(body, name):
+            raise _unsupported(name, f"{name} is not served here; leave it out")
+    if body.images:
+        raise _images("images")
+
+
+def _common(body: OllamaChatRequest | GenerateRequest) -> Json:
+    """The fields of a chat completion that both say."""
+    chat: Json = {"model": body.model, "stream": body.stream}
+    if body.stream:
+        chat["stream_options"] = {"include_usage": True}
+    options = body.options or SamplingOptions()
+    chat |= {name: given for name in SAME if (given := getattr(options, name)) is not None}
+    if options.num_predict is not None:
+        chat["n_predict"] = max(-1, options.num_predict)
+    if body.think is not None:
+        effort = "medium" if body.think is True else body.think or "none"
+        chat["reasoning_effort"] = effort
+    form = body.format
+    if isinstance(form, dict):
+        schema = {"name": "format", "schema": form}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif form == "json":
+        chat["response_format"] = {"type": "json_object"}
+    elif form:
+        raise _unsupported("format", 'format is "json" or a JSON schema')
+    return chat
+
+
+def _messages(turns: Sequence[OllamaMessage]) -> Iterable[Json]:
+    """Messages with ids of calls, which this API does not have: results follow in their order."""
+    waiting: list[tuple[str, str]] = []
+    for number, turn in enumerate(turns):
+        if turn.images:
+            raise _images(f"messages[{number}].images")
+        message: Json = {"role": turn.role, "content": turn.content or ""}
+        if turn.role == "tool":
+            message["tool_call_id"] = turn.tool_call_id or _answered(turn, waiting)
+        if turn.role == "assistant":
+            calls: list[Json] = [
+                {
+                    "type": "function",
+                    "id": call.id or f"call_{number}_{index}",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": json.dumps(call.function.arguments),
+                    },
+                }
+                for index, call in enumerate(turn.tool_calls or ())
+            ]
+            waiting = [(call["function"]["name"], call["id"]) for call in calls]
+            if calls:
+                message |= {"tool_calls": calls, "content": turn.content or None}
+            if turn.thinking:
+                message["reasoning_content"] = turn.thinking
+        yield message
+
+
+def _answered(turn: OllamaMessage, waiting: list[tuple[str, str]]) -> str:
+    """The call that a result is of: the first of its name, or the first, that has none yet."""
+    for index, (name, call_id) in enumerate(waiting):
+        if turn.tool_name in (None, name):
+            del waiting[index]
+            return call_id
+    return turn.tool_name or "call"
+
+
+def _images(param: str) -> ApiError:
+    return _unsupported(param, f"{param}: this server takes text; images are not served")
+
+
+def _unsupported(param: str, problem: str) -> ApiError:
+    return ApiError(400, problem, param=param, code="unsupported")

@@ -1,0 +1,137 @@
+"""Answers as Ollama tells them: one object, or lines of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from contract.types import FinishReason
+from harness.serve.answers import Answer, Json
+from harness.serve.errors import ApiError
+from harness.serve.generation import Piece
+from harness.serve.ollama.errors import error_line
+from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
+from harness.serve.strict_json import BadJson, loads
+
+NANOSECONDS = 1e9
+
+
+def line(value: Json) -> bytes:
+    """One object of a stream."""
+    return msgspec.json.encode(value) + b"\n"
+
+
+def now() -> str:
+    """The time, as these objects tell it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+@dataclass
+class OllamaShape:
+    """The objects of one choice: of a conversation, or with ``text`` of a prompt's answer, which
+    is ``plain`` where nothing is taken apart. A call is told once it is whole."""
+
+    answer: Answer
+    listed: bool = False
+    text: bool = False
+    plain: bool = False
+    ping: bytes = b""
+    _call: CallBegin | None = None
+    _arguments: list[str] = field(default_factory=list)
+    _finish: str | None = None
+
+    def lines(self, piece: Piece) -> Iterable[bytes]:
+        """The objects that say what became certain."""
+        for part in self._parts(piece):
+            for fields in self._objects_of(part):
+                yield line(self._head() | fields | {"done": False})
+        self._finish = piece.finish or self._finish
+
+    def end(self, usage: bool) -> bytes:
+        """The last objects: a call that was not told yet, and the counts."""
+        calls = [line(self._head() | fields | {"done": False}) for fields in self._ended_call()]
+        last = line(self._head() | self._body("", "", []) | self._counts(self._finish))
+        return b"".join([*calls, last])
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last line of an answer that failed."""
+        return error_line(error) + b"\n"
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
+        """The answer in one object."""
+        (choice,) = pieces
+        parts = joined([part for piece in choice for part in self._parts(piece)])
+        text = "".join(part.text for part in parts if isinstance(part, Content))
+        thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+        said = [one for part in parts for one in self._objects_of(part)] + list(self._ended_call())
+        calls = [call for one in said for call in one.get("message", {}).get("tool_calls", ())]
+        return self._head() | self._body(text, thoughts, calls) | self._counts(choice[-1].finish)
+
+    def _parts(self, piece: Piece) -> Sequence[Part]:
+        """What a piece says."""
+        if not self.plain:
+            return joined(piece.parts)
+        return [Content(piece.text)] if piece.text else []
+
+    def _objects_of(self, part: Part) -> Iterator[Json]:
+        """What a part says, after a call before it."""
+        if isinstance(part, CallArguments):
+            self._arguments.append(part.text)
+            return
+        yield from self._ended_call()
+        match part:
+            case Content(text):
+                yield self._body(text, "", [])
+            case Thought(text):
+                yield self._body("", text, [])
+            case CallBegin():
+                self._call = part
+
+    def _ended_call(self) -> Iterator[Json]:
+        call, text = self._call, "".join(self._arguments)
+        self._call, self._arguments = None, []
+        if call is not None:
+            function = {"index": call.index, "name": call.name, "arguments": _object(text)}
+            yield self._body("", "", [{"id": call.id, "function": function}])
+
+    def _body(self, text: str, thoughts: str, calls: Sequence[Json]) -> Json:
+        said: Json = {"thinking": thoughts} if thoughts else {}
+        if self.text:
+            return {"response": text, **said}
+        called: Json = {"tool_calls": calls} if calls else {}
+        return {"message": {"role": "assistant", "content": text, **said, **called}}
+
+    def _head(self) -> Json:
+        return {"model": self.answer.generation.model.name, "created_at": now()}
+
+    def _counts(self, finish: str | None) -> Json:
+        """How it ended, what was counted, and how long it took in nanoseconds."""
+        generation = self.answer.generation
+        (choice,) = generation.choices
+        facts, ended = generation.facts_of(choice), time.monotonic()
+        admitted = facts.submitted if facts.admitted is None else facts.admitted
+        first = ended if choice.first is None else choice.first
+        latest = first if choice.latest is None else choice.latest
+        return {
+            "done": True,
+            "done_reason": "length" if finish == FinishReason.LENGTH.value else "stop",
+            "total_duration": int((ended - generation.began) * NANOSECONDS),
+            "load_duration": 0,
+            "prompt_eval_count": generation.prompt_tokens,
+            "prompt_eval_duration": int(max(0.0, first - admitted) * NANOSECONDS),
+            "eval_count": generation.completion_tokens,
+            "eval_duration": int(max(0.0, latest - first) * NANOSECONDS),
+            "x_zinc": self.answer.origin,
+        }
+
+
+def _object(text: str) -> Json:
+    """The arguments of a call: an empty object where the answer was cut within them."""
+    try:
+        value = loads(text.encode())
+    except BadJson:
+        return {}
+    return value if isinstance(value, dict) else {}

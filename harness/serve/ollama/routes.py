@@ -1,0 +1,188 @@
+"""The routes of Ollama's API that its clients use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+
+from flask import g
+
+from contract.errors import RequestError
+from harness.serve.answers import Json
+from harness.serve.caller import Caller
+from harness.serve.embeddings import EmbeddingRequest, embed
+from harness.serve.errors import ApiError
+from harness.serve.gate import caller_of_request, decoded, need_admin
+from harness.serve.model import ServedModel
+from harness.serve.model_routes import known_model
+from harness.serve.ollama.errors import error_line
+from harness.serve.ollama.facts import listed, running, shown
+from harness.serve.ollama.parse import (
+    chat_of,
+    chat_of_prompt,
+    client_name,
+    plain_schemas,
+    text_of_prompt,
+)
+from harness.serve.ollama.render import NANOSECONDS, OllamaShape, line, now
+from harness.serve.ollama.wire import (
+    EmbedRequest,
+    GenerateRequest,
+    OldEmbedRequest,
+    OllamaChatRequest,
+    OllamaPullRequest,
+    ShowRequest,
+)
+from harness.serve.openapi import Route
+from harness.serve.pulls import Pull, Pulls
+from harness.serve.service import Answered, Service
+from harness.serve.serving import Serving
+
+_route = partial(
+    Route, errors=error_line, error_schema="OllamaError", streams="application/x-ndjson"
+)
+OLLAMA_ROUTES = (
+    _route("POST", "/api/chat", "ollama_chat", "Answer, as Ollama does.", OllamaChatRequest),
+    _route("POST", "/api/generate", "ollama_generate", "Answer a prompt.", GenerateRequest),
+    _route("POST", "/api/embed", "ollama_embed", "Vectors of texts.", EmbedRequest),
+    _route("POST", "/api/embeddings", "ollama_embed_one", "Vector of a text.", OldEmbedRequest),
+    _route("POST", "/api/show", "ollama_show", "What a model is.", ShowRequest),
+    _route("POST", "/api/pull", "ollama_pull", "Fetch a model. For admins.", OllamaPullRequest),
+    _route("GET", "/api/tags", "ollama_tags", "The models that may be asked."),
+    _route("GET", "/api/ps", "ollama_ps", "The models in memory."),
+    _route("GET", "/api/version", "ollama_version", "The server's version."),
+)
+
+
+class OllamaHandlers:
+    """One method for each of OLLAMA_ROUTES, named by it."""
+
+    def __init__(self, serving: Serving, pulls: Pulls, version: str) -> None:
+        self._serving = serving
+        self._pulls = pulls
+        self._version = version
+
+    def ollama_chat(self, raw: bytes) -> Answered:
+        body = decoded(raw, OllamaChatRequest, plain_schemas)
+        if not body.messages:
+            return _loaded(body.model, {"message": {"role": "assistant", "content": ""}})
+        g.generates = True
+        try:
+            return _service().chat(
+                chat_of(body), g.account.tenant, _caller(), OllamaShape, "ollama-"
+            )
+        except ApiError as error:
+            raise _renamed(error) from None
+
+    def ollama_generate(self, raw: bytes) -> Answered:
+        body = decoded(raw, GenerateRequest)
+        if not body.prompt:
+            return _loaded(body.model, {"response": ""})
+        g.generates = True
+        service, tenant = _service(), g.account.tenant
+        plain = body.raw or service.model.template is None
+        try:
+            if plain:
+                text = text_of_prompt(body)
+                shape = partial(OllamaShape, text=True, plain=True)
+                return service.complete(text, tenant, _caller(), shape, "ollama-")
+            chat, shape = chat_of_prompt(body), partial(OllamaShape, text=True)
+            return service.chat(chat, tenant, _caller(), shape, "ollama-")
+        except ApiError as error:
+            raise _renamed(error) from None
+
+    def ollama_embed(self, raw: bytes) -> Json:
+        body = decoded(raw, EmbedRequest)
+        texts: str | list[str | int | list[int]]
+        texts = body.input if isinstance(body.input, str) else [*body.input]
+        asked = EmbeddingRequest(texts, body.model, dimensions=body.dimensions)
+        began = monotonic()
+        answer = _vectors(asked)
+        return {
+            "model": answer["model"],
+            "embeddings": [one["embedding"] for one in answer["data"]],
+            "total_duration": int((monotonic() - began) * NANOSECONDS),
+            "load_duration": 0,
+            "prompt_eval_count": answer["usage"]["prompt_tokens"],
+        }
+
+    def ollama_embed_one(self, raw: bytes) -> Json:
+        body = decoded(raw, OldEmbedRequest)
+        answer = _vectors(EmbeddingRequest(body.prompt, body.model))
+        return {"embedding": answer["data"][0]["embedding"]}
+
+    def ollama_show(self, raw: bytes) -> Json:
+        body = decoded(raw, ShowRequest)
+        name = body.model or body.name
+        if name is None:
+            raise RequestError("model", "is needed")
+        model = _service().model
+        model.check_name(name)
+        return shown(model)
+
+    def ollama_tags(self) -> Json:
+        return {"models": [listed(model) for model in self._in_memory()]}
+
+    def ollama_ps(self) -> Json:
+        return {"models": [running(model) for model in self._in_memory()]}
+
+    def ollama_version(self) -> Json:
+        return {"version": self._version}
+
+    def ollama_pull(self, raw: bytes) -> Answered:
+        need_admin()
+        body = decoded(raw, OllamaPullRequest)
+        name = body.model or body.name
+        if name is None:
+            raise RequestError("model", "is needed")
+        pull = self._pulls.begin(known_model(name.removesuffix(":latest")))
+        if body.stream:
+            return _progress(pull)
+        pull.thread.join()
+        if pull.error is not None:
+            raise pull.error
+        return {"status": "success"}
+
+    def _in_memory(self) -> Iterable[ServedModel]:
+        """The model that answers, and those beside it that are loaded."""
+        yield _service().model
+        yield from (model for model in self._serving.others.values() if model is not None)
+
+
+def _service() -> Service:
+    service: Service = g.service
+    return service
+
+
+def _caller() -> Caller:
+    return replace(caller_of_request(), client_name=client_name)
+
+
+def _vectors(asked: EmbeddingRequest) -> Json:
+    g.generates = True
+    return embed(_service(), asked, g.account.tenant, caller_of_request())
+
+
+def _loaded(name: str, said: Json) -> Json:
+    """The answer to a request without anything to answer, which asks for the model to be there."""
+    model = _service().model
+    model.check_name(name)
+    head = {"model": model.name, "created_at": now()}
+    return head | said | {"done": True, "done_reason": "load"}
+
+
+def _progress(pull: Pull) -> Iterator[bytes]:
+    """How far a pull is, as lines; the last one says that it is there, or why not."""
+    for state in pull.states():
+        if state is None:
+            yield b""
+        elif state["status"] not in ("done", "failed"):
+            sizes = {name: state[name] for name in ("completed", "total") if state[name]}
+            yield line({"status": state["status"], "digest": state["model"], **sizes})
+    yield line({"status": "success"}) if pull.error is None else error_line(pull.error) + b"\n"
+
+
+def _renamed(error: ApiError) -> ApiError:
+    return replace(error, param=error.param and client_name(error.param))

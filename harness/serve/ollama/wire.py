@@ -1,0 +1,137 @@
+"""What clients of Ollama send."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from contract.types import MAX_INT32
+from harness.serve.wire import (
+    MOST_MESSAGES,
+    Id,
+    Penalty,
+    Repetition,
+    Seed,
+    Share,
+    Stop,
+    Temperature,
+    TopK,
+    Window,
+)
+from harness.serve.wire_tools import FunctionName
+
+Predicted = Annotated[int, Meta(ge=-2, le=MAX_INT32, description="-1 and -2 fill the context")]
+
+
+class SamplingOptions(Struct, forbid_unknown_fields=True):
+    """How tokens are chosen, and how many. Options of how a model is loaded change nothing."""
+
+    seed: Seed | None = None
+    num_predict: Predicted | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    repeat_last_n: Window | None = None
+    repeat_penalty: Repetition | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    stop: str | Stop | None = None
+
+
+class NamedCall(Struct, forbid_unknown_fields=True):
+    """A function and its arguments."""
+
+    name: FunctionName
+    arguments: dict[str, Any]
+    index: int | None = None
+    description: Any = None
+
+
+class PastCall(Struct, forbid_unknown_fields=True):
+    """A call that the model made."""
+
+    function: NamedCall
+    id: str | None = None
+    type: Any = None
+
+
+class OllamaMessage(Struct, forbid_unknown_fields=True):
+    """A turn of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[PastCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    images: list[Any] | None = None
+
+
+class _AskedForText(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both requests for text say. ``keep_alive`` changes nothing: models stay while there is
+    room. A stream is given unless it is refused."""
+
+    model: Id
+    stream: bool = True
+    options: SamplingOptions | None = None
+    format: str | dict[str, Any] | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: Any = None
+
+
+class OllamaChatRequest(_AskedForText, kw_only=True):
+    """``POST /api/chat``. Without messages the model is loaded."""
+
+    messages: Annotated[list[OllamaMessage], Meta(max_length=MOST_MESSAGES)] = []
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateRequest(_AskedForText, kw_only=True):
+    """``POST /api/generate``: an answer to a prompt, or with ``raw`` what continues it."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool = False
+    suffix: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    images: list[Any] | None = None
+
+
+class ShowRequest(Struct, forbid_unknown_fields=True):
+    """``POST /api/show``."""
+
+    model: Id | None = None
+    name: Id | None = None
+    verbose: bool | None = None
+
+
+class EmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /api/embed``. Texts are never cut: one that is too long is refused."""
+
+    model: Id
+    input: str | Annotated[list[str], Meta(min_length=1)]
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    truncate: bool | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None
+
+
+class OldEmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /api/embeddings``, which takes one text."""
+
+    model: Id
+    prompt: str
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None
+
+
+class OllamaPullRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /api/pull``."""
+
+    model: Id | None = None
+    name: Id | None = None
+    insecure: bool | None = None
+    stream: bool = True

@@ -1,0 +1,93 @@
+"""Which signals a server acts on, and that none is missed."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.serve import signals
+from harness.serve.signals import Signals
+
+
+def server_of(reloaded: list[str], drained: list[float], path: str | None = "tenants.toml") -> Any:
+    accounts = SimpleNamespace(path=path, reload=lambda tell: reloaded.append("tenants"))
+    return SimpleNamespace(
+        serving=SimpleNamespace(accounts=accounts, tell=None), drain=drained.append
+    )
+
+
+def test_a_signal_before_the_wait_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it arrives between the look at what came and the wait for more."""
+    received = signals.deque
+
+    class Late(received):  # type: ignore[misc, valid-type]
+        """Nothing has come when it is asked for the first time, and then something has."""
+
+        asked = 0
+
+        def __len__(self) -> int:
+            Late.asked += 1
+            if Late.asked == 1:
+                signal.raise_signal(signal.SIGTERM)
+                return 0
+            return int(super().__len__())
+
+    monkeypatch.setattr(signals, "deque", Late)
+    drained: list[float] = []
+    with Signals() as caught:
+        caught.hold()
+        assert not caught.serve_until_stopped(server_of([], drained), 7.0)
+    assert drained == [7.0]
+
+
+def test_signals_of_another_thread_wake_the_main_one() -> None:
+    """One that reloads, then one that ends; handlers are as they were."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    reloaded: list[str] = []
+    drained: list[float] = []
+    with Signals() as caught:
+        caught.hold()
+        numbers = (signal.SIGHUP, signal.SIGTERM)
+        timers = [
+            threading.Timer(0.1 + n / 5, signal.raise_signal, [one])
+            for n, one in enumerate(numbers)
+        ]
+        for timer in timers:
+            timer.start()
+        assert not caught.serve_until_stopped(server_of(reloaded, drained), 7.0)
+        for timer in timers:
+            timer.join()
+    assert (reloaded, drained) == (["tenants"], [7.0])
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_ctrl_c_cuts_and_sighup_without_tenants_drains() -> None:
+    for number, path, seconds in (
+        (signal.SIGINT, "tenants.toml", 0.0),
+        (signal.SIGHUP, None, 7.0),
+    ):
+        drained: list[float] = []
+        with Signals() as caught:
+            caught.hold()
+            signal.raise_signal(number)
+            interrupted = caught.serve_until_stopped(server_of([], drained, path), 7.0)
+        assert (interrupted, drained) == (number == signal.SIGINT, [seconds])
+
+
+def test_a_second_signal_cuts_a_drain() -> None:
+    with Signals() as caught:
+        caught.hold()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        drained: list[float] = []
+        assert caught.serve_until_stopped(server_of([], drained), 7.0)
+    assert drained == []
+
+
+def test_before_it_listens_a_signal_interrupts() -> None:
+    with Signals(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
