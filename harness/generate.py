@@ -23,7 +23,7 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import Request, SamplingParams, TokenEvent
-from harness.generation import SILENT, Generation
+from harness.generation import SILENT, TextGeneration
 from harness.memory import (
     LimitsAt,
     budget_of,
@@ -187,7 +187,7 @@ class Session(ContextManager):
         self.load_seconds = 0.0
         self._owned = ExitStack()
         self._requests = 0
-        self._latest: Generation | None = None
+        self._latest: TextGeneration | None = None
         self.engine = engine
 
     @classmethod
@@ -235,14 +235,14 @@ class Session(ContextManager):
         max_tokens: int,
         stop: Sequence[str] = (),
         progress: Progress = SILENT,
-    ) -> Generation:
+    ) -> TextGeneration:
         """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
 
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
         shows a prompt that takes several steps. Raises RequestError.
         """
         request = Request(self._next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
-        self._latest = Generation(self, request, progress)
+        self._latest = TextGeneration(self, request, progress)
         return self._latest
 
     def step(self, request_id: int) -> list[TokenEvent]:

@@ -50,7 +50,7 @@ class GenerationStats:
         return _rate(self.decode_steps, self.decode_seconds)
 
 
-class Generation(Iterator[TextPiece]):
+class TextGeneration(Iterator[TextPiece]):
     """An answer in the making: iterate for its pieces, read the rest at any time.
 
     A KeyboardInterrupt, or whatever else stops the iteration, is followed by ``cancel``.

@@ -13,9 +13,9 @@ from harness.catalog import resolve_model
 from harness.console import note, printable, table
 from harness.settings import add_flags, resolve
 from harness.tiers import TierOptions, open_tier
-from harness.trace.framing import Kind, TraceReader
+from harness.trace.framing import RecordKind, TraceReader
 from harness.trace.play import play, sensible
-from harness.trace.records import TracedModel
+from harness.trace.records import ModelRecord
 from reference.model.open import Model, open_model
 
 SETTINGS = ("tier", "threads", "opencl_mode", "opencl_device", "cache_dir")
@@ -70,13 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(reader: TraceReader) -> int:
-    counts = dict.fromkeys(Kind, 0)
-    nbytes = dict.fromkeys(Kind, 0)
+    counts = dict.fromkeys(RecordKind, 0)
+    nbytes = dict.fromkeys(RecordKind, 0)
     models = []
     for record in reader.records():
-        if record.kind is Kind.MODEL:
+        if record.kind is RecordKind.MODEL:
             with sensible(record):
-                models.append(TracedModel.unpack(record.payload))
+                models.append(ModelRecord.unpack(record.payload))
         counts[record.kind] += 1
         nbytes[record.kind] += len(record.payload)
     for name, value in reader.header.items():
@@ -85,7 +85,7 @@ def _list(reader: TraceReader) -> int:
         print(printable(f"model: {model.path}, SHA-256 {' '.join(model.sha256)}"))
         limits = (f"{name} {value}" for name, value in model.limits.items())
         print(printable(f"limits: {', '.join(limits)}"))
-    rows = [(k.name.lower(), f"{counts[k]:,}", f"{nbytes[k]:,}") for k in Kind if counts[k]]
+    rows = [(k.name.lower(), f"{counts[k]:,}", f"{nbytes[k]:,}") for k in RecordKind if counts[k]]
     print(table([("RECORD", "COUNT", "BYTES"), *rows], right=(1, 2)))
     _say_cut(reader)
     return 0
@@ -101,7 +101,7 @@ def _replay(args: argparse.Namespace, reader: TraceReader) -> int:
     )
     with ExitStack() as files, open_tier(settings["tier"], options) as tier:
 
-        def open_it(number: int, traced: TracedModel) -> Model:
+        def open_it(number: int, traced: ModelRecord) -> Model:
             named = args.model[number] if number < len(args.model) else traced.path
             model = open_model(resolve_model(named, settings["cache_dir"], pull_missing=False))
             files.callback(model.file.close)

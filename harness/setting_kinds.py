@@ -16,7 +16,7 @@ SIZE_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SettingKind:
     """How the text of a value is read: ``parse`` raises ValueError on what ``accepts`` excludes.
 
     ``toml_types`` are the types the configuration file may use; their text goes through ``parse``.
@@ -71,34 +71,36 @@ def _text(text: str) -> str:
     return text
 
 
-def integer(low: int, high: int) -> Kind:
+def integer(low: int, high: int) -> SettingKind:
     """Whole numbers in ``low..high``."""
     accepts = f"a whole number from {low} to {high}"
-    return Kind(accepts, "N", _bounded(_integer, low, high), (int, str))
+    return SettingKind(accepts, "N", _bounded(_integer, low, high), (int, str))
 
 
-def tokens(low: int, high: int) -> Kind:
+def tokens(low: int, high: int) -> SettingKind:
     """Token counts in ``low..high``, with binary suffixes: ``32K`` is 32,768."""
     accepts = f"a number of tokens from {low} to {high}, such as 4096 or 32K (1K = 1024)"
-    return Kind(accepts, "TOKENS", _bounded(_size, low, high), (int, str))
+    return SettingKind(accepts, "TOKENS", _bounded(_size, low, high), (int, str))
 
 
-def size(low: int) -> Kind:
+def size(low: int) -> SettingKind:
     """Bytes from ``low`` on, with binary suffixes: ``6G`` is 6 * 2^30."""
     accepts = f"a number of bytes from {low}, such as 6G or 800M (1G = 1024M)"
-    return Kind(accepts, "BYTES", _bounded(_size, low, UINT64_MAX), (int, str))
+    return SettingKind(accepts, "BYTES", _bounded(_size, low, UINT64_MAX), (int, str))
 
 
-def number(low: float, high: float) -> Kind:
+def number(low: float, high: float) -> SettingKind:
     """Finite real numbers in ``low..high``."""
     accepts = f"a number from {low:g} to {high:g}"
-    return Kind(accepts, "X", _bounded(float, low, high), (int, float, str))
+    return SettingKind(accepts, "X", _bounded(float, low, high), (int, float, str))
 
 
-def choice(*names: str) -> Kind:
+def choice(*names: str) -> SettingKind:
     """Exactly one of ``names``."""
-    return Kind(f"one of {', '.join(names)}", "{" + ",".join(names) + "}", _one_of(names), (str,))
+    return SettingKind(
+        f"one of {', '.join(names)}", "{" + ",".join(names) + "}", _one_of(names), (str,)
+    )
 
 
-PATH = Kind("a path", "PATH", path_of, (str,))
-TEXT = Kind("text", "TEXT", _text, (str,))
+PATH = SettingKind("a path", "PATH", path_of, (str,))
+TEXT = SettingKind("text", "TEXT", _text, (str,))

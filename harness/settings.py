@@ -24,7 +24,7 @@ from harness.setting_kinds import (
     PATH,
     TEXT,
     UINT64_MAX,
-    Kind,
+    SettingKind,
     choice,
     integer,
     number,
@@ -44,7 +44,7 @@ class Setting:
     """One row of the table. ``shown_default`` replaces a default that is computed later."""
 
     name: str
-    kind: Kind
+    kind: SettingKind
     default: Any
     help: str
     shown_default: str | None = None

@@ -11,7 +11,7 @@ from contract.types import FinishReason
 
 if TYPE_CHECKING:
     from harness.generate import Session
-    from harness.generation import Generation
+    from harness.generation import TextGeneration
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -23,7 +23,7 @@ def show_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def follow(generation: Generation, show: Callable[[str], None]) -> bool:
+def follow(generation: TextGeneration, show: Callable[[str], None]) -> bool:
     """Pass every piece of text to ``show`` as it comes; True when Ctrl-C ended it."""
     try:
         for piece in generation:
@@ -35,7 +35,7 @@ def follow(generation: Generation, show: Callable[[str], None]) -> bool:
     return False
 
 
-def show_answer(generation: Generation) -> bool:
+def show_answer(generation: TextGeneration) -> bool:
     """Stream the answer to standard output and end its line; True when Ctrl-C ended it."""
     interrupted = follow(generation, show_text)
     if not generation.text.endswith("\n"):
@@ -43,7 +43,7 @@ def show_answer(generation: Generation) -> bool:
     return interrupted
 
 
-def closing_line(generation: Generation, session: Session) -> str:
+def closing_line(generation: TextGeneration, session: Session) -> str:
     """Tokens, rates, tier and arithmetic, and why a text was cut."""
     stats, info = generation.stats, session.tier.info
     parts = [
@@ -56,7 +56,7 @@ def closing_line(generation: Generation, session: Session) -> str:
     return f"[{' · '.join(parts)}]"
 
 
-def record(generation: Generation, session: Session, seed: int) -> dict[str, Any]:
+def record(generation: TextGeneration, session: Session, seed: int) -> dict[str, Any]:
     """Everything about an answer as JSON shows it; times in seconds, rates in tokens a second."""
     from harness.digest import file_digest
 
@@ -96,7 +96,7 @@ def record(generation: Generation, session: Session, seed: int) -> dict[str, Any
     }
 
 
-def _cut(generation: Generation, session: Session) -> list[str]:
+def _cut(generation: TextGeneration, session: Session) -> list[str]:
     if generation.finish_reason is FinishReason.CANCELLED:
         return ["interrupted"]
     if generation.finish_reason is not FinishReason.LENGTH:

@@ -47,7 +47,7 @@ def converse_with_server(args: argparse.Namespace, settings: Settings) -> int:
 
 
 @dataclass(slots=True)
-class _Said:
+class _ReceivedAnswer:
     """What came of an answer: all that was ``shown``, and the ``text``, to which thinking does not
     belong."""
 
@@ -88,7 +88,7 @@ class RemotePartner:
 
     def answer(self, messages: Messages) -> tuple[str, bool]:
         """Ask, and show what comes. Ctrl-C closes the connection, and the server stops."""
-        said = _Said()
+        said = _ReceivedAnswer()
         began = time.perf_counter()
         interrupted = False
         asked = self.client.stream("/v1/chat/completions", self._body(messages))

@@ -11,7 +11,7 @@ from contract.dtypes import DType
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.spec import ACTIVATION, Access, OpSpec, Scalar
-from harness.parity.shape import Shape
+from harness.parity.shape import OpShape
 from harness.parity.shapes import STRATEGIES
 from harness.parity.values import BREAKS_ROWS, KINDS, NONFINITE, OF_PAGES
 from reference.ops import DEFINITIONS
@@ -26,7 +26,7 @@ class Case:
 
     opcode: Opcode
     dtype: DType | None
-    shape: Shape
+    shape: OpShape
     kind: str
     repeat: int
 

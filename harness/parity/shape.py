@@ -25,7 +25,7 @@ SHORT: tuple[Run, ...] = ((0, 0, 17),)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class OpShape:
     """One point of an opcode's shape space. ``absent`` operands are left out."""
 
     label: str
@@ -51,7 +51,7 @@ class Shape:
         return sizes
 
 
-Strategy = Callable[[DType | None], tuple[Shape, ...]]
+Strategy = Callable[[DType | None], tuple[OpShape, ...]]
 
 
 def inner_lengths(dtype: DType | None) -> tuple[int, int, int]:
@@ -63,7 +63,7 @@ def inner_lengths(dtype: DType | None) -> tuple[int, int, int]:
     return 256, 512, 1536
 
 
-def always(*shapes: Shape) -> Strategy:
+def always(*shapes: OpShape) -> Strategy:
     """The same shapes for every storage type."""
     return lambda dtype: shapes
 
@@ -72,7 +72,7 @@ def grid(names: str, *rows: Sequence[int], label: str = "", **params: Scalar) ->
     """A shape a row of sizes, of the dimensions ``names``."""
     return always(
         *(
-            Shape(
+            OpShape(
                 label + "x".join(map(str, row)), dict(zip(names.split(), row, strict=True)), params
             )
             for row in rows

@@ -20,8 +20,8 @@ from harness.parity.shape import (
     EMPTY,
     MIXED,
     SHORT,
+    OpShape,
     Run,
-    Shape,
     Strategy,
     activations,
     always,
@@ -33,23 +33,25 @@ from harness.parity.shapes_recurrent import RECURRENT_STRATEGIES
 
 
 def _product(tokens: str, inner: str, outputs: str) -> Strategy:
-    def strategy(dtype: DType | None) -> tuple[Shape, ...]:
+    def strategy(dtype: DType | None) -> tuple[OpShape, ...]:
         sizes = zip(
             (1, 3, 17, 0),
             (*inner_lengths(dtype), inner_lengths(dtype)[0]),
             (7, 33, 2, 5),
             strict=True,
         )
-        return tuple(Shape(f"{t}x{k}x{n}", {tokens: t, inner: k, outputs: n}) for t, k, n in sizes)
+        return tuple(
+            OpShape(f"{t}x{k}x{n}", {tokens: t, inner: k, outputs: n}) for t, k, n in sizes
+        )
 
     return strategy
 
 
 def _fused_product(*outputs: str) -> Strategy:
-    def strategy(dtype: DType | None) -> tuple[Shape, ...]:
+    def strategy(dtype: DType | None) -> tuple[OpShape, ...]:
         widths = ((9, 5), (16, 8), (33, 3))
         return tuple(
-            Shape(
+            OpShape(
                 f"{t}x{k}",
                 {"tokens": t, "hidden": k} | dict(zip(outputs, width, strict=False)),
                 {"eps": 1e-5},
@@ -60,13 +62,13 @@ def _fused_product(*outputs: str) -> Strategy:
     return strategy
 
 
-def _embed(dtype: DType | None) -> tuple[Shape, ...]:
+def _embed(dtype: DType | None) -> tuple[OpShape, ...]:
     short, middle, long = inner_lengths(dtype)
     return (
-        Shape(f"chunk-{short}", {"vocab": 11, "hidden": short}, runs=CHUNK_TWO),
-        Shape(f"mixed-{middle}", {"vocab": 50, "hidden": middle}, runs=MIXED),
-        Shape(f"long-{long}", {"vocab": 3, "hidden": long}, runs=SHORT),
-        Shape("empty", {"vocab": 3, "hidden": short}, runs=EMPTY),
+        OpShape(f"chunk-{short}", {"vocab": 11, "hidden": short}, runs=CHUNK_TWO),
+        OpShape(f"mixed-{middle}", {"vocab": 50, "hidden": middle}, runs=MIXED),
+        OpShape(f"long-{long}", {"vocab": 3, "hidden": long}, runs=SHORT),
+        OpShape("empty", {"vocab": 3, "hidden": short}, runs=EMPTY),
     )
 
 
@@ -81,23 +83,23 @@ def _heads(
     head_dim: int,
     absent: frozenset[str] = frozenset({"sinks"}),
     **params: Scalar,
-) -> Shape:
+) -> OpShape:
     given = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, **params}
-    return Shape(f"{label}-{heads}x{kv_heads}x{head_dim}", {}, given, runs, absent)
+    return OpShape(f"{label}-{heads}x{kv_heads}x{head_dim}", {}, given, runs, absent)
 
 
-def _paged(*shapes: Shape) -> Strategy:
+def _paged(*shapes: OpShape) -> Strategy:
     """Those of the shapes whose heads are whole blocks of the pages' storage type."""
 
-    def strategy(dtype: DType | None) -> tuple[Shape, ...]:
+    def strategy(dtype: DType | None) -> tuple[OpShape, ...]:
         block = dtype.block_elements if dtype is not None else 1
         return tuple(shape for shape in shapes if shape.params["head_dim"] % block == 0)
 
     return strategy
 
 
-def _rope(label: str, runs: tuple[Run, ...], heads: int, head_dim: int, pairs: int) -> Shape:
-    return Shape(
+def _rope(label: str, runs: tuple[Run, ...], heads: int, head_dim: int, pairs: int) -> OpShape:
+    return OpShape(
         label,
         {"rotary_pairs": pairs},
         {"heads": heads, "head_dim": head_dim, "neox": int("neox" in label)},
@@ -105,8 +107,8 @@ def _rope(label: str, runs: tuple[Run, ...], heads: int, head_dim: int, pairs: i
     )
 
 
-def _kv_write(label: str, runs: tuple[Run, ...], kv_heads: int, head_dim: int) -> Shape:
-    return Shape(label, {}, {"kv_heads": kv_heads, "head_dim": head_dim}, runs)
+def _kv_write(label: str, runs: tuple[Run, ...], kv_heads: int, head_dim: int) -> OpShape:
+    return OpShape(label, {}, {"kv_heads": kv_heads, "head_dim": head_dim}, runs)
 
 
 def _fused_rope(
@@ -117,8 +119,8 @@ def _fused_rope(
     head_dim: int,
     pairs: int,
     *absent: str,
-) -> Shape:
-    return Shape(
+) -> OpShape:
+    return OpShape(
         label,
         {"rotary_pairs": pairs, "qkv_width": (heads + 2 * kv_heads) * head_dim},
         {
@@ -133,31 +135,31 @@ def _fused_rope(
     )
 
 
-def _norm(label: str, tokens: int, groups: int, width: int, *absent: str) -> Shape:
+def _norm(label: str, tokens: int, groups: int, width: int, *absent: str) -> OpShape:
     dims = {"tokens": tokens, "width": width}
-    return Shape(label, dims, {"eps": 1e-5, "groups": groups}, absent=frozenset(absent))
+    return OpShape(label, dims, {"eps": 1e-5, "groups": groups}, absent=frozenset(absent))
 
 
-def _stream_out(rows: int, ring_events: int, runs: tuple[Run, ...]) -> Shape:
-    return Shape(f"{rows}x{ring_events}", {"rows": rows, "ring_events": ring_events}, runs=runs)
+def _stream_out(rows: int, ring_events: int, runs: tuple[Run, ...]) -> OpShape:
+    return OpShape(f"{rows}x{ring_events}", {"rows": rows, "ring_events": ring_events}, runs=runs)
 
 
-def _load_state(label: str, recent_tokens: int, runs: tuple[Run, ...]) -> Shape:
-    return Shape(f"{label}-{recent_tokens}", {"recent_tokens": recent_tokens}, runs=runs)
+def _load_state(label: str, recent_tokens: int, runs: tuple[Run, ...]) -> OpShape:
+    return OpShape(f"{label}-{recent_tokens}", {"recent_tokens": recent_tokens}, runs=runs)
 
 
-def _store_state(rows: int, runs: tuple[Run, ...]) -> Shape:
-    return Shape(f"{rows}", {"rows": rows}, runs=runs)
+def _store_state(rows: int, runs: tuple[Run, ...]) -> OpShape:
+    return OpShape(f"{rows}", {"rows": rows}, runs=runs)
 
 
-def _sample(rows: int, vocab: int, recent_tokens: int, slots: int, **tables: int) -> Shape:
+def _sample(rows: int, vocab: int, recent_tokens: int, slots: int, **tables: int) -> OpShape:
     """``tables`` are the dimensions of masks and of biases; without them there are none."""
     dims = {"rows": rows, "vocab": vocab, "recent_tokens": recent_tokens, "slots": slots}
     sizes = {"allowed": "masks", "bias": "biases"}
     absent = frozenset(name for name, size in sizes.items() if size not in tables)
     label = "x".join(map(str, dims.values()))
     label += "".join(f"-{size}" for size in sizes.values() if size in tables)
-    return Shape(label, dims | tables, absent=absent)
+    return OpShape(label, dims | tables, absent=absent)
 
 
 WIDE = ((1, 1), (3, 257), (17, 40), (65, 16), (0, 8))
@@ -179,7 +181,7 @@ STRATEGIES: dict[Opcode, Strategy] = {
     ),
     Opcode.LOG_PROBABILITIES: always(
         *(
-            Shape(f"{rows}x{vocab}x{top}", {"rows": rows, "vocab": vocab}, {"top": top})
+            OpShape(f"{rows}x{vocab}x{top}", {"rows": rows, "vocab": vocab}, {"top": top})
             for rows, vocab, top in (
                 *((1, 1, 1), (3, 257, 20), (17, 1000, 5), (5, 5000, 20), (2, 20, 20), (0, 7, 2)),
             )

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from contract.dtypes import F32, DType, StorageClass
 from contract.opcodes import Opcode
-from harness.parity.shape import Shape, Strategy, activations, inner_lengths
+from harness.parity.shape import OpShape, Strategy, activations, inner_lengths
 
 MANY_EXPERTS = (1 << 14) + 7
 """Enough for equal probabilities to stay below the smallest sum 2^-14."""
 
 
-def _gate_topk(dtype: DType | None) -> tuple[Shape, ...]:
+def _gate_topk(dtype: DType | None) -> tuple[OpShape, ...]:
     short, middle, long = inner_lengths(dtype)
     sizes = [
         (1, 61, middle, 8),
@@ -25,7 +25,7 @@ def _gate_topk(dtype: DType | None) -> tuple[Shape, ...]:
     if dtype is F32:
         sizes.append((2, MANY_EXPERTS, 1, 1))
     return tuple(
-        Shape(
+        OpShape(
             f"{tokens}x{experts}x{hidden}",
             {"tokens": tokens, "experts": experts, "hidden": hidden},
             {"used": used},
@@ -37,7 +37,7 @@ def _gate_topk(dtype: DType | None) -> tuple[Shape, ...]:
 def _products(inner: str, outputs: str) -> Strategy:
     """One token and many; more experts than places and fewer; rows that fill no group of 16."""
 
-    def strategy(dtype: DType | None) -> tuple[Shape, ...]:
+    def strategy(dtype: DType | None) -> tuple[OpShape, ...]:
         short, middle, long = inner_lengths(dtype)
         # tokens, experts, used, inner, outputs
         sizes = (
@@ -51,7 +51,7 @@ def _products(inner: str, outputs: str) -> Strategy:
             (0, 4, 2, short, 5),
         )
         return tuple(
-            Shape(
+            OpShape(
                 f"{tokens}x{used}of{experts}-{columns}x{rows}",
                 {
                     "tokens": tokens,
@@ -78,13 +78,13 @@ def _absences(count: int, inner: str) -> list[frozenset[str]]:
     return [frozenset(choices[index % len(choices)]) for index in range(count)]
 
 
-def _shared_expert(dtype: DType | None) -> tuple[Shape, ...]:
+def _shared_expert(dtype: DType | None) -> tuple[OpShape, ...]:
     short, middle, long = inner_lengths(dtype)
     sizes = [(1, middle, short), (9, long, middle), (19, short, middle), (0, short, short)]
     if dtype is not None and dtype.storage is StorageClass.FLOAT:
         sizes.append((2, 5, 3))
     return tuple(
-        Shape(
+        OpShape(
             f"{tokens}x{hidden}x{width}",
             {"tokens": tokens, "hidden": hidden, "width": width},
             absent=frozenset(("router_weight",)) if index == 2 else frozenset(),

@@ -10,8 +10,8 @@ from harness.parity.shape import (
     EMPTY,
     MIXED,
     SHORT,
+    OpShape,
     Run,
-    Shape,
     Strategy,
     always,
     grid,
@@ -21,14 +21,14 @@ RESTART: tuple[Run, ...] = ((1, 7, 3), (0, 0, 2), (1, 0, 2), (0, 2, 3))
 """Slot 1 begins another sequence in the middle of the step."""
 
 
-def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int) -> Shape:
+def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int) -> OpShape:
     dims = {"channels": channels, "taps": history + 1}
-    return Shape(f"{label}-{channels}x{history}", dims, {"history": history}, runs)
+    return OpShape(f"{label}-{channels}x{history}", dims, {"history": history}, runs)
 
 
 def _delta(
     label: str, runs: tuple[Run, ...], size: int, keys: int, values: int, grouped: int
-) -> Shape:
+) -> OpShape:
     params = {
         "key_heads": keys,
         "value_heads": values,
@@ -38,11 +38,11 @@ def _delta(
     }
     order = "grouped" if grouped else "tiled"
     dims = {"channels": size * (2 * keys + values)}
-    return Shape(f"{label}-{size}x{keys}x{values}-{order}", dims, params, runs)
+    return OpShape(f"{label}-{size}x{keys}x{values}-{order}", dims, params, runs)
 
 
-def _gated_norm(label: str, tokens: int, heads: int, width: int) -> Shape:
-    return Shape(label, {"tokens": tokens, "width": width}, {"eps": 1e-5, "heads": heads})
+def _gated_norm(label: str, tokens: int, heads: int, width: int) -> OpShape:
+    return OpShape(label, {"tokens": tokens, "width": width}, {"eps": 1e-5, "heads": heads})
 
 
 RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {

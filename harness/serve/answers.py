@@ -22,7 +22,7 @@ TEXTS = {Content: "content", Thought: "reasoning_content"}
 """What a delta calls a part that is text."""
 
 
-class Shape(Protocol):
+class AnswerFormat(Protocol):
     """How a generation is told on one route."""
 
     def lines(self, piece: Piece) -> Iterable[bytes]:

@@ -22,7 +22,7 @@ from harness.serve.background_work import IN_TIME_SECONDS, BackgroundWork
 from harness.serve.event_queue import Delivered, EventQueue, Offer
 from harness.serve.faults import log_fault
 from harness.serve.submissions import EngineStopped, Submission, Submits
-from harness.serve.watch import Listener, RequestFacts, Watch
+from harness.serve.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
 from reference.observer import Observer
@@ -92,7 +92,7 @@ class EngineDriver(Submits[EventStream]):
     def __init__(
         self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
     ) -> None:
-        self._watch = Watch()
+        self._watch = StreamWatch()
         self._background = BackgroundWork(self._work_done)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.accounts import Accounts
-from harness.serve.answers import Answer, ChatShape, CompletionShape, Json, Shape
+from harness.serve.answers import Answer, AnswerFormat, ChatShape, CompletionShape, Json
 from harness.serve.caller import Caller
 from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
@@ -51,7 +51,7 @@ class Service:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
         listed = (body.top_logprobs or 0) if body.logprobs else None
 
-        def begin() -> tuple[Generation, Shape]:
+        def begin() -> tuple[Generation, AnswerFormat]:
             self.model.check_name(body.model)
             plan = self.model.chat_plan(body)
             requests = requests_of(
@@ -72,7 +72,7 @@ class Service:
         """``POST /v1/completions``."""
         listed = body.logprobs is not None
 
-        def begin() -> tuple[Generation, Shape]:
+        def begin() -> tuple[Generation, AnswerFormat]:
             self.model.check_name(body.model)
             prompts = self.prompts_of(body.prompt)
             requests = requests_of(
@@ -127,7 +127,7 @@ class Service:
         self,
         body: Sampled,
         tenant: Tenant,
-        begin: Callable[[], tuple[Generation, Shape]],
+        begin: Callable[[], tuple[Generation, AnswerFormat]],
         caller: Caller,
     ) -> Answered:
         if body.stream_options is not None and not body.stream:

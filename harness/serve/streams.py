@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.serve.answers import Json, Shape
+from harness.serve.answers import AnswerFormat, Json
 from harness.serve.caller import Gone, SendAtOnce
 from harness.serve.data_lines import data_line
 from harness.serve.errors import ApiError, as_api_error, internal_error
@@ -21,7 +21,7 @@ DONE = b"data: [DONE]\n\n"
 
 def event_stream(
     generation: Generation,
-    shape: Shape,
+    shape: AnswerFormat,
     usage: bool,
     finish: Callable[[ApiError | None], None],
     send_at_once: SendAtOnce,
@@ -65,7 +65,7 @@ def event_stream(
 CLIENT_LEFT = ApiError(499, "the client left", code="client_left")
 
 
-def whole_answer(generation: Generation, shape: Shape, gone: Gone) -> Json:
+def whole_answer(generation: Generation, shape: AnswerFormat, gone: Gone) -> Json:
     """The answer of a request that is not streamed. Raises ApiError, also when the client left."""
     parts: list[list[Piece]] = [[] for _ in generation.choices]
     try:

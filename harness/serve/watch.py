@@ -39,7 +39,7 @@ class Listener(Protocol):
 
 
 @dataclass(slots=True)
-class Watch(NullObserver):
+class StreamWatch(NullObserver):
     """Notes when requests of streams are admitted and preempted, and what steps take."""
 
     streams: dict[int, EventStream] = field(default_factory=dict)

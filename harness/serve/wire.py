@@ -54,26 +54,28 @@ class TextPart(Struct, forbid_unknown_fields=True):
     text: str
 
 
-class _Said(Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="role", kw_only=True):
+class _MessageFields(
+    Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="role", kw_only=True
+):
     """What messages have in common."""
 
     content: str | list[TextPart]
     name: str | None = None
 
 
-class SystemMessage(_Said, tag="system"):
+class SystemMessage(_MessageFields, tag="system"):
     """How the model is to be."""
 
 
-class DeveloperMessage(_Said, tag="developer"):
+class DeveloperMessage(_MessageFields, tag="developer"):
     """What templates call ``system``."""
 
 
-class UserMessage(_Said, tag="user"):
+class UserMessage(_MessageFields, tag="user"):
     """What the model is to answer."""
 
 
-class AssistantMessage(_Said, tag="assistant", kw_only=True):
+class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
     """What the model said, which may be calls alone. The fields of OpenAI's answers that this
     server leaves empty are taken back empty."""
 
@@ -86,7 +88,7 @@ class AssistantMessage(_Said, tag="assistant", kw_only=True):
     function_call: None = None
 
 
-class ToolMessage(_Said, tag="tool", kw_only=True):
+class ToolMessage(_MessageFields, tag="tool", kw_only=True):
     """What a call gave."""
 
     tool_call_id: str

@@ -9,7 +9,7 @@ from harness.simulation.invariants import Invariant, Violation
 from reference.ledger import Ledger
 
 
-class Accounts:
+class ExpectedCounts:
     """By tenant, how often something named as in ``TenantLedger`` was seen to happen."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from contract.types import QosClass, Request, SamplingParams, Tenant
 from harness.simulation.clock import VirtualClock
 from harness.simulation.history import VOCAB
 from harness.simulation.invariants import Invariant, Violation
-from harness.simulation.schedule import Shape
+from harness.simulation.schedule import EngineShape
 from harness.simulation.world import SimulatedWorld, World
 from reference.engine import Engine
 from reference.limits import Limits, pages_for
@@ -35,7 +35,7 @@ def play_mix(seed: int) -> Violation | None:
         Tenant(id, f"tenant-{id}", max_slots=slots, max_kv_pages=pages, qos=qos)
         for id in range(random.choice([2, 3, 4]))
     ]
-    shape = Shape(
+    shape = EngineShape(
         limits=Limits(slots, CONTEXT, pages, step_tokens=slots + 24, step_rows=slots),
         page_order=tuple(range(pages)),
         chunk_tokens=24,
@@ -81,7 +81,7 @@ def check_shares(
 
 
 def _compete(
-    shape: Shape, tenants: Sequence[Tenant], backlogs: Sequence[int], random: Random
+    shape: EngineShape, tenants: Sequence[Tenant], backlogs: Sequence[int], random: Random
 ) -> list[tuple[float, int]]:
     """Keep each tenant's backlog full until the end: when whose tokens came."""
     world: World = SimulatedWorld(shape, VirtualClock())

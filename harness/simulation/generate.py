@@ -18,12 +18,12 @@ from harness.simulation.schedule import (
     Action,
     Arrive,
     Cancel,
+    EngineShape,
     Fault,
     Pause,
     Quota,
     Restart,
     Schedule,
-    Shape,
     Stall,
 )
 from reference.limits import Limits, pages_for
@@ -87,7 +87,7 @@ def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
     return Schedule(seed, shape, tenants, tuple(actions))
 
 
-def _shape(random: Random, features: Features, profile: Profile) -> Shape:
+def _shape(random: Random, features: Features, profile: Profile) -> EngineShape:
     slots = random.choice([1, 2, 2, 3, 3, profile.slots])
     context = random.choice([32, 64, 96, profile.context])
     most = slots * pages_for(context)
@@ -101,7 +101,7 @@ def _shape(random: Random, features: Features, profile: Profile) -> Shape:
     order = list(range(pages))
     random.shuffle(order)
     models = random.choice([1, 1, 2, 3, 3]) if features.many_models and not profile.model else 1
-    return Shape(
+    return EngineShape(
         limits=Limits(
             slots,
             context,
@@ -131,7 +131,7 @@ def _shape(random: Random, features: Features, profile: Profile) -> Shape:
     )
 
 
-def _tenants(random: Random, features: Features, shape: Shape) -> tuple[Tenant, ...]:
+def _tenants(random: Random, features: Features, shape: EngineShape) -> tuple[Tenant, ...]:
     pages, slots = shape.limits.pages, shape.limits.slots
     count = random.choice([1, 2, 2, 3, 4])
     tenants = []
@@ -168,7 +168,7 @@ class _Actions:
         self,
         random: Random,
         features: Features,
-        shape: Shape,
+        shape: EngineShape,
         tenants: tuple[Tenant, ...],
         profile: Profile,
     ) -> None:

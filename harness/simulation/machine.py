@@ -14,7 +14,7 @@ from harness.simulation.clients import Clients
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import Schedule
 from harness.simulation.served import Served
-from harness.simulation.watch import Watch
+from harness.simulation.watch import EngineWatch
 from harness.simulation.world import World
 from reference.engine import LogitsSink, MaskProvider
 from reference.engine.models import Loaded, Models
@@ -145,7 +145,7 @@ class Machine:
         if len(self.served) == room:
             raise DoesNotFit(f"model {name}", room + 1, room, "unload one")
         world = self._worlds[number]
-        watch = Watch(self._clock, self._log, self._states)
+        watch = EngineWatch(self._clock, self._log, self._states)
         served = Served(number, self._schedule, world, self.tenants, self._clients, watch)
         self.served[number] = served
         self._counts["models loaded"] += 1

@@ -18,7 +18,7 @@ from harness.simulation.clock import VirtualClock
 from harness.simulation.constraint import Constraint
 from harness.simulation.device import NO_SCOPE
 from harness.simulation.invariants import Violation
-from harness.simulation.schedule import Shape
+from harness.simulation.schedule import EngineShape
 from harness.synth import sized_spec, write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
@@ -82,7 +82,7 @@ class ModelWorld:
 
     end_of_generation = END_OF_GENERATION
 
-    def __init__(self, shape: Shape, clock: VirtualClock) -> None:
+    def __init__(self, shape: EngineShape, clock: VirtualClock) -> None:
         self.clock = clock
         self._stack = ExitStack()
         model = _model("qwen35" if shape.recurrent else "qwen3")

@@ -34,7 +34,7 @@ DIGEST_BITS = 128
 
 
 @dataclass(slots=True)
-class Report:
+class SimulationReport:
     """What so many ``schedules`` came to.
 
     ``counts`` says how often something happened. ``digest`` is of all logs of events: the same for
@@ -46,7 +46,7 @@ class Report:
     digest: int = 0
     failure: tuple[int, str] | None = None
 
-    def add(self, other: Report) -> None:
+    def add(self, other: SimulationReport) -> None:
         """Take in what came after."""
         self.schedules += other.schedules
         self.counts += other.counts
@@ -92,14 +92,14 @@ def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
     return outcome
 
 
-def run_batch(profile: Profile, first: int, count: int) -> Report:
+def run_batch(profile: Profile, first: int, count: int) -> SimulationReport:
     """Play the seeds from ``first`` on, up to the first that fails."""
-    report = Report()
+    report = SimulationReport()
     with _uncollected():
         for seed in range(first, first + count):
             outcome = play_seed(profile, seed, twice=seed == first)
             failure = None if outcome.violation is None else (seed, str(outcome.violation))
-            report.add(Report(1, outcome.counts, int(outcome.log_hash, 16), failure))
+            report.add(SimulationReport(1, outcome.counts, int(outcome.log_hash, 16), failure))
             if failure is not None:
                 break
     return report
@@ -120,14 +120,14 @@ def _uncollected() -> Iterator[None]:
 
 def run_schedules(
     profile: Profile, first: int, count: int, *, jobs: int = 1, progress: Progress | None = None
-) -> Report:
+) -> SimulationReport:
     """Play ``count`` schedules from seed ``first`` on with ``jobs`` processes.
 
     Ends with the first that fails, which does not depend on ``jobs``.
     """
     progress = progress or NullProgress()
     progress.start("simulating", count, "schedule")
-    report = Report()
+    report = SimulationReport()
     try:
         for part in _parts(profile, first, count, jobs):
             report.add(part)
@@ -139,7 +139,7 @@ def run_schedules(
     return report
 
 
-def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Report]:
+def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[SimulationReport]:
     """The reports of the batches, in order of their seeds."""
     end = first + count
     batches = ((start, min(BATCH, end - start)) for start in range(first, end, BATCH))
@@ -150,7 +150,7 @@ def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Repo
     # A forked child would inherit the locks of threads that it does not have.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        queue: list[Future[Report]] = []
+        queue: list[Future[SimulationReport]] = []
         try:
             while True:
                 for start, size in islice(batches, max(0, jobs * AHEAD - len(queue))):

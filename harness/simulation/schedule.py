@@ -12,7 +12,7 @@ from reference.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class EngineShape:
     """The engine a schedule is for. ``page_order`` is the order pages are handed out in;
     ``step_seconds`` is what a step takes at least. With ``guesses`` the engine decodes
     speculatively. There are ``models`` of this shape, and memory for ``room`` of them at once."""
@@ -107,7 +107,7 @@ class Schedule:
     """
 
     seed: int
-    shape: Shape
+    shape: EngineShape
     tenants: tuple[Tenant, ...]
     actions: tuple[Action, ...]
 

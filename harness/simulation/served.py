@@ -9,7 +9,7 @@ from harness.simulation.clients import Clients
 from harness.simulation.guesses import Guesses
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import Schedule
-from harness.simulation.watch import Watch
+from harness.simulation.watch import EngineWatch
 from harness.simulation.world import World
 from reference.engine import Engine
 from reference.sched.tenants import Tenants
@@ -25,7 +25,7 @@ class Served:
         world: World,
         tenants: Tenants,
         clients: Clients,
-        watch: Watch,
+        watch: EngineWatch,
     ) -> None:
         shape = schedule.shape
         self.number = number

@@ -11,7 +11,7 @@ from typing import Any
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import FinishReason, QosClass, Request, Tenant
-from harness.simulation.accounts import Accounts
+from harness.simulation.accounts import ExpectedCounts
 from harness.simulation.checks import (
     Candidate,
     QueuePosition,
@@ -39,7 +39,7 @@ DEEP_CHECK_STEPS = 16
 """How many steps lie between two checks of everything the memory keeps."""
 
 
-class Watch(NullObserver):
+class EngineWatch(NullObserver):
     """Observes one engine on a runner with ``slot_scopes``; ``log`` receives its decisions.
     ``states`` gives those of all engines that share its tenants, its own among them.
 
@@ -57,7 +57,7 @@ class Watch(NullObserver):
     ) -> None:
         self.violation: Violation | None = None
         self.running: set[int] = set()
-        self.accounts = Accounts()
+        self.accounts = ExpectedCounts()
         self._clock = clock
         self._log = log
         self._states = states

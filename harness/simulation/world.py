@@ -12,7 +12,7 @@ from harness.simulation.clock import VirtualClock
 from harness.simulation.constraint import Constraint
 from harness.simulation.history import END_OF_GENERATION, Solo, solo_run
 from harness.simulation.runner import SimulatedRunner, StepSeconds, history_of_logits
-from harness.simulation.schedule import Shape
+from harness.simulation.schedule import EngineShape
 
 
 class World(Protocol):
@@ -46,7 +46,7 @@ class SimulatedWorld:
 
     end_of_generation = END_OF_GENERATION
 
-    def __init__(self, shape: Shape, clock: VirtualClock, model: int = 0) -> None:
+    def __init__(self, shape: EngineShape, clock: VirtualClock, model: int = 0) -> None:
         self.clock = clock
         self.model = model
         self.runner = SimulatedRunner(

@@ -37,7 +37,7 @@ class TraceError(ZincError):
     """A trace that cannot be read, or cannot be replayed here."""
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record tells; ``harness.trace.records`` has the payloads."""
 
     GRAPH = 1
@@ -54,14 +54,14 @@ class Kind(IntEnum):
     FAILED = 12
 
 
-KINDS = frozenset(Kind)
+KINDS = frozenset(RecordKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One record; ``offset`` is where it begins in the file."""
 
-    kind: Kind
+    kind: RecordKind
     payload: memoryview
     offset: int
 
@@ -82,7 +82,7 @@ class TraceWriter:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
         self._put(prefix.tobytes(), text)
 
-    def write(self, kind: Kind, *parts: bytes | memoryview) -> None:
+    def write(self, kind: RecordKind, *parts: bytes | memoryview) -> None:
         """Append a record whose payload is ``parts``, joined."""
         frame = np.zeros((), FRAME)
         frame["kind"], frame["nbytes"] = kind, sum(map(len, parts))
@@ -115,7 +115,7 @@ class TraceWriter:
     def close(self) -> None:
         """Write the closing record and the rest. Harmless when closed."""
         if not self._file.closed:
-            self.write(Kind.END)
+            self.write(RecordKind.END)
             self._file.close()
 
     def abandon(self) -> None:
@@ -194,8 +194,8 @@ class TraceReader(ContextManager):
             payload = self._file.read(nbytes)
             if zlib.crc32(payload) != frame["payload_crc"]:
                 raise self._damaged(offset)
-            self.whole = kind == Kind.END
-            yield Record(Kind(kind), memoryview(payload), offset)
+            self.whole = kind == RecordKind.END
+            yield Record(RecordKind(kind), memoryview(payload), offset)
             offset = after
         if self.whole and offset != self._size:
             raise TraceError(f"{self.path}: bytes follow the end at byte {offset}; {REMEDY}")

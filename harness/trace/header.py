@@ -8,7 +8,7 @@ from contract.arithmetic import ARITHMETIC_VERSION
 from contract.tier import Tier
 from harness.digest import file_digest
 from harness.trace.framing import TraceError, TraceReader
-from harness.trace.records import TracedModel
+from harness.trace.records import ModelRecord
 from reference.limits import Limits
 from reference.model.open import Model
 
@@ -29,14 +29,14 @@ def check_header(reader: TraceReader) -> None:
         )
 
 
-def traced_model(model: Model, limits: Limits) -> TracedModel:
+def traced_model(model: Model, limits: Limits) -> ModelRecord:
     """What a trace says of ``model``, whose runner has ``limits``. Reads the whole file."""
     sizes = {name: getattr(limits, name) for name in limits.__slots__}
     sizes["kv_dtype"] = limits.kv_dtype.name
-    return TracedModel(str(model.file.path.absolute()), _digests(model), sizes)
+    return ModelRecord(str(model.file.path.absolute()), _digests(model), sizes)
 
 
-def check_model(traced: TracedModel, model: Model) -> None:
+def check_model(traced: ModelRecord, model: Model) -> None:
     """Raise TraceError unless ``model`` is the traced one. Reads the whole file."""
     if traced.sha256 != _digests(model):
         raise TraceError(

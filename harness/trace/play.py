@@ -16,24 +16,24 @@ from contract.ir.inputs import step_of
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
-from harness.trace.framing import Kind, Record, TraceError, TraceReader
+from harness.trace.framing import Record, RecordKind, TraceError, TraceReader
 from harness.trace.header import check_header, check_model
 from harness.trace.records import (
     Access,
-    Batch,
+    BatchRecord,
     InputHistory,
     MadeBuffer,
+    ModelRecord,
     Reserve,
     Result,
     Submit,
-    TracedModel,
     digest,
     outputs_of,
 )
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
 
-ModelOpener = Callable[[int, TracedModel], Model]
+ModelOpener = Callable[[int, ModelRecord], Model]
 """Opens a trace's n-th model."""
 NONSENSE = (
     ArithmeticError,
@@ -50,7 +50,7 @@ PLACES_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplayDifference:
     """Where a replay first gave other bytes: what was compared, and in which step."""
 
     submission: int
@@ -67,21 +67,21 @@ class Replayed:
 
     submissions: int
     compared: int
-    difference: Difference | None
+    difference: ReplayDifference | None
     whole: bool
 
 
 @dataclass(slots=True, eq=False)
-class _Lowered:
+class _ReplayedBatch:
     """A batch of the trace, lowered here for the forms of this tier that were needed."""
 
-    batch: Batch
+    batch: BatchRecord
     buckets: tuple[ShapeKey, ...]
     lowered: dict[ShapeKey, PacketBatch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _InFlightStep:
+class _ReplayedSubmission:
     """A submission that was not compared yet."""
 
     fence: Fence
@@ -116,31 +116,31 @@ class _Player:
     def __init__(self, open_it: ModelOpener, tier: Tier) -> None:
         self.submissions = 0
         self.compared = 0
-        self.difference: Difference | None = None
+        self.difference: ReplayDifference | None = None
         self._open = open_it
         self._models: list[Model] = []
         self._tier = tier
         self._graphs: list[Graph] = []
         self._buffers: list[tuple[Buffer, DType] | None] = []
-        self._batches: list[_Lowered] = []
+        self._batches: list[_ReplayedBatch] = []
         self._history = InputHistory()
-        self._in_flight: dict[int, _InFlightStep] = {}
+        self._in_flight: dict[int, _ReplayedSubmission] = {}
         self._last: Fence | None = None
         self._latest: Record | None = None
-        self._held: tuple[_Lowered, NDArray[np.uint8], int] | None = None
-        self._do: dict[Kind, Callable[[memoryview], None]] = {
-            Kind.MODEL: self._open_model,
-            Kind.GRAPH: lambda payload: self._graphs.append(decode(payload)),
-            Kind.RESERVE: self._reserve,
-            Kind.BUFFER: self._make,
-            Kind.FREE: self._free,
-            Kind.BATCH: self._lower,
-            Kind.SUBMIT: self._hold,
-            Kind.FAILED: self._drop,
-            Kind.RESULT: self._compare,
-            Kind.WRITE: self._write,
-            Kind.READ: self._read,
-            Kind.END: lambda payload: None,
+        self._held: tuple[_ReplayedBatch, NDArray[np.uint8], int] | None = None
+        self._do: dict[RecordKind, Callable[[memoryview], None]] = {
+            RecordKind.MODEL: self._open_model,
+            RecordKind.GRAPH: lambda payload: self._graphs.append(decode(payload)),
+            RecordKind.RESERVE: self._reserve,
+            RecordKind.BUFFER: self._make,
+            RecordKind.FREE: self._free,
+            RecordKind.BATCH: self._lower,
+            RecordKind.SUBMIT: self._hold,
+            RecordKind.FAILED: self._drop,
+            RecordKind.RESULT: self._compare,
+            RecordKind.WRITE: self._write,
+            RecordKind.READ: self._read,
+            RecordKind.END: lambda payload: None,
         }
 
     def play(self, record: Record) -> None:
@@ -148,7 +148,7 @@ class _Player:
 
         Raises TraceError when it makes no sense.
         """
-        if record.kind is not Kind.FAILED:
+        if record.kind is not RecordKind.FAILED:
             self.settle()
         with sensible(record):
             self._do[record.kind](record.payload)
@@ -171,7 +171,7 @@ class _Player:
         self._buffers = []
 
     def _open_model(self, payload: memoryview) -> None:
-        traced = TracedModel.unpack(payload)
+        traced = ModelRecord.unpack(payload)
         model = self._open(len(self._models), traced)
         check_model(traced, model)
         self._models.append(model)
@@ -203,8 +203,8 @@ class _Player:
         self._buffers[number] = None
 
     def _lower(self, payload: memoryview) -> None:
-        batch = Batch.unpack(payload)
-        self._batches.append(_Lowered(batch, tuple(self._tier.buckets(batch.bucket))))
+        batch = BatchRecord.unpack(payload)
+        self._batches.append(_ReplayedBatch(batch, tuple(self._tier.buckets(batch.bucket))))
 
     def _hold(self, payload: memoryview) -> None:
         submit = Submit.unpack(payload)
@@ -216,16 +216,18 @@ class _Player:
     def _drop(self, payload: memoryview) -> None:
         self._held = None
 
-    def _submit(self, known: _Lowered, inputs: NDArray[np.uint8], bits: int) -> None:
+    def _submit(self, known: _ReplayedBatch, inputs: NDArray[np.uint8], bits: int) -> None:
         batch, graph = known.batch, self._graphs[known.batch.graph]
         requested = outputs_of(graph.of_kind(BufferKind.OUTPUT), bits)
         lowered = self._lowered(known, step_of(inputs))
         self._last = self._tier.submit(lowered, inputs, [decl.name for decl in requested])
         step = _describe(batch, inputs)
-        self._in_flight[self.submissions] = _InFlightStep(self._last, requested, graph.name, step)
+        self._in_flight[self.submissions] = _ReplayedSubmission(
+            self._last, requested, graph.name, step
+        )
         self.submissions += 1
 
-    def _lowered(self, known: _Lowered, step: ShapeKey) -> PacketBatch:
+    def _lowered(self, known: _ReplayedBatch, step: ShapeKey) -> PacketBatch:
         """The batch in the smallest form of this tier that holds ``step``."""
         batch = known.batch
         bucket = next(f for f in known.buckets if step.tokens <= f.tokens and step.rows <= f.rows)
@@ -244,7 +246,7 @@ class _Player:
             got = digest(entry.fence.outputs[decl.name], decl.dtype)
             if got != expected and self.difference is None:
                 step = f"graph {entry.graph}, {entry.step}"
-                self.difference = Difference(result.submission, decl.name, step)
+                self.difference = ReplayDifference(result.submission, decl.name, step)
 
     def _write(self, payload: memoryview) -> None:
         access = Access.unpack(payload)
@@ -260,7 +262,7 @@ class _Player:
 
     def _differs(self, name: str, where: str) -> None:
         if self.difference is None:
-            self.difference = Difference(self.submissions - 1, name, where)
+            self.difference = ReplayDifference(self.submissions - 1, name, where)
 
     def _buffer(self, number: int) -> tuple[Buffer, DType]:
         made = self._buffers[number]
@@ -279,7 +281,7 @@ def sensible(record: Record) -> Iterator[None]:
         raise TraceError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def _describe(batch: Batch, inputs: NDArray[np.uint8]) -> str:
+def _describe(batch: BatchRecord, inputs: NDArray[np.uint8]) -> str:
     """The size of a step and, where it is one of a model, the rows it samples."""
     step = step_of(inputs)
     text = f"{step.tokens} tokens, {step.rows} rows"

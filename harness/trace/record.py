@@ -21,12 +21,12 @@ from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Heap, Kernel, PacketBatch, Tier, TierInfo
-from harness.trace.framing import Kind, TraceWriter
+from harness.trace.framing import RecordKind, TraceWriter
 from harness.trace.header import trace_header, traced_model
 from harness.trace.records import (
     OUTPUTS_MAX,
     Access,
-    Batch,
+    BatchRecord,
     InputHistory,
     MadeBuffer,
     Reserve,
@@ -44,7 +44,7 @@ WATCHED_BYTES_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Lowered:
+class _RecordedBatch:
     """A batch, with the outputs of its graph and those that are always compared."""
 
     number: int
@@ -74,7 +74,7 @@ class RecordedFence:
 
 
 @dataclass(frozen=True, slots=True)
-class _InFlightStep:
+class _RecordedSubmission:
     """A submission that nobody has waited for."""
 
     number: int
@@ -111,15 +111,15 @@ class RecordedTier(ContextManager):
         self._models = itertools.count()
         self._model = -1
         self._made = itertools.count()
-        self._batches: dict[int, _Lowered] = {}
+        self._batches: dict[int, _RecordedBatch] = {}
         self._history = InputHistory()
-        self._in_flight: deque[_InFlightStep] = deque()
+        self._in_flight: deque[_RecordedSubmission] = deque()
         self._submissions = itertools.count()
 
     def beside(self, model: Model, limits: Limits) -> RecordedTier:
         """The same tier and trace for a runner of another model. Reads the whole model file."""
         face = copy.copy(self)
-        self._writer.write(Kind.MODEL, traced_model(model, limits).pack())
+        self._writer.write(RecordKind.MODEL, traced_model(model, limits).pack())
         face._model = next(self._models)
         return face
 
@@ -157,7 +157,7 @@ class RecordedTier(ContextManager):
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Recorded."""
         self._tier.reserve(graph, largest)
-        self._writer.write(Kind.RESERVE, Reserve(self._graph(graph), largest).pack())
+        self._writer.write(RecordKind.RESERVE, Reserve(self._graph(graph), largest).pack())
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> Buffer:
         """Recorded."""
@@ -175,21 +175,21 @@ class RecordedTier(ContextManager):
         """Recorded."""
         number, *_ = self._buffers.pop(id(buffer))
         self._tier.free(buffer)
-        self._writer.write(Kind.FREE, number.to_bytes(8, "little"))
+        self._writer.write(RecordKind.FREE, number.to_bytes(8, "little"))
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> Bytes:
         """Recorded by its digest."""
         data = self._tier.read(buffer, offset, nbytes)
         number, _, dtype = self._buffers[id(buffer)]
         access = Access(number, offset, nbytes, digest(data, dtype))
-        self._writer.write(Kind.READ, *access.pack())
+        self._writer.write(RecordKind.READ, *access.pack())
         return data
 
     def write(self, buffer: Buffer, offset: int, data: Bytes) -> None:
         """Recorded with the data."""
         self._tier.write(buffer, offset, data)
         access = Access(self._number(buffer), offset, data.nbytes, data.tobytes())
-        self._writer.write(Kind.WRITE, *access.pack())
+        self._writer.write(RecordKind.WRITE, *access.pack())
 
     def lower(
         self, graph: Graph, buffers: Mapping[str, Buffer], bucket: ShapeKey, inputs: InputLayout
@@ -201,10 +201,12 @@ class RecordedTier(ContextManager):
         batch: PacketBatch = self._tier.lower(graph, buffers, bucket, inputs)
         number = self._graph(graph)
         bound = {name: self._number(buffer) for name, buffer in buffers.items()}
-        self._writer.write(Kind.BATCH, Batch(number, bucket, bound, inputs).pack())
+        self._writer.write(RecordKind.BATCH, BatchRecord(number, bucket, bound, inputs).pack())
         most = None if self._all_outputs else WATCHED_BYTES_MAX
         watched = [d.name for d in decls if most is None or buffer_bytes(d, bucket) <= most]
-        lowered = _Lowered(len(self._batches), number, batch, tuple(decls), frozenset(watched))
+        lowered = _RecordedBatch(
+            len(self._batches), number, batch, tuple(decls), frozenset(watched)
+        )
         self._batches[id(batch)] = lowered
         return batch
 
@@ -225,15 +227,15 @@ class RecordedTier(ContextManager):
         )
         kept = outputs_of(lowered.outputs, bits)
         places, lines = self._history.changes(lowered.graph, inputs)
-        self._writer.write(Kind.SUBMIT, *Submit(lowered.number, bits, places, lines).pack())
+        self._writer.write(RecordKind.SUBMIT, *Submit(lowered.number, bits, places, lines).pack())
         self._writer.flush()
         try:
             inner = self._tier.submit(batch, inputs, [decl.name for decl in kept], rows)
         except BaseException:
-            self._writer.write(Kind.FAILED)
+            self._writer.write(RecordKind.FAILED)
             raise
         fence = RecordedFence(inner, requested)
-        self._in_flight.append(_InFlightStep(next(self._submissions), fence, kept))
+        self._in_flight.append(_RecordedSubmission(next(self._submissions), fence, kept))
         return fence
 
     def wait(self, fence: RecordedFence, timeout: float | None = None) -> None:
@@ -248,7 +250,7 @@ class RecordedTier(ContextManager):
             self._tier.wait(last.inner)
             outputs = last.inner.outputs
             digests = tuple(digest(outputs[d.name], d.dtype) for d in entry.outputs)
-            self._writer.write(Kind.RESULT, *Result(entry.number, digests).pack())
+            self._writer.write(RecordKind.RESULT, *Result(entry.number, digests).pack())
         self._writer.flush()
 
     def close(self) -> None:
@@ -262,12 +264,12 @@ class RecordedTier(ContextManager):
             if known is graph:
                 return number
         self._graphs.append(graph)
-        self._writer.write(Kind.GRAPH, encode(graph))
+        self._writer.write(RecordKind.GRAPH, encode(graph))
         return len(self._graphs) - 1
 
     def _note(self, buffer: Buffer, made: MadeBuffer) -> Buffer:
         self._buffers[id(buffer)] = (next(self._made), buffer, made.decl.dtype)
-        self._writer.write(Kind.BUFFER, made.pack())
+        self._writer.write(RecordKind.BUFFER, made.pack())
         return buffer
 
     def _number(self, buffer: Buffer) -> int:

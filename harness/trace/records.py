@@ -43,7 +43,7 @@ def digest(data: Bytes, dtype: DType) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedModel:
+class ModelRecord:
     """A model whose weights are uploaded: its file, SHA-256 of every part of it in hex, and the
     limits of its runner."""
 
@@ -57,7 +57,7 @@ class TracedModel:
         return _json({"path": self.path, "sha256": self.sha256, "limits": limits})
 
     @classmethod
-    def unpack(cls, payload: memoryview) -> TracedModel:
+    def unpack(cls, payload: memoryview) -> ModelRecord:
         """Of a payload."""
         values = _object(payload)
         return cls(str(values["path"]), tuple(values["sha256"]), dict(values["limits"]))
@@ -123,7 +123,7 @@ class MadeBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchRecord:
     """``Tier.lower``: ``buffers`` are numbers by name."""
 
     graph: int
@@ -144,7 +144,7 @@ class Batch:
         )
 
     @classmethod
-    def unpack(cls, payload: memoryview) -> Batch:
+    def unpack(cls, payload: memoryview) -> BatchRecord:
         """Of a payload."""
         values = _object(payload)
         layout = InputLayout(values["offsets"], values["nbytes"])

@@ -14,7 +14,7 @@ from harness.catalog import resolve_model
 from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 from harness.tiers import TierOptions, open_tier
-from harness.validate.run import DEFINITIONS, TRACE_BYTES, Report, Workload, validate
+from harness.validate.run import DEFINITIONS, TRACE_BYTES, ValidationReport, Workload, validate
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if report.agrees else 1
 
 
-def _run(args: argparse.Namespace) -> Report:
+def _run(args: argparse.Namespace) -> ValidationReport:
     settings = resolve(args, SETTINGS)
     names = [name for name in args.tiers.split(",") if name]
     if not names or len(set(names)) != len(names):
@@ -116,7 +116,7 @@ def _tokens(args: argparse.Namespace, model: Model) -> tuple[int, ...]:
     return tokens
 
 
-def print_report(report: Report) -> None:
+def print_report(report: ValidationReport) -> None:
     """A line per layer and differing tier, the divergences, the verdict."""
     for layer, by_tier in report.histograms.items():
         oracle = by_tier[DEFINITIONS]

@@ -18,7 +18,7 @@ NON_FINITE = 255
 BIAS = 127
 
 
-class Histogram:
+class ValueHistogram:
     """Counts by sign and exponent, extremes, mean magnitude, and a digest as of rule R0."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from contract.types import SamplingParams
 from harness.validate.compare import DOWNSTREAM, UNOBSERVED, Divergence, find_divergence
-from harness.validate.histogram import Histogram
+from harness.validate.histogram import ValueHistogram
 from harness.validate.trace import (
     Site,
     TracedModel,
@@ -80,14 +80,14 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ValidationReport:
     """What a validation found. Histograms are by layer, then by tier, the oracle included."""
 
     tiers: tuple[str, ...]
     layers: tuple[int, ...]
     steps: int
     results: int
-    histograms: Mapping[int, Mapping[str, Histogram]]
+    histograms: Mapping[int, Mapping[str, ValueHistogram]]
     divergences: Mapping[str, Divergence]
 
     @property
@@ -128,7 +128,7 @@ def validate(
     workload: Workload,
     layers: Sequence[int] | None = None,
     trace_bytes: int = TRACE_BYTES,
-) -> Report:
+) -> ValidationReport:
     """Compare ``tiers`` with ``oracle`` at every result of ``layers`` (None: all of them).
 
     Each tier runs twice: with intermediate values kept, every op compared, and as in production,
@@ -142,7 +142,7 @@ def validate(
         comparison.trace(group, remember=number == 0)
     comparison.run_untraced()
     complete = set(chosen) == set(comparison.residuals)
-    return Report(
+    return ValidationReport(
         tiers=tuple(tiers),
         layers=chosen,
         steps=len(workload.steps()),
@@ -165,7 +165,7 @@ class _Comparison:
     workload: Workload
     graph: Graph = field(init=False)
     residuals: Mapping[int, Site] = field(init=False)
-    histograms: dict[int, dict[str, Histogram]] = field(default_factory=dict)
+    histograms: dict[int, dict[str, ValueHistogram]] = field(default_factory=dict)
     divergences: dict[str, Divergence] = field(default_factory=dict)
     expected: list[dict[Site, NDArray[Any]]] = field(default_factory=list)
     results: int = 0
@@ -181,7 +181,7 @@ class _Comparison:
         kept = {b.name for b in self.graph.of_kind(*KEPT)} if remember else set()
         sites = [s for s in result_sites(self.graph) if s.view.buffer in names | kept]
         for layer in sorted(layer for layer in layers if layer is not None):
-            self.histograms[layer] = {n: Histogram() for n in (DEFINITIONS, *self.tiers)}
+            self.histograms[layer] = {n: ValueHistogram() for n in (DEFINITIONS, *self.tiers)}
         with ExitStack() as stack:
             runners = {
                 name: stack.enter_context(self._runner(traced, tier))

@@ -29,7 +29,7 @@ from harness.bench.__main__ import main
 from harness.bench.engines import PEER
 from harness.bench.load import overhead
 from harness.bench.load import plan as load_plan
-from harness.bench.load.clients import Answered, Target, run_load
+from harness.bench.load.clients import RequestOutcome, ServerTarget, run_load
 from harness.bench.load.figures import error_counts, jain_index, load_figures
 from harness.bench.load.measure import AIMS, OURS, judged
 from harness.bench.load.overhead import STREAMS, Readers, engine_rate, http_seconds, server_here
@@ -37,9 +37,9 @@ from harness.bench.load.plan import (
     MIX_CONTEXT,
     MIXES,
     Asked,
-    Kind,
     Lengths,
     LoadPlan,
+    RequestKind,
     draw_load,
 )
 from harness.bench.load.report import METRICS, render_server_bench
@@ -134,16 +134,18 @@ def test_loads_that_are_none(fields: dict[str, Any]) -> None:
         replace(SMALL, **fields)
 
 
-def answered(number: int, due: float, texts: list[float], tokens: int, tenant: int = 0) -> Answered:
+def answered(
+    number: int, due: float, texts: list[float], tokens: int, tenant: int = 0
+) -> RequestOutcome:
     asked = Asked(number, tenant, 0.0, "", 8)
-    return Answered(asked, due, texts, texts[-1] + 1, tokens, 10)
+    return RequestOutcome(asked, due, texts, texts[-1] + 1, tokens, 10)
 
 
 def test_figures() -> None:
     answers = [
         answered(0, 10.0, [11.0, 12.0, 14.0], 30),
         answered(1, 10.0, [13.0], 8, tenant=1),
-        Answered(Asked(2, 0, 0.0, "", 8), 10.0, error="queue_full"),
+        RequestOutcome(Asked(2, 0, 0.0, "", 8), 10.0, error="queue_full"),
     ]
     found = load_figures(answers)
     assert (found["requests"], found["errors"], found["tokens"]) == (3, 1, 38)
@@ -169,7 +171,7 @@ def test_a_load_on_a_server(server: Running, rate: float | None) -> None:
     """Every answer has the tokens that the server says it generated."""
     plan = replace(SMALL, rate=rate)
     load = [replace(asked, max_tokens=5) for asked in draw_load(plan)]
-    answers = run_load(Target(server.url, "tiny"), plan, load)
+    answers = run_load(ServerTarget(server.url, "tiny"), plan, load)
     assert [answer.asked for answer in answers] == load
     assert error_counts(answers) == {}
     assert all(0 < answer.tokens <= 5 and answer.prompt_tokens > 8 for answer in answers)
@@ -179,7 +181,7 @@ def test_a_load_on_a_server(server: Running, rate: float | None) -> None:
 def test_errors_are_counted_by_what_they_are() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Failing) as failing:
         Thread(target=failing.serve_forever, daemon=True).start()
-        target = Target(f"http://127.0.0.1:{failing.server_port}", "any")
+        target = ServerTarget(f"http://127.0.0.1:{failing.server_port}", "any")
         answers = run_load(target, replace(SMALL, clients=1), draw_load(SMALL))
         failing.shutdown()
     assert error_counts(answers) == {"lost": 2, "connection": 2, "queue_full": 2}
@@ -265,7 +267,7 @@ def test_a_server_that_does_not_start(tmp_path: Path) -> None:
 @pytest.fixture
 def tiny_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every mix has requests of a few tokens."""
-    few = Kind(1.0, Lengths(4, 0.1, 1, 8), Lengths(4, 0.1, 1, 8))
+    few = RequestKind(1.0, Lengths(4, 0.1, 1, 8), Lengths(4, 0.1, 1, 8))
     monkeypatch.setattr(load_plan, "MIXES", dict.fromkeys(MIXES, (few,)))
 
 

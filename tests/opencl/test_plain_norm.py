@@ -8,11 +8,11 @@ import pytest
 from contract.opcodes import Opcode
 from harness.parity import Case, compare, fill
 from harness.parity.execute import on_tier
-from harness.parity.shape import Shape
+from harness.parity.shape import OpShape
 from harness.parity.values import KINDS
 from tests.opencl.conftest import OpenTier
 
-SHAPE = Shape(
+SHAPE = OpShape(
     "plain",
     {"tokens": 5, "width": 896},
     {"eps": 0.0, "groups": 1},

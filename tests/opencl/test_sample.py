@@ -16,7 +16,7 @@ from contract.opcodes import Opcode
 from contract.records import SAMPLING
 from harness.parity import Case, by_definition, compare, fill, generate
 from harness.parity.execute import on_tier
-from harness.parity.shape import Shape
+from harness.parity.shape import OpShape
 from tests.opencl.conftest import OpenTier
 from tests.opencl.work_groups import open_work_groups
 
@@ -31,13 +31,13 @@ def cases() -> Iterator[Case]:
     for vocab in VOCABULARIES:
         dims = {"rows": 7, "vocab": vocab, "recent_tokens": 8, "slots": 3}
         tables = {"masks": 4, "mask_words": -(-vocab // 32), "biases": 50}
-        shape = Shape(f"7x{vocab}", dims, absent=CONSTRAINTS)
-        constrained = Shape(f"7x{vocab}-constrained", dims | tables)
+        shape = OpShape(f"7x{vocab}", dims, absent=CONSTRAINTS)
+        constrained = OpShape(f"7x{vocab}-constrained", dims | tables)
         for kind in ("normal", "zeros", "nan"):
             for repeat in range(2):
                 yield Case(Opcode.SAMPLE, None, shape, kind, repeat)
                 yield Case(Opcode.SAMPLE, None, constrained, kind, repeat)
-            listed = Shape(f"3x{vocab}", {"rows": 3, "vocab": vocab}, {"top": 20})
+            listed = OpShape(f"3x{vocab}", {"rows": 3, "vocab": vocab}, {"top": 20})
             yield Case(Opcode.LOG_PROBABILITIES, None, listed, kind, 0)
 
 
@@ -63,7 +63,7 @@ def test_work_groups_draw_the_tokens_of_the_definition(work_groups: OpenClTier) 
 def test_a_logit_that_overflows_downwards_is_not_chosen(open_opencl: OpenTier) -> None:
     """One that a temperature drives to -infinity does not make its row a broken one."""
     dims = {"rows": 3, "vocab": 257, "recent_tokens": 8, "slots": 2}
-    case = Case(Opcode.SAMPLE, None, Shape("cold", dims, absent=CONSTRAINTS), "normal", 0)
+    case = Case(Opcode.SAMPLE, None, OpShape("cold", dims, absent=CONSTRAINTS), "normal", 0)
     operands = fill(case)
     operands["sampling"].view(SAMPLING)["temperature"] = 0.1
     operands["logits"][:, 5] = -1e38

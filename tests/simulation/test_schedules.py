@@ -13,7 +13,7 @@ from contract.types import Request
 from harness.simulation.command import main
 from harness.simulation.generate import MEMORY, SCHEDULER, Profile, generate
 from harness.simulation.invariants import Invariant
-from harness.simulation.run import Report, run_schedules
+from harness.simulation.run import SimulationReport, run_schedules
 from harness.simulation.schedule import (
     Arrive,
     SavedSchedule,
@@ -57,7 +57,7 @@ RARE = (
 )
 
 
-def nothing_broken(profile: Profile, first: int, count: int) -> Report:
+def nothing_broken(profile: Profile, first: int, count: int) -> SimulationReport:
     """The report of so many schedules; a failure says how to play it again."""
     report = run_schedules(profile, first, count, jobs=JOBS)
     if report.failure is not None:
@@ -67,7 +67,7 @@ def nothing_broken(profile: Profile, first: int, count: int) -> Report:
     return report
 
 
-def everything_happens(report: Report) -> None:
+def everything_happens(report: SimulationReport) -> None:
     """What is rare in service is not so here."""
     assert report.counts["steps"] > 90 * report.schedules
     for what in RARE:

@@ -17,7 +17,7 @@ from harness.tiers import open_tier
 from harness.trace.framing import TraceReader
 from harness.trace.play import Replayed, play
 from harness.trace.record import record_on
-from harness.trace.records import TracedModel
+from harness.trace.records import ModelRecord
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.engine.draft_model import DraftModel, draft_limits
@@ -146,7 +146,7 @@ def replay_both(paths: Sequence[Path], trace: Path, tier: str) -> Replayed:
     """A trace of several models."""
     with ExitStack() as files, TIERS[tier]() as opened, TraceReader(trace) as reader:
 
-        def open_it(number: int, traced: TracedModel) -> Model:
+        def open_it(number: int, traced: ModelRecord) -> Model:
             model = open_model(paths[number])
             files.callback(model.file.close)
             return model

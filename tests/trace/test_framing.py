@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from contract.dtypes import F32, I32
 from contract.errors import ConfigError
-from harness.trace.framing import FRAME, Kind, TraceError, TraceReader, TraceWriter
+from harness.trace.framing import FRAME, RecordKind, TraceError, TraceReader, TraceWriter
 from harness.trace.records import LINE_BYTES, InputHistory, Submit, digest
 
 HEADER = {"model": "somewhere", "arithmetic": 2}
-RECORDS = [(kind, bytes(range(7 * kind))) for kind in Kind if kind is not Kind.END]
+RECORDS = [(kind, bytes(range(7 * kind))) for kind in RecordKind if kind is not RecordKind.END]
 FRESH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -29,7 +29,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def read(path: Path, data: bytes) -> tuple[list[tuple[Kind, bytes]], bool]:
+def read(path: Path, data: bytes) -> tuple[list[tuple[RecordKind, bytes]], bool]:
     """Every record, and whether the trace is whole."""
     path.write_bytes(data)
     with TraceReader(path) as reader:
@@ -39,7 +39,7 @@ def read(path: Path, data: bytes) -> tuple[list[tuple[Kind, bytes]], bool]:
 
 
 def test_what_was_written_is_read(tmp_path: Path, written: bytes) -> None:
-    assert read(tmp_path / "t", written) == ([*RECORDS, (Kind.END, b"")], True)
+    assert read(tmp_path / "t", written) == ([*RECORDS, (RecordKind.END, b"")], True)
 
 
 @FRESH
@@ -66,7 +66,7 @@ def test_any_cut_leaves_the_records_before_it(
     assert records == RECORDS[: int((ends[1:] <= kept).sum())]
 
 
-def size(record: tuple[Kind, bytes]) -> int:
+def size(record: tuple[RecordKind, bytes]) -> int:
     """Bytes of a record in the file."""
     return FRAME.itemsize + len(record[1])
 

@@ -13,8 +13,8 @@ import pytest
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ZincError
 from harness.digest import file_digest
-from harness.trace.framing import FRAME, PREFIX, Kind, TraceError, TraceReader, TraceWriter
-from harness.trace.records import Submit, TracedModel
+from harness.trace.framing import FRAME, PREFIX, RecordKind, TraceError, TraceReader, TraceWriter
+from harness.trace.records import ModelRecord, Submit
 from tests.trace.recordings import (
     LIMITS,
     REQUESTS,
@@ -96,7 +96,7 @@ def test_recurrent_states_move_as_they_did(
     record_recurrent(model, path, "cpu")
     with TraceReader(path) as reader:
         kinds = {record.kind for record in reader.records()}
-    assert kinds == set(Kind) - {Kind.FAILED}
+    assert kinds == set(RecordKind) - {RecordKind.FAILED}
     assert replay(model, path, tier).difference is None
 
 
@@ -105,14 +105,14 @@ def test_recording_changes_nothing(tiny_model_path: Path, tmp_path: Path) -> Non
     first = record_engine(tiny_model_path, tmp_path / "one", "cpu")
     assert first == record_engine(tiny_model_path, tmp_path / "other", "opencl", depth=3)
     with TraceReader(tmp_path / "one") as reader:
-        submits = [len(r.payload) for r in reader.records() if r.kind is Kind.SUBMIT]
+        submits = [len(r.payload) for r in reader.records() if r.kind is RecordKind.SUBMIT]
     assert np.median(submits) < 512
     with TraceReader(tmp_path / "one") as reader:
         assert reader.header["tier"] == "cpu"
         assert reader.header["arithmetic"] == ARITHMETIC_VERSION
         first = next(iter(reader.records()))
-    assert first.kind is Kind.MODEL
-    traced = TracedModel.unpack(first.payload)
+    assert first.kind is RecordKind.MODEL
+    traced = ModelRecord.unpack(first.payload)
     assert traced.path == str(tiny_model_path)
     assert traced.sha256 == (file_digest(tiny_model_path),)
     assert traced.limits["pages"] == LIMITS.pages
@@ -139,14 +139,14 @@ def test_an_input_that_was_changed_is_found(
     with TraceReader(trace) as reader, TraceWriter(forged, reader.header) as writer:
         for record in reader.records():
             payload = bytearray(record.payload)
-            if record.kind is Kind.SUBMIT:
+            if record.kind is RecordKind.SUBMIT:
                 submit = Submit.unpack(record.payload)
                 # Line 4 begins with the first query token; 1 is added to what decode sent as -1.
                 for place, line in zip(submit.places, submit.lines.copy(), strict=True):
                     if place == 4 and line.view("<i4")[0] >= 0:
                         start = payload.index(line.tobytes())
                         payload[start] ^= 1
-            if record.kind is not Kind.END:
+            if record.kind is not RecordKind.END:
                 writer.write(record.kind, bytes(payload))
     assert replay(tiny_model_path, forged, "cpu").difference is not None
 
@@ -213,7 +213,7 @@ def test_what_a_tier_refused_is_not_done_again(
     tokens = record_engine(tiny_model_path, path, "cpu", of=Refusing(5))
     assert tokens == record_engine(tiny_model_path, tmp_path / "other.trace", "cpu")
     with TraceReader(path) as reader:
-        assert [record.kind for record in reader.records()].count(Kind.FAILED) == 1
+        assert [record.kind for record in reader.records()].count(RecordKind.FAILED) == 1
     assert replay(tiny_model_path, path, tier).difference is None
 
 
@@ -223,7 +223,9 @@ def test_a_submission_that_ends_the_process_is_in_the_trace(
     """It was written before it was done: the last one without a result."""
     data = trace.read_bytes()
     with TraceReader(trace) as reader:
-        last = [record.offset for record in reader.records() if record.kind is Kind.RESULT][-1]
+        last = [record.offset for record in reader.records() if record.kind is RecordKind.RESULT][
+            -1
+        ]
     died = tmp_path / "died.trace"
     died.write_bytes(data[:last])
     replayed = replay(tiny_model_path, died, "cpu")
@@ -244,19 +246,19 @@ def test_senseless_records_are_errors(tiny_model_path: Path, trace: Path, tmp_pa
     with TraceReader(trace) as reader:
         header = reader.header
         records = [(r.kind, bytes(r.payload)) for r in reader.records()]
-    first_submit = next(n for n, (kind, _) in enumerate(records) if kind is Kind.SUBMIT)
+    first_submit = next(n for n, (kind, _) in enumerate(records) if kind is RecordKind.SUBMIT)
     far = (10**6).to_bytes(8, "little")
     senseless = [
-        (Kind.RESERVE, json.dumps({"graph": 9, "largest": [1, 1]}).encode()),
-        (Kind.RESERVE, b"{"),
-        (Kind.BUFFER, b"{}"),
-        (Kind.BATCH, b"[1]"),
-        (Kind.FREE, far),
-        (Kind.SUBMIT, b""),
-        (Kind.SUBMIT, records[first_submit][1][:-1]),
-        (Kind.RESULT, far),
-        (Kind.WRITE, 3 * far),
-        (Kind.READ, 3 * far),
+        (RecordKind.RESERVE, json.dumps({"graph": 9, "largest": [1, 1]}).encode()),
+        (RecordKind.RESERVE, b"{"),
+        (RecordKind.BUFFER, b"{}"),
+        (RecordKind.BATCH, b"[1]"),
+        (RecordKind.FREE, far),
+        (RecordKind.SUBMIT, b""),
+        (RecordKind.SUBMIT, records[first_submit][1][:-1]),
+        (RecordKind.RESULT, far),
+        (RecordKind.WRITE, 3 * far),
+        (RecordKind.READ, 3 * far),
     ]
     for bad in senseless:
         path = tmp_path / "senseless.trace"

@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.replay import main as replay
-from harness.trace.framing import Kind, TraceReader, TraceWriter
+from harness.trace.framing import RecordKind, TraceReader, TraceWriter
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +61,10 @@ def test_a_difference_is_exit_code_1(
     with TraceReader(recorded[0]) as reader, TraceWriter(forged, reader.header) as writer:
         for record in reader.records():
             payload = bytearray(record.payload)
-            if record.kind is Kind.RESULT:
+            if record.kind is RecordKind.RESULT:
                 payload[-1] ^= results == 3
                 results += 1
-            if record.kind is not Kind.END:
+            if record.kind is not RecordKind.END:
                 writer.write(record.kind, bytes(payload))
     assert replay([str(forged), "--tier", "cpu"]) == 1
     said = capsys.readouterr().out

@@ -19,7 +19,7 @@ SILENT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerTarget:
     """A server; ``keys`` are those of its tenants, None for one without keys."""
 
     url: str
@@ -32,7 +32,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Answered:
+class RequestOutcome:
     """What became of a request. Times are monotonic seconds; ``due`` is when it should have been
     sent, ``texts`` when each piece of text came. ``error`` is None for a whole answer."""
 
@@ -45,12 +45,14 @@ class Answered:
     error: str | None = None
 
 
-def run_load(target: Target, plan: LoadPlan, load: Sequence[PlannedRequest]) -> list[Answered]:
+def run_load(
+    target: ServerTarget, plan: LoadPlan, load: Sequence[PlannedRequest]
+) -> list[RequestOutcome]:
     """Ask for everything, and wait until it is there; in the order of ``load``.
 
     With a rate a request is sent when it is due, however many are under way.
     """
-    answers = [Answered(asked, 0.0) for asked in load]
+    answers = [RequestOutcome(asked, 0.0) for asked in load]
     began = time.monotonic()
     if plan.rate is None:
         waiting = deque(answers)
@@ -72,7 +74,7 @@ def run_load(target: Target, plan: LoadPlan, load: Sequence[PlannedRequest]) -> 
     return answers
 
 
-def _take_turns(target: Target, waiting: deque[Answered]) -> None:
+def _take_turns(target: ServerTarget, waiting: deque[RequestOutcome]) -> None:
     while True:
         try:
             answer = waiting.popleft()
@@ -82,12 +84,12 @@ def _take_turns(target: Target, waiting: deque[Answered]) -> None:
         ask(target, answer)
 
 
-def _when_due(target: Target, answer: Answered) -> None:
+def _when_due(target: ServerTarget, answer: RequestOutcome) -> None:
     time.sleep(max(0.0, answer.due - time.monotonic()))
     ask(target, answer)
 
 
-def ask(target: Target, answer: Answered) -> None:
+def ask(target: ServerTarget, answer: RequestOutcome) -> None:
     """Send a request and note what comes."""
     asked = answer.asked
     body = {
@@ -107,7 +109,7 @@ def ask(target: Target, answer: Answered) -> None:
     answer.ended = time.monotonic()
 
 
-def _note(answer: Answered, event: Mapping[str, Any], at: float) -> None:
+def _note(answer: RequestOutcome, event: Mapping[str, Any], at: float) -> None:
     usage = event.get("usage")
     if usage:
         answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]

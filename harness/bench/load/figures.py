@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from harness.bench.load.clients import Answered
+from harness.bench.load.clients import RequestOutcome
 
 PERCENTILES = (50, 99)
 
@@ -21,7 +21,7 @@ def jain_index(shares: Sequence[float]) -> float:
     return 1.0 if squares == 0 else float(values.sum()) ** 2 / (len(values) * squares)
 
 
-def load_figures(answers: Sequence[Answered]) -> dict[str, float]:
+def load_figures(answers: Sequence[RequestOutcome]) -> dict[str, float]:
     """The figures of one run, in seconds and tokens a second.
 
     ``rate``: generated tokens over the time from the first request to the last answer. ``first_*``:
@@ -51,12 +51,12 @@ def load_figures(answers: Sequence[Answered]) -> dict[str, float]:
     return found
 
 
-def error_counts(answers: Sequence[Answered]) -> dict[str, int]:
+def error_counts(answers: Sequence[RequestOutcome]) -> dict[str, int]:
     """How many requests failed, by why."""
     return dict(Counter(answer.error for answer in answers if answer.error is not None))
 
 
-def _rates(answers: Sequence[Answered]) -> list[float]:
+def _rates(answers: Sequence[RequestOutcome]) -> list[float]:
     """Tokens a second of waiting, by tenant; by request where there is one tenant."""
     tokens: defaultdict[int, float] = defaultdict(float)
     waited: defaultdict[int, float] = defaultdict(float)

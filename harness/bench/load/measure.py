@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from harness.bench.engines import PEER, peer_version
-from harness.bench.load.clients import Target, run_load
+from harness.bench.load.clients import ServerTarget, run_load
 from harness.bench.load.figures import error_counts, load_figures
 from harness.bench.load.overhead import STREAMS, Readers, engine_rate, http_seconds, server_here
 from harness.bench.load.plan import LoadPlan, draw_load
@@ -113,7 +113,7 @@ def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _targets(
     bench: ServerBench, stack: ExitStack, samples: dict[str, Samples], say: Say
-) -> dict[str, Target]:
+) -> dict[str, ServerTarget]:
     """The servers, with how long those took to be ready that are started here."""
     targets = {}
     if bench.url is not None:
@@ -169,7 +169,7 @@ def _measure_overhead(setup: ServerSetup, pairs: int, found: Samples, say: Say) 
                 found.add(f"http_time_{streams}", times["http"] / times["engine"])
 
 
-def _described(target: Target) -> dict[str, Any]:
+def _described(target: ServerTarget) -> dict[str, Any]:
     """What a server says of its model."""
     models = ServerClient(target.url, target.keys[0]).get("/v1/models")["data"]
     told: Mapping[str, Any] = next(one for one in models if one["id"] == target.model)

@@ -40,7 +40,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RequestKind:
     """A kind of request and its ``share`` of a mix; lengths in words, about tokens, and tokens."""
 
     share: float
@@ -48,10 +48,10 @@ class Kind:
     answer: Lengths
 
 
-CHAT = Kind(0.7, Lengths(48, 0.9, 8, 384), Lengths(48, 0.6, 8, 160))
-LOOKUP = Kind(0.2, Lengths(16, 0.5, 4, 64), Lengths(12, 0.4, 4, 32))
-DOCUMENT = Kind(0.1, Lengths(320, 0.4, 128, 512), Lengths(40, 0.5, 8, 96))
-MIXES: Mapping[str, tuple[Kind, ...]] = MappingProxyType(
+CHAT = RequestKind(0.7, Lengths(48, 0.9, 8, 384), Lengths(48, 0.6, 8, 160))
+LOOKUP = RequestKind(0.2, Lengths(16, 0.5, 4, 64), Lengths(12, 0.4, 4, 32))
+DOCUMENT = RequestKind(0.1, Lengths(320, 0.4, 128, 512), Lengths(40, 0.5, 8, 96))
+MIXES: Mapping[str, tuple[RequestKind, ...]] = MappingProxyType(
     {"mixed": (CHAT, LOOKUP, DOCUMENT), "chat": (CHAT,), "document": (DOCUMENT,)}
 )
 """Shaped as public logs of conversations are, at a size that one processor can answer: most

@@ -21,7 +21,7 @@ import psutil
 import harness
 from contract.errors import ConfigError, ExecutionError
 from harness.bench.engines import PEER, check_peer
-from harness.bench.load.clients import Target
+from harness.bench.load.clients import ServerTarget
 from harness.bench.load.plan import MIX_CONTEXT
 from harness.client import ServerClient, ServerError
 from harness.serve.keys import key_digest, new_key
@@ -48,7 +48,7 @@ class Started:
     """A server that answers, how long that took from the start of its process, and how much
     processor time, which says more where neighbours are busy."""
 
-    target: Target
+    target: ServerTarget
     ready_seconds: float
     processor_seconds: float
 
@@ -82,7 +82,7 @@ def own_server(setup: ServerSetup) -> Iterator[Started]:
                     client.get("/ready")
                     ready = time.perf_counter() - began
                     model = client.get("/v1/models")["data"][0]["id"]
-                    target = Target(found[1], model, tuple(keys))
+                    target = ServerTarget(found[1], model, tuple(keys))
                     yield Started(target, ready, _processor_seconds(process))
                     return
             raise ExecutionError(f"the server did not start: {''.join(said).strip()}")
@@ -99,7 +99,7 @@ def peer_server(setup: ServerSetup) -> Iterator[Started]:
     words += ["--port", str(port), "--n_ctx", str(setup.context), "--interrupt_requests", "False"]
     words += ["--n_threads", str(setup.threads), "--n_threads_batch", str(setup.threads)]
     words += ["--verbose", "False"]
-    target = Target(f"http://127.0.0.1:{port}", NAME)
+    target = ServerTarget(f"http://127.0.0.1:{port}", NAME)
     began = time.perf_counter()
     with attended("llama_cpp.server", words) as process:
         while time.perf_counter() - began < READY_SECONDS:
@@ -125,13 +125,13 @@ def check_peer_server() -> None:
             raise ConfigError(f"--peer: {module} is not installed; pip install 'zinc-rt[peer]'")
 
 
-def reached(url: str, keys: Sequence[str]) -> Target:
+def reached(url: str, keys: Sequence[str]) -> ServerTarget:
     """A server that somebody else runs. Raises ServerError when it does not answer."""
     client = ServerClient(url.rstrip("/"), keys[0] if keys else None)
     models = client.get("/v1/models")["data"]
     if not models:
         raise ServerError(f"{url} serves no model")
-    return Target(client.url, models[0]["id"], tuple(keys) or (None,))
+    return ServerTarget(client.url, models[0]["id"], tuple(keys) or (None,))
 
 
 def _processor_seconds(process: subprocess.Popen[str]) -> float:

@@ -30,7 +30,7 @@ EDIT = "Repeat the following text exactly, but write 'color' instead of 'colour'
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class PromptCacheHits:
     """Tokens of all prompts of a conversation, and those of them that were cached."""
 
     prompted: int
@@ -51,7 +51,7 @@ class Edited:
         return (len(self.tokens) - 1) / self.seconds
 
 
-def replay_chat(runner: ModelRunner, turns: int = TURNS) -> Chat:
+def replay_chat(runner: ModelRunner, turns: int = TURNS) -> PromptCacheHits:
     """A conversation: each prompt is all that was said, and something new."""
     engine = Engine(runner, clock=time.perf_counter)
     said = random_prompts(0, runner.model.config.vocab, turns, SAID_TOKENS)
@@ -62,7 +62,7 @@ def replay_chat(runner: ModelRunner, turns: int = TURNS) -> Chat:
         prompted += len(history)
         engine.submit(Request(number, history, ANSWER_TOKENS, GREEDY, ignore_end=True))
         history += tuple(event.token for event in engine.run())
-    return Chat(prompted, engine.statistics.prefix.tokens_hit)
+    return PromptCacheHits(prompted, engine.statistics.prefix.tokens_hit)
 
 
 def first_token_seconds(runner: ModelRunner, seed: int) -> tuple[float, float]:

@@ -49,7 +49,7 @@ HOST_MICROSECONDS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MetricTarget:
     """``metric`` shall be at least or at most ``bound``; ``of_peer``: as a multiple of the peer's,
     which says nothing where there is no peer."""
 
@@ -64,12 +64,12 @@ class Target:
 
 
 TARGETS = (
-    Target("decode_gain", 3.0),
-    Target(f"decode_{SEQUENCES[-1]}", 1.3, of_peer=True),
-    Target("interval_mixed_spread", 1.3, least=False),
-    Target("chat_hits", 0.8),
-    Target("first_token_gain", 0.3, least=False),
-    Target("lookup_gain", 1.5),
+    MetricTarget("decode_gain", 3.0),
+    MetricTarget(f"decode_{SEQUENCES[-1]}", 1.3, of_peer=True),
+    MetricTarget("interval_mixed_spread", 1.3, least=False),
+    MetricTarget("chat_hits", 0.8),
+    MetricTarget("first_token_gain", 0.3, least=False),
+    MetricTarget("lookup_gain", 1.5),
 )
 
 
@@ -128,13 +128,13 @@ def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
                 verdicts.append(_verdict(target, name, values[target.metric]["median"]))
     for kind, slots, context in _host_cases():
         if slots == HOST_SLOTS[-1] and report["host"]:
-            target = Target(f"host_{kind}", HOST_MICROSECONDS, least=False)
+            target = MetricTarget(f"host_{kind}", HOST_MICROSECONDS, least=False)
             value = report["host"][f"{kind}_{slots}_{context}"]["median"]
             verdicts.append(_verdict(target, f"{slots} slots at {context:,}", value))
     return verdicts
 
 
-def _verdict(target: Target, of: str, value: float) -> dict[str, Any]:
+def _verdict(target: MetricTarget, of: str, value: float) -> dict[str, Any]:
     return {
         "metric": target.metric,
         "of": of,

@@ -25,7 +25,7 @@ from harness.serve.faults import log_fault
 from harness.serve.replicas.requested import ReplicaRequest
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
-from harness.serve.replicas.work import Batch, Question, Refusal
+from harness.serve.replicas.work import Question, Refusal, RequestUpdate
 from harness.serve.submissions import EngineStopped, Submission, Submits
 from harness.serve.watch import Listener, RequestFacts
 from reference.engine import Engine
@@ -101,7 +101,7 @@ class _Pump:
             )
         return self._ended or self.cancelled
 
-    def _receive(self, batch: Batch) -> None:
+    def _receive(self, batch: RequestUpdate) -> None:
         now = time.monotonic()
         if not self.taken.done():
             self.taken.set_result(None)
@@ -266,7 +266,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             pump.cancel()
             pump.events.fail(EngineStopped("the server is shutting down"))
 
-    def heard(self, tenant: Tenant, batch: Batch) -> None:
+    def heard(self, tenant: Tenant, batch: RequestUpdate) -> None:
         """A replica told how it stands, and what became of a tenant's request."""
         with self._lock:
             self._stands[batch.replica] = batch.statistics

@@ -17,7 +17,7 @@ from harness.serve.accounts import Accounts
 from harness.serve.driver import EventStream
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.prompt_scores import PromptScores
-from harness.serve.replicas.work import Batch, Question, Refusal, Work
+from harness.serve.replicas.work import Question, Refusal, RequestUpdate, Work
 from harness.serve.submissions import Submission
 from reference.runner import HIDDEN
 
@@ -39,7 +39,7 @@ class Replica:
         at_once = options.session.slots + options.queue_depth
         self._threads = ThreadPoolExecutor(at_once + 2, "replica")
 
-    async def generate(self, work: Work) -> AsyncIterator[Batch | Refusal]:
+    async def generate(self, work: Work) -> AsyncIterator[RequestUpdate | Refusal]:
         """The events of a request, until it ends or the server no longer listens."""
         stream = self._driver.open_stream()
         try:
@@ -70,10 +70,10 @@ class Replica:
 
     def _batch(
         self, stream: EventStream, job: _Job, events: tuple[TokenEvent, ...], ended: bool
-    ) -> Batch:
+    ) -> RequestUpdate:
         facts = stream.facts[job.work.request.id]
         digested, digests = job.new_digests()
-        return Batch(
+        return RequestUpdate(
             replica=self._name,
             events=events,
             cached=facts.cached,

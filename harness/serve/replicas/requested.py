@@ -10,7 +10,7 @@ from contract.types import Request
 from harness.digest import RunningDigest
 from harness.serve.pooling import Pool
 from harness.serve.prompt_scores import PromptScores
-from harness.serve.replicas.work import Batch, Work
+from harness.serve.replicas.work import RequestUpdate, Work
 from harness.serve.submissions import Submission
 
 
@@ -51,7 +51,7 @@ class ReplicaRequest:
             self.pool,
         )
 
-    def receive(self, batch: Batch) -> None:
+    def receive(self, batch: RequestUpdate) -> None:
         """What a replica has found."""
         if self.digest is not None:
             self.digest.note(batch.digested, batch.digests)

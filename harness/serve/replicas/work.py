@@ -54,7 +54,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RequestUpdate:
     """What a replica has to say of a request: its latest events and facts, and how its engine
     stands. The first one, without events, says that it was taken. ``digests`` are those after each
     row from row ``digested`` on; ``scores`` come once, and ``pool`` with the last event."""

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 
-class Tokens:
+class GrammarVocabulary:
     """A vocabulary as llguidance wants it."""
 
     is_tokenizer_wrapper = True
@@ -36,7 +36,7 @@ def main() -> None:
     setup = json.loads(requests.readline())
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-    tokens: Any = Tokens(setup)
+    tokens: Any = GrammarVocabulary(setup)
     tokenizer = LLTokenizer(tokens, n_vocab=setup["vocab"], eos_token=setup["ends"])
     limits = LLParserLimits(**setup["parser"])
     _limit_memory(setup["memory_bytes"])

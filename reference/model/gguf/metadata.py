@@ -40,7 +40,7 @@ ALIGNMENT_KEY = "general.alignment"
 _SMALLEST_ENTRY_BYTES = LENGTH_BYTES + 1 + 4 + 1
 
 
-class _Reader:
+class _MetadataReader:
     """Reads entries one after the other, counting what the bounds of a whole file count."""
 
     __slots__ = ("cursor", "strings_left", "text_bytes_left")
@@ -108,7 +108,7 @@ def read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Value], dict[st
     if count > MAX_KEYS:
         raise cursor.error("byte offset 16", f"{count} keys are more than {MAX_KEYS}", _HOSTILE)
     cursor.need(count * _SMALLEST_ENTRY_BYTES, f"a count of {count} keys", "byte offset 16")
-    reader = _Reader(cursor)
+    reader = _MetadataReader(cursor)
     values: dict[str, Value] = {}
     types: dict[str, GgufType] = {}
     for _ in range(count):

@@ -34,10 +34,10 @@ def load_tokenizer(metadata: Mapping[str, object], source: str) -> Tokenizer:
     ModelFileError for keys that are missing or contradict each other and UnsupportedModel for
     a tokenizer model or pre-tokenizer there is no code for.
     """
-    return _Reader(metadata, source).tokenizer()
+    return _TokenizerReader(metadata, source).tokenizer()
 
 
-class _Reader:
+class _TokenizerReader:
     """Typed access to the tokenizer keys of one file."""
 
     def __init__(self, metadata: Mapping[str, object], source: str) -> None:
