@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from accel.amd.device import Device
-from accel.amd.fake_kernel import FakeKernel
 from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.packet_check import packet_tests
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
-from accel.amd.trace import Trace, Tracer
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.tools.trace import Trace, Tracer
 from contract.errors import TierUnavailable
 from harness.tiers import SIMULATED
 

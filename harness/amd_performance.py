@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel.amd.build import FOLDER
-from accel.amd.performance import Card, PacketCost, Paper
+from accel.amd.kernel_files import FOLDER
+from accel.amd.tools.performance import Card, PacketCost, Paper
 from accel.kernels.stored import read_digests
 from contract.dtypes import DEFAULT_KV
 from contract.ir.nodes import Graph

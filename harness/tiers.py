@@ -107,7 +107,7 @@ def _open_vulkan(options: TierOptions) -> Tier:
 
 
 def _open_metal(options: TierOptions) -> Tier:
-    from accel.metal.fake_metal import FakeMetal
+    from accel.metal.sim.fake_metal import FakeMetal
     from accel.metal.tier import MetalTier
 
     if options.device == SIMULATED:
@@ -116,7 +116,7 @@ def _open_metal(options: TierOptions) -> Tier:
 
 
 def _open_amd(options: TierOptions, tier: str) -> Tier:
-    from accel.amd.fake_kernel import FakeKernel
+    from accel.amd.sim.fake_kernel import FakeKernel
     from accel.amd.tier import AmdTier
 
     if options.device == SIMULATED:

@@ -23,6 +23,8 @@ MAY_IMPORT = {
 PYTHON_API = ROOT / "harness" / "python" / "zinc_rt"
 """A package of its own, whatever folder it lies in: nobody else imports it."""
 CONTRACT_LIBRARIES = {"numpy"}
+APART = {"sim", "tools"}
+"""Packages of a tier that its product modules do not import."""
 DYNAMIC = {"import_module", "__import__"}
 
 
@@ -56,6 +58,20 @@ def violations(package: str, source: str) -> list[str]:
     return found
 
 
+def simulators_imported(source: str) -> list[str]:
+    """Modules of simulators and developer tools that ``source`` imports, as "line: name"."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found += [f"{node.lineno}: {n}" for n in names if APART.intersection(n.split("."))]
+    return found
+
+
 FILES = [
     ("zinc_rt" if path.is_relative_to(PYTHON_API) else package, path)
     for package in ("contract", "reference", "accel", "harness")
@@ -68,6 +84,33 @@ FILES = [
 )
 def test_imports_follow_the_rule(package: str, path: Path) -> None:
     assert violations(package, path.read_text(encoding="utf-8")) == []
+
+
+PRODUCT = [
+    path
+    for package, path in FILES
+    if package == "accel" and not APART.intersection(path.relative_to(ROOT).parts)
+]
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=[str(path.relative_to(ROOT)) for path in PRODUCT])
+def test_no_tier_imports_a_simulator_or_a_tool(path: Path) -> None:
+    assert simulators_imported(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from accel.amd.isa.decode import Isa\nimport accel.amd.tier", []),
+        ("from accel.amd.sim.execute import Launch", ["1: accel.amd.sim.execute.Launch"]),
+        ("def f():\n    from accel.amd import sim", ["2: accel.amd.sim"]),
+        ("import accel.metal.sim.fake_metal", ["1: accel.metal.sim.fake_metal"]),
+        ("from accel.amd.tools import build", ["1: accel.amd.tools.build"]),
+    ],
+)
+def test_an_import_of_a_simulator_is_found(source: str, found: list[str]) -> None:
+    """Negative control: made-up sources with and without forbidden imports."""
+    assert simulators_imported(source) == found
 
 
 def test_there_is_something_to_check() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from accel.amd import pm4
-from accel.amd.isa import TTMP
+from accel.amd.isa.decode import TTMP
 from contract.kernel import GpuTarget
 
 PRIVILEGED = 1 << 20

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from accel.amd.build import file_name, folder_of
-from accel.amd.command_processor import CODE_END
 from accel.amd.device import Allocation, Device
+from accel.amd.kernel_files import file_name, folder_of
 from accel.kernels.source import Module
 from contract.errors import CodecError, TierUnavailable
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 
+CODE_END = 0xBF9F0000
+"""S_CODE_END, with which a loader pads code: it is fetched ahead."""
 PADDING_BYTES = 256
 """Behind the code, since instructions are fetched ahead."""
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.arrange import arranged
-from accel.amd.checks import check_code
 from accel.amd.device import Allocation
+from accel.amd.isa.checks import check_code
 from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording, launches_of
 from accel.amd.program import LoadedKernel, checked

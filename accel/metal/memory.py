@@ -150,6 +150,20 @@ class Memory:
         arena = self._added(buffer, nbytes, Kind.VIEW)
         return Allocation(arena, address - start, data.nbytes)
 
+    def map(self, allocation: Allocation) -> Bytes:
+        """The bytes, which the host sees."""
+        return allocation.host
+
+    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
+        """A copy of some of the bytes, once everything committed has ended."""
+        self.queue.finish()
+        return allocation.host[offset : offset + nbytes].copy()
+
+    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+        """Replace some of the bytes, once everything committed has ended."""
+        self.queue.finish()
+        allocation.host[offset : offset + data.nbytes] = data
+
     def free(self, allocation: Allocation) -> None:
         """Give the memory back, which nothing committed may still use."""
         arena = allocation.arena

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,32 +16,28 @@ from accel.metal.launcher import Recording, launches_of
 from accel.metal.memory import VIEW_BYTES, Allocation
 from accel.metal.objc import TIER, ObjectiveC, load_metal
 from accel.metal.runtime import Choices, open_runtime
-from accel.metal.submissions import MetalBatch, MetalFence, Submissions
-from accel.packets.binding import bind_step
-from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
+from accel.metal.submissions import MetalForm, MetalStep, MetalSubmissions
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.build import BuildError
-from accel.packets.footprint import PlannedSteps, shared_footprint
+from accel.packets.footprint import StepMemory, shared_footprint
 from accel.packets.fused import fuse
-from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS
-from accel.packets.rules import OPCODES, ROW_PARTS, lower_graph
+from accel.packets.rules import ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_levels
-from accel.packets.shape_buckets import shape_buckets
 from accel.packets.step import Schedule, Step
-from accel.packets.step_memory import grown
-from contract.arithmetic import ARITHMETIC_VERSION
-from contract.context_manager import ContextManager
-from contract.errors import CodecError, DeviceLost
+from accel.packets.submissions import FormBatch, StepFence
+from accel.packets.tier import BoundStep, PacketTier, tier_info
+from contract.errors import CodecError
 from contract.footprint import Footprint
-from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_text
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, Heap, TierInfo, check_range
+from contract.tier import DeviceTier
 
 GRACE_SECONDS = 10.0
 """Longest that a lost device is waited for: macOS ends commands that hang by itself."""
 
-MetalBuffer = DeviceBuffer[Allocation]
+MetalBatch = FormBatch[Allocation, MetalForm]
+MetalFence = StepFence[Allocation, MetalForm, MetalStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +47,7 @@ class MetalKernel:
     header: KernelHeader
 
 
-class MetalTier(ContextManager):
+class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
     """See ``contract.tier.Tier``. ``device`` is part of the device's name.
 
     Raises TierUnavailable when there is no such device, it lacks something, or it cannot keep to
@@ -65,15 +59,10 @@ class MetalTier(ContextManager):
     ) -> None:
         runtime = open_runtime(metal or load_metal(), device, choices or Choices())
         self._runtime = runtime
-        self._memory = runtime.memory
         self._arranger = Arranger(runtime.memory, runtime.program)
-        self._submissions = Submissions(runtime.memory, runtime.places)
-        self._buffers: set[MetalBuffer] = set()
-        self._batches: dict[int, list[Recording]] = {}
-        self._scratch: Allocation | None = None
-        self._steps = PlannedSteps(self._schedule)
-        self._lost = ""
-        self._closed = False
+        found = runtime.queue.device
+        info = tier_info(TIER, found.name, found.driver, runtime.memory.capacity, host_unified=True)
+        super().__init__(info, runtime.memory, MetalSubmissions(runtime.memory, runtime.places))
 
     @property
     def device(self) -> Device:
@@ -84,94 +73,6 @@ class MetalTier(ContextManager):
     def traits(self) -> Traits:
         """What the device does itself, and integers where it does not."""
         return self._runtime.program.traits
-
-    @property
-    def info(self) -> TierInfo:
-        """The device and its driver."""
-        device = self.device
-        return TierInfo(
-            name=TIER,
-            device=device.name,
-            driver=device.driver,
-            arithmetic=f"exact-{ARITHMETIC_VERSION}",
-            opcodes=OPCODES,
-            memory_bytes=self._memory.capacity,
-            host_unified=True,
-            asynchronous=True,
-        )
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Memory taken from the device."""
-        return self._memory.held
-
-    @property
-    def available_bytes(self) -> int:
-        """What is left of the memory macOS recommends to use."""
-        return self._memory.available
-
-    def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
-        """See ``contract.tier.Tier``."""
-        return shared_footprint(graph, largest, self._steps.memory(graph, largest), VIEW_BYTES)
-
-    def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
-        """See ``contract.tier.Tier``."""
-        return shape_buckets(largest)
-
-    def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Make the scratch memory, in an arena that has room for the buffers to come."""
-        planned = self.footprint(graph, largest)
-        self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
-        with self._guarded("scratch"):
-            self._reserve(self._steps.memory(graph, largest).shared)
-
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> MetalBuffer:
-        """Zeroed memory. Raises OutOfMemory naming the buffer."""
-        with self._guarded(decl.name):
-            allocation = self._memory.allocate(decl.name, nbytes)
-        return self._keep(MetalBuffer(decl, nbytes, heap, allocation))
-
-    def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> MetalBuffer:
-        """A matrix is arranged for the products; of the rest of a mapped file large tensors are
-        read where they are. Raises OutOfMemory naming the buffer."""
-        buffer = MetalBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
-        with self._guarded(decl.name):
-            if matrices := matrices_of(decl):
-                buffer.hold(self._arranger.upload(decl.name, decl.dtype, data, matrices))
-            else:
-                buffer.allocation = self._memory.adopt(decl.name, data)
-        return self._keep(buffer)
-
-    def free(self, buffer: MetalBuffer) -> None:
-        """Release the memory, of which nothing submitted may still be running."""
-        self._buffers.remove(buffer)
-        if self._lost or self._closed:
-            return
-        with self._guarded(buffer.name):
-            for allocation in buffer.allocations:
-                self._memory.free(allocation)
-
-    def map(self, buffer: MetalBuffer) -> NDArray[np.uint8]:
-        """The bytes; a weight's are those it was uploaded from."""
-        if buffer.source is not None:
-            return buffer.source
-        assert buffer.allocation is not None
-        return buffer.allocation.host
-
-    def read(self, buffer: MetalBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """See Tier."""
-        check_range(buffer, offset, nbytes)
-        with self._guarded(buffer.name):
-            self._runtime.queue.finish()
-            return self._stored(buffer).host[offset : offset + nbytes].copy()
-
-    def write(self, buffer: MetalBuffer, offset: int, data: NDArray[np.uint8]) -> None:
-        """See Tier."""
-        check_range(buffer, offset, data.nbytes)
-        with self._guarded(buffer.name):
-            self._runtime.queue.finish()
-            flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-            self._stored(buffer).host[offset : offset + flat.nbytes] = flat
 
     def load_kernel(self, blob: bytes) -> MetalKernel:
         """Have the device's compiler build a ``.zrt`` file of Metal text, whose kernel has the
@@ -186,63 +87,50 @@ class MetalTier(ContextManager):
             raise CodecError(f"kernel {header.name}: {error}") from None
         return MetalKernel(header)
 
-    def lower(
-        self,
-        graph: Graph,
-        buffers: Mapping[str, MetalBuffer],
-        bucket: ShapeKey,
-        inputs: InputLayout,
-    ) -> MetalBatch:
-        """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
-        step, schedule = self._steps.of(graph, bucket)
-        with self._guarded(f"packets of {graph.name}"):
-            self._reserve(schedule.shared_bytes)
-            packets = bind_step(
-                step,
-                schedule,
-                inputs,
-                lambda name: self._stored(buffers[name]).address,
-                lambda name: buffers[name].operand,
-            ).view(np.uint8)
-            launches = launches_of(self._runtime.program, step.ops, schedule.placements)
-            outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
-            place = self._memory.adopt(f"packets of {graph.name}", packets)
+    def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
+        step = fuse(lower_graph(graph, bucket, ROW_PARTS, TIER))
+        return step, schedule_levels(step)
+
+    def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
+        return shared_footprint(graph, largest, steps, VIEW_BYTES)
+
+    def _arrange(
+        self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
+    ) -> ArrangedMatrix[Allocation]:
+        return self._arranger.upload(decl.name, decl.dtype, data, matrices)
+
+    def _record(self, bound: BoundStep[Allocation]) -> MetalForm:
+        queue, memory, address = self._runtime.queue, self._runtime.memory, bound.stored.address
+        ops, placements = bound.step.ops, bound.schedule.placements
+        launches = launches_of(self._runtime.program, ops, placements)
 
         def record() -> Recording:
-            queue, memory = self._runtime.queue, self._memory
-            return Recording(queue, memory, graph.name, launches, place.address, inputs.nbytes)
+            return Recording(queue, memory, bound.name, launches, address, bound.input_bytes)
 
-        batch = MetalBatch(bucket, len(launches), schedule.barriers, record, outputs)
-        self._batches[id(batch)] = batch.recordings
-        weakref.finalize(batch, self._forget, id(batch), place)
-        return batch
+        return MetalForm(record)
 
-    def submit(
-        self,
-        batch: MetalBatch,
-        inputs: NDArray[np.uint8],
-        requested: Sequence[str] = (),
-        rows: InputRows | None = None,
-    ) -> MetalFence:
-        """Start the step. Raises DeviceLost once the device has failed."""
-        with self._guarded("a step"):
-            return self._submissions.submit(batch, inputs, requested, rows)
+    def _discard(self, launch: MetalForm) -> None:
+        for recording in launch.recordings:
+            recording.close()
 
-    def wait(self, fence: MetalFence, timeout: float | None = None) -> None:
-        """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
-        seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
-        with self._guarded("a step"):
-            if not fence.done and not self._runtime.queue.wait(fence.submission, seconds):
-                raise DeviceLost(f"{self.device.name}: a step did not end within {seconds:g} s")
-            assert fence.done
+    def _reserve(self, shared: int, own: int, inputs: int) -> None:
+        self._runtime.places.move(self._scratch_of(shared).address, 0)
 
-    def close(self) -> None:
-        """Wait for the device unless it is lost, then free all. What a lost device may still use
-        after ``GRACE_SECONDS`` is left to it."""
-        if self._closed:
-            return
-        self._closed = True
-        self._buffers.clear()
+    def _finish(self) -> None:
+        self._runtime.queue.finish()
+
+    def _until_done(
+        self, fence: StepFence[Allocation, MetalForm, MetalStep], seconds: float
+    ) -> bool:
+        step = fence.completion
+        return fence.done or (self._runtime.queue.wait(step.submission, seconds) and fence.done)
+
+    def _translated(self, what: str) -> AbstractContextManager[None]:
+        memory = self._memory
+        return self._runtime.queue.guarded(what, lambda: (memory.held, memory.available))
+
+    def _shut_down(self) -> None:
+        """What a lost device may still use after ``GRACE_SECONDS`` is left to it."""
         queue = self._runtime.queue
         try:
             if not self._lost:
@@ -250,54 +138,9 @@ class MetalTier(ContextManager):
         finally:
             self._submissions.close()
             if queue.drain(GRACE_SECONDS):
-                for recordings in self._batches.values():
-                    for recording in recordings:
-                        recording.close()
+                self._discard_recorded()
                 self._runtime.close()
-            self._batches.clear()
-
-    def _keep(self, buffer: MetalBuffer) -> MetalBuffer:
-        self._buffers.add(buffer)
-        return buffer
-
-    @contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
-        """Errors of the library become the contract's; a device once lost stays so."""
-        if self._lost:
-            raise DeviceLost(self._lost)
-        memory = self._memory
-        try:
-            with self._runtime.queue.guarded(what, lambda: (memory.held, memory.available)):
-                yield
-        except DeviceLost as error:
-            self._lost = str(error)
-            raise
-
-    def _stored(self, buffer: MetalBuffer) -> Allocation:
-        """The bytes of a buffer as the graph declares them."""
-        if buffer.allocation is None:
-            assert buffer.source is not None
-            buffer.allocation = self._memory.adopt(buffer.name, buffer.source)
-        return buffer.allocation
-
-    def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
-        step = fuse(lower_graph(graph, bucket, ROW_PARTS, TIER))
-        return step, schedule_levels(step)
-
-    def _reserve(self, nbytes: int) -> None:
-        """Grow scratch; recordings made before follow it."""
-        finish = self._runtime.queue.finish
-        self._scratch = grown(self._memory, finish, "scratch", self._scratch, nbytes)
-        self._runtime.places.move(self._scratch.address, 0)
-
-    def _forget(self, key: int, packets: Allocation) -> None:
-        """A batch is gone, of which nothing runs any more."""
-        if self._closed or self._lost:
-            return
-        for recording in self._batches.pop(key):
-            recording.close()
-        self._memory.free(packets)
 
 
 if TYPE_CHECKING:
-    _conforms: type[DeviceTier[MetalBuffer, MetalBatch, MetalFence]] = MetalTier
+    _conforms: type[DeviceTier[DeviceBuffer[Allocation], MetalBatch, MetalFence]] = MetalTier

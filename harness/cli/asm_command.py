@@ -46,9 +46,9 @@ def add_parser(subparsers: Any) -> None:
 
 def asm(args: argparse.Namespace) -> int:
     """Write the kernel file, or print its code."""
-    from accel.amd.assemble import AssemblyJob, kernel_from
     from accel.amd.generation import BY_ARCHITECTURE
-    from accel.amd.listing import listing
+    from accel.amd.tools.assemble import AssemblyJob, kernel_from
+    from accel.amd.tools.listing import listing
     from contract.errors import ConfigError
     from contract.kernel import encode_kernel
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import ConfigError
 
 if TYPE_CHECKING:
-    from accel.amd.trace import Trace
+    from accel.amd.tools.trace import Trace
 
 EPILOG = """\
 examples:
@@ -61,7 +61,7 @@ def _save(trace: Trace, path: Path) -> None:
 
 
 def _trace(path: Path, go_through: bool) -> int:
-    from accel.amd.trace import listing, load_trace, replay
+    from accel.amd.tools.trace import listing, load_trace, replay
 
     try:
         trace = load_trace(path)

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterator
 from functools import cache
 
-from accel.amd.build import folder_of
 from accel.amd.generation import GFX12, Generation
+from accel.amd.kernel_files import folder_of
 from contract.kernel import KernelHeader, decode_kernel
 from tests.needs import machine_lacks
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.fake_machine import Behaviour
 from accel.amd.runtime import Choices
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.tier import AmdTier
 
 OpenTier = Callable[..., AmdTier]

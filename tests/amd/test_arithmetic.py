@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from accel.amd import arithmetic as a
-from accel.amd.semantics import table
+from accel.amd.isa.semantics import table
+from accel.amd.sim import arithmetic as a
 from accel.packets.samples import sample_pairs
 
 U32 = st.integers(0, 2**32 - 1)

@@ -9,23 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from accel.amd import build as build_module
-from accel.amd.build import (
+from accel.amd.generation import GENERATIONS, Generation
+from accel.amd.isa.code_object import kernel_of, read_code_object
+from accel.amd.kernel_files import FOLDER, folder_of
+from accel.amd.program import LoadedKernel, Modules
+from accel.amd.tools import build as build_module
+from accel.amd.tools.build import (
     COMPILER,
-    FOLDER,
     OPTIONS,
     Build,
     CompileError,
     builds,
     compiled,
     compiler_version,
-    folder_of,
     kernel_made,
     made,
 )
-from accel.amd.code_object import kernel_of, read_code_object
-from accel.amd.generation import GENERATIONS, Generation
-from accel.amd.program import LoadedKernel, Modules
 from accel.kernels.source import Module
 from accel.kernels.stored import DIGESTS, digest_of, read_digests
 from contract.dtypes import Q4_K
@@ -53,7 +52,7 @@ by_gpu = pytest.mark.parametrize("gpu", GENERATIONS, ids=lambda gpu: gpu.cpu)
 def test_every_kernel_was_built_from_the_text_of_now(gpu: Generation) -> None:
     """And the package has no other; those without integers instead have one file."""
     known = {build.name: digest_of(build.text) for build in builds(gpu)}
-    assert read_digests(folder_of(gpu)).modules == known, "run python -m accel.amd.build"
+    assert read_digests(folder_of(gpu)).modules == known, "run python -m accel.amd.tools.build"
     files = {path.name for path in folder_of(gpu).iterdir()} - {DIGESTS}
     assert files <= {f"{name}.zrt" for name in known}
     assert files >= {f"{name}.zrt" for name in known if not name.endswith(".integer")}

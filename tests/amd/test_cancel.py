@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from accel.amd import launcher, pm4
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.fake_machine import Behaviour
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.submissions import AmdFence
 from accel.amd.tier import AmdTier
 from contract.errors import DeviceLost

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.fake_machine import Behaviour
 from accel.amd.packet_check import Bench
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.system import findings
-from accel.amd.trace import load_trace, replay
+from accel.amd.tools.trace import load_trace, replay
 from harness import amd_packets
 from harness.cli.main import main
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from accel.amd.checks import check_code
 from accel.amd.generation import GENERATIONS, GFX11, GFX12, Generation
-from accel.amd.isa import instructions, isa_of
-from accel.amd.semantics import VECTOR_OFFSET, access
-from accel.amd.waits import missing_waits
+from accel.amd.isa.checks import check_code
+from accel.amd.isa.decode import instructions, isa_of
+from accel.amd.isa.semantics import VECTOR_OFFSET, access
+from accel.amd.isa.waits import missing_waits
 from contract.errors import CodecError
 from contract.kernel import GpuTarget
 from tests.amd.code import SAMPLE, shipped, some_shipped, words

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from accel.amd import pm4
-from accel.amd.coherence import Coherence
-from accel.amd.command_processor import CODE_END, CommandProcessor
 from accel.amd.launcher import ARGUMENTS
-from accel.amd.memory_view import GpuFault, MemoryView
+from accel.amd.program import CODE_END
+from accel.amd.sim.coherence import Coherence
+from accel.amd.sim.command_processor import CommandProcessor
+from accel.amd.sim.memory_view import GpuFault, MemoryView
 from accel.packets.packet import ABSENT, PACKET
 from tests.amd.code import shipped
 

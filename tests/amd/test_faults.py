@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from accel.amd import uapi_drm as drm
-from accel.amd.fake_kernel import FakeKernel
+from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.tier import AmdTier
 from accel.amd.uapi import Request
 from contract.errors import OutOfMemory, TierError, TierUnavailable

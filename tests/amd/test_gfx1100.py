@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from accel.amd import pm4
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.fake_machine import PROPERTIES, Behaviour
 from accel.amd.generation import GFX11, GFX12, PRIVILEGED
-from accel.amd.isa import GFX11 as ISA
-from accel.amd.isa import SCC, decode, opcodes
+from accel.amd.isa.decode import GFX11 as ISA
+from accel.amd.isa.decode import SCC, decode, opcodes
+from accel.amd.isa.semantics import access, table
 from accel.amd.runtime import Choices
-from accel.amd.semantics import access, table
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.sim.fake_machine import PROPERTIES, Behaviour
 from accel.amd.system import findings
 from accel.amd.tier import AmdTier
 from accel.kernels.source import Module, modules

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from accel.amd.generation import GENERATIONS, GFX11, GFX12, Generation
-from accel.amd.isa import CARRYING, decode, instructions, isa_of, opcodes
+from accel.amd.isa.decode import CARRYING, decode, instructions, isa_of, opcodes
 from contract.errors import CodecError
 from tests.amd.code import SAMPLE, need_program, shipped, some_shipped, words
 

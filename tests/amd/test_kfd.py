@@ -7,12 +7,12 @@ import errno
 import pytest
 
 from accel.amd.device import Device
-from accel.amd.fake_kernel import RENDER, FakeKernel
-from accel.amd.fake_machine import PROPERTIES, Behaviour
 from accel.amd.kernel import LinuxKernel
 from accel.amd.kfd import KFD
 from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
+from accel.amd.sim.fake_kernel import RENDER, FakeKernel
+from accel.amd.sim.fake_machine import PROPERTIES, Behaviour
 from accel.amd.tier import AmdTier
 from accel.amd.topology import NODES, Gpu
 from contract.errors import OutOfMemory, TierUnavailable

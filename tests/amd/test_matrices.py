@@ -6,16 +6,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from accel.amd import arithmetic, command_processor
-from accel.amd.blocks import blocks_of
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.isa import EXEC, decode
-from accel.amd.memory_view import GpuFault
+from accel.amd.isa.blocks import blocks_of
+from accel.amd.isa.decode import EXEC, decode
+from accel.amd.isa.semantics import MATRIX, VECTOR_OFFSET, access
 from accel.amd.product_check import matrices_agree
 from accel.amd.self_check import ProbeCase
-from accel.amd.semantics import MATRIX, VECTOR_OFFSET, access
+from accel.amd.sim import arithmetic, command_processor
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.sim.memory_view import GpuFault
+from accel.amd.sim.translate import block_function
 from accel.amd.tier import AmdTier
-from accel.amd.translate import block_function
 from accel.kernels.source import Module, matrix_modules
 from contract.dtypes import Q4_K, Q6_K, DType
 from contract.errors import CodecError

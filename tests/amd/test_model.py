@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.amd.fake_kernel import FakeKernel
+from accel.amd.sim.fake_kernel import FakeKernel
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from reference.cpu.tier import CpuTier

@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from accel.amd import pm4, trace
-from accel.amd.command_processor import CommandProcessor
+from accel.amd import pm4
 from accel.amd.device import Device
-from accel.amd.fake_kernel import FakeKernel
 from accel.amd.launcher import PlannedLaunch, Recording, StepAddresses
-from accel.amd.memory_view import GpuFault
 from accel.amd.packet_check import TESTS, packet_tests
 from accel.amd.pm4 import Opcode
 from accel.amd.program import LoadedKernel, Modules
 from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
+from accel.amd.sim.command_processor import CommandProcessor
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.sim.memory_view import GpuFault
 from accel.amd.tier import AmdTier
-from accel.amd.trace import Trace, Tracer, load_trace, packets_of, replay, shown
+from accel.amd.tools import trace
+from accel.amd.tools.trace import Trace, Tracer, load_trace, packets_of, replay, shown
 from contract.errors import CodecError, TierUnavailable
 from contract.kernel import GpuTarget, KernelHeader
 
@@ -85,7 +86,7 @@ def test_a_packet_that_is_not_understood(
 
 
 def test_a_fence_of_the_driver_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel.amd.fake_gpu.FakeQueue.signal", lambda self: None)
+    monkeypatch.setattr("accel.amd.sim.fake_gpu.FakeQueue.signal", lambda self: None)
     with pytest.raises(TierUnavailable, match="PROTECTED_FENCE_SIGNAL"):
         AmdTier(kernel=FakeKernel(), tier="t2")
 

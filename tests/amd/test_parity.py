@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.fake_machine import Behaviour
 from accel.amd.runtime import Choices
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.tier import AmdTier
 from contract.opcodes import Opcode
 from harness.parity import Case, compare

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.performance import FAR, Card, PacketCost, Paper
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.tools.performance import FAR, Card, PacketCost, Paper
 from accel.packets.layouts import planes_bytes
 from contract.ir.nodes import BufferKind
 from contract.types import Request

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from accel.amd import launcher, pm4
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.fake_machine import Behaviour
 from accel.amd.self_check import ProbeCase, divides
+from accel.amd.sim.fake_kernel import FakeKernel
+from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.tier import AmdTier
 from accel.amd.topology import PAGE
 from accel.kernels.device_probe import Found, samples

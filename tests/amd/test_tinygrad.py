@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from accel.amd.build import COMPILER
-from accel.amd.fake_kernel import FakeKernel
+from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.tier import AmdTier
-from accel.amd.trace import Trace, Tracer
+from accel.amd.tools.build import COMPILER
+from accel.amd.tools.trace import Trace, Tracer
 from harness.parity import compare
 from tests.amd.code import need_program
 from tests.amd.test_packets import changed, traced

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from accel.amd.build import COMPILER, FOLDER
-from accel.amd.fake_kernel import FakeKernel
-from accel.amd.isa import instructions
-from accel.amd.listing import listing, occupancy, spans
-from accel.amd.semantics import VECTOR_OFFSET
+from accel.amd.isa.decode import instructions
+from accel.amd.isa.semantics import VECTOR_OFFSET
+from accel.amd.kernel_files import FOLDER
+from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.tier import AmdTier
-from accel.amd.trace import load_trace
+from accel.amd.tools.build import COMPILER
+from accel.amd.tools.listing import listing, occupancy, spans
+from accel.amd.tools.trace import load_trace
 from contract.kernel import decode_kernel
 from harness.cli.main import main
 from harness.conformance.cases import check_default_model

@@ -12,9 +12,9 @@ import pytest
 from accel.amd import pm4, userq
 from accel.amd import uapi_drm as drm
 from accel.amd.device import Device
-from accel.amd.fake_kernel import RENDER, FakeKernel
-from accel.amd.fake_machine import Behaviour
 from accel.amd.queue import Queue
+from accel.amd.sim.fake_kernel import RENDER, FakeKernel
+from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.tier import AmdTier
 from accel.amd.uapi import Request
 from accel.amd.uapi_drm import Domain

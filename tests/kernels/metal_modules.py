@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accel.kernels.source import Module
-from accel.metal.fake_compiler import FakeCompiler
+from accel.metal.sim.fake_compiler import FakeCompiler
 from tests.needs import need_device
 
 ARGUMENTS = struct.Struct("<3Q2I")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from accel.metal.fake_machine import Behaviour
-from accel.metal.fake_metal import FakeMetal
 from accel.metal.runtime import Choices
+from accel.metal.sim.fake_machine import Behaviour
+from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
 from tests.needs import need_device, need_installed
 

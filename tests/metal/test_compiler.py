@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from accel.kernels.source import Language, Module, module_source
-from accel.metal import fake_compiler
-from accel.metal.fake_compiler import HEADER, SHIM, CompileError, FakeCompiler
+from accel.metal.sim import fake_compiler
+from accel.metal.sim.fake_compiler import HEADER, SHIM, CompileError, FakeCompiler
 from accel.packets.packet import PACKET
 from tests.kernels.metal_modules import compiled
 from tests.needs import need_device

@@ -14,9 +14,9 @@ import pytest
 
 from accel.kernels.source import Module, Traits
 from accel.metal import queue
-from accel.metal.fake_metal import FakeMetal
 from accel.metal.objc import ObjectiveC
 from accel.metal.runtime import Choices, Runtime, open_runtime
+from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
 from contract.errors import DeviceLost
 from tests.doubling import Doubling, inputs_of, run_doubling, values_of
@@ -324,8 +324,8 @@ def test_inputs_in_one_place_for_all_steps_fail(
     with MetalTier(metal=mac.metal) as tier:
         lowered = Doubling(tier)
         lowered.run()
-        recording = lowered.batch.recordings[0]
-        monkeypatch.setattr(tier._submissions, "_recording", lambda batch: recording)
+        recording = lowered.batch.launch.recordings[0]
+        monkeypatch.setattr(tier._submissions, "_free_slots", lambda batch: [recording])
         fences = [tier.submit(lowered.batch, inputs_of(values_of(n)), ("y",)) for n in range(2)]
         tier.wait(fences[0])
         with pytest.raises(AssertionError):

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from accel.metal.fake_metal import FakeMetal
+from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
 from contract.dtypes import Q4_K, Q8_0
 from contract.errors import OutOfMemory, TierError, TierUnavailable
@@ -129,7 +129,7 @@ def test_steps_that_were_not_committed_leave_nothing(make_mac: MakeMac, selector
             with pytest.raises(OutOfMemory, match="a step"):
                 tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))
         mac.behaviour.refuse = lambda asked: False
-        assert len(lowered.batch.recordings) == 1
+        assert len(lowered.batch.launch.recordings) == 1
         assert [arena.holes.nbytes for arena in tier._memory._arenas] == held
         lowered.run(2)
         tier.free(lowered.y)

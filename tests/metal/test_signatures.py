@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from accel.metal.fake_metal import FakeMetal
 from accel.metal.objc import ObjectiveC
 from accel.metal.signatures import SIGNATURES, kinds_of, wanted_kinds
+from accel.metal.sim.fake_metal import FakeMetal
 from tests.doubling import run_doubling
 from tests.metal.conftest import OpenTier
 

@@ -11,8 +11,8 @@ import pytest
 from accel.kernels.source import Language, Module, module_source
 from accel.metal import memory
 from accel.metal import tier as tier_module
-from accel.metal.fake_machine import APPLE_M1
-from accel.metal.fake_metal import FakeMetal
+from accel.metal.sim.fake_machine import APPLE_M1
+from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
 from accel.packets.rules import OPCODES
 from contract.dtypes import F32, Q8_0
@@ -95,9 +95,9 @@ def test_steps_under_way_keep_inputs_and_outputs_apart(tier: MetalTier, mac: Fak
     for values, fence in reversed(steps):
         tier.wait(fence)
         lowered.check(fence.outputs["y"], values)
-    assert len(lowered.batch.recordings) == 8
+    assert len(lowered.batch.launch.recordings) == 8
     lowered.run(9)
-    assert len(lowered.batch.recordings) == 8
+    assert len(lowered.batch.launch.recordings) == 8
     tier.free(lowered.y)
 
 
@@ -288,7 +288,7 @@ def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> Non
     tier = MetalTier(metal=mac.metal)
     lowered = Doubling(tier)
     lowered.run(2)
-    lowered.batch.recordings[0].place.host.view(np.uint64)[0] = 1 << 40
+    lowered.batch.launch.recordings[0].place.host.view(np.uint64)[0] = 1 << 40
     first = tier.submit(lowered.batch, inputs_of(values_of(0)))
     second = tier.submit(lowered.batch, inputs_of(values_of(1)))
     with pytest.raises(DeviceLost, match=r"Apple M1 \(simulated\): .*PageFault"):

@@ -1,0 +1,153 @@
+"""A simulated system with a GPU: it keeps to what the real one enforces, and runs queues in this
+process.
+
+Its two drivers read the structures of ``uapi.py`` and ``uapi_drm.py`` from the bytes they are
+given. A launch is done when the doorbell has been rung, unless its queue waits for memory or works
+off a few packets at a time: then ``idle`` looks again.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.amd.kernel import Bytes
+from accel.amd.kfd import KFD
+from accel.amd.sim.fake_drm import FakeDrm
+from accel.amd.sim.fake_kfd import FakeKfd
+from accel.amd.sim.fake_machine import Behaviour, Machine
+from accel.amd.sim.memory_view import GpuFault
+from accel.amd.system import RELEASE
+from accel.amd.topology import NODES
+from accel.amd.uapi import Request
+from accel.amd.userq import DRI
+
+RENDER = f"{DRI}/renderD128"
+GONE = (errno.ENOENT, "No such file or directory")
+
+
+class FakeKernel:
+    """See ``kernel.Kernel``. ``calls`` counts requests by name."""
+
+    simulated = True
+
+    def __init__(self, behaviour: Behaviour | None = None) -> None:
+        self.behaviour = behaviour or Behaviour()
+        self.calls: Counter[str] = Counter()
+        self.kept: dict[str, int] = {}
+        self.machine = Machine(self.behaviour)
+        self._kfd = FakeKfd(self.machine)
+        self._drm = FakeDrm(self.machine)
+
+    @property
+    def left_over(self) -> list[str]:
+        """What a program that has ended should have given back."""
+        machine = self.machine
+        kept = self.kept.values()
+        return [
+            *(f"file {path}" for number, path in machine.files.items() if number not in kept),
+            *(f"memory {handle}" for handle in machine.memory),
+            *(f"queue {number}" for number in machine.gpu.queues),
+            *(f"map {address:#x}" for address in machine.reserved),
+            *self._kfd.left_over,
+            *self._drm.left_over,
+        ]
+
+    def open(self, path: str) -> int:
+        """See ``Kernel``."""
+        self._fail(path)
+        if path not in (KFD, RENDER):
+            raise FileNotFoundError(*GONE, path)
+        number = self.machine.number
+        self.machine.files[number] = path
+        return number
+
+    def close(self, file: int) -> None:
+        """See ``Kernel``."""
+        if file not in self.machine.files:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        if self.machine.files.pop(file) == RENDER:
+            self._drm.closed(file)
+
+    def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
+        """See ``Kernel``."""
+        path = self.machine.files.get(file)
+        if path is None:
+            raise OSError(errno.EBADF, f"{request.name}: not open")
+        self.calls[request.name] += 1
+        if argument.dtype != request.dtype or argument.nbytes != request.number >> 16 & 0x3FFF:
+            raise OSError(errno.EINVAL, f"{request.name}: {argument.nbytes} bytes")
+        self._fail(request.name)
+        if path == KFD:
+            self._kfd.answer(request, argument)
+        else:
+            self._drm.answer(file, request, argument)
+
+    def reserve(self, nbytes: int) -> int:
+        """See ``Kernel``."""
+        address = self.machine.space.reserve(nbytes)
+        self.machine.reserved[address] = nbytes
+        return address
+
+    def map(self, address: int, nbytes: int, file: int, offset: int) -> int:
+        """See ``Kernel``."""
+        if self.machine.files.get(file) == KFD:
+            return self._kfd.map(address, nbytes, offset)
+        return self._drm.map(address, nbytes, file, offset)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """See ``Kernel``."""
+        if self.machine.reserved.pop(address, 0) != nbytes:
+            raise OSError(errno.EINVAL, "munmap")
+        if self.machine.doorbells.pop(address, None) is None:
+            self.machine.space.release(address, nbytes)
+
+    def view(self, address: int, nbytes: int) -> Bytes:
+        """See ``Kernel``."""
+        if address in self.machine.doorbells:
+            return self.machine.doorbells[address].view(np.uint8)[:nbytes]
+        return self.machine.space.host(address, nbytes)
+
+    def read_text(self, path: str) -> str:
+        """See ``Kernel``."""
+        self._fail(NODES if path.startswith(NODES) else path)
+        texts = {**self._kfd.texts(), **self._drm.texts()}
+        texts[RELEASE] = f"{self.behaviour.release}\n"
+        if path not in texts:
+            raise FileNotFoundError(*GONE, path)
+        return texts[path]
+
+    def names(self, path: str) -> list[str]:
+        """See ``Kernel``."""
+        self._fail(path if path == DRI else NODES)
+        if path == DRI:
+            return ["by-path", "card0", "renderD128"]
+        return ["0"] if path.endswith("mem_banks") else ["0", "1"]
+
+    def ring(self, doorbell: NDArray[np.uint64], value: int) -> None:
+        """See ``Kernel``."""
+        doorbell[0] = value
+        self.idle()
+
+    def idle(self) -> None:
+        """Queues go on."""
+        for queue in self.machine.gpu.queues.values():
+            queue.work(self.behaviour.packets)
+
+    def complaint(self) -> str:
+        """See ``Kernel``."""
+        queues = self.machine.gpu.queues.values()
+        return "; ".join(str(queue.fault) for queue in queues if queue.fault)
+
+    def reset(self) -> None:
+        """What another program's fault may do: the GPU starts anew, queues are gone."""
+        self.machine.was_reset = True
+        for queue in self.machine.gpu.queues.values():
+            queue.fault = GpuFault("reset")
+
+    def _fail(self, what: str) -> None:
+        if number := self.behaviour.errors.get(what):
+            raise OSError(number, what)

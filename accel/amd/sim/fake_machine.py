@@ -1,0 +1,141 @@
+"""What the simulated drivers of one machine share: its GPU, open files, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.amd.generation import BY_ARCHITECTURE, GFX12
+from accel.amd.kernel import Bytes
+from accel.amd.sim.fake_gpu import AddressSpace, FakeGpu, FakeQueue
+from accel.amd.topology import Gpu
+
+ADDRESS_SPACE = 16 << 30
+MOST_QUEUES = 8
+PROPERTIES = {
+    "simd_count": 128,
+    "simd_per_cu": 2,
+    "num_xcc": 1,
+    "gfx_target_version": 120001,
+    "drm_render_minor": 128,
+    "wave_front_size": 32,
+    "lds_size_in_kb": 64,
+}
+
+FIRMWARE_VERSIONS = {"me": 2780, "pfp": 2840, "mec": 3050, "mes": 123}
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """What the simulated machine is like.
+
+    ``version`` is amdkfd's, ``drm_version`` that of the graphics driver, ``drm_driver`` its name.
+    ``name`` is what amdkfd calls the GPU, its architecture if that is nothing.
+    ``errors`` are numbers of errors by the path that is opened or the request that is made,
+    ``memory_bytes`` what the GPU has, ``public`` whether the host sees all of it. ``release`` is
+    Linux's, ``user_queue`` the parameter of amdgpu, ``firmware`` versions. ``slots`` of user queues
+    are offered, for the engines in ``engines``. ``checked`` has queues check that launches
+    see what they read, and ``packets`` are how many a queue works off at a time, None for all.
+    """
+
+    version: tuple[int, int] = (1, 17)
+    drm_version: tuple[int, int] = (3, 64)
+    drm_driver: str = "amdgpu"
+    discovery: int = 12 << 16 | 1
+    name: str = ""
+    properties: dict[str, int] = field(default_factory=lambda: dict(PROPERTIES))
+    memory_bytes: int = 4 << 30
+    public: bool = True
+    release: str = "6.17.0-simulated"
+    user_queue: str = "1"
+    firmware: dict[str, int] = field(default_factory=lambda: dict(FIRMWARE_VERSIONS))
+    slots: int = MOST_QUEUES
+    engines: int = 0b10
+    checked: bool = False
+    packets: int | None = None
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class FakeMemory:
+    """An object of a driver. ``address`` is 0 until it is known."""
+
+    nbytes: int
+    own: bool
+    visible: bool
+    address: int = 0
+    mapped: bool = False
+
+
+@dataclass(slots=True)
+class Machine:
+    """``reserved`` are ranges of addresses a program has, ``doorbells`` pages of them by address,
+    ``memory`` objects by handle."""
+
+    behaviour: Behaviour
+    space: AddressSpace = field(default_factory=lambda: AddressSpace(ADDRESS_SPACE))
+    files: dict[int, str] = field(default_factory=dict)
+    reserved: dict[int, int] = field(default_factory=dict)
+    doorbells: dict[int, NDArray[np.uint64]] = field(default_factory=dict)
+    memory: dict[int, FakeMemory] = field(default_factory=dict)
+    was_reset: bool = False
+    gpu: FakeGpu = field(init=False)
+    _numbers: int = 3
+
+    def __post_init__(self) -> None:
+        named = Gpu("1", 0, "", self.behaviour.properties, 0).architecture
+        # A GPU that there is no code for can be found, but runs none.
+        generation = BY_ARCHITECTURE.get(named, GFX12)
+        self.gpu = FakeGpu(self.space, self.behaviour.checked, generation)
+
+    @property
+    def number(self) -> int:
+        """One that was never given before."""
+        self._numbers += 1
+        return self._numbers
+
+    @property
+    def left(self) -> int:
+        """Bytes of the GPU's own memory."""
+        return self.behaviour.memory_bytes - sum(m.nbytes for m in self.memory.values() if m.own)
+
+    @property
+    def faulted(self) -> bool:
+        """Whether a queue met something it could not do."""
+        return any(queue.fault is not None for queue in self.gpu.queues.values())
+
+    @property
+    def fault_address(self) -> int:
+        """Where, 0 if it has no address."""
+        faults = [queue.fault for queue in self.gpu.queues.values() if queue.fault is not None]
+        return faults[0].address if faults else 0
+
+    def has_reserved(self, address: int, nbytes: int) -> bool:
+        """Whether a program has those addresses."""
+        return any(a <= address and address + nbytes <= a + n for a, n in self.reserved.items())
+
+    def mapped_at(self, address: int, nbytes: int) -> Iterator[FakeMemory]:
+        """The objects that hold all of a range and that the GPU sees."""
+        for memory in self.memory.values():
+            end = memory.address + memory.nbytes
+            if memory.mapped and memory.address <= address and address + nbytes <= end:
+                yield memory
+
+    def inside(self, address: int, nbytes: int) -> bool:
+        """Whether that is part of one object the GPU sees."""
+        return any(self.mapped_at(address, nbytes))
+
+    def whole(self, address: int, nbytes: int) -> bool:
+        """Whether that is one object exactly, which the GPU sees."""
+        return any(m.nbytes == nbytes for m in self.mapped_at(address, nbytes))
+
+    def new_queue(
+        self, doorbell: NDArray[np.uint64], ring: Bytes, write: int, read: int
+    ) -> FakeQueue:
+        """The GPU's next one; its doorbell is at rest."""
+        doorbell[0] = 0
+        number = next(n for n in range(1, MOST_QUEUES + 1) if n not in self.gpu.queues)
+        return self.gpu.add(number, doorbell, ring, write, read)

@@ -1,0 +1,146 @@
+"""Compiles the kernels ahead of time: OpenCL C to code of gfx1201, kept as ``modules/*.zrt``, and
+of gfx1100, as ``modules_gfx1100/*.zrt``.
+
+python -m accel.amd.tools.build    needs clang and lld 19; users of the tiers do not
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from accel.amd.generation import GENERATIONS, GFX12, Generation
+from accel.amd.isa.checks import check_code
+from accel.amd.isa.code_object import kernel_of, read_code_object, uses_scratch
+from accel.amd.kernel_files import file_name, folder_of
+from accel.amd.sim.translate import check_translation
+from accel.kernels.source import (
+    MATRIX_OPS,
+    Language,
+    Module,
+    Traits,
+    matrix_modules,
+    module_source,
+    modules,
+)
+from accel.kernels.stored import refresh
+from contract.kernel import KernelHeader, encode_kernel
+
+COMPILER = "clang-19"
+TARGET = ("-target", "amdgcn-amd-amdhsa")
+OPTIONS = (
+    *("-x", "cl", "-cl-std=CL2.0", *TARGET),
+    *("-O2", "-mcumode", "-nogpulib", "-ffp-contract=off"),
+    "-cl-fp32-correctly-rounded-divide-sqrt",
+    # Dual issue and hints for the scheduler are worth nothing that was measured.
+    *("-mllvm", "-amdgpu-enable-vopd=0", "-mllvm", "-amdgpu-enable-delay-alu=0"),
+)
+WITHOUT_SCRATCH = (
+    (),
+    ("-mllvm", "-enable-misched=0"),
+    ("-mllvm", "-amdgpu-unroll-threshold-private=6000"),
+)
+"""Tried in turn until a kernel keeps nothing in scratch memory: in the order of the text where the
+compiler's own takes too many registers, and with loops over arrays of an item unrolled."""
+NATIVE = Traits(dot=True)
+INTEGER = Traits(divide=False, root=False, dot=True)
+
+
+class CompileError(Exception):
+    """clang rejected a kernel; the message is its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One module as it is to be built, ``native`` with the device's division and root."""
+
+    module: Module
+    native: bool
+    gpu: Generation = GFX12
+
+    @property
+    def name(self) -> str:
+        """Its name, that of its file without the ending."""
+        return file_name(self.module, self.native)
+
+    @property
+    def text(self) -> str:
+        """What clang gets."""
+        return module_source(Language.AMD, self.module, traits_of(self.module, self.native))
+
+
+def traits_of(module: Module, native: bool) -> Traits:
+    """What a module is compiled for."""
+    return replace(NATIVE if native else INTEGER, matrix=module.op in MATRIX_OPS)
+
+
+def builds(gpu: Generation = GFX12) -> Iterator[Build]:
+    """Every module, and once more with integers in place of division and root, of which products
+    have none."""
+    yield from (
+        Build(module, native, gpu)
+        for module in modules(repeating=False)
+        for native in (True, False)
+    )
+    if gpu.matrices:
+        yield from (Build(module, True, gpu) for module in matrix_modules())
+
+
+def compiler_version() -> str:
+    """What the compiler calls itself. Raises FileNotFoundError where it is not installed."""
+    done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[0].strip()
+
+
+def compiled(text: str, more: Sequence[str] = (), gpu: Generation = GFX12) -> bytes:
+    """The code object clang makes of OpenCL C. Raises CompileError with its log."""
+    return _object(text, (*OPTIONS, f"-mcpu={gpu.cpu}", *more))
+
+
+def assembled(text: str, gpu: Generation = GFX12) -> bytes:
+    """The code object clang makes of assembly. Raises CompileError with its log."""
+    return _object(text, ("-x", "assembler", *TARGET, f"-mcpu={gpu.cpu}"))
+
+
+def _object(text: str, options: Sequence[str]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "kernel"), Path(folder, "kernel.elf")
+        source.write_text(text)
+        command = [COMPILER, *options, str(source), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise CompileError(done.stderr.strip())
+        return target.read_bytes()
+
+
+def kernel_made(build: Build, text: str | None = None) -> KernelHeader:
+    """The kernel, not checked yet; ``text`` instead of the module's own. Raises CompileError, and
+    CodecError for code that wants what a launch does not give it."""
+    module = build.module
+    try:
+        for more in WITHOUT_SCRATCH:
+            code = read_code_object(compiled(text or build.text, more, build.gpu))
+            if not uses_scratch(code, module.entry):
+                break
+    except CompileError as error:
+        raise CompileError(f"{build.name}: {error}") from None
+    return kernel_of(code, build.name, module.entry, module.group_size)
+
+
+def made(build: Build) -> bytes | None:
+    """Its file; None for integers in place of nothing. Raises what ``kernel_made`` raises, and
+    CodecError for code that ``check_code`` or ``check_translation`` refuses."""
+    kernel = kernel_made(build)
+    if not build.native and kernel.code == kernel_made(replace(build, native=True)).code:
+        return None
+    check_code(kernel)
+    check_translation(kernel)
+    return encode_kernel(kernel)
+
+
+if __name__ == "__main__":
+    for generation in GENERATIONS:
+        refresh(folder_of(generation), compiler_version(), builds(generation), made)

@@ -1,0 +1,123 @@
+"""Code as text: what each instruction is called, writes and reads.
+
+Registers are those the table of semantics names, so a listing shows what the wait check and the
+executor go by, not how an assembler would spell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from accel.amd.isa.blocks import blocks_of
+from accel.amd.isa.decode import (
+    EXEC,
+    GFX12,
+    LITERAL_AFTER,
+    M0,
+    NULL,
+    SCC,
+    VCC,
+    Instruction,
+    Kind,
+    instructions,
+    isa_of,
+)
+from accel.amd.isa.semantics import VECTOR_OFFSET, access
+from contract.kernel import KernelHeader
+
+NAMED = {VCC: "vcc", EXEC: "exec", M0: "m0", NULL: "null", SCC: "scc"}
+ENCODED = {encoding.name: encoding for encoding in GFX12.encodings}
+OFFSETS = ("offset", "offset0", "offset1")
+TTMP, TTMPS = 108, 16
+VGPRS = 1536
+"""32-bit registers of a lane that a SIMD has for all its waves."""
+VGPR_GRANULE = 24
+MOST_WAVES = 16
+"""Waves of a SIMD."""
+LDS_BYTES = 64 << 10
+"""Group memory of a compute unit, which has two SIMDs; code is compiled for units, not pairs."""
+SIMDS = 2
+
+
+def listing(kernel: KernelHeader) -> Iterator[str]:
+    """What a kernel takes, then its instructions, a line each. Raises CodecError for code that is
+    not understood."""
+    x, y, z = kernel.workgroup_size
+    yield (
+        f"{kernel.name}: {kernel.target.name.lower()}, {len(kernel.code):,} bytes, groups of "
+        f"{x * y * z}, {kernel.vgpr_count} vector registers, {kernel.lds_bytes:,} bytes of group "
+        f"memory, at most {occupancy(kernel)} waves a SIMD"
+    )
+    isa = isa_of(kernel.target)
+    starts = set(blocks_of(kernel.code, isa))
+    for instruction in instructions(kernel.code, isa):
+        if instruction.address in starts:
+            yield f"{instruction.address:#x}:"
+        yield f"    {line(instruction, kernel.code)}"
+
+
+def occupancy(kernel: KernelHeader) -> int:
+    """Waves of it that a SIMD holds at a time, by registers and by group memory."""
+    registers = -(-kernel.vgpr_count // VGPR_GRANULE) * VGPR_GRANULE
+    waves = min(MOST_WAVES, VGPRS // registers)
+    if kernel.lds_bytes:
+        x, y, z = kernel.workgroup_size
+        group_waves = -(-x * y * z // 32)
+        waves = min(waves, LDS_BYTES // kernel.lds_bytes * group_waves // SIMDS)
+    return max(waves, 1)
+
+
+def line(instruction: Instruction, code: bytes) -> str:
+    """One instruction: words, mnemonic, registers written <- registers and constants read."""
+    words = code[instruction.address : instruction.end]
+    shown = " ".join(words[n : n + 4][::-1].hex() for n in range(0, len(words), 4))
+    touched = access(instruction)
+    parts = [f"{spans(touched.writes)} <-"] if touched.writes else []
+    parts += [spans(touched.reads), *_constants(instruction)]
+    if "branch" in instruction.name:
+        parts.append(f"to {instruction.target:#x}")
+    return f"{shown:<27}{instruction.name:<26}{' '.join(filter(None, parts))}".rstrip()
+
+
+def _constants(instruction: Instruction) -> Iterator[str]:
+    """Numbers among the operands, and offsets of addresses."""
+    fields = instruction.fields
+    for name in ENCODED[instruction.encoding].sources:
+        operand = instruction.source(name)
+        if operand.kind is Kind.CONSTANT:
+            yield f"{operand.value:#x}"
+    if instruction.name in LITERAL_AFTER and instruction.literal is not None:
+        yield f"{instruction.literal:#x}"
+    if "simm" in fields and "branch" not in instruction.name:
+        yield f"{fields['simm']:#x}"
+    yield from (f"+{fields[name]:#x}" for name in OFFSETS if fields.get(name))
+
+
+def spans(registers: Iterable[int]) -> str:
+    """Registers by name, neighbours as one range."""
+    found: list[tuple[str, int, int]] = []
+    for number in sorted(registers):
+        kind, place = _register(number)
+        if found and kind in "sv" and found[-1][0] == kind and found[-1][2] == place - 1:
+            found[-1] = kind, found[-1][1], place
+        else:
+            found.append((kind, place, place))
+    return " ".join(_span(*span) for span in found)
+
+
+def _span(kind: str, first: int, last: int) -> str:
+    if kind not in ("s", "v", "ttmp"):
+        return kind
+    return f"{kind}{first}" if first == last else f"{kind}[{first}:{last}]"
+
+
+def _register(number: int) -> tuple[str, int]:
+    if number >= VECTOR_OFFSET:
+        return "v", number - VECTOR_OFFSET
+    if number in NAMED:
+        return NAMED[number], 0
+    if TTMP <= number < TTMP + TTMPS:
+        return "ttmp", number - TTMP
+    if number in (VCC + 1, EXEC + 1):
+        return f"{NAMED[number - 1]}_hi", 0
+    return "s", number

@@ -1,0 +1,270 @@
+"""The simulated MTLDevice, its libraries and pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel.metal.sim.fake_commands import FakeQueue, FakeSharedEvent
+from accel.metal.sim.fake_compiler import CompileError, entry_of
+from accel.metal.sim.fake_encoders import FakeCommands
+from accel.metal.sim.fake_machine import (
+    FakeString,
+    Machine,
+    buffer_of_pages,
+    new_buffer,
+)
+from accel.metal.sim.fake_objc import method
+
+MOST_ITEMS = 1024
+LANGUAGE_3 = 3 << 16
+
+
+@dataclass(slots=True)
+class FakeSettings:
+    """An MTLCompileOptions; Metal computes fast unless it is told not to."""
+
+    machine: Machine
+    fast: bool = True
+    language: int = 0
+
+    @method("setLanguageVersion:", "v@:Q")
+    def set_language(self, version: int) -> None:
+        self.language = version
+
+    @method("setFastMathEnabled:", "v@:B")
+    def set_fast(self, on: bool) -> None:
+        self.fast = bool(on)
+
+
+class FakeNewerSettings(FakeSettings):
+    """What macOS 15 adds."""
+
+    @method("setMathMode:", "v@:q")
+    def set_mode(self, mode: int) -> None:
+        self.fast = mode != 0
+
+    @method("setMathFloatingPointFunctions:", "v@:q")
+    def set_functions(self, functions: int) -> None:
+        if functions != 1:
+            self.fast = True
+
+
+@dataclass(slots=True)
+class FakeFunction:
+    """An MTLFunction of the library at ``path``."""
+
+    machine: Machine
+    path: Path
+
+
+@dataclass(slots=True)
+class FakeLibrary:
+    """An MTLLibrary of one kernel."""
+
+    machine: Machine
+    path: Path
+    entry: str
+
+    @method("newFunctionWithName:", "@@:@")
+    def new_function(self, name: int) -> int:
+        requested = self.machine.objc.state(name, FakeString, "a function's name")
+        if requested is None or requested.text != self.entry:
+            return 0
+        function = FakeFunction(self.machine, self.path)
+        return self.machine.make("newFunctionWithName:", "MTLFunction", function)
+
+
+@dataclass(slots=True)
+class FakePipelineDescriptor:
+    """An MTLComputePipelineDescriptor."""
+
+    machine: Machine
+    function: FakeFunction | None = None
+    items: int = MOST_ITEMS
+    indirect: bool = False
+
+    @method("setComputeFunction:", "v@:@")
+    def set_function(self, function: int) -> None:
+        self.function = self.machine.objc.state(function, FakeFunction, "a compute function")
+
+    @method("setMaxTotalThreadsPerThreadgroup:", "v@:Q")
+    def set_items(self, items: int) -> None:
+        self.items = items
+
+    @method("setSupportIndirectCommandBuffers:", "v@:B")
+    def set_indirect(self, on: bool) -> None:
+        self.indirect = bool(on)
+
+
+@dataclass(slots=True)
+class FakePipeline:
+    """An MTLComputePipelineState: ``launch`` is the C++ of its kernel."""
+
+    machine: Machine
+    launch: Any
+    items: int
+    indirect: bool
+
+    @method("maxTotalThreadsPerThreadgroup", "Q@:")
+    def most_items(self) -> int:
+        return self.items
+
+
+@dataclass(slots=True)
+class FakeCommandsDescriptor:
+    """An MTLIndirectCommandBufferDescriptor, with Metal's defaults."""
+
+    machine: Machine
+    types: int = 0
+    inherits_buffers: bool = True
+    inherits_pipeline: bool = True
+    bindings: int = 0
+
+    @method("setCommandTypes:", "v@:Q")
+    def set_types(self, types: int) -> None:
+        self.types = types
+
+    @method("setInheritBuffers:", "v@:B")
+    def set_inherits_buffers(self, on: bool) -> None:
+        self.inherits_buffers = bool(on)
+
+    @method("setInheritPipelineState:", "v@:B")
+    def set_inherits_pipeline(self, on: bool) -> None:
+        self.inherits_pipeline = bool(on)
+
+    @method("setMaxKernelBufferBindCount:", "v@:Q")
+    def set_bindings(self, count: int) -> None:
+        self.bindings = count
+
+
+@dataclass(slots=True)
+class FakeDevice:
+    """An MTLDevice."""
+
+    machine: Machine
+
+    @method("name", "@@:")
+    def name(self) -> int:
+        return self.machine.string(self.machine.behaviour.name)
+
+    @method("supportsFamily:", "B@:q")
+    def supports(self, family: int) -> bool:
+        return family in self.machine.behaviour.families
+
+    @method("hasUnifiedMemory", "B@:")
+    def unified(self) -> bool:
+        return self.machine.behaviour.unified
+
+    @method("recommendedMaxWorkingSetSize", "Q@:")
+    def recommended(self) -> int:
+        return self.machine.behaviour.memory_bytes
+
+    @method("currentAllocatedSize", "Q@:")
+    def allocated(self) -> int:
+        return self.machine.taken
+
+    @method("maxBufferLength", "Q@:")
+    def longest(self) -> int:
+        return self.machine.behaviour.max_buffer_bytes
+
+    @method("maxThreadgroupMemoryLength", "Q@:")
+    def group_memory(self) -> int:
+        return self.machine.behaviour.group_memory_bytes
+
+    @method("newCommandQueue", "@@:")
+    def new_queue(self) -> int:
+        return self.machine.make("newCommandQueue", "MTLCommandQueue", FakeQueue(self.machine))
+
+    @method("newSharedEvent", "@@:")
+    def new_event(self) -> int:
+        return self.machine.make("newSharedEvent", "MTLSharedEvent", FakeSharedEvent(self.machine))
+
+    @method("newBufferWithLength:options:", "@@:QQ")
+    def new_buffer(self, nbytes: int, options: int) -> int:
+        return self._buffer("newBufferWithLength:options:", options, nbytes, 0)
+
+    @method("newBufferWithBytesNoCopy:length:options:deallocator:", "@@:^vQQ@?")
+    def new_view(self, pointer: int, nbytes: int, options: int, deallocator: int) -> int:
+        selector = "newBufferWithBytesNoCopy:length:options:deallocator:"
+        return self._buffer(selector, options, nbytes, pointer)
+
+    def _buffer(self, selector: str, options: int, nbytes: int, pointer: int) -> int:
+        machine = self.machine
+        if options:
+            machine.objc.tell(f"buffer options {options}: the simulation has shared ones alone")
+            return 0
+        if machine.behaviour.refuse(selector):
+            return 0
+        state = (
+            buffer_of_pages(machine, pointer, nbytes) if pointer else new_buffer(machine, nbytes)
+        )
+        return machine.objc.make("MTLBuffer", state) if state is not None else 0
+
+    @method("newLibraryWithSource:options:error:", "@@:@@^@")
+    def new_library(self, source: int, options: int, error: int) -> int:
+        machine = self.machine
+        text = machine.objc.state(source, FakeString, "a source")
+        settings = machine.objc.state(options, FakeSettings, "compile options")
+        if text is None:
+            return 0
+        if settings is not None and settings.language < LANGUAGE_3:
+            machine.objc.tell("addresses of buffers are of Metal 3")
+        try:
+            path = machine.compiler.kernel(text.text, settings is None or settings.fast)
+        except CompileError as problem:
+            return machine.fail(error, f"program_source: {problem}")
+        library = FakeLibrary(machine, path, entry_of(text.text))
+        selector = "newLibraryWithSource:options:error:"
+        made = machine.make(selector, "MTLLibrary", library)
+        return made or machine.fail(error, "Compiler encountered an internal error")
+
+    @method("newComputePipelineStateWithDescriptor:options:reflection:error:", "@@:@Q^@^@")
+    def new_pipeline(self, descriptor: int, options: int, reflection: int, error: int) -> int:
+        machine = self.machine
+        requested = machine.objc.state(descriptor, FakePipelineDescriptor, "a pipeline descriptor")
+        if requested is None or requested.function is None:
+            return machine.fail(error, "computeFunction must not be nil")
+        launch = machine.launch(requested.function.path)
+        items = min(requested.items, machine.behaviour.pipeline_items)
+        pipeline = FakePipeline(machine, launch, items, requested.indirect)
+        selector = "newComputePipelineStateWithDescriptor:options:reflection:error:"
+        made = machine.make(selector, "MTLComputePipelineState", pipeline)
+        return made or machine.fail(error, "XPC_ERROR_CONNECTION_INTERRUPTED")
+
+    @method("newIndirectCommandBufferWithDescriptor:maxCommandCount:options:", "@@:@QQ")
+    def new_commands(self, descriptor: int, count: int, options: int) -> int:
+        machine = self.machine
+        requested = machine.objc.state(descriptor, FakeCommandsDescriptor, "a commands descriptor")
+        if requested is None:
+            return 0
+        bindings = 0 if requested.inherits_buffers else requested.bindings
+        if requested.types != 1 << 5 or requested.inherits_pipeline or not count:
+            machine.objc.tell("the simulation has concurrent dispatches alone, each whole")
+            return 0
+        selector = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
+        commands = FakeCommands(machine, count, bindings)
+        return machine.make(selector, "MTLIndirectCommandBuffer", commands)
+
+
+def string_methods() -> tuple[Any, ...]:
+    """Of NSString and NSError, and those that make objects of classes."""
+
+    def of_text(machine: Machine, characters: int) -> int:
+        ffi = machine.objc.ffi
+        text = ffi.string(ffi.cast("char *", characters)).decode()
+        return 0 if machine.behaviour.refuse("stringWithUTF8String:") else machine.string(text)
+
+    return (
+        method("stringWithUTF8String:", "@#:r*", of_class=True)(of_text),
+        method("UTF8String", "r*@:")(FakeString.utf8),
+        method("localizedDescription", "@@:")(lambda error: error.machine.string(error.said)),
+    )
+
+
+def new(kind: type, name: str) -> Any:
+    """The method ``new`` of a class of states."""
+    return method("new", "@#:", of_class=True)(
+        lambda machine: machine.make("new", name, kind(machine))
+    )
