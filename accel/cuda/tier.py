@@ -15,18 +15,14 @@ from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
 from accel.cuda.kernel_file import CudaKernel, source_of
 from accel.cuda.memory import Allocation
+from accel.cuda.passing import PassingMemory
 from accel.cuda.plan import sources_of
 from accel.cuda.planning import ALONE, Planner
 from accel.cuda.program import Compiler
 from accel.cuda.recorded_bucket import recorded_bucket
 from accel.cuda.registered import cuda_buckets
 from accel.cuda.runtime import Choices, open_runtime
-from accel.cuda.submissions import (
-    PLACES,
-    CudaBatch,
-    CudaFence,
-    Submissions,
-)
+from accel.cuda.submissions import PLACES, CudaBatch, CudaFence, Submissions
 from accel.cuda.upload import Arrived
 from accel.packets.binding import bind_step
 from accel.packets.buffers import matrices_of, outputs_of
@@ -79,6 +75,7 @@ class CudaTier(ContextManager):
         self._buffers: set[CudaBuffer] = set()
         self._scratch: Allocation | None = None
         self._places = StepAddresses()
+        self._passing = PassingMemory(self._memory)
         self._submissions = Submissions(self._memory)
         self._waiting = CompletionWaiter()
         runtime = self._runtime
@@ -145,6 +142,7 @@ class CudaTier(ContextManager):
             for lowered in planned.buckets.values():
                 self._runtime.modules.build_ahead(sources_of(lowered.plan))
             self._reserve(planned.needs.steps.shared, input_layout(graph, largest).nbytes)
+            self._passing.address(planned.needs.passing_bytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CudaBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
@@ -271,8 +269,8 @@ class CudaTier(ContextManager):
         self._runtime.uploader.close()
         outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
         kept, workspace = [], 0
-        if plan.workspace_bytes:
-            kept.append(self._memory.allocate(f"workspace of {graph.name}", plan.workspace_bytes))
+        if plan.own_bytes:
+            kept.append(self._memory.allocate(f"workspace of {graph.name}", plan.own_bytes))
             workspace = kept[0].address
         short = plan.short
         return BoundBucket(
@@ -285,6 +283,7 @@ class CudaTier(ContextManager):
             inputs.nbytes,
             outputs,
             0 if short is None else inputs.offsets[short.sampling.buffer],
+            self._passing.address(plan.passing_bytes),
         )
 
     def record(

@@ -9,6 +9,7 @@ import pytest
 
 from accel.cuda import launcher, plan, upload
 from accel.cuda.device import Device
+from accel.cuda.passing import PassingMemory
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
@@ -162,6 +163,20 @@ def test_what_steps_share_stays_when_it_cannot_grow(
 ) -> None:
     """Batches lowered before still use it."""
     refused_growth(tier, tier._memory, what, monkeypatch)
+
+
+def test_all_forms_pass_results_on_in_the_same_memory(tier: CudaTier) -> None:
+    """A larger one takes the place of none that launches were recorded with."""
+    passing = PassingMemory(tier._memory)
+    held = tier.allocated_bytes
+    assert passing.address(0) == 0
+    assert tier.allocated_bytes == held
+    first = passing.address(1 << 12)
+    assert passing.address(1 << 10) == passing.address(1 << 12) == first
+    larger = passing.address(1 << 20)
+    assert larger != first
+    assert passing.address(1 << 12) == larger
+    assert tier.allocated_bytes == held + (1 << 12) + (1 << 20)
 
 
 def test_a_step_beyond_the_form_is_refused(tier: CudaTier) -> None:
