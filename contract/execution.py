@@ -6,7 +6,7 @@ when to replay a graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from contract.errors import ExecutionError
 from contract.ir.inputs import InputRows, input_layout, step_of
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
+from contract.ir.unread_outputs import without_outputs
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
 
@@ -26,18 +27,26 @@ class ExecutableGraph:
     """A graph on a tier: the buffers bound to its ports, and one batch per shape bucket.
 
     A port is a buffer of the graph that outlives a step: its kind is neither SCRATCH nor REQUEST.
-    ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs.
+    ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs. A step that
+    requests none of the ``optional`` outputs is computed without the nodes that only make those.
     """
 
     def __init__(
-        self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer], largest: ShapeKey
+        self,
+        tier: Tier,
+        graph: Graph,
+        buffers: Mapping[str, Buffer],
+        largest: ShapeKey,
+        optional: Collection[str] = (),
     ) -> None:
         self.tier = tier
         self.graph = graph
+        self._optional = frozenset(optional)
+        self._shorter = without_outputs(graph, self._optional)
         self.inputs = input_layout(graph, largest)
         self.buckets = tuple(tier.buckets(largest))
         self._largest = largest
-        self._batches: dict[ShapeKey, PacketBatch] = {}
+        self._batches: dict[tuple[ShapeKey, bool], PacketBatch] = {}
         self._buffers: dict[str, Buffer] = {}
         for port, buffer in buffers.items():
             self.bind(port, buffer)
@@ -45,7 +54,7 @@ class ExecutableGraph:
     @property
     def recorded(self) -> tuple[ShapeKey, ...]:
         """The shape buckets lowered so far."""
-        return tuple(self._batches)
+        return tuple(dict.fromkeys(bucket for bucket, _ in self._batches))
 
     def bind(self, port: str, buffer: Buffer) -> None:
         """Use ``buffer`` for ``port``; batches lowered with another buffer are dropped.
@@ -82,21 +91,28 @@ class ExecutableGraph:
         )
 
     def record(self, bucket: ShapeKey) -> None:
-        """Lower the graph for ``bucket`` unless that was done before.
+        """Lower the graph for ``bucket`` unless that was done before: once with the nodes that only
+        make optional outputs, and once without them.
 
         Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises.
         """
-        if bucket not in self._batches:
-            for decl in self.graph.buffers.values():
-                if decl.kind not in STEP_LOCAL:
-                    self.buffer(decl.name)
-            self._batches[bucket] = self.tier.lower(self.graph, self._buffers, bucket, self.inputs)
+        self._lowered(bucket, False)
+        self._lowered(bucket, True)
 
-    def batch(self, inputs: NDArray[np.uint8]) -> PacketBatch:
-        """The batch for a step with these inputs, lowered on the first step of its bucket."""
-        bucket = self.bucket_of(step_of(inputs))
-        self.record(bucket)
-        return self._batches[bucket]
+    def _lowered(self, bucket: ShapeKey, whole: bool) -> PacketBatch:
+        whole = whole or self._shorter is self.graph
+        if (bucket, whole) not in self._batches:
+            graph = self.graph if whole else self._shorter
+            outside = (d.name for d in graph.buffers.values() if d.kind not in STEP_LOCAL)
+            buffers = {name: self.buffer(name) for name in outside}
+            self._batches[bucket, whole] = self.tier.lower(graph, buffers, bucket, self.inputs)
+        return self._batches[bucket, whole]
+
+    def batch(self, inputs: NDArray[np.uint8], requested: Collection[str] = ()) -> PacketBatch:
+        """The batch for a step with these inputs and ``requested`` outputs, lowered on the first
+        step of its kind."""
+        whole = not self._optional.isdisjoint(requested)
+        return self._lowered(self.bucket_of(step_of(inputs)), whole)
 
     def replay(
         self,
@@ -105,5 +121,5 @@ class ExecutableGraph:
         rows: InputRows | None = None,
     ) -> Fence:
         """Submit a step; see ``Tier.submit``."""
-        fence: Fence = self.tier.submit(self.batch(inputs), inputs, requested, rows)
+        fence: Fence = self.tier.submit(self.batch(inputs, requested), inputs, requested, rows)
         return fence

@@ -146,7 +146,9 @@ class ModelRunner(ContextManager):
         except BaseException:
             self.close()
             raise
-        self._executable = ExecutableGraph(tier, self.graph, self._buffers, limits.largest)
+        self._executable = ExecutableGraph(
+            tier, self.graph, self._buffers, limits.largest, LOG_PROBABILITIES
+        )
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
         self._inputs = np.zeros(self._executable.inputs.nbytes, np.uint8)

@@ -17,7 +17,7 @@ from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
-from tests.constrained import LIMITS, VOCAB, WANTED, Constrained, Row, run, step_input
+from tests.constrained import LIMITS, VOCAB, WANTED, Constrained, Row, row_of, run, step_input
 from tests.late_tier import LateTier
 from tests.needs import need_device
 from tests.opencl_parts import SOME, holding
@@ -122,6 +122,19 @@ def test_a_mask_of_an_earlier_step_is_forgotten(
     """Its bits are still in the inputs; a record that names no mask does not look."""
     run(runner, [replace(s, forbidden=s.length) for s in SEQUENCES], steps=1)
     assert run(runner, SEQUENCES) == alone
+
+
+def test_steps_that_list_nothing_sample_the_same_tokens(
+    runner: ModelRunner, alone: list[list[Row]]
+) -> None:
+    """They are computed without log-probabilities, between steps that are asked for them."""
+    for number, rows in enumerate(zip(*alone, strict=True)):
+        listed = number % 2 > 0
+        inputs = replace(step_input(SEQUENCES, number), requested=WANTED if listed else ())
+        output = runner.step(inputs)
+        assert output.token.tolist() == [row.token for row in rows]
+        if listed:
+            assert [row_of(output, index) for index in range(len(rows))] == list(rows)
 
 
 def test_more_than_the_limits_allow_is_refused(runner: ModelRunner, alone: list[list[Row]]) -> None:

@@ -21,8 +21,9 @@ from contract.shape_key import ShapeKey
 @dataclass(frozen=True, slots=True)
 class BoundBucket:
     """A form with addresses: what its launches are recorded from. Memory in ``kept`` is its own,
-    ``workspace`` the address of what launches have from step to step. ``sampling`` is where among
-    the inputs a step that may be short says how its row is sampled."""
+    ``workspace`` the address of what launches have from step to step, ``passing`` that of what they
+    pass on within one. ``sampling`` is where among the inputs a step that may be short says how its
+    row is sampled."""
 
     name: str
     bucket: ShapeKey
@@ -33,6 +34,14 @@ class BoundBucket:
     input_bytes: int
     outputs: Mapping[str, tuple[BufferDecl, Allocation]]
     sampling: int = 0
+    passing: int = 0
+
+    def workspace_of(self, launch: PlannedLaunch) -> int:
+        """The address of the memory of a launch."""
+        place = launch.workspace or 0
+        if place < self.plan.passing_bytes:
+            return self.passing + place
+        return self.workspace + place - self.plan.own_start
 
     @property
     def gathers(self) -> list[PlannedLaunch]:

@@ -20,7 +20,8 @@ from contract.shape_key import ShapeKey
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """What all forms of a graph take, their kernels' workspaces beside it.
+    """What all forms of a graph take, their kernels' own workspaces beside it, and the most that
+    launches of a form pass on.
 
     ``factors`` are buffers some product reads: those that are arranged when they are uploaded.
     ``divided`` are those of which each device holds its share of the rows.
@@ -28,6 +29,7 @@ class MemoryEstimate:
 
     steps: StepMemory
     workspace_bytes: int
+    passing_bytes: int
     factors: frozenset[str]
     divided: frozenset[str]
 
@@ -50,11 +52,12 @@ def cached_estimate(
 
 def _encoded(needs: MemoryEstimate) -> list[Any]:
     factors, divided = sorted(needs.factors), sorted(needs.divided)
-    return [encoded_memory(needs.steps), needs.workspace_bytes, factors, divided]
+    own = [needs.workspace_bytes, needs.passing_bytes]
+    return [encoded_memory(needs.steps), *own, factors, divided]
 
 
 def _decoded(data: Any) -> MemoryEstimate:
-    steps, workspace_bytes, factors, divided = data
+    steps, own, passing, factors, divided = data
     return MemoryEstimate(
-        decoded_memory(steps), workspace_bytes, frozenset(factors), frozenset(divided)
+        decoded_memory(steps), own, passing, frozenset(factors), frozenset(divided)
     )

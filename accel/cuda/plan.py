@@ -65,10 +65,20 @@ class Plan:
     long: LongStep | None = None
 
     @property
+    def own_bytes(self) -> int:
+        """Of the workspaces that keep something from step to step."""
+        return self.workspace_bytes - self.own_start
+
+    @property
+    def own_start(self) -> int:
+        """Where these begin."""
+        return aligned(self.passing_bytes) if self.passing_bytes else 0
+
+    @property
     def memory_bytes(self) -> int:
-        """Device memory it needs beside that of the step: workspaces, and tables."""
+        """Device memory of its own beside that of the step: workspaces, and tables."""
         tables = sum(aligned(one.table.nbytes) for one in self.launches if one.table is not None)
-        return tables + (aligned(self.workspace_bytes) if self.workspace_bytes else 0)
+        return tables + (aligned(self.own_bytes) if self.own_bytes else 0)
 
 
 def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | None = None) -> Plan:

@@ -30,6 +30,7 @@ from contract.dtypes import StorageClass
 from contract.footprint import Footprint
 from contract.ir.inputs import input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.ir.unread_outputs import kinds_of_steps
 from contract.shape_key import ShapeKey
 
 ALONE = Share(0, 1)
@@ -112,8 +113,12 @@ class Planner:
         }
         own = replace(graph, buffers=held)
         # Inputs have a place more than the one that is counted as their buffers.
-        extra = needs.workspace_bytes + aligned(input_layout(graph, largest).nbytes)
-        footprint = device_footprint(own, largest, needs.steps, arranged, extra)
+        extra = needs.workspace_bytes * kinds_of_steps(graph)
+        extra += aligned(input_layout(graph, largest).nbytes)
+        extra += aligned(needs.passing_bytes) if needs.passing_bytes else 0
+        # Packets are arguments of launches, which take none of its memory.
+        steps = replace(needs.steps, packets=())
+        footprint = device_footprint(own, largest, steps, arranged, extra)
         return PlannedGraph(graph, largest, footprint, needs, buckets)
 
     def _divided(self, graph: Graph, steps: Iterable[Step]) -> frozenset[str]:
@@ -152,6 +157,7 @@ def _estimate_of(
     return MemoryEstimate(
         steps=step_memory(lower, largest, cuda_buckets),
         workspace_bytes=sum(one.plan.memory_bytes for one in buckets.values()),
+        passing_bytes=max((one.plan.passing_bytes for one in buckets.values()), default=0),
         factors=frozenset().union(*(product_factors(one.step) for one in buckets.values())),
         divided=divided,
     )

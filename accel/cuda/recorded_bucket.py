@@ -44,7 +44,7 @@ def recorded_bucket(
             bound.kept.append(memory.adopt(f"phases of {bound.name}", table))
             own = (np.uint64(bound.kept[-1].address),)
         if launch.workspace is not None:
-            own = (*own, np.uint64(bound.workspace + launch.workspace))
+            own = (*own, np.uint64(bound.workspace_of(launch)))
         late = partial(_told, runtime, next(gathers), device, peers) if launch.gathers else None
         launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own, late))
     count, behind = len(plan.launches), len(plan.launches) + len(drawn)
@@ -75,8 +75,7 @@ def _told(runtime: Runtime, number: int, device: int, peers: Sequence[PeerBucket
     for places, bound in peers:
         launch = bound.gathers[number]
         packets = bound.packets[launch.first : launch.first + launch.count]
-        words = bound.workspace + (launch.workspace or 0)
-        found.append(Peer(places.scratch, words, packets))
+        found.append(Peer(places.scratch, bound.workspace_of(launch), packets))
     return others(_stop_address(runtime), device, found)
 
 

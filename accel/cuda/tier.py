@@ -14,6 +14,7 @@ from accel.cuda.buffers import CudaBuffer, Weights
 from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
 from accel.cuda.memory import Allocation, Memory
+from accel.cuda.passing import PassingMemory
 from accel.cuda.plan import sources_of
 from accel.cuda.planning import ALONE, Planner
 from accel.cuda.program import Compiler
@@ -79,6 +80,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         self._runtime = runtime
         self._weights = Weights(runtime)
         self._places = StepAddresses()
+        self._passing = PassingMemory(runtime.memory)
         arranged_bytes = self._weights.arranged_bytes
         self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes, choices.cache)
         found, memory = runtime.device, runtime.memory
@@ -118,6 +120,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             for lowered in planned.buckets.values():
                 self._runtime.modules.build_ahead(sources_of(lowered.plan))
             self._reserve(planned.needs.steps.shared, input_layout(graph, largest).nbytes)
+            self._passing.address(planned.needs.passing_bytes)
 
     def upload_later(
         self,
@@ -183,8 +186,8 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         self._runtime.uploader.close()
         outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
         kept, workspace = [], 0
-        if plan.workspace_bytes:
-            kept.append(self._memory.allocate(f"workspace of {graph.name}", plan.workspace_bytes))
+        if plan.own_bytes:
+            kept.append(self._memory.allocate(f"workspace of {graph.name}", plan.own_bytes))
             workspace = kept[0].address
         short = plan.short
         return BoundBucket(
@@ -197,6 +200,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             inputs.nbytes,
             outputs,
             0 if short is None else inputs.offsets[short.sampling.buffer],
+            self._passing.address(plan.passing_bytes),
         )
 
     def record(

@@ -14,6 +14,7 @@ from accel.packets.step import Op, Schedule, Step
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
+from contract.ir.unread_outputs import kinds_of_steps
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 
@@ -136,7 +137,8 @@ def opencl_footprint(
     if not shared:
         scratch = aligned(steps.shared) + aligned(steps.own * workers)
         variants = sum(map(aligned, steps.packets))
-    return Footprint(buffers, mapped, scratch, variants + extra, staging=staging)
+    variants = variants * kinds_of_steps(graph) + extra
+    return Footprint(buffers, mapped, scratch, variants, staging=staging)
 
 
 def device_footprint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 
 from accel.cuda import plan as plan_module
 from accel.cuda import planning
+from accel.cuda.bound_bucket import BoundBucket
 from accel.cuda.device import Device
-from accel.cuda.plan import layout_of, plan_launches
+from accel.cuda.plan import Plan, PlannedLaunch, layout_of, plan_launches
 from accel.cuda.planning import planned_bucket
 from accel.cuda.program import Source
 from accel.cuda.tier import CudaTier
@@ -190,3 +192,21 @@ def _needs(tier: CudaTier, graph: Graph) -> tuple[Any, ...]:
 
 def _refuse(*given: object) -> None:
     raise ArithmeticError
+
+
+def test_what_launches_pass_on_lies_apart_from_what_they_keep() -> None:
+    """Own memory begins behind the largest of what is passed on, which has no place in it."""
+    source = Source("a.cu", "")
+    places = (0, aligned(1000), aligned(1000) + 256, None)
+    launches = tuple(
+        PlannedLaunch(source, "a", (1, 1, 1), (32, 1, 1), 0, workspace=place) for place in places
+    )
+    made = Plan(launches, aligned(1000) + 512, (), passing_bytes=1000)
+    assert (made.own_bytes, made.memory_bytes) == (512, aligned(512))
+    own, passing = 1 << 20, 1 << 30
+    packets = np.zeros(0, PACKET)
+    bound = BoundBucket("g", LARGEST, made, packets, [], own, 0, {}, passing=passing)
+    found = [bound.workspace_of(launch) for launch in launches[:3]]
+    assert found == [passing, own, own + 256]
+    alone = replace(bound, plan=replace(made, passing_bytes=0))
+    assert [alone.workspace_of(launch) for launch in launches[:2]] == [own, own + aligned(1000)]

@@ -9,6 +9,7 @@ import pytest
 
 from accel.cuda import launcher, plan, upload
 from accel.cuda.device import Device
+from accel.cuda.passing import PassingMemory
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
@@ -135,6 +136,20 @@ def test_kernels_start_early_only_where_one_is_in_front(
     driver.attributes["COMPUTE_CAPABILITY_MAJOR"] = 8
     Lowered(open_cuda()).run()
     assert driver.launched[-2:] == [("launch_add", []), ("launch_scale", [])]
+
+
+def test_all_buckets_pass_results_on_in_the_same_memory(tier: CudaTier) -> None:
+    """A larger one takes the place of none that launches were recorded with."""
+    passing = PassingMemory(tier._memory)
+    held = tier.allocated_bytes
+    assert passing.address(0) == 0
+    assert tier.allocated_bytes == held
+    first = passing.address(1 << 12)
+    assert passing.address(1 << 10) == passing.address(1 << 12) == first
+    larger = passing.address(1 << 20)
+    assert larger != first
+    assert passing.address(1 << 12) == larger
+    assert tier.allocated_bytes == held + (1 << 12) + (1 << 20)
 
 
 def test_outputs_outlive_the_tier(tier: CudaTier) -> None:

@@ -1,0 +1,44 @@
+"""A graph without the nodes whose results nobody asks for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+from dataclasses import replace
+from types import MappingProxyType
+
+from contract.ir.nodes import Graph, Node
+from contract.opcodes import Opcode
+from contract.ops import TABLE
+from contract.spec import Access
+
+ON_DEMAND = frozenset({Opcode.LOG_PROBABILITIES})
+"""Opcodes that only those steps compute which are asked for their results."""
+
+
+def kinds_of_steps(graph: Graph) -> int:
+    """How many graphs a model is lowered as: with its on-demand outputs, and without them."""
+    return 1 if graph.opcodes.isdisjoint(ON_DEMAND) else 2
+
+
+def without_outputs(graph: Graph, names: Collection[str]) -> Graph:
+    """``graph`` without the nodes that write nothing but buffers of ``names``, which no node reads,
+    and without these buffers; ``graph`` itself where there are none. Its inputs stay the same."""
+    read = {buffer for node in graph.nodes for buffer in _buffers(node, Access.WRITE)}
+    unread = set(names) - read
+    written = [_buffers(node, Access.READ) for node in graph.nodes]
+    # A barrier writes nothing.
+    kept = [not buffers or not buffers <= unread for buffers in written]
+    if all(kept):
+        return graph
+    nodes = tuple(itertools.compress(graph.nodes, kept))
+    gone = unread.difference(*itertools.compress(written, kept))
+    buffers = {name: decl for name, decl in graph.buffers.items() if name not in gone}
+    return replace(graph, buffers=MappingProxyType(buffers), nodes=nodes)
+
+
+def _buffers(node: Node, but: Access) -> set[str]:
+    """The buffers of its operands whose access is another one than ``but``."""
+    operands = TABLE[node.opcode].operands
+    names = (o.name for o in operands if o.access is not but)
+    return {node.operands[name].buffer for name in names if name in node.operands}

@@ -1,0 +1,89 @@
+"""Graphs without the nodes whose results nobody asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contract.dtypes import F32
+from contract.execution import ExecutableGraph
+from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.ir.inputs import pack_inputs
+from contract.ir.unread_outputs import without_outputs
+from contract.ir.verify import verify
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from contract.tier import Heap
+from reference.cpu.tier import CpuTier
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import LOG_PROBABILITIES
+from tests.contract.graphs import decoder
+
+STEP = ShapeKey(2, 0)
+
+
+def two_outputs() -> Graph:
+    """``more`` is made of the result that ``less`` is, which is an output, too."""
+    builder = GraphBuilder("g")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 4))
+    less = builder.output("less", "tokens", 4)
+    builder.emit(Opcode.SCALE, "less", x=x, factor=2.0, y=less)
+    builder.emit(Opcode.SCALE, "more", x=less, factor=3.0, y=builder.output("more", "tokens", 4))
+    return builder.build()
+
+
+def names(graph: Graph) -> list[str]:
+    return [node.name for node in graph.nodes]
+
+
+def test_what_nobody_reads_goes_with_its_buffer() -> None:
+    shorter = without_outputs(two_outputs(), ["more"])
+    verify(shorter)
+    assert names(shorter) == ["less"]
+    assert set(shorter.buffers) == {"x", "less"}
+
+
+@pytest.mark.parametrize("wanted", [[], ["less"], ["unknown"]])
+def test_what_a_node_reads_stays(requested: list[str]) -> None:
+    graph = two_outputs()
+    assert without_outputs(graph, requested) is graph
+
+
+def test_barriers_write_nothing_and_stay() -> None:
+    graph = decoder()
+    assert Opcode.BARRIER in graph.opcodes
+    assert without_outputs(graph, LOG_PROBABILITIES) is graph
+
+
+def test_listing_adds_nothing_but_what_can_be_left_out(tiny_model_path: Path) -> None:
+    """A model's graph with log-probabilities is, without them, the one that never had any."""
+    limits = Limits(2, 64, 8, step_rows=2)
+    model = open_model(tiny_model_path)
+    with model.file:
+        listing = model.graph(replace(limits, top_log_probabilities=3))
+        shorter = without_outputs(listing, LOG_PROBABILITIES)
+        assert Opcode.LOG_PROBABILITIES in listing.opcodes
+        assert shorter == model.graph(limits)
+
+
+@pytest.mark.parametrize("wanted", [(), ("more",)])
+def test_optional_outputs_are_made_for_who_wants_them(requested: tuple[str, ...]) -> None:
+    """Whoever wants none has fewer packets, and the bytes of the output are not touched."""
+    graph = two_outputs()
+    with CpuTier() as tier:
+        buffers = {
+            decl.name: tier.alloc(decl, 32, Heap.BAR) for decl in graph.of_kind(BufferKind.OUTPUT)
+        }
+        executable = ExecutableGraph(tier, graph, buffers, STEP, ["more"])
+        values = np.arange(8, dtype=np.float32).reshape(2, 4)
+        inputs = pack_inputs(executable.inputs, STEP, {"x": values})
+        fence = executable.replay(inputs, requested)
+        tier.wait(fence)
+        assert executable.batch(inputs, requested).packets == 1 + len(requested)
+        assert np.array_equal(tier.map(buffers["less"]).view(np.float32).reshape(2, 4), 2 * values)
+        more = tier.map(buffers["more"]).view(np.float32).reshape(2, 4)
+        assert np.array_equal(more, 6 * values if requested else 0 * values)
