@@ -133,9 +133,19 @@ class Ledger:
         """So many tokens were handed out."""
         self._entry(tenant).generated += tokens
 
-    def finished(self, tenant: int, reason: FinishReason) -> None:
-        """A request ended."""
-        self._entry(tenant).finished[reason] += 1
+    def finished(self, tenant: int, reason: FinishReason, requests: int = 1) -> None:
+        """So many requests ended."""
+        self._entry(tenant).finished[reason] += requests
+
+    def handed_out(self, tenant: int) -> tuple[int, Counter[FinishReason]]:
+        """Tokens handed out to the tenant, and how many requests ended for which reason."""
+        entry = self._entry(tenant)
+        return entry.generated, Counter(entry.finished)
+
+    @property
+    def tenants(self) -> tuple[int, ...]:
+        """Those who have an entry."""
+        return tuple(self._entries)
 
     def of(self, tenant: int) -> TenantLedger:
         """What the tenant was given so far: nothing, for one that never did anything."""

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,6 @@ from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
 from harness.tenants import Account, named_account, read_accounts
-from reference.sched.tenants import Tenants
 
 LOOK_SECONDS = 1.0
 """How often the file is looked at, at most."""
@@ -27,14 +26,7 @@ log = logging.getLogger("zinc_rt.serve")
 class Tenanted(Protocol):
     """Whoever is told of tenants: an engine, or all of them."""
 
-    @property
-    def tenants(self) -> Tenants:
-        """Those there are."""
-
-    def put_tenant(self, tenant: Tenant) -> None:
-        """See ``Engine``."""
-
-    def remove_tenant(self, id: int) -> None:
+    def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
         """See ``Engine``."""
 
 
@@ -163,13 +155,10 @@ def _digest(path: Path) -> bytes:
 
 
 def _bringing(accounts: Mapping[int, Account]) -> Callable[[Tenanted], None]:
-    """What brings an engine to these accounts. One who is gone and has requests under way stays
-    until they ended: without a key there are no new ones."""
+    """What brings an engine to these accounts, whole or not at all. One who is gone stays until its
+    requests have ended: without a key there are no new ones."""
 
     def bring(engine: Tenanted) -> None:
-        for gone in {tenant.id for tenant in engine.tenants} - accounts.keys():
-            engine.remove_tenant(gone)
-        for account in accounts.values():
-            engine.put_tenant(account.tenant)
+        engine.replace_tenants([account.tenant for account in accounts.values()])
 
     return bring

@@ -66,9 +66,11 @@ class EventStream:
         """End the waiting of who takes. For offers."""
         self._events.wake()
 
-    def cancel(self, request_id: int | None = None) -> None:
-        """End one request, or all of them: before the next step, without waiting for it."""
-        self._driver.cancel(self, [request_id] if request_id is not None else list(self.facts))
+    def cancel(self, request_id: int | None = None, used: int | None = None) -> None:
+        """End one request, or all of them: before the next step, without waiting for it. Where its
+        answer has ``used`` so many tokens, the others that were put here count for nobody."""
+        ids = [request_id] if request_id is not None else list(self.facts)
+        self._driver.cancel(self, ids, used=used)
 
     def release(self, request_ids: Sequence[int]) -> None:
         """As ``cancel``, and their facts are gone: for a stream of requests without end."""
@@ -156,14 +158,23 @@ class EngineDriver(Submits[EventStream]):
         return self.call(begin)
 
     def cancel(
-        self, stream: EventStream, request_ids: Sequence[int], *, release: bool = False
+        self,
+        stream: EventStream,
+        request_ids: Sequence[int],
+        *,
+        release: bool = False,
+        used: int | None = None,
     ) -> None:
-        """End requests of a stream; unknown and finished ones are. See ``EventStream.release``."""
+        """End requests of a stream; unknown and finished ones are. See ``EventStream``."""
 
         def end() -> None:
             for request_id in request_ids:
                 self._forget(stream, request_id)
                 self._engine.cancel(request_id)
+                facts = stream.facts.get(request_id)
+                if facts is not None and used is not None and used < facts.tokens:
+                    self._engine.take_back(facts.tenant.id, facts.tokens - used)
+                    facts.tokens = used
                 if release:
                     stream.facts.pop(request_id, None)
 
@@ -284,7 +295,9 @@ class EngineDriver(Submits[EventStream]):
                 continue
             given.setdefault(stream, []).append(Delivered(now, event))
             if event.token >= 0:
-                tenants.append(stream.facts[event.request_id].tenant)
+                facts = stream.facts[event.request_id]
+                facts.tokens += 1
+                tenants.append(facts.tenant)
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
             else:

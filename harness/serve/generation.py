@@ -205,7 +205,7 @@ class Generation:
         for choice in self.choices:
             if choice.finish is None:
                 choice.finish = FinishReason.CANCELLED.value
-                self._events.cancel(choice.request.id)
+                self._events.cancel(choice.request.id, choice.tokens)
 
     @property
     def _light(self) -> bool:
@@ -264,7 +264,7 @@ class Generation:
             choice.finish = reason.value
         parts = _parts_of(choice, text, counted=said)
         if choice.finish is not None and reason is None:
-            self._events.cancel(event.request_id)
+            self._events.cancel(event.request_id, choice.tokens)
         events = (event,) if event.token >= 0 else ()
         return Piece(choice.index, text, parts, events, choice.finish)
 

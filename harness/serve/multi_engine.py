@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost
@@ -30,22 +29,6 @@ from reference.sched.tenants import Tenants
 
 T = TypeVar("T")
 log = logging.getLogger("zinc_rt.serve")
-
-
-@dataclass(frozen=True, slots=True)
-class Everybody:
-    """The tenants of all models: what ``Engine`` is to those of one."""
-
-    tenants: Tenants
-    models: Models
-
-    def put_tenant(self, tenant: Tenant) -> None:
-        """See ``Models.put_tenant``."""
-        self.models.put_tenant(tenant)
-
-    def remove_tenant(self, id: int) -> None:
-        """See ``Models.remove_tenant``."""
-        self.models.remove_tenant(id)
 
 
 class SharedDriver(EngineDriver):
@@ -150,9 +133,9 @@ class MultiEngineDriver:
             self.changed.notify()
         return future.result()
 
-    def change_tenants(self, change: Callable[[Everybody], T]) -> T:
+    def change_tenants(self, change: Callable[[Models], T]) -> T:
         """Carry out a change of the tenants in all engines."""
-        return self.call(lambda models: change(Everybody(self.tenants, models)))
+        return self.call(change)
 
     def join(self, driver: SharedDriver) -> None:
         """Step the driver's engine too from now on. Raises EngineStopped."""

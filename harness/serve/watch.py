@@ -18,7 +18,8 @@ class RequestFacts:
     """What became of one request, in seconds of ``time.monotonic``. Written by the engine's thread.
 
     ``tenant`` is whose it was when it came; ``cached`` prompt tokens came from the prefix cache
-    when it was first admitted.
+    when it was first admitted. ``tokens`` were put on its stream, those behind the end of its
+    answer among them until that is noticed.
     """
 
     submitted: float
@@ -26,6 +27,7 @@ class RequestFacts:
     admitted: float | None = None
     cached: int = 0
     preempted: int = 0
+    tokens: int = 0
 
 
 class Listener(Protocol):

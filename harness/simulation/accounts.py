@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Container
 
 from contract.types import FinishReason
 from harness.simulation.invariants import Invariant, Violation
@@ -19,8 +20,14 @@ class ExpectedCounts:
         """Seen, so many times. A finished request is counted by its reason's value."""
         self._seen[tenant][what] += count
 
-    def compare(self, ledger: Ledger) -> None:
-        """Raise Violation where the ledger says something else."""
+    def keep_only(self, tenants: Container[int]) -> None:
+        """Forget those that are gone: so does the ledger."""
+        for tenant in [tenant for tenant in self._seen if tenant not in tenants]:
+            del self._seen[tenant]
+
+    def compare(self, ledger: Ledger, *, interrupted: bool = False) -> None:
+        """Raise Violation where the ledger says something else. Where steps were ``interrupted`` an
+        admission may be noted of which nobody was told, but no token."""
         for tenant, seen in self._seen.items():
             entry = ledger.of(tenant)
             said = Counter(
@@ -34,6 +41,8 @@ class ExpectedCounts:
             )
             for reason in FinishReason:
                 said[reason.value] = entry.requests_finished.get(reason, 0)
+            for what in ("slots_admitted", "slots_preempted") if interrupted else ():
+                del said[what], seen[what]
             if +said != +seen:
                 raise Violation(
                     Invariant.LEDGER,

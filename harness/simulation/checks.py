@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,13 +11,16 @@ from harness.simulation.invariants import Invariant, Violation, require
 
 
 class Resident(NamedTuple):
-    """A request that has a slot and pages, and asks for a class."""
+    """A request that has a slot and pages, and asks for a class. One that waited too long is
+    ``protected`` until it has got on; the consumer of one may have ``stalled``."""
 
     request_id: int
     tenant: int
     asked: QosClass | None
     slot: int
     pages: Sequence[int]
+    protected: bool = False
+    stalled: bool = False
 
 
 class QueuePosition(NamedTuple):
@@ -51,12 +55,14 @@ class State(NamedTuple):
 
 class Candidate(NamedTuple):
     """The request whose turn it would be among those of a tenant that ask for the same class: its
-    place in the order of arrival, whether they are aged, and at that moment its class, the
-    tenant's dominant share and rate of tokens by weight."""
+    place in the order of arrival, whether its tenant is aged, since when these wait where that is
+    too long, and at that moment the class of its turn, the tenant's dominant share and rate of
+    tokens by weight."""
 
     order: int
     tenant: int
     aged: bool
+    since: float | None
     qos: QosClass
     share: float
     rate: float
@@ -151,39 +157,47 @@ def check_quota(
 def check_admission(
     chosen: int | None, candidates: Sequence[Candidate], without_room: Collection[int]
 ) -> None:
-    """The choice ``chosen`` among ``candidates``, each the first of a tenant within its quotas.
+    """The choice ``chosen`` among ``candidates``, each the first of a line within its quotas.
 
     ``without_room`` are those for which there was no room when they were asked.
     """
-    passed_over = [c for c in candidates if c.order not in without_room]
     picked = next((c for c in candidates if c.order == chosen), None)
     require(
         chosen is None or picked is not None,
         Invariant.ADMISSION_ORDER,
         lambda: f"{chosen} was admitted before its turn within its tenant, or beyond its quota",
     )
-    for other in candidates if picked is not None else ():
-        if other is picked:
-            continue
-        if other.aged:
-            if picked is None or not picked.aged:
-                raise Violation(
-                    Invariant.ADMISSION_ORDER,
-                    f"{chosen} passed {other.order}, which waited too long",
-                )
-        elif (
-            picked is not None
-            and not picked.aged
-            and other in passed_over
-            and _turn(picked) >= _turn(other)
-        ):
+    aged = [c for c in candidates if c.aged]
+    if aged:
+        if picked is None:
+            return
+        if not picked.aged:
+            raise Violation(
+                Invariant.ADMISSION_ORDER, f"{chosen} passed {aged}, which waited too long"
+            )
+        own = [c for c in aged if c.tenant == picked.tenant]
+        first = min(own, key=lambda c: (_waited(c), c.qos.rank, c.order))
+        require(
+            picked is first,
+            Invariant.ADMISSION_ORDER,
+            lambda: f"{picked} was admitted before {first} of its tenant",
+        )
+        return
+    passed_over = [c for c in candidates if c is not picked and c.order not in without_room]
+    for other in passed_over:
+        if picked is None or _turn(picked, candidates) >= _turn(other, candidates):
             raise Violation(Invariant.ADMISSION_ORDER, f"{picked} was admitted before {other}")
-    if picked is None and passed_over and not any(c.aged for c in candidates):
-        raise Violation(Invariant.ADMISSION_ORDER, f"there was room, but {passed_over} wait")
 
 
-def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
-    return candidate.qos.rank, candidate.share, candidate.rate, candidate.order
+def _waited(candidate: Candidate) -> float:
+    return math.inf if candidate.since is None else candidate.since
+
+
+def _turn(candidate: Candidate, candidates: Sequence[Candidate]) -> tuple[float, ...]:
+    own = (c for c in candidates if (c.tenant, c.qos) == (candidate.tenant, candidate.qos))
+    first = min(c.order for c in own)
+    share, rate = candidate.share, candidate.rate
+    return candidate.qos.rank, share, rate, first, _waited(candidate), candidate.order
 
 
 def check_preemption(
@@ -194,16 +208,16 @@ def check_preemption(
     growth: int,
 ) -> None:
     """``state``, one of all ``states``, is just before ``leaver`` loses its place. An interactive
-    request leaves only where all that run are, or for its own tenant's page quota: a request grows
-    by at most ``growth`` pages at once."""
+    request leaves only where all that run are or are protected, for its own tenant's page quota, a
+    request growing by at most ``growth`` pages at once, or while its consumer takes nothing."""
 
     def interactive(resident: Resident) -> bool:
         qos = tenants[resident.tenant].qos.lowered_to(resident.asked)
         return qos is QosClass.INTERACTIVE
 
-    if not interactive(leaver):
+    if not interactive(leaver) or leaver.stalled:
         return
-    others = [resident for resident in state.slot_manager if not interactive(resident)]
+    others = [r for r in state.slot_manager if not interactive(r) and not r.protected]
     pages = sum(state.charged(leaver.tenant) for state in states)
     require(
         not others or pages + growth > tenants[leaver.tenant].max_kv_pages,

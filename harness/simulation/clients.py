@@ -15,7 +15,8 @@ class Client:
     """One request as its client sees it.
 
     ``expected`` are the events of its solo run; ``faults`` counts those that hit it while it ran;
-    ``stalled_since`` is the engine step at which it stopped taking tokens.
+    ``stalled_since`` is the engine step at which it stopped taking tokens. Its tenant's id may be
+    ``another``'s by now, and others may have reserved the pages it needs: it ``may_fail`` then.
     """
 
     request: Request
@@ -27,6 +28,8 @@ class Client:
     ended: FinishReason | None = None
     faults: int = 0
     stalled_since: int | None = None
+    another: bool = False
+    may_fail: bool = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -94,7 +97,7 @@ class Clients:
         if event.token != -1 or event.position != client.expected[client.received].position:
             return False
         if event.finish_reason is FinishReason.ERROR:
-            return client.faults >= self.most_faults
+            return client.faults >= self.most_faults or client.another or client.may_fail
         if event.finish_reason is FinishReason.CLIENT_TOO_SLOW:
             stalled = client.stalled_since
             return stalled is not None and step - stalled >= self.stall_steps

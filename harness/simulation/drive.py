@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,20 @@ from contract.types import FinishReason, Request, Tenant, TokenEvent
 from harness.simulation.clients import Client, Clients
 from harness.simulation.clock import VirtualClock
 from harness.simulation.constraint import Constraint
+from harness.simulation.door import acceptable, has_room
+from harness.simulation.interrupt import interrupted_at
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.machine import Machine
 from harness.simulation.schedule import (
     Action,
     Arrive,
     Cancel,
+    FailCopy,
     Fault,
+    Interrupt,
     Pause,
     Quota,
+    Remove,
     Restart,
     Schedule,
     Stall,
@@ -32,7 +37,6 @@ from harness.simulation.schedule import (
 from harness.simulation.world import SimulatedWorld, World
 from reference.engine import MaskProvider
 from reference.engine.engine import FAULTS
-from reference.limits import pages_for
 from reference.sched.constraints import Mask
 
 IDLE_SECONDS = 0.5
@@ -80,6 +84,7 @@ class Simulation:
         )
         self._vocab: int = worlds[0].runner.model.config.vocab
         self._step = 0
+        self._interrupt_at = 0
         self._machine = self._start(schedule.tenants)
 
     def play(self) -> Outcome:
@@ -109,8 +114,7 @@ class Simulation:
             while actions and actions[-1].step <= self._step:
                 self._act(actions.pop())
             self._step_engine()
-        for tenant in self.schedule.tenants:
-            self._machine.put_tenant(tenant)
+        self._change(lambda: self._machine.replace_tenants(self.schedule.tenants))
         deadline = self._step + self._bound()
         while self.clients.live:
             require(
@@ -139,14 +143,21 @@ class Simulation:
         machine, before = self._machine, self._machine.steps
         self._step += 1
         events: list[TokenEvent] = []
+        line, self._interrupt_at = self._interrupt_at, 0
+        failures = self._failures()
         try:
-            events = machine.step()
+            events = interrupted_at(line, machine.step) if line else machine.step()
         except DeviceLost:
             self._note_fault()
+        except KeyboardInterrupt:
+            self._note_interrupt(failed=self._failures() > failures)
         found = machine.violation
         if found is not None:
             raise found
         taken = machine.steps - before
+        if machine.latest is not None:
+            # By the time at which the engine looked.
+            machine.latest.watch.check_rest()
         if not taken and not events:
             self.clock.advance(IDLE_SECONDS)
             self.counts["idle steps"] += 1
@@ -166,6 +177,20 @@ class Simulation:
             self.clients.by_id[request_id].faults += 1
         lost.watch.running.clear()
 
+    def _failures(self) -> int:
+        return sum(world.runner.failures for world in self.worlds)
+
+    def _note_interrupt(self, *, failed: bool) -> None:
+        """A step was interrupted, perhaps while the engine recovered from a failure."""
+        self.counts["interrupts"] += 1
+        self.log.append(("interrupt", self.clock()))
+        for served in self._machine.served.values():
+            served.watch.interrupted = True
+        if failed:
+            self._note_fault()
+        for served in self._machine.without_requests():
+            served.watch.running.clear()
+
     def _deliver(self, event: TokenEvent, now: float) -> None:
         """Give an event to its client."""
         reason = event.finish_reason
@@ -177,9 +202,11 @@ class Simulation:
         if event.token >= 0:
             self.counts["tokens"] += 1
             self.counts["logs"] += event.log_probability is not None
-            watch.delivered(client.request.tenant)
+            if not client.another:
+                watch.delivered(client.request.tenant)
         if reason is not None:
-            watch.accounts.add(client.request.tenant, reason.value)
+            if not client.another:
+                watch.accounts.add(client.request.tenant, reason.value)
             self.counts[f"ended {reason.value}"] += 1
 
     def _act(self, action: Action) -> None:
@@ -191,13 +218,19 @@ class Simulation:
             case Stall():
                 self._stall(action)
             case Quota():
-                self._machine.put_tenant(action.tenant)
+                self._change(lambda: self._machine.put_tenant(action.tenant))
             case Fault():
                 self.worlds[action.model].runner.fail_next(action.where)
             case Restart():
                 self._restart()
             case Pause():
                 self.clock.advance(action.seconds)
+            case Remove():
+                self._change(lambda: self._machine.remove_tenant(action.tenant_id))
+            case FailCopy():
+                self.worlds[action.model].runner.fail_next_copy()
+            case Interrupt():
+                self._interrupt_at = action.line
 
     def _arrive(self, arrival: Arrive) -> None:
         request, constraint, machine = arrival.request, arrival.constraint, self._machine
@@ -239,8 +272,9 @@ class Simulation:
 
     def _rejected(self, arrival: Arrive) -> None:
         """What an engine, not the door before it, refused is in its ledger."""
-        tenant = arrival.request.tenant
-        if not self._is_live(arrival.request.id) and tenant in self._machine.tenants:
+        tenant, tenants = arrival.request.tenant, self._machine.tenants
+        known = tenant in tenants and not tenants.is_removed(tenant)
+        if not self._is_live(arrival.request.id) and known:
             self._account(arrival.model, tenant, "requests_rejected")
 
     def _account(self, model: int, tenant: int, what: str, count: int = 1) -> None:
@@ -255,26 +289,44 @@ class Simulation:
         if self._is_live(request_id):
             client = self.clients.by_id[request_id]
             self.counts["cancels"] += 1
-            self._account(client.model, client.request.tenant, FinishReason.CANCELLED.value)
+            if not client.another:
+                self._account(client.model, client.request.tenant, FinishReason.CANCELLED.value)
         self.clients.cancelled(request_id)
-        self._machine.cancel(request_id)
+        try:
+            self._machine.cancel(request_id)
+        except DeviceLost:
+            self._note_failures()
+
+    def _change(self, change: Callable[[], None]) -> None:
+        """Change the tenants; what cannot be reserved is refused, and changes nothing."""
+        before = tuple(self._machine.tenants), self._machine.tenants.reservations
+        try:
+            change()
+        except ValueError:
+            self.counts["reservations refused"] += 1
+            require(
+                before == (tuple(self._machine.tenants), self._machine.tenants.reservations),
+                Invariant.ONLY_DOCUMENTED_ERRORS,
+                lambda: "a change of tenants that was refused took effect in part",
+            )
+        except DeviceLost:
+            self._note_failures()
+        limits, tenants = self.schedule.shape.limits, self._machine.tenants
+        for client in self.clients.live:
+            client.may_fail |= not has_room(client.request, limits, tenants)
+
+    def _note_failures(self) -> None:
+        """An engine failed while it was told something."""
+        self.counts["faults"] += 1
+        for served in self._machine.without_requests():
+            for request_id in served.watch.running:
+                self.clients.by_id[request_id].faults += 1
+            served.watch.running.clear()
 
     def _acceptable(self, request: Request) -> bool:
         """Whether an engine may accept the request, apart from the depth of its queue."""
-        limits, tenants = self.schedule.shape.limits, self._machine.tenants
-        if self._is_live(request.id) or request.tenant not in tenants:
-            return False
-        tenant = tenants[request.tenant]
-        context = min(limits.context, tenant.max_context)
-        reach = min(len(request.prompt) + request.max_tokens, context)
-        reserved = sum(other.reserved_pages for other in tenants if other.id != tenant.id)
-        return (
-            0 < len(request.prompt) <= context
-            and 0 <= min(request.prompt) <= max(request.prompt) < self._vocab
-            and len(request.logit_bias) <= limits.biases
-            and all(0 <= token < self._vocab for token, _ in request.logit_bias)
-            and (request.log_probabilities or 0) <= limits.top_log_probabilities
-            and pages_for(reach) <= min(tenant.max_kv_pages, limits.pages - reserved)
+        return not self._is_live(request.id) and acceptable(
+            request, self.schedule.shape.limits, self._machine.tenants, self._vocab
         )
 
     def _masks(self, constraint: Constraint | None) -> MaskProvider | None:
@@ -324,15 +376,16 @@ class Simulation:
         self._machine.leave()
         for world in self.worlds:
             world.runner.restart()
-        tenants = tuple(self._machine.tenants)
+        tenants = self._machine.tenants
+        left = [tenant for tenant in tenants if not tenants.is_removed(tenant.id)]
         self._machine.close()
-        self._machine = self._start(tenants)
+        self._machine = self._start(left)
         for client in self.clients.live:
             self._resubmit(client)
 
     def _resubmit(self, client: Client) -> None:
         client.stalled_since = None
-        client.faults = 0
+        client.faults, client.another = 0, False
         rest = client.rest
         sink = self._sink(client.request, client.model) if client.logits else None
         try:
@@ -340,6 +393,7 @@ class Simulation:
             self._machine.submit(client.model, rest, sink, self._masks(constraint))
         except (QueueFull, RequestError):
             client.ended = FinishReason.CANCELLED
-            self._account(client.model, rest.tenant, "requests_rejected")
+            if rest.tenant in self._machine.tenants:
+                self._account(client.model, rest.tenant, "requests_rejected")
         else:
             self._account(client.model, rest.tenant, "tokens_prompted", len(rest.prompt))

@@ -12,6 +12,7 @@ from random import Random
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import QosClass, Request, SamplingParams, Tenant
+from harness.simulation.adversaries import draw_adversaries
 from harness.simulation.constraint import Constraint
 from harness.simulation.history import VOCAB, solo_run
 from harness.simulation.schedule import (
@@ -60,7 +61,7 @@ class Features:
 class Profile:
     """What schedules are drawn: at most so many slots, positions and requests, prompts of tokens
     below ``vocab``, and ``features`` that none of them leaves out. With ``model`` they are played
-    on a tiny real model."""
+    on a tiny real model; with ``adversaries`` somebody tries to bend the engine."""
 
     name: str
     slots: int = 4
@@ -70,9 +71,13 @@ class Profile:
     features: frozenset[str] = frozenset()
     recurrent: float = 0.25
     model: bool = False
+    adversaries: bool = False
 
 
 SCHEDULER = Profile("sched")
+ADVERSARY = Profile(
+    "adversary", features=frozenset({"lowered_classes", "cancels"}), adversaries=True
+)
 MEMORY = Profile("mem", features=frozenset({"shared_prefixes", "scarce_pages"}), recurrent=0.4)
 
 
@@ -84,6 +89,10 @@ def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
     shape = _shape(random, features, profile)
     tenants = _tenants(random, features, shape)
     actions = _Actions(random, features, shape, tenants, profile).draw()
+    if profile.adversaries:
+        steps = max(action.step for action in actions) + 20
+        actions += draw_adversaries(random, shape, tenants, steps, copies=not profile.model)
+        actions.sort(key=lambda action: action.step)
     return Schedule(seed, shape, tenants, tuple(actions))
 
 

@@ -27,6 +27,10 @@ class Invariant(Enum):
     MODEL_TURNS = "models get the device in proportion to the weights of those who use them"
     MODEL_ROOM = "the idle model unused for longest makes room, and none in use ever does"
     ONLY_DOCUMENTED_ERRORS = "an engine refuses what it cannot serve, and raises nothing else"
+    NEVER_IDLE = "an engine with room for a request that waits does not rest"
+    GONE = "a tenant that is gone leaves nothing behind"
+    PROGRESS = "a request that fits ends within its bound, whatever others do"
+    SHARES = "tenants that always have work get their weights' part of any ten seconds"
     FAIRNESS = "tenants alike that always have work get equal shares of any five seconds"
 
 

@@ -13,6 +13,7 @@ from harness.simulation.checks import State
 from harness.simulation.clients import Clients
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import Schedule
+from harness.simulation.scopes import Scopes
 from harness.simulation.served import Served
 from harness.simulation.watch import EngineWatch
 from harness.simulation.world import World
@@ -46,6 +47,7 @@ class Machine:
         counts: Counter[str],
     ) -> None:
         self.tenants = Tenants(tenants, clock=worlds[0].clock)
+        self.scopes = Scopes(self.tenants)
         self.served: dict[int, Served] = {}
         self.latest: Served | None = None
         self._schedule = schedule
@@ -117,8 +119,58 @@ class Machine:
 
     def put_tenant(self, tenant: Tenant) -> None:
         """Change what a tenant may have."""
-        self.tenants.put(tenant)
-        self._models.put_tenant(tenant)
+        self._check_reserved(self.tenants.reservations | {tenant.id: tenant.reserved_pages})
+        self._renew([tenant.id])
+        if self.served:
+            self._models.put_tenant(tenant)
+        else:
+            self.tenants.put(tenant)
+
+    def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
+        """Let these be the tenants."""
+        tenants = tuple(tenants)
+        self._renew([tenant.id for tenant in tenants])
+        if self.served:
+            self._models.replace_tenants(tenants)
+        else:
+            for tenant in tenants:
+                self.tenants.put(tenant)
+
+    def remove_tenant(self, id: int) -> None:
+        """Remove a tenant; one that is gone already is."""
+        if id not in self.tenants or self.tenants.is_removed(id):
+            return
+        if self.served:
+            self._models.remove_tenant(id)
+        else:
+            self.tenants.begin_removal(id)
+            self.tenants.finish_removals()
+
+    def _check_reserved(self, reserved: dict[int, int]) -> None:
+        """What no engine could hold is refused, though none is loaded that could say so."""
+        if sum(reserved.values()) > self._schedule.shape.limits.pages:
+            raise ValueError("more pages would be reserved than there are")
+
+    def without_requests(self) -> list[Served]:
+        """The engines in which somebody ran, as far as anybody was told, and nobody does: they
+        failed in between."""
+        served = self.served.values()
+        return [s for s in served if s.watch.running and not s.engine.statistics.running]
+
+    def _renew(self, ids: Iterable[int]) -> None:
+        """Whoever is put with the id of one that was removed is another: nothing of that one is
+        counted any more, and what is left of its requests may end with an error."""
+        there = {tenant.id for tenant in self.tenants}
+        for served in self.served.values():
+            served.watch.accounts.keep_only(there)
+        ended = [id for id in ids if id not in self.tenants or self.tenants.is_removed(id)]
+        self.scopes.refresh()
+        self.scopes.refresh(ended)
+        for client in self._clients.by_id.values():
+            client.another |= client.request.tenant in ended
+        kept = there - set(ended)
+        for served in self.served.values():
+            served.watch.keep_only(kept)
 
     def step(self) -> list[TokenEvent]:
         """One step of the model whose turn it is. Raises Violation when it was another's."""
@@ -164,7 +216,7 @@ class Machine:
         if len(self.served) == room:
             raise DoesNotFit(f"model {name}", room + 1, room, "unload one")
         world = self._worlds[number]
-        watch = EngineWatch(self._clock, self._log, self._states)
+        watch = EngineWatch(self._clock, self._log, self._states, self.scopes)
         served = Served(number, self._schedule, world, self.tenants, self._clients, watch)
         self.served[number] = served
         self._counts["models loaded"] += 1
@@ -184,6 +236,8 @@ class Machine:
         served.leave(self._counts)
         served.world.unload()
         del self.served[served.number], self._used[served.number]
+        if self.latest is served:
+            self.latest = None
         self._counts["models unloaded"] += 1
 
     def _watched_step(self, served: Served, step: Any) -> list[TokenEvent]:
@@ -195,7 +249,9 @@ class Machine:
             return events
         began = self._clock()
         clients = (self._clients.by_id[id] for id in served.watch.live())
-        weight = sum(self.tenants[id].weight for id in {one.request.tenant for one in clients})
+        tenants = {one.request.tenant for one in clients}
+        # Where there are only events to hand out, nobody computes.
+        weight = sum(self.tenants[id].weight for id in tenants) or 1.0
         try:
             events = step()
             return events

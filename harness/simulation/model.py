@@ -39,6 +39,7 @@ class BreakableRunner:
         self.watch: Any = lambda step: None
         self.violation: Violation | None = None
         self.steps = 0
+        self.failures = 0
         self._inner = inner
         self._clock = clock
         self._seconds = seconds
@@ -71,6 +72,7 @@ class BreakableRunner:
     def _lose_if(self, where: str) -> None:
         if self._fault == where:
             self._fault = None
+            self.failures += 1
             raise DeviceLost("the device was lost on purpose")
 
 

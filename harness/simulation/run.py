@@ -13,6 +13,7 @@ from itertools import islice
 
 from harness.progress import NullProgress, Progress
 from harness.simulation.clock import VirtualClock
+from harness.simulation.contests import play_flood, play_labels
 from harness.simulation.drive import Outcome, play, simulated_worlds
 from harness.simulation.fairness import play_mix
 from harness.simulation.generate import Profile, generate
@@ -26,7 +27,12 @@ BATCH = 50
 """Seeds a process is given at once, the first of which is played twice."""
 MIX_EVERY = 500
 """One seed in so many is also that of a competition of tenants alike."""
-NOT_IN_A_SCHEDULE = frozenset({Invariant.SAME_SEED_SAME_LOG, Invariant.FAIRNESS})
+CONTESTS = (play_mix, play_labels, play_flood)
+CONTEST_EVERY = 50
+"""One seed in so many is also that of contests with adversaries, where there are any."""
+NOT_IN_A_SCHEDULE = frozenset(
+    {Invariant.SAME_SEED_SAME_LOG, Invariant.FAIRNESS, Invariant.SHARES, Invariant.PROGRESS}
+)
 """Invariants that shrinking a schedule cannot show broken."""
 AHEAD = 4
 """Batches that wait for each process."""
@@ -80,9 +86,11 @@ def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
     Played ``twice``, the logs must be the same.
     """
     outcome = play_on(profile, generate(seed, profile))
-    if outcome.violation is None and seed % MIX_EVERY == 0:
-        outcome.violation = play_mix(seed)
-        outcome.counts["competitions"] += 1
+    every = CONTEST_EVERY if profile.adversaries else MIX_EVERY
+    for contest in CONTESTS if profile.adversaries else (play_mix,):
+        if outcome.violation is None and seed % every == 0:
+            outcome.violation = contest(seed)
+            outcome.counts["competitions"] += 1
     if twice and outcome.violation is None:
         again = play_on(profile, generate(seed, profile))
         if again.log_hash != outcome.log_hash:

@@ -66,6 +66,7 @@ class SimulatedStates:
 
     def save(self, slot: int, place: int) -> None:
         """Keep the slot's state in ``place``."""
+        self._runner.copying()
         memory = self._runner.memory
 
         def run() -> None:
@@ -98,6 +99,7 @@ class SimulatedCopies:
 
     def copy(self, source: int, target: int) -> None:
         """What is in page ``source`` into page ``target``."""
+        self._runner.copying()
         pages = self._runner.memory.pages
 
         def run() -> None:
@@ -107,6 +109,7 @@ class SimulatedCopies:
 
     def save(self, page: int) -> SavedPage:
         """What is in ``page`` into host memory."""
+        self._runner.copying()
         pages, saved = self._runner.memory.pages, SavedPage()
 
         def run() -> None:
@@ -117,6 +120,7 @@ class SimulatedCopies:
 
     def load(self, saved: SavedPage, page: int) -> None:
         """What was saved into ``page``."""
+        self._runner.copying()
         pages = self._runner.memory.pages
 
         def run() -> None:
@@ -131,8 +135,9 @@ class SimulatedRunner:
     """Executes steps of the model of this number on a ``DeviceMemory``; all time is that of
     ``clock``.
 
-    ``slot_scopes`` is whoever watches the engine's to keep: the isolation scope each
-    slot computes for. ``watch`` is called with every step before it is queued.
+    ``slot_scopes`` is whoever watches the engine's to keep: the isolation scope each slot computes
+    for. ``watch`` is called with every step before it is queued. ``failures`` counts those on
+    purpose.
     """
 
     def __init__(
@@ -162,6 +167,8 @@ class SimulatedRunner:
         self._queue: deque[Late] = deque()
         self._device_free = 0.0
         self._fault: str | None = None
+        self._copy_fails = False
+        self.failures = 0
 
     def page_copies(self) -> SimulatedCopies:
         """Copies between KV pages, and to host memory."""
@@ -171,10 +178,22 @@ class SimulatedRunner:
         """The next step is lost with the device: when it is submitted or "collect"-ed."""
         self._fault = where
 
+    def fail_next_copy(self) -> None:
+        """The next copy of a page or a state is not made."""
+        self._copy_fails = True
+
+    def copying(self) -> None:
+        """Something is about to be copied. Raises DeviceLost where that fails."""
+        if self._copy_fails:
+            self._copy_fails = False
+            self.failures += 1
+            raise DeviceLost("a copy failed on purpose")
+
     def restart(self) -> None:
         """Forget what is queued, as when the process that queued it is gone; memory stays."""
         self._queue.clear()
         self._fault = None
+        self._copy_fails = False
 
     def unload(self) -> None:
         """The model is in memory no more: what was queued and what its pages held is gone."""
@@ -246,6 +265,7 @@ class SimulatedRunner:
         self._queue.clear()
         self._fault = None
         self.memory.lose()
+        self.failures += 1
         raise DeviceLost("the simulated device was lost on purpose")
 
     def _broken(self, invariant: Invariant, detail: str) -> NoReturn:

@@ -96,7 +96,31 @@ class Pause:
     seconds: float
 
 
-Action = Arrive | Cancel | Stall | Quota | Fault | Restart | Pause
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """An operator removes a tenant."""
+
+    step: int
+    tenant_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailCopy:
+    """The next copy of a page or a state on a model's device fails."""
+
+    step: int
+    model: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """A KeyboardInterrupt in the next step of an engine, before so many lines of it were run."""
+
+    step: int
+    line: int
+
+
+Action = Arrive | Cancel | Stall | Quota | Fault | Restart | Pause | Remove | FailCopy | Interrupt
 
 
 @dataclass(frozen=True, slots=True)

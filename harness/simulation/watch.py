@@ -6,11 +6,11 @@ This is the one place that knows how an engine is made inside.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.types import FinishReason, QosClass, Request, Tenant
+from contract.types import FinishReason, QosClass, Request
 from harness.simulation.accounts import ExpectedCounts
 from harness.simulation.checks import (
     Candidate,
@@ -24,10 +24,13 @@ from harness.simulation.checks import (
     check_quota,
     check_slots,
 )
-from harness.simulation.invariants import Invariant, Violation
+from harness.simulation.invariants import Invariant, Violation, require
+from harness.simulation.scopes import Scopes
 from reference.engine import Engine
+from reference.engine.scheduler import RETRY_SECONDS
 from reference.engine.sequence import RunningSequence
 from reference.limits import pages_for
+from reference.memory.prefix import scope_of
 from reference.observer import NullObserver
 from reference.runner import StepInput
 from reference.sched.admission import WaitingRequest
@@ -35,6 +38,10 @@ from reference.sched.tenants import WINDOW_SECONDS
 
 MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine: more is a loop without end."""
+MOST_RESTS = 3
+"""How often in turn an engine may find nothing to do while somebody fits who waits,"""
+REST_SECONDS = 1.0
+"""and for how long: after it found no room it looks again only in a while."""
 DEEP_CHECK_STEPS = 16
 """How many steps lie between two checks of everything the memory keeps."""
 
@@ -54,6 +61,7 @@ class EngineWatch(NullObserver):
         clock: Callable[[], float],
         log: list[tuple[Any, ...]],
         states: Callable[[], list[State]],
+        scopes: Scopes,
     ) -> None:
         self.violation: Violation | None = None
         self.running: set[int] = set()
@@ -61,11 +69,14 @@ class EngineWatch(NullObserver):
         self._clock = clock
         self._log = log
         self._states = states
+        self._scopes = scopes
         self._decisions = 0
+        self._rests: list[float] = []
+        self.interrupted = False
         self._engine: Any = None
         self._delivered: deque[tuple[float, int]] = deque()
         self._next: Callable[[Callable[[WaitingRequest], bool]], WaitingRequest | None]
-        self._preempt: Callable[[RunningSequence], None]
+        self._preempt: Callable[..., None]
 
     def attach(self, engine: Engine) -> None:
         """Look at ``engine`` from now on."""
@@ -81,8 +92,14 @@ class EngineWatch(NullObserver):
         meta = memory.meta
         placed = []
         for slot, active in slot_manager.running.items():
-            request = active.sequence.request
-            placed.append(Resident(request.id, request.tenant, request.qos, slot, active.pages))
+            request, stalled = active.sequence.request, active.sequence.stalled
+            protected = active.protected and slot_manager.protects(active)
+            placed.append(
+                Resident(
+                    request.id, request.tenant, request.qos, slot, active.pages,
+                    protected, stalled,
+                )
+            )  # fmt: skip
         return State(
             len(slot_manager.table.computed),
             list(slot_manager.free_slots),
@@ -98,16 +115,21 @@ class EngineWatch(NullObserver):
     def between_steps(self, step: int) -> None:
         """Check the engine's state. Raises Violation."""
         self._decisions = 0
+        if not self._engine._whole:
+            # Interrupted while it recovered: it does that first when it is called again.
+            return
         state = self.state()
         check_slots(state)
         check_pages(state)
+        self._check_gone()
         if step % DEEP_CHECK_STEPS == 0:
             self.deeply()
 
     def at_end(self) -> None:
         """Check what an engine must have right when it is left. Raises Violation."""
         self.deeply()
-        self.accounts.compare(self._engine.ledger)
+        self.accounts.keep_only(self._engine.tenants)
+        self.accounts.compare(self._engine.ledger, interrupted=self.interrupted)
 
     def request_in_order(self, order: int) -> int | None:
         """The id of the live request that was the engine's ``order``-th to arrive."""
@@ -135,12 +157,13 @@ class EngineWatch(NullObserver):
         self._log.append(("admitted", at, request_id, slot, known, reused))
         request = self._engine._live[request_id].request
         self.accounts.add(request.tenant, "slots_admitted")
-        self._engine.runner.slot_scopes[slot] = self._scope_of(self._engine.tenants[request.tenant])
+        self._engine.runner.slot_scopes[slot] = self._scopes.number_of(request.tenant)
         self._guarded(lambda: self._check_admitted(request))
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """See ``Observer``."""
         self.running.discard(request_id)
+        self.accounts.add(self._engine._live[request_id].request.tenant, "slots_preempted")
         self._log.append(("preempted", at, request_id, slot, known))
 
     def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
@@ -148,16 +171,56 @@ class EngineWatch(NullObserver):
         self.running.discard(request_id)
         self._log.append(("finished", at, request_id, slot, reason.value))
 
+    def keep_only(self, tenants: Container[int]) -> None:
+        """Forget what was counted of all but these tenants."""
+        self.accounts.keep_only(tenants)
+        self._delivered = deque(each for each in self._delivered if each[1] in tenants)
+
     def delivered(self, tenant: int) -> None:
         """A token of the tenant reached its client."""
         self.accounts.add(tenant, "tokens_generated")
         self._delivered.append((self._clock(), tenant))
 
-    @staticmethod
-    def _scope_of(tenant: Tenant) -> int:
-        """A number for each isolation group, and one for each tenant in none."""
-        group = tenant.isolation_group
-        return 2 * tenant.id if group is None else 2 * group + 1
+    def check_rest(self) -> None:
+        """An engine that finds nothing to do has room for nobody who waits: it may look again only
+        after a moment, and ends first whoever can never have room."""
+        engine = self._engine
+        looked = engine._scheduler._retry_at - RETRY_SECONDS
+        if not engine._whole or abs(self._clock() - looked) > 1e-9:
+            return
+        slot_manager, scheduler = engine._slot_manager, engine._scheduler
+        able = [
+            self._sequence_of(candidate).request.id
+            for candidate in (self._candidates() if engine.blocked else ())
+            if slot_manager.free_slots and slot_manager.fits(self._sequence_of(candidate), [])
+        ]
+        if not able or scheduler.unfit:
+            self._rests.clear()
+            return
+        self._rests.append(self._clock())
+        require(
+            len(self._rests) < MOST_RESTS or self._clock() - self._rests[0] < REST_SECONDS,
+            Invariant.NEVER_IDLE,
+            lambda: f"requests {able} fit, and nothing is computed",
+        )
+
+    def _sequence_of(self, candidate: Candidate) -> Any:
+        return self._engine._scheduler.waiting[candidate.order]
+
+    def _check_gone(self) -> None:
+        """Nothing is kept of tenants that are not there."""
+        engine = self._engine
+        tenants = {tenant.id: tenant for tenant in engine.tenants}
+        scopes = {scope_of(tenant) for tenant in tenants.values()}
+        left = [scope for scope, _ in engine.memory._trees.scopes() if scope not in scopes]
+        counted = [id for id in engine.ledger.tenants if id not in tenants]
+        reserved = engine.memory.reservations.most_for(-1)
+        there = sum(engine.tenants.reservations.values())
+        require(
+            not left and not counted and reserved == engine.memory.total - there,
+            Invariant.GONE,
+            lambda: f"of scopes {left}, in the ledger {counted}, {reserved} pages for anybody",
+        )
 
     def _guarded(self, check: Callable[[], None]) -> None:
         """A check in the middle of the engine's work, of which there can only be so much."""
@@ -232,15 +295,15 @@ class EngineWatch(NullObserver):
         self._guarded(lambda: check_admission(order, candidates, without_room))
         return chosen
 
-    def _watched_preempt(self, active: RunningSequence) -> None:
+    def _watched_preempt(self, active: RunningSequence, **how: bool) -> None:
         """The loss of a place, while the state before it can still be seen."""
         states = self._states()
         leaver = next(r for r in self.state().slot_manager if r.slot == active.slot)
-        self.accounts.add(leaver.tenant, "slots_preempted")
         tenants = {tenant.id: tenant for tenant in self._engine.tenants}
         growth = pages_for(self._engine.runner.limits.step_tokens)
-        self._guarded(lambda: check_preemption(leaver, self.state(), states, tenants, growth))
-        self._preempt(active)
+        if not how:
+            self._guarded(lambda: check_preemption(leaver, self.state(), states, tenants, growth))
+        self._preempt(active, **how)
 
     def _candidates(self) -> Iterable[Candidate]:
         """The first of each tenant and class asked for that is within its quotas."""
@@ -258,8 +321,9 @@ class EngineWatch(NullObserver):
         for head in within:
             id, asked = head.tenant, head.qos
             share, rate = self._shares(id, states) if states else (0.0, 0.0)
-            aged, qos = queue.aged(id, asked), tenants[id].qos.lowered_to(asked)
-            yield Candidate(head.order, id, aged, qos, share, rate)
+            since, own = queue.line_aged_since(id, asked), tenants[id].qos
+            qos = own.lowered_to(asked) if since is None else own
+            yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, rate)
 
     def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
         """The largest part of its quotas that the tenant uses, and its rate; both by weight."""

@@ -64,7 +64,6 @@ class DraftModel:
         self._runner = runner
         pages = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
         self._page_table = pages.reshape(limits.slots, limits.slot_pages)
-        self._free = list(range(limits.slots))
         self._followed: dict[int, _Followed] = {}
 
     def ready(self, key: int, tokens: Tokens) -> bool:
@@ -86,9 +85,7 @@ class DraftModel:
 
     def forget(self, key: int) -> None:
         """Give the sequence's slot to another."""
-        place = self._followed.pop(key, None)
-        if place is not None:
-            self._free.append(place.slot)
+        self._followed.pop(key, None)
 
     def _generate(
         self, sequences: Items[DraftRequest], followed: Items[_Followed]
@@ -116,7 +113,9 @@ class DraftModel:
     def _follow(self, one: DraftRequest) -> _Followed:
         place = self._followed.get(one.key)
         if place is None:
-            place = self._followed[one.key] = _Followed(self._free.pop())
+            taken = {other.slot for other in self._followed.values()}
+            free = next(slot for slot in range(self._runner.limits.slots) if slot not in taken)
+            place = self._followed[one.key] = _Followed(free)
         return place
 
     def _catch_up(self, sequences: Items[DraftRequest], followed: Items[_Followed]) -> None:

@@ -9,6 +9,7 @@ late, and what was computed for it beyond is nobody's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -19,13 +20,13 @@ from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
 from reference.engine.scheduler import Scheduler
-from reference.engine.sequence import LogitsSink, MaskProvider, Sequence
-from reference.engine.slot_manager import SlotManager
+from reference.engine.sequence import LogitsSink, MaskProvider, RunningSequence, Sequence
+from reference.engine.slot_manager import SlotManager, memory_of
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
-from reference.engine.tenant_removal import TenantRemoval
+from reference.engine.tenant_calls import TenantCalls
+from reference.engine.tenant_changes import TenantChanges
 from reference.ledger import Ledger
-from reference.memory.kv import KvMemory
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
 from reference.runner import HIDDEN, LOGITS, ModelRunner
@@ -44,7 +45,7 @@ def no_clock() -> float:
     return 0.0
 
 
-class Engine:
+class Engine(TenantCalls):
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
     ``chunk_tokens`` caps the prefill tokens of a step, ``chunk_while_decoding`` those of a step in
@@ -88,8 +89,8 @@ class Engine:
         self.end_of_generation = end_of_generation
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
         self.ledger = Ledger()
-        self.memory = _memory_of(
-            runner, self.tenants, page_order, prefix_cache, cached_pages, copy_pages, host_pages
+        self.memory = memory_of(
+            runner, page_order, prefix_cache, cached_pages, copy_pages, host_pages
         )
         self._clock, self._observer = clock, observer
         self._queue_depth, self._stall_steps = queue_depth, stall_steps
@@ -97,7 +98,7 @@ class Engine:
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
-        self._tenant_removal = TenantRemoval(self.tenants, self.memory, self.ledger)
+        self._whole = True
         self._slot_manager = SlotManager(runner, self.memory, self.tenants)
         self._queue = WaitQueue(self.tenants, clock=clock)
         self._scheduler = Scheduler(
@@ -130,6 +131,11 @@ class Engine:
             end_of_generation,
             self._end,
         )
+        self._slot_manager.on_lost = self._lost
+        self._changes = TenantChanges(
+            self.tenants, self._scheduler, self._output_processor, self.ledger
+        )
+        self._changes.live = self._live.values
 
     @property
     def chunk_tokens(self) -> int:
@@ -148,8 +154,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """True when nothing is waiting or running."""
-        return not self._live
+        """True when nothing is waiting or running, and all that was said of it was heard."""
+        return not self._live and not self._output_processor.pending
 
     @property
     def blocked(self) -> bool:
@@ -183,32 +189,6 @@ class Engine:
             ),
         )
 
-    def put_tenant(self, tenant: Tenant) -> None:
-        """Add a tenant or change one, in force from the next decision on.
-
-        Raises ConfigError when it is not valid, and ValueError when more pages are reserved than
-        there are.
-        """
-        self._tenant_removal.put(tenant)
-
-    def remove_tenant(self, id: int) -> None:
-        """Forget a tenant and what it computed: at once, or when the last of its requests ended.
-        What it had reserved is everybody's again, and new requests of it are refused.
-
-        Raises RequestError when there is none with this id.
-        """
-        self.let_leave(id)
-        self.forget_left()
-
-    def let_leave(self, id: int) -> None:
-        """The first half of ``remove_tenant``, for each of several engines that share tenants
-        before the other half of any: new requests of the tenant are refused."""
-        self._tenant_removal.leave(id)
-
-    def forget_left(self) -> None:
-        """Forget the removed tenants of whose requests none is left, and what they computed."""
-        self._tenant_removal.forget()
-
     def submit(
         self,
         request: Request,
@@ -227,10 +207,11 @@ class Engine:
         where that is none, or it fails, the request ends with an error.
         """
         tenant = self.tenants[request.tenant]
-        if tenant.id in self._tenant_removal:
+        if self.tenants.is_removed(tenant.id):
             raise RequestError("tenant", f"{tenant.id} was removed")
+        self.forget_left()
         try:
-            pages = self.memory.total - self._tenant_removal.reserved_from(tenant)
+            pages = self.memory.reservations.most_for(tenant.id)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             if output == HIDDEN and not self.runner.limits.hidden_states:
                 raise RequestError("output", "cannot be hidden states: the limits have none")
@@ -257,12 +238,13 @@ class Engine:
             scored=logits_from,
             arrived=self._clock(),
         )
-        self.ledger.prompted(tenant.id, len(request.prompt))
-        self._arrivals += 1
-        self._live[request.id] = sequence
-        self.tenants.occupy(request.tenant, live=1)
-        self._scheduler.enqueue(sequence)
-        self._observer.submitted(self._clock(), request)
+        with self._change():
+            self.ledger.prompted(tenant.id, len(request.prompt))
+            self._arrivals += 1
+            self._live[request.id] = sequence
+            self.tenants.occupy(request.tenant, live=1, holder=self._slot_manager)
+            self._scheduler.enqueue(sequence)
+            self._observer.submitted(self._clock(), request)
 
     def _check_place(self, tenant: Tenant) -> None:
         """Raises QueueFull where one more request of a tenant may not wait."""
@@ -279,11 +261,15 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """Forget a request and free its slot and pages; no event of it follows. An unknown id is
         already finished."""
-        self._output_processor.forget(request_id)
-        sequence = self._live.get(request_id)
-        if sequence is not None:
-            self._end(sequence, FinishReason.CANCELLED)
-            self.forget_left()
+        with self._change():
+            ended = self._output_processor.forget(request_id)
+            sequence = self._live.get(request_id)
+            if sequence is not None:
+                self.ledger.finished(sequence.request.tenant, FinishReason.CANCELLED)
+                self._end(sequence, FinishReason.CANCELLED)
+                self._changes.follow()
+            elif ended is not None:
+                self.ledger.finished(ended, FinishReason.CANCELLED)
 
     def stall(self, request_id: int, *, patient: bool = False) -> None:
         """The consumer takes no more tokens for now: nothing is computed for the request, beyond
@@ -320,45 +306,74 @@ class Engine:
         After an exception, a KeyboardInterrupt among them, what ran waits again with the tokens it
         has and goes on in the next call; an error that comes back ends the requests it hits.
         """
+        if not self._whole:
+            self._recover(fault=False)
+        self._whole = False
         try:
-            self._end_overdue()
-            # Told before anything can fail: whoever ended must not be able to cancel first.
-            if ended := self._output_processor.events():
-                return ended
+            self._advance()
+        except BaseException as error:
+            self._recover(fault=isinstance(error, Exception))
+            raise
+        self._whole = True
+        return self._output_processor.events()
+
+    def give_back(self) -> None:
+        """Let go of all requests and of what their tenants hold here: the engine is left, and
+        others that share its tenants go on."""
+        self._live.clear()
+        self._whole = False
+        self._recover(fault=False)
+
+    def _advance(self) -> None:
+        self._end_overdue()
+        self._blocked = False
+        # Told before anything can fail: whoever ended must not be able to cancel first.
+        if not self._output_processor.pending:
             self._pipeline.fill()
             read = self._pipeline.read()
             self._blocked = read is None
             if read is not None:
                 self._output_processor.take(*read, self._clock())
-        except BaseException as error:
-            self._recover(isinstance(error, Exception))
+        self._output_processor.count()
+        self._changes.follow()
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Something that is done whole or made good: at once after an error, with the next step
+        after an interrupt."""
+        outermost, self._whole = self._whole, False
+        try:
+            yield
+        except Exception:
+            if outermost:
+                self._recover(fault=True)
             raise
-        finally:
-            self.forget_left()
-        return self._output_processor.events()
+        self._whole = outermost
+
+    def _lost(self, active: RunningSequence) -> None:
+        """A sequence loses its slot: steps are planned anew, and nobody guesses for it."""
+        self._pipeline.changed()
+        if self._speculative is not None:
+            self._speculative.forget(active)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = sequence.request
         del self._live[request.id]
         self._stalled.pop(request.id, None)
-        self.tenants.occupy(request.tenant, live=-1)
-        self.ledger.finished(request.tenant, reason)
-        self._queue.ended(sequence.order)
-        self._pipeline.changed()
-        if self._speculative is not None and sequence.active is not None:
-            self._speculative.forget(sequence.active)
+        self.tenants.occupy(request.tenant, live=-1, holder=self._slot_manager)
         self._scheduler.finished(sequence, reason)
 
     def _end_overdue(self) -> None:
         """End the requests whose consumers stalled too long, or that steps failed under."""
-        if not self._failed and not self._stalled:
+        failed, unfit = self._failed, self._scheduler.unfit
+        if not failed and not unfit and not self._stalled:
             return
-        ending = [(sequence, FinishReason.ERROR) for sequence in self._failed]
+        ending = [(sequence, FinishReason.ERROR) for sequence in (*failed, *unfit)]
         for sequence in self._stalled.values():
             sequence.stalled_steps += not sequence.patient
             if sequence.stalled_steps > self._stall_steps:
                 ending.append((sequence, FinishReason.CLIENT_TOO_SLOW))
-        self._failed = []
+        self._failed, self._scheduler.unfit = [], []
         for sequence, reason in ending:
             if self._live.get(sequence.request.id) is sequence:
                 self._output_processor.end_early(sequence, reason)
@@ -369,38 +384,17 @@ class Engine:
             self._slot_manager.table.stalled[sequence.active.slot] = stalled
         self._pipeline.changed()
 
-    def _recover(self, fault: bool) -> None:
-        """Nobody is placed and nothing cached any more: what the steps under way did is unknown."""
+    def _recover(self, *, fault: bool) -> None:
+        """Nobody is placed and nothing cached any more: what the steps under way did is unknown.
+        All is made again of the sequences that live and the events that were not handed out, so
+        it can be interrupted, too."""
         self._pipeline.clear()
-        for sequence in self._scheduler.recover():
-            if sequence.request.id not in self._live:
-                continue
-            sequence.faults += fault
-            self._scheduler.enqueue(sequence)
-            if sequence.faults >= FAULTS:
-                self._failed.append(sequence)
-
-
-def _memory_of(
-    runner: ModelRunner,
-    tenants: Tenants,
-    page_order: Iterable[int] | None,
-    cache: bool,
-    cached_pages: int | None,
-    copy_pages: bool,
-    host_pages: int,
-) -> KvMemory:
-    """The pages and saved states of a runner, with what the tenants have reserved of them."""
-    limits = runner.limits
-    memory = KvMemory(
-        limits.pages,
-        order=page_order,
-        states=limits.saved_states if runner.recurrent.slot_bytes else None,
-        cache=cache,
-        cached_pages=cached_pages,
-        copies=runner.page_copies() if host_pages or copy_pages else None,
-        host_pages=host_pages,
-    )
-    for tenant in tenants:
-        memory.reserve(tenant.id, tenant.reserved_pages)
-    return memory
+        for sequence, reason in self._output_processor.again(self._live):
+            del self._live[sequence.request.id]
+            self._observer.finished(self._clock(), sequence.request.id, None, reason)
+        live = list(self._live.values())
+        self._scheduler.rebuild(live, fault=fault)
+        self._failed = [sequence for sequence in live if sequence.faults >= FAULTS]
+        self._stalled = {s.request.id: s for s in live if s.stalled}
+        self._changes.follow()
+        self._whole = True

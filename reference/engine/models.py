@@ -8,8 +8,9 @@ asks for it, in place of what nobody has used for longest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError
 from contract.types import Clock, Tenant, TokenEvent
@@ -83,16 +84,42 @@ class Models:
         self._touch(self._places[name])
 
     def put_tenant(self, tenant: Tenant) -> None:
-        """See ``Engine.put_tenant``: in all that are loaded."""
+        """See ``Engine.put_tenant``: in all that are loaded, or in none."""
         for engine in self._engines:
-            engine.put_tenant(tenant)
+            engine.check_tenants([tenant])
+        self._in_all(
+            lambda engine: engine.end_removed(tenant.id),
+            Engine.forget_left,
+            lambda engine: engine.put_tenant(tenant),
+        )
+
+    def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
+        """See ``Engine.replace_tenants``: in all that are loaded, or in none."""
+        tenants = tuple(tenants)
+        for engine in self._engines:
+            engine.check_tenants(tenants, whole=True)
+        ends = [partial(Engine.end_removed, id=tenant.id) for tenant in tenants]
+        # Once one is gone from the last of them, all of them forget it.
+        self._in_all(*ends, Engine.forget_left, lambda engine: engine.replace_tenants(tenants))
 
     def remove_tenant(self, id: int) -> None:
         """See ``Engine.remove_tenant``: from all that are loaded."""
         for engine in self._engines:
             engine.let_leave(id)
-        for engine in self._engines:
-            engine.forget_left()
+        self._in_all(Engine.forget_left)
+
+    def _in_all(self, *changes: Callable[[Engine], None]) -> None:
+        """Make one change after the other in all engines, though the device of one fails meanwhile:
+        its error comes last."""
+        failed: Exception | None = None
+        for change in changes:
+            for engine in self._engines:
+                try:
+                    change(engine)
+                except Exception as error:
+                    failed = error
+        if failed is not None:
+            raise failed
 
     @property
     def idle(self) -> bool:
@@ -102,6 +129,9 @@ class Models:
     def step(self) -> list[TokenEvent]:
         """One step of the model whose turn it is; of the next one where all its requests wait for
         a quota or a consumer."""
+        if len(self._places) > 1:
+            # A tenant that was gone with its last request in one is gone from all.
+            self._in_all(Engine.forget_left)
         busy = {name: p for name, p in self._places.items() if not p.loaded.engine.idle}
         self._let_join(busy)
         events: list[TokenEvent] = []
@@ -131,7 +161,9 @@ class Models:
     def take_out(self, name: str) -> None:
         """Let go of a model, in use or not."""
         self._at_work.discard(name)
-        self._places.pop(name).loaded.close()
+        place = self._places.pop(name)
+        place.loaded.engine.give_back()
+        place.loaded.close()
 
     def longest_idle(self, names: Collection[str]) -> str | None:
         """Of the models called ``names`` the one to unload first: that is idle, and unused for
@@ -152,7 +184,8 @@ class Models:
         engine = place.loaded.engine
         if len(self._places) == 1:
             return engine.step()
-        began, weight = self._clock(), engine.active_weight
+        # Where there are only events to hand out, nobody computes.
+        began, weight = self._clock(), engine.active_weight or 1.0
         try:
             return engine.step()
         finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import field
 
+from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, TokenEvent
 from reference.engine.constraining import NOT_LISTED, listed_of
 from reference.engine.pipeline import Computed, Pipeline
@@ -15,9 +17,27 @@ from reference.ledger import Ledger
 from reference.runner import StepOutput
 from reference.sched.tenants import Tenants
 
+COUNTED_ENDS = tuple(reason for reason in FinishReason if reason is not FinishReason.CANCELLED)
+"""Ends of which a client is told by an event."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """``entries`` are events that were not handed out yet, and the tenant each counts for, None for
+    nobody. Once they were counted they are ``events`` too, and ``before`` is what the ledger had of
+    each tenant then."""
+
+    entries: list[tuple[TokenEvent, int | None]] = field(default_factory=list)
+    events: list[TokenEvent] = field(default_factory=list)
+    before: dict[int, tuple[int, Counter[FinishReason]]] = field(default_factory=dict)
+
 
 class OutputProcessor:
-    """Turns what steps computed into events. ``finish`` is called with every sequence that ends."""
+    """Turns what steps computed into events. ``finish`` is called with every sequence that ends.
+
+    An event counts once it is in the batch: whatever is interrupted after that can be done again
+    from it. What is handed out is one batch, taken in one instruction.
+    """
 
     def __init__(
         self,
@@ -36,18 +56,77 @@ class OutputProcessor:
         self._ledger = ledger
         self._end_of_generation = end_of_generation
         self._finish = finish
-        self._events: list[TokenEvent] = []
-        self._computed: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+        self._batches: list[_Batch] = [_Batch()]
         self._intervals: Counter[tuple[int, float]] = Counter()
 
-    def events(self) -> list[TokenEvent]:
-        """The events since the last call."""
-        events, self._events = self._events, []
-        return events
+    @property
+    def pending(self) -> bool:
+        """Whether there are events that were not handed out."""
+        return bool(self._batches and self._batches[-1].entries)
 
-    def forget(self, request_id: int) -> None:
-        """Drop the events of a request that were not given away: a sink raised before they were."""
-        self._events = [event for event in self._events if event.request_id != request_id]
+    def count(self) -> None:
+        """Let the ledger say what is about to be handed out; again and again, if need be."""
+        if not self.pending:
+            return
+        batch = self._batches[-1]
+        tokens, ends = Counter[int](), Counter[tuple[int, FinishReason]]()
+        for event, tenant in batch.entries:
+            if tenant is not None and tenant in self._tenants:
+                tokens[tenant] += event.token >= 0
+                if event.finish_reason is not None:
+                    ends[tenant, event.finish_reason] += 1
+        ledger, again = self._ledger, bool(batch.before)
+        for tenant in tokens.keys() - batch.before.keys():
+            batch.before[tenant] = ledger.handed_out(tenant)
+        for tenant, (before, ended) in batch.before.items():
+            counted, counted_ends = ledger.handed_out(tenant)
+            ledger.generated(tenant, before + tokens[tenant] - counted)
+            for reason in COUNTED_ENDS if ends or again else ():
+                more = ended[reason] + ends[tenant, reason] - counted_ends[reason]
+                if more:
+                    ledger.finished(tenant, reason, more)
+        batch.events = [event for event, _ in batch.entries]
+
+    def events(self) -> list[TokenEvent]:
+        """The events since the last call, which were counted."""
+        return self._batches.pop().events if self._batches else []
+
+    def again(self, live: dict[int, Sequence]) -> list[tuple[Sequence, FinishReason]]:
+        """Make every sequence know the tokens in the batch, in case an interrupt came between;
+        those that end by one."""
+        ends = []
+        for event, _ in self._batches[-1].entries if self._batches else ():
+            sequence = live.get(event.request_id)
+            if sequence is None:
+                continue
+            if event.finish_reason is not None:
+                ends.append((sequence, event.finish_reason))
+            elif event.token >= 0:
+                sequence.tokens[event.position] = event.token
+                sequence.known = max(sequence.known, event.position + 1)
+        self._intervals.clear()
+        return ends
+
+    def disown(self, tenants: Collection[int]) -> None:
+        """Count the events that were not handed out for nobody where their tenants are gone."""
+        if self._batches and tenants:
+            batch = self._batches[-1]
+            batch.entries = [(e, None if id in tenants else id) for e, id in batch.entries]
+            for tenant in tenants:
+                batch.before.pop(tenant, None)
+
+    def forget(self, request_id: int) -> int | None:
+        """Drop the events of a request that were not handed out; its tenant, where they ended
+        it."""
+        ended = None
+        if self.pending:
+            batch = self._batches[-1]
+            own = [entry for entry in batch.entries if entry[0].request_id == request_id]
+            if own:
+                batch.entries = [entry for entry in batch.entries if entry not in own]
+                last, tenant = own[-1]
+                ended = None if last.finish_reason is None else tenant
+        return ended
 
     def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> None:
         """A step was read at ``now``."""
@@ -56,31 +135,39 @@ class OutputProcessor:
             for part in computed:
                 self._take(part, tokens, output, now)
         finally:
-            self._settle_accounts()
+            for (tenant, seconds), count in self._intervals.items():
+                self._ledger.interval(tenant, seconds, count)
+            self._intervals.clear()
 
     def end_early(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a request that no token ends."""
-        self._events.append(TokenEvent(sequence.request.id, -1, sequence.known, reason))
+        event = TokenEvent(sequence.request.id, -1, sequence.known, reason)
+        self._append(event, sequence.request.tenant)
         self._finish(sequence, reason)
+
+    def _append(self, event: TokenEvent, tenant: int) -> None:
+        if not self._batches:
+            self._batches.append(_Batch())
+        self._batches[-1].entries.append((event, tenant))
 
     def _take(self, part: Computed, tokens: list[int], output: StepOutput, now: float) -> None:
         """What one sequence got out of a step."""
-        active, start, stop, first_row, end_row = part
+        active, _, stop, first_row, end_row = part
         sequence = active.sequence
         if sequence.on_logits is not None:
             _hand_over(sequence, part, output)
-        counts = self._computed[sequence.request.tenant]
+            if sequence.active is not active:
+                # Whoever took the logits has cancelled the request.
+                return
         if stop < sequence.known:
-            counts[0] += stop - start
             return
         if part.drafted:
             given = self._take_guessed(part, tokens, output)
+            self._tenants.count(sequence.request.tenant, 0, max(0, given - 1))
         else:
-            counts[0] += stop - start - 1
             token = tokens[end_row - 1] if end_row > first_row else -1
             given = int(token >= 0 and sequence.samples)
             self._receive(active, stop, token, output, end_row - 1)
-        counts[1] += given
         if given:
             self._note_tokens(sequence, now)
         if self._speculative is not None or active.masked:
@@ -109,16 +196,6 @@ class OutputProcessor:
             self._intervals[tenant, now - sequence.given] += 1
         sequence.given = now
 
-    def _settle_accounts(self) -> None:
-        """Tell the tenants' rates and the ledger what a step did for each."""
-        for tenant, (prefilled, decoded) in self._computed.items():
-            self._tenants.count(tenant, prefilled, decoded)
-            self._ledger.generated(tenant, decoded)
-        for (tenant, seconds), count in self._intervals.items():
-            self._ledger.interval(tenant, seconds, count)
-        self._computed.clear()
-        self._intervals.clear()
-
     def _receive(
         self, active: RunningSequence, position: int, token: int, output: StepOutput, row: int
     ) -> None:
@@ -137,7 +214,8 @@ class OutputProcessor:
             reason = FinishReason.STOP
         elif position >= sequence.last:
             reason = FinishReason.LENGTH
-        self._events.append(TokenEvent(request.id, token, position, reason, *listed))
+        event = TokenEvent(request.id, token, position, reason, *listed)
+        self._append(event, request.tenant)
         if reason is None:
             sequence.tokens[position] = token
             sequence.known = position + 1
@@ -166,5 +244,5 @@ def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:
     skipped = max(0, sequence.scored - part.start)
     if skipped < part.stop - part.start:
         rows = output.rows(sequence.output)[part.first_row + skipped : part.end_row].copy()
-        sequence.on_logits(part.start + skipped, rows)
-        sequence.scored = part.stop
+        # One line: an interrupt comes before both or after both.
+        sequence.scored, _ = part.stop, sequence.on_logits(part.start + skipped, rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from contract.types import Clock, QosClass
@@ -29,7 +29,8 @@ class Step(NamedTuple):
     """A step under way: what of which placement it computes, and the rows of each.
 
     ``attended`` positions in all, ``began`` by the clock; ``waiting``, ``free_pages`` and
-    ``cached_pages`` as they were then.
+    ``cached_pages`` as they were then. ``computed`` has, with what counts them for their
+    tenants, how many tokens are prefilled and how many decoded.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Step(NamedTuple):
     waiting: int
     free_pages: int
     cached_pages: int
+    computed: list[tuple[Callable[[int, int], None], list[int]]]
 
 
 class Computed(NamedTuple):
@@ -129,12 +131,13 @@ class Pipeline:
         step = self._in_flight[0]
         output = self._runner.collect(step.submission)
         self._in_flight.popleft()
+        self._count(step)
         self._observe(step)
         return output, self._computed(step)
 
     def _drop_abandoned(self) -> None:
         while self._in_flight and not any(map(self._slot_manager.runs, self._in_flight[0].actives)):
-            self._in_flight.popleft()
+            self._count(self._in_flight.popleft())
 
     def _start(self) -> bool:
         """Submit the next step; False when there is nothing to compute."""
@@ -187,6 +190,8 @@ class Pipeline:
         slot_manager = self._slot_manager
         pending = slot_manager.table.pending(slot_manager.running)
         chunks = plan_step(pending, self._prefill_tokens(pending))
+        if slot_manager.keeps_states:
+            chunks = slot_manager.table.at_page_ends(chunks)
         return slot_manager.table.within_rows(chunks, self._runner.limits.step_rows)
 
     def _prefill_tokens(self, pending: Sequence[Pending]) -> int:
@@ -226,14 +231,38 @@ class Pipeline:
             len(self._scheduler.waiting),
             memory.free,
             memory.cached,
+            self._computed_for(actives, chunks, rows),
         )
         self.steps += 1
         self._in_flight.append(self._latest)
+
+    def _count(self, step: Step) -> None:
+        """Count what a step computed towards the rates of its tenants, whatever became of those it
+        was computed for."""
+        for count, (prefilled, decoded) in step.computed:
+            count(prefilled, decoded)
+
+    def _computed_for(
+        self, actives: Sequence[RunningSequence], chunks: Sequence[Chunk], rows: Sequence[int]
+    ) -> list[tuple[Callable[[int, int], None], list[int]]]:
+        """By tenant how many tokens a step prefills, and how many it decodes, guesses aside."""
+        counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+        for active, (_, start, tokens), requested in zip(actives, chunks, rows, strict=True):
+            sequence = active.sequence
+            of_tenant = counts[sequence.request.tenant]
+            sampled = requested > 0 and sequence.samples and start + tokens >= sequence.known
+            guessed = requested > 1 and sequence.on_logits is None
+            of_tenant[0] += 0 if guessed else tokens - sampled
+            of_tenant[1] += sampled
+        return [(self._tenants.counter(tenant), count) for tenant, count in counts.items()]
 
     def _publish(self, chunks: list[Chunk], actives: list[RunningSequence]) -> None:
         """Make whole pages of prompts findable, and keep recurrent states where it is time to."""
         table = self._slot_manager.table
         for (slot, start, count), active in zip(chunks, actives, strict=True):
+            if not self._slot_manager.runs(active):
+                # Whoever was asked for its mask has cancelled it.
+                continue
             if start < table.known[slot]:
                 self._slot_manager.publish(active)
             if start + count == table.cut[slot]:

@@ -34,7 +34,8 @@ class Sequence:
     tokens may come next. Logits of the first ``scored`` positions, or rows of another ``output``,
     were handed over. ``faults`` counts the steps that failed under it, ``stalled_steps`` those
     since its consumer stopped taking tokens, none while that is ``patient``. It was submitted at
-    ``arrived``, and its last tokens were handed over at ``given``.
+    ``arrived``, and its last tokens were handed over at ``given``. It once had ``reached``
+    positions computed.
     """
 
     request: Request
@@ -54,6 +55,7 @@ class Sequence:
     patient: bool = False
     arrived: float = 0.0
     given: float | None = None
+    reached: int = 0
     active: RunningSequence | None = None
 
     @property
@@ -72,7 +74,22 @@ class Sequence:
         sample. These are lost with a place, so one that had to leave for the page behind all it
         knows would have gained nothing, and two of a tenant's on two models could do that for
         ever."""
-        return pages_for(min(self.known + RING_STEPS - 1, self.last) + 1)
+        return self.pages_to(0)
+
+    def pages_to(self, quantum: int) -> int:
+        """Pages of what is known or of ``quantum`` positions, and of the tokens of steps under way
+        behind them."""
+        return pages_for(min(max(self.known, quantum) + RING_STEPS - 1, self.last) + 1)
+
+    @property
+    def reach(self) -> int:
+        """The most positions it can come to, its last token included."""
+        return self.last + 1
+
+    @property
+    def end(self) -> int:
+        """Positions that are computed at most: the last token is sampled only."""
+        return max(self.known, self.last)
 
     @property
     def samples(self) -> bool:
@@ -87,8 +104,8 @@ class RunningSequence:
 
     ``published`` is how far the prefix cache knows its pages. ``states`` are recurrent states that
     are kept of its answer, (tokens, place) each: the place of that after so many tokens. ``undo``
-    is the place of the one before guesses. Nobody takes its slot before ``quantum`` positions are
-    computed.
+    is the place of the one before guesses. A sequence that has computed ``quantum`` positions has
+    got on; while it has not, nobody takes the slot of one that is ``protected``.
     """
 
     sequence: Sequence
@@ -98,6 +115,7 @@ class RunningSequence:
     states: list[tuple[int, int]] = field(default_factory=list)
     undo: int | None = None
     quantum: int = 0
+    protected: bool = False
 
     @property
     def masked(self) -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.types import QosClass, Request
+from contract.types import Request
 from reference.engine.sequence import RunningSequence, Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
 from reference.runner import HIDDEN, ModelRunner
 from reference.sched.constraints import bias_records
+from reference.sched.quantum import goal
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
 
@@ -20,7 +21,7 @@ class SlotManager:
     """The running sequences of one model, by slot in order of admission.
 
     Every change of slots and pages goes through here, so that table, memory and the tenants' use
-    always agree.
+    always agree. ``on_lost`` is called with whoever loses its slot.
     """
 
     def __init__(self, runner: ModelRunner, memory: KvMemory, tenants: Tenants) -> None:
@@ -32,31 +33,54 @@ class SlotManager:
         self.running: dict[int, RunningSequence] = {}
         self.recurrent = runner.recurrent.slot_bytes > 0
         self.keeps_states = self.recurrent and runner.limits.saved_states > 0
-        self._slots: dict[tuple[int, QosClass | None], int] = {}
-        self._pages: dict[int, int] = {}
+        self._payers: set[int] = set()
+        self.on_lost: Callable[[RunningSequence], None] = lambda active: None
 
     def runs(self, active: RunningSequence) -> bool:
         """Whether it still has its slot."""
         return self.running.get(active.slot) is active
 
-    def pages_needed(self, sequence: Sequence) -> int:
-        """Pages that what is known of a sequence takes, and one more for every running one, so
-        that nobody comes in only to push somebody out at the next page."""
-        return pages_for(sequence.known) + len(self.running)
+    def progress(self, active: RunningSequence) -> int:
+        """Positions of a sequence that are computed and whose tokens the host knows."""
+        return min(self.table.computed[active.slot], active.sequence.known)
 
-    def fits(self, sequence: Sequence, removal: Iterable[RunningSequence]) -> bool:
-        """Whether there are pages for a sequence, within its tenant's quota, once ``removal`` are
-        removed."""
+    def protects(self, active: RunningSequence) -> bool:
+        """Whether nobody may take its slot: it waited too long, and has not got on yet."""
+        return (
+            active.protected
+            and not active.sequence.stalled
+            and self.progress(active) < active.quantum
+        )
+
+    def quantum_of(self, sequence: Sequence) -> int:
+        """How far a sequence that is placed now is to come before it has got on."""
+        known = sequence.tokens[: sequence.known]
+        begun = self.memory.match(sequence.scope, known, sequence.cacheable)
+        return goal(sequence.reached, begun, sequence.end)
+
+    def fits(
+        self, sequence: Sequence, removal: Iterable[RunningSequence], quantum: int = 0
+    ) -> bool:
+        """Whether there are pages for a sequence up to its ``quantum``, within its tenant's quota,
+        once ``removal`` are removed."""
         tenant = sequence.request.tenant
         left = [(p.sequence.request.tenant, p.pages) for p in removal]
-        if self.pages_needed(sequence) - len(left) > self.memory.available(tenant, left):
+        # One more for every running one: nobody comes in only to push somebody out.
+        whole = sequence.pages_to(quantum) if quantum else pages_for(sequence.known)
+        needed = whole + len(self.running) - len(left)
+        if needed > self.memory.available(tenant, left):
             return False
         # Of pages they share with it, the tenant pays for those nobody else holds then.
         inherited = self.memory.held(tenant, left) - self.memory.held(tenant)
-        return self._tenants.within_quota(tenant, sequence.pages_to_begin + max(0, inherited))
+        begin = max(sequence.pages_to_begin, whole)
+        return self._tenants.within_quota(tenant, begin + max(0, inherited))
 
-    def place(self, sequence: Sequence) -> RunningSequence | None:
-        """Give a sequence a slot, what is cached of it, and pages for what is known of it.
+    def place(
+        self, sequence: Sequence, quantum: int = 0, *, protected: bool = False
+    ) -> RunningSequence | None:
+        """Give a sequence a slot, what is cached of it, and pages for what is known of it; one that
+        is ``protected`` gets all pages it needs up to its ``quantum``, so that it asks nobody for
+        some before.
 
         None where there is no slot or too few pages; nothing is changed then.
         """
@@ -66,13 +90,19 @@ class SlotManager:
         tokens = sequence.tokens[: sequence.known]
         slot = self.free_slots[0]
         most = sequence.cacheable
-        if not memory.fits(sequence.scope, tokens, most, self.pages_needed(sequence), tenant):
+        whole = sequence.pages_to(quantum) if protected else pages_for(sequence.known)
+        needed = whole + len(self.running)
+        if not memory.fits(sequence.scope, tokens, most, needed, tenant):
+            return None
+        if protected and not self._tenants.within_quota(tenant, whole):
             return None
         hit = memory.adopt(sequence.scope, tokens, most, tenant, slot)
-        pages = memory.take(pages_for(sequence.known) - len(hit.pages), tenant, slot)
+        pages = memory.take(whole - len(hit.pages), tenant, slot)
         assert pages is not None, "it fits"
         self.free_slots.popleft()
-        active = RunningSequence(sequence, slot, [*hit.pages, *pages])
+        active = RunningSequence(
+            sequence, slot, [*hit.pages, *pages], quantum=quantum, protected=protected
+        )
         sequence.active = active
         self.running[slot] = active
         self._note_slots(sequence.request, 1)
@@ -116,54 +146,65 @@ class SlotManager:
                 self._attach_state(active)
         self._next_cut(active)
 
-    def remove(self, active: RunningSequence) -> None:
-        """Take the slot and the pages from a sequence; what it computed stays in the cache."""
+    def keep_where_it_stands(self, active: RunningSequence) -> None:
+        """Save the recurrent state of a sequence that is about to lose its slot, where it is one
+        that others could find: after whole pages of tokens that the host knows."""
+        computed = self.table.computed[active.slot]
+        kept = max([tokens for tokens, _ in active.states], default=0)
+        whole = computed % PAGE_TOKENS == 0 and kept < computed <= active.sequence.known
+        if not self.keeps_states or not whole:
+            return
+        place = self._place_for_state(active)
+        if place is not None:
+            self._runner.recurrent.save(active.slot, place)
+            active.states.append((computed, place))
+
+    def remove(
+        self, active: RunningSequence, *, served: bool = True, published: bool = True
+    ) -> None:
+        """Take the slot and the pages from a sequence; what it computed stays in the cache unless
+        it is not to be ``published``. One that did not get on was not ``served``."""
         sequence, slot = active.sequence, active.slot
-        self.publish(active)
-        self._attach_state(active)
+        self.on_lost(active)
+        if published:
+            self.publish(active)
+            self._attach_state(active)
+        for _, place in active.states:
+            self.memory.drop_state_slot(place)
         if active.undo is not None:
             self.memory.drop_state_slot(active.undo)
         del self.running[slot]
         sequence.active = None
         self.free_slots.append(slot)
-        self._note_slots(sequence.request, -1)
+        self._note_slots(sequence.request, -1, served)
         self.memory.release(active.pages, sequence.request.tenant)
         # A page that others hold is paid for by one of them now.
-        for tenant in list(self._pages):
+        for tenant in tuple(self._payers):
             self._note_pages(tenant)
 
-    def reset(self) -> list[Sequence]:
-        """Take everything from everybody after a fault, whatever was being done: who ran."""
-        sequences = [active.sequence for active in self.running.values()]
-        for sequence in sequences:
+    def reset(self, live: Iterable[Sequence]) -> None:
+        """Take everything from all ``live`` sequences after a fault, whatever was being done."""
+        live = list(live)
+        for active in self.running.values():
+            self.on_lost(active)
+        for sequence in live:
             sequence.active = None
         self.running.clear()
         self.free_slots = deque(range(len(self.table.computed)))
         self.memory.clear()
-        for (tenant, qos), slots in self._slots.items():
-            self._tenants.occupy(tenant, slots=-slots, qos=qos)
-        for tenant, pages in self._pages.items():
-            self._tenants.occupy(tenant, pages=-pages)
-        self._slots.clear()
-        self._pages.clear()
-        return sequences
+        self._payers.clear()
+        self._tenants.let_go(self, Counter([sequence.request.tenant for sequence in live]))
 
-    # The account first: an interrupt on the way there leaves both as they were.
-
-    def _note_slots(self, request: Request, slots: int) -> None:
-        self._tenants.occupy(request.tenant, slots=slots, qos=request.qos)
-        held = self._slots.get((request.tenant, request.qos), 0) + slots
-        self._slots[request.tenant, request.qos] = held
-        if not held:
-            del self._slots[request.tenant, request.qos]
+    def _note_slots(self, request: Request, slots: int, served: bool = True) -> None:
+        self._tenants.occupy(
+            request.tenant, slots=slots, qos=request.qos, holder=self, served=served
+        )
 
     def _note_pages(self, tenant: int) -> None:
         """Let the tenant's account say what is charged to it."""
         pages = self.memory.held(tenant)
-        self._tenants.occupy(tenant, pages=pages - self._pages.get(tenant, 0))
-        self._pages[tenant] = pages
-        if not pages:
-            del self._pages[tenant]
+        (self._payers.add if pages else self._payers.discard)(tenant)
+        self._tenants.hold_pages(tenant, pages, self)
 
     def _occupy(self, active: RunningSequence, computed: int) -> None:
         sequence = active.sequence
@@ -187,12 +228,17 @@ class SlotManager:
             self._next_cut(active)
 
     def _next_cut(self, active: RunningSequence) -> None:
-        """While the prompt is read a state is kept once, at its last full page; then at every."""
+        """While the prompt is read a state is kept at its last full page, and where a protected
+        sequence has got on and may lose its slot; then at every page."""
         slot = active.slot
         computed, known = self.table.computed[slot], self.table.known[slot]
         end_of_prompt = (known - 1) // PAGE_TOKENS * PAGE_TOKENS
         following = (computed // PAGE_TOKENS + 1) * PAGE_TOKENS
-        self.table.cut[slot] = end_of_prompt if computed < end_of_prompt else following
+        cut = end_of_prompt if computed < end_of_prompt else following
+        quantum = active.quantum
+        if active.protected and computed < quantum and quantum % PAGE_TOKENS == 0:
+            cut = min(cut, quantum)
+        self.table.cut[slot] = cut
 
     def _place_for_state(self, active: RunningSequence) -> int | None:
         """A place for the next state of a sequence: beside one, since steps ahead may have computed
@@ -213,3 +259,24 @@ class SlotManager:
                 self.memory.attach_state(sequence.scope, sequence.tokens[:tokens], place)
             else:
                 self.memory.drop_state_slot(place)
+
+
+def memory_of(
+    runner: ModelRunner,
+    page_order: Iterable[int] | None,
+    cache: bool,
+    cached_pages: int | None,
+    copy_pages: bool,
+    host_pages: int,
+) -> KvMemory:
+    """The pages and saved states of a runner."""
+    limits = runner.limits
+    return KvMemory(
+        limits.pages,
+        order=page_order,
+        states=limits.saved_states if runner.recurrent.slot_bytes else None,
+        cache=cache,
+        cached_pages=cached_pages,
+        copies=runner.page_copies() if host_pages or copy_pages else None,
+        host_pages=host_pages,
+    )

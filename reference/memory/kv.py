@@ -9,7 +9,7 @@ page may be given away while steps that read it are still under way.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from contract.arithmetic import PAGE_TOKENS
 from reference.memory.page_copies import Copies
 from reference.memory.pages import PagePool
 from reference.memory.prefix import Node, PathEnd, PrefixHit, PrefixStatistics, PrefixTrees
+from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
 
 LEAST_COPIED_TOKENS = PAGE_TOKENS // 2
@@ -56,7 +57,7 @@ class KvMemory:
         self._copies = copies
         self._host_pages = host_pages
         self._places = None if states is None else StateSlots(states)
-        self._reserved: dict[int, int] = {}
+        self.reservations = Reservations(pages)
         self._pool = PagePool(pages, self._order)
         self._trees = PrefixTrees()
         self._kept: OrderedDict[Node, None] = OrderedDict()
@@ -88,16 +89,9 @@ class KvMemory:
         return charged + self._pool.effect_of(leaving)[1][tenant] if leaving else charged
 
     def reserve(self, tenant: int, pages: int) -> None:
-        """Guarantee the tenant so many pages: what it does not hold of them, nobody else can take.
-
-        A reservation frees nothing by itself. Raises ValueError when all together exceed the pool.
-        """
-        others = sum(self._reserved.values()) - self._reserved.get(tenant, 0)
-        if pages < 0 or others + pages > self.total:
-            raise ValueError(f"{pages} pages reserved of {self.total - others} not reserved yet")
-        self._reserved[tenant] = pages
-        if not pages:
-            del self._reserved[tenant]
+        """Guarantee the tenant so many pages. Raises ValueError when all together exceed the
+        pool."""
+        self.reservations.set_one(tenant, pages)
 
     def available(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
         """Pages the tenant could take now, or once ``leaving``, (tenant, pages) each, are released.
@@ -106,12 +100,11 @@ class KvMemory:
         again as soon as they hold less.
         """
         room = self.free + self.cached
-        if not leaving and not self._reserved:
+        if not leaving and not self.reservations:
             return room
         freed, changes = self._pool.effect_of(leaving)
-        others = ((other, pages) for other, pages in self._reserved.items() if other != tenant)
-        unused = sum(max(0, pages - self.held(other) - changes[other]) for other, pages in others)
-        return max(0, room + freed - unused)
+        kept = self.reservations.kept_from(tenant, lambda other: self.held(other) + changes[other])
+        return max(0, room + freed - kept)
 
     def take(self, count: int, tenant: int, slot: int) -> list[int] | None:
         """``count`` pages for ``slot``, charged to ``tenant``; None when there are not so many."""
@@ -223,16 +216,15 @@ class KvMemory:
         assert self._places is not None, "the model has no recurrent states"
         self._places.drop(place)
 
-    def forget(self, scope: Hashable) -> None:
-        """Forget what is cached in a scope of which nobody holds a page."""
-        for node in self._trees.below(scope):
-            self._drop(node)
+    def forget_others(self, scopes: Collection[Hashable]) -> None:
+        """Forget what is cached in all but these scopes: nobody holds a page of the others."""
+        for scope in [scope for scope, _ in self._trees.scopes() if scope not in scopes]:
+            for node in self._trees.below(scope):
+                self._drop(node)
 
     def clear(self) -> None:
         """Forget everything but reservations and statistics: nothing is held, nothing is known."""
-        for _, root in list(self._trees.scopes()):
-            for node in list(root.children.values()):
-                self._trees.drop(node)
+        self._trees = PrefixTrees()
         self._pool = PagePool(self.total, self._order)
         self._kept.clear()
         self._spilled.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
@@ -19,17 +20,14 @@ RETRY_SECONDS_MIN = 1.0
 
 class WaitingRequest(NamedTuple):
     """A request that waits. ``order`` is its arrival, unique and kept for life; ``since`` is when
-    it began to wait, which for a preempted request is when it was preempted; ``pages`` is what it
-    needs to begin, ``qos`` the class it asks for."""
+    it began to wait, which for a preempted request that got on is when it was preempted; ``pages``
+    is what it needs to begin, ``qos`` the class it asks for."""
 
     order: int
     tenant: int
     since: float
     pages: int
     qos: QosClass | None = None
-
-
-_LineKey = tuple[int, QosClass | None]
 
 
 @dataclass(slots=True)
@@ -40,6 +38,27 @@ class _Line:
     since: float
     orders: list[int] = field(default_factory=list)
     live: int = 0
+
+
+@dataclass(slots=True)
+class _Group:
+    """A tenant's lines by class asked for; ``since`` is when the first of them began."""
+
+    since: float
+    lines: dict[QosClass | None, _Line] = field(default_factory=dict)
+
+
+class _Turn(NamedTuple):
+    """Where a candidate stands among those that are not aged tenants': its class by rank, its
+    tenant's dominant share and rate by weight, the first arrival among that tenant's candidates of
+    the rank, and among these those that waited too long first."""
+
+    rank: int
+    share: float
+    rate: float
+    first: int
+    since: float
+    order: int
 
 
 class WaitQueue:
@@ -53,17 +72,22 @@ class WaitQueue:
     however many requests each has waiting; then the request that arrived first. A candidate for
     which there is no room lets others pass.
 
-    A line is *aged* when its requests have waited for ``aging_seconds`` while none of them had a
-    slot. Its candidate then comes before all that are not aged, whatever the classes and shares;
-    aged candidates go in the order in which they began to wait without a slot; and nobody passes
-    one. So aging undoes no fair share: who holds a slot does not age, however many wait behind it.
+    A *tenant* is aged when its requests have waited for ``aging_seconds`` in which none of them,
+    whatever class it asks for, had a slot and got on in it. Then its first candidate comes before
+    all of tenants that are not aged, whatever the classes and shares; aged tenants go in the order
+    in which they began to wait so; and nobody passes one. So aging undoes no fair share: who holds
+    a slot does not age, however many requests wait behind it and whatever classes they ask for.
 
-    Starvation bound: let T lines have requests waiting, and let room for any one request appear
+    A line may be aged too. That changes the order within its tenant only: its candidate takes the
+    tenant's next turn, as a request of the tenant's own class, so a tenant's stream of better
+    requests does not starve those that ask for a lower class.
+
+    Starvation bound: let T tenants have requests waiting, and let room for any one request appear
     within R seconds whenever nobody is admitted (at the latest when all that runs has ended). Then
-    a line that has requests waiting is without a slot for at most ``aging_seconds + T * R``
-    seconds, not counting time beyond its tenant's quotas. Reason: once it is aged no line passes it
-    twice, for an admission sends that line behind it. So the n-th request of a line whose requests
-    run for at most L seconds starts after at most ``n * (aging_seconds + T * R + L)``.
+    a tenant that has requests waiting is without a slot for at most ``aging_seconds + T * R``
+    seconds, not counting time beyond its quotas. Reason: once it is aged no tenant passes it
+    twice, for an admission sends that tenant behind it. So the n-th request of a tenant whose
+    requests run for at most L seconds starts after at most ``n * (aging_seconds + T * R + L)``.
 
     A choice takes time in proportion to the lines that have requests waiting, and none for the
     requests behind the first; pushing and removing is logarithmic, amortized.
@@ -73,7 +97,7 @@ class WaitQueue:
         self._tenants = tenants
         self._clock = clock
         self._aging = aging_seconds
-        self._lines: dict[_LineKey, _Line] = {}
+        self._groups: dict[int, _Group] = {}
         self._waiting: dict[int, WaitingRequest] = {}
         self._began: dict[int, float] = {}
         self._ran: dict[int, float] = {}
@@ -85,22 +109,25 @@ class WaitQueue:
     def by_class(self) -> Counter[QosClass]:
         """How many requests of each class wait."""
         counts: Counter[QosClass] = Counter()
-        for key, line in self._lines.items():
-            counts[self._class_of(key)] += line.live
+        for tenant, group in self._groups.items():
+            for asked, line in group.lines.items():
+                counts[self._tenants[tenant].qos.lowered_to(asked)] += line.live
         return counts
 
     def of_tenant(self, tenant: int) -> int:
         """How many requests of a tenant wait."""
-        return sum(line.live for (id, _), line in self._lines.items() if id == tenant)
+        group = self._groups.get(tenant)
+        return 0 if group is None else sum([line.live for line in group.lines.values()])
 
     def push(self, waiting: WaitingRequest) -> None:
         """Let a request wait. RequestError when its tenant is not known."""
         assert waiting.order not in self._waiting, f"request {waiting.order} waits twice"
         self._tenants[waiting.tenant]
-        key = waiting.tenant, waiting.qos
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = _Line(waiting.since)
+        group = self._groups.setdefault(waiting.tenant, _Group(waiting.since))
+        line = group.lines.setdefault(waiting.qos, _Line(waiting.since))
+        # Who lost a slot before it got on there has waited since before the others came.
+        group.since = min(group.since, waiting.since)
+        line.since = min(line.since, waiting.since)
         began = self._began.pop(waiting.order, None)
         if began is not None:
             self._ran[waiting.order] = self._ran.get(waiting.order, 0.0) + self._clock() - began
@@ -113,13 +140,19 @@ class WaitQueue:
         waiting = self._waiting.pop(order, None)
         if waiting is None:
             return
-        key = waiting.tenant, waiting.qos
-        line = self._lines[key]
+        group = self._groups[waiting.tenant]
+        line = group.lines[waiting.qos]
         line.live -= 1
         if not line.live:
-            del self._lines[key]
+            del group.lines[waiting.qos]
+            if not group.lines:
+                del self._groups[waiting.tenant]
         elif len(line.orders) > 2 * line.live:
             line.orders = sorted(order for order in line.orders if order in self._waiting)
+
+    def clear(self) -> None:
+        """Forget all requests, whatever an interrupted call left of them."""
+        self._groups, self._waiting = {}, {}
 
     def next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
         """Take the request to admit now out of the queue; None when nobody is to be admitted.
@@ -157,49 +190,77 @@ class WaitQueue:
         return max(RETRY_SECONDS_MIN, mean / max(1, len(self._began)))
 
     def aged(self, tenant: int, qos: QosClass | None = None) -> bool:
-        """Whether those of the tenant's requests that ask for class ``qos`` have waited too long
-        without a slot."""
-        line = self._lines.get((tenant, qos))
-        return line is not None and self._aged_since((tenant, qos), line) is not None
+        """Whether the tenant, or what of it asks for class ``qos``, has waited too long without a
+        slot in which it got on."""
+        return self.tenant_aged(tenant) or self.line_aged_since(tenant, qos) is not None
 
-    def _aged_since(self, key: _LineKey, line: _Line) -> float | None:
+    def line_aged_since(self, tenant: int, qos: QosClass | None = None) -> float | None:
         """When an aged line began to wait without a slot; None for one that is not aged."""
-        slotless = self._tenants.slotless_since(*key)
+        group = self._groups.get(tenant)
+        line = None if group is None else group.lines.get(qos)
+        return None if line is None else self._line_aged_since(tenant, qos, line)
+
+    def tenant_aged(self, tenant: int) -> bool:
+        """Whether the requests of a tenant come before those of all that are not aged."""
+        group = self._groups.get(tenant)
+        return group is not None and self._tenant_aged_since(tenant, group) is not None
+
+    def _tenant_aged_since(self, tenant: int, group: _Group) -> float | None:
+        """When an aged tenant began to wait without a slot; None for one that is not aged."""
+        return self._since(self._tenants.idle_since(tenant), group.since)
+
+    def _line_aged_since(self, tenant: int, qos: QosClass | None, line: _Line) -> float | None:
+        return self._since(self._tenants.slotless_since(tenant, qos), line.since)
+
+    def _since(self, slotless: float | None, waiting: float) -> float | None:
         if slotless is None:
             return None
-        since = max(slotless, line.since)
+        since = max(slotless, waiting)
         return since if self._clock() - since >= self._aging else None
 
     def _in_turn(self) -> Iterator[tuple[WaitingRequest, bool]]:
-        """The candidates within their quotas, and whether each is aged, in order of their turn."""
+        """The candidates within their quotas, and whether each is of an aged tenant, in order of
+        their turn; of an aged tenant the first one only."""
         aged: list[tuple[float, int]] = []
-        by_rank: dict[int, list[int]] = {}
-        for key, line in self._lines.items():
-            order = self._candidate(line)
-            if not self._tenants.within_quota(key[0], self._waiting[order].pages):
+        others: dict[int, list[_Turn]] = {}
+        alone = len(self._groups) == 1
+        for tenant, group in self._groups.items():
+            turns = self._turns_of(tenant, group, alone)
+            since = self._tenant_aged_since(tenant, group) if turns else None
+            if since is not None:
+                aged.append((since, min(turns, key=lambda turn: (turn.since, *turn)).order))
                 continue
-            since = self._aged_since(key, line)
-            if since is None:
-                by_rank.setdefault(self._class_of(key).rank, []).append(order)
-            else:
-                aged.append((since, order))
+            for turn in turns:
+                others.setdefault(turn.rank, []).append(turn)
         for _, order in sorted(aged):
             yield self._waiting[order], True
-        for _, orders in sorted(by_rank.items()):
-            if len(orders) > 1:
-                orders = [order for *_, order in sorted([self._turn_of(order) for order in orders])]
-            for order in orders:
-                yield self._waiting[order], False
+        for _, turns in sorted(others.items()):
+            for turn in sorted(turns):
+                yield self._waiting[turn.order], False
 
-    def _turn_of(self, order: int) -> tuple[float, float, int]:
-        """The tenant's dominant share, what it was given lately, by weight, and ``order``."""
-        tenant = self._waiting[order].tenant
+    def _turns_of(self, tenant: int, group: _Group, alone: bool) -> list[_Turn]:
+        """A tenant's candidates that are within its quotas; who is ``alone`` needs no share."""
+        tenants = self._tenants
+        own = tenants[tenant].qos
+        found = []
+        first: dict[int, int] = {}
+        for asked, line in group.lines.items():
+            order = self._candidate(line)
+            if not tenants.within_quota(tenant, self._waiting[order].pages):
+                continue
+            since = self._line_aged_since(tenant, asked, line)
+            rank = (own if since is not None else own.lowered_to(asked)).rank
+            first[rank] = min(order, first.get(rank, order))
+            found.append((rank, math.inf if since is None else since, order))
+        if not found:
+            return []
+        share, rate = (0.0, 0.0) if alone else self._shares_of(tenant)
+        return [_Turn(rank, share, rate, first[rank], since, order) for rank, since, order in found]
+
+    def _shares_of(self, tenant: int) -> tuple[float, float]:
+        """The tenant's dominant share, and what it was given lately, by weight."""
         rate = self._tenants.usage(tenant).decode_tokens_per_s
-        return self._tenants.dominant_share(tenant), rate / self._tenants[tenant].weight, order
-
-    def _class_of(self, key: _LineKey) -> QosClass:
-        tenant, asked = key
-        return self._tenants[tenant].qos.lowered_to(asked)
+        return self._tenants.dominant_share(tenant), rate / self._tenants[tenant].weight
 
     def _candidate(self, line: _Line) -> int:
         while line.orders[0] not in self._waiting:

@@ -144,6 +144,16 @@ class SlotTable:
                 most -= rows
         return kept
 
+    def at_page_ends(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Shorten chunks of prompts to whole pages where they reach one, for models whose state can
+        only be kept there."""
+        aligned = []
+        for slot, start, count in chunks:
+            stop = (start + count) // PAGE_TOKENS * PAGE_TOKENS
+            inside = start + count < self.known[slot] and stop > start
+            aligned.append(Chunk(slot, start, stop - start if inside else count))
+        return aligned
+
     def step_input(
         self, chunks: Sequence[Chunk], rows: Sequence[int], tokens: Sequence[Int32]
     ) -> StepInput:

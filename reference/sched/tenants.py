@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import field
+from functools import partial
 from typing import NamedTuple
 
 from contract.errors import ConfigError, RequestError
@@ -67,6 +68,10 @@ class RateWindow:
             gone_at = (bucket + _BUCKETS) / BUCKETS_PER_SECOND
         return max(0.0, gone_at - now)
 
+    def recount(self) -> None:
+        """Make the total that of the buckets again, after a call was interrupted."""
+        self._total = sum([count for _, count in self._counts])
+
     def _advance(self, now: float) -> None:
         """Forget the buckets that left the window. A clock that goes back stands still here."""
         bucket = int(now * BUCKETS_PER_SECOND)
@@ -89,29 +94,35 @@ class Usage(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Slots:
-    """Slots held, and when the last of them was given back."""
-
-    held: int = 0
-    none_since: float = -math.inf
-
-
-@dataclass(slots=True)
 class _Account:
+    """A tenant and what every holder, one for each engine, has of slots by class asked for, pages
+    and live requests. ``served`` says by class when one of its requests last gave back a slot in
+    which it got on."""
+
     tenant: Tenant
-    slots: int = 0
-    pages: int = 0
-    live: int = 0
-    by_class: defaultdict[QosClass | None, _Slots] = field(
-        default_factory=lambda: defaultdict(_Slots)
-    )
+    slots: dict[tuple[Hashable, QosClass | None], int] = field(default_factory=dict)
+    pages: dict[Hashable, int] = field(default_factory=dict)
+    live: dict[Hashable, int] = field(default_factory=dict)
+    served: dict[QosClass | None, float] = field(default_factory=dict)
     decoded: RateWindow = field(default_factory=RateWindow)
     prefilled: RateWindow = field(default_factory=RateWindow)
+
+    @property
+    def slots_held(self) -> int:
+        return sum(self.slots.values())
+
+    @property
+    def pages_held(self) -> int:
+        return sum(self.pages.values())
+
+    @property
+    def requests(self) -> int:
+        return sum(self.live.values())
 
 
 class Tenants:
     """The registry of tenants, and what each of them uses. Every call takes time independent of
-    how many tenants and requests there are.
+    how many tenants and requests there are. ``changes`` counts the changes of the registry.
 
     Raises ConfigError for a tenant that is not valid or an id that is there twice.
     """
@@ -119,6 +130,8 @@ class Tenants:
     def __init__(self, tenants: Iterable[Tenant] = (LOCAL_TENANT,), *, clock: Clock) -> None:
         self._clock = clock
         self._accounts: dict[int, _Account] = {}
+        self._removed: set[int] = set()
+        self.changes = 0
         for tenant in tenants:
             if tenant.id in self._accounts:
                 other = self._accounts[tenant.id].tenant
@@ -149,14 +162,47 @@ class Tenants:
             self._accounts[tenant.id] = _Account(tenant)
         else:
             account.tenant = tenant
+        self._removed.discard(tenant.id)
+        self.changes += 1
+
+    def begin_removal(self, id: int) -> None:
+        """Refuse new requests of a tenant from now on: it goes with the last of those it has.
+        RequestError when there is none with this id."""
+        self._account(id)
+        self._removed.add(id)
+        self.changes += 1
+
+    def is_removed(self, id: int) -> bool:
+        """Whether the tenant was removed and still has requests."""
+        return id in self._removed
+
+    def finish_removals(self) -> None:
+        """Forget the removed tenants that have no requests any more."""
+        for id in tuple(self._removed):
+            if id in self._accounts:
+                if self._accounts[id].requests:
+                    continue
+                self.remove(id)
+            self._removed.discard(id)
 
     def remove(self, id: int) -> None:
         """Forget a tenant; RequestError while it has live requests, or when there is none."""
         account = self._account(id)
-        if account.live:
-            raise RequestError("tenant", f"{id} has {account.live} live requests; end them first")
-        assert account.slots == account.pages == 0, f"tenant {id} holds what no request holds"
+        live, held = account.requests, account.slots_held + account.pages_held
+        if live:
+            raise RequestError("tenant", f"{id} has {live} live requests; end them first")
+        assert not held, f"tenant {id} holds what no request holds"
+        self.changes += 1
         del self._accounts[id]
+
+    @property
+    def reservations(self) -> dict[int, int]:
+        """Pages reserved by each tenant that was not removed and reserves any."""
+        return {
+            tenant.id: tenant.reserved_pages
+            for tenant in self
+            if tenant.reserved_pages and tenant.id not in self._removed
+        }
 
     def class_of(self, request: Request) -> QosClass:
         """The class a request is served in."""
@@ -170,23 +216,51 @@ class Tenants:
         live: int = 0,
         *,
         qos: QosClass | None = None,
+        holder: Hashable = None,
+        served: bool = True,
     ) -> None:
         """Change what the tenant holds by signed amounts; the slots are those of requests that ask
-        for class ``qos``."""
+        for class ``qos``. Who gives back a slot in which it did not get on was not ``served``."""
         account = self._account(id)
         if slots:
-            of_class = account.by_class[qos]
-            of_class.held += slots
-            if not of_class.held:
-                of_class.none_since = self._clock()
-        account.slots += slots
-        account.pages += pages
-        account.live += live
-        assert min(account.slots, account.pages, account.live) >= 0, f"tenant {id} gave back twice"
+            if slots < 0 and served:
+                account.served[qos] = self._clock()
+            key = holder, qos
+            account.slots[key] = account.slots.get(key, 0) + slots
+            assert account.slots[key] >= 0, f"tenant {id} gave back twice"
+        if pages:
+            self.hold_pages(id, account.pages.get(holder, 0) + pages, holder)
+        if live:
+            account.live[holder] = account.live.get(holder, 0) + live
+            assert account.live[holder] >= 0, f"tenant {id} gave back twice"
+
+    def hold_pages(self, id: int, pages: int, holder: Hashable = None) -> None:
+        """Note that so many of a holder's pages are charged to the tenant."""
+        assert pages >= 0, f"tenant {id} gave back twice"
+        self._account(id).pages[holder] = pages
+
+    def let_go(self, holder: Hashable, live: Mapping[int, int]) -> None:
+        """Note that a holder, an engine, has nothing of slots and pages, and so many ``live``
+        requests of each tenant: the truth after anything that was interrupted."""
+        for id, account in self._accounts.items():
+            account.slots = {key: n for key, n in account.slots.items() if key[0] != holder}
+            account.pages = {key: n for key, n in account.pages.items() if key != holder}
+            account.live = {key: n for key, n in account.live.items() if key != holder}
+            if live.get(id):
+                account.live[holder] = live[id]
+            account.decoded.recount()
+            account.prefilled.recount()
 
     def count(self, id: int, prefilled: int, decoded: int) -> None:
         """Count tokens computed now towards the tenant's rates."""
-        account = self._account(id)
+        self.counter(id)(prefilled, decoded)
+
+    def counter(self, id: int) -> Callable[[int, int], None]:
+        """Counts tokens that will have been computed for the tenant there is now: nobody who is
+        given its id later."""
+        return partial(self._count, self._account(id))
+
+    def _count(self, account: _Account, prefilled: int, decoded: int) -> None:
         now = self._clock()
         account.prefilled.add(now, prefilled)
         account.decoded.add(now, decoded)
@@ -196,13 +270,22 @@ class Tenants:
         account, now = self._account(id), self._clock()
         decoded = account.decoded.per_second(now)
         prefilled = account.prefilled.per_second(now)
-        return Usage(account.slots, account.pages, account.live, decoded, prefilled)
+        return Usage(account.slots_held, account.pages_held, account.requests, decoded, prefilled)
 
     def slotless_since(self, id: int, qos: QosClass | None = None) -> float | None:
-        """When the tenant's requests that ask for class ``qos`` last gave back their only slot,
-        -inf if they never had one; None while they have one."""
-        slots = self._account(id).by_class.get(qos, _Slots())
-        return None if slots.held else slots.none_since
+        """When the tenant's requests that ask for class ``qos`` last gave back a slot, having got
+        on in it, -inf if they never did; None while they have one."""
+        account = self._account(id)
+        if any(held for (_, asked), held in account.slots.items() if asked is qos):
+            return None
+        return account.served.get(qos, -math.inf)
+
+    def idle_since(self, id: int) -> float | None:
+        """The same for all requests of the tenant, whatever they ask for."""
+        account = self._account(id)
+        if account.slots_held:
+            return None
+        return max(account.served.values(), default=-math.inf)
 
     def within_quota(self, id: int, pages: int) -> bool:
         """Whether a request of so many ``pages`` may be admitted: one more slot and the pages are
@@ -213,8 +296,9 @@ class Tenants:
         """
         account = self._account(id)
         tenant = account.tenant
-        beyond = account.slots and account.pages + pages > tenant.max_kv_pages
-        if account.slots >= tenant.max_slots or beyond:
+        slots = account.slots_held
+        beyond = slots and account.pages_held + pages > tenant.max_kv_pages
+        if slots >= tenant.max_slots or beyond:
             return False
         now = self._clock()
         return (
@@ -238,8 +322,8 @@ class Tenants:
         account = self._account(id)
         tenant = account.tenant
         part = max(
-            account.slots / tenant.max_slots,
-            account.pages / tenant.max_kv_pages,
+            account.slots_held / tenant.max_slots,
+            account.pages_held / tenant.max_kv_pages,
             account.decoded.per_second(self._clock()) / tenant.decode_tokens_per_s,
         )
         return part / tenant.weight

@@ -10,8 +10,8 @@ from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner
 from reference.engine import Engine
-from reference.engine.scheduler import QUANTUM
 from reference.limits import Limits
+from reference.sched.quantum import QUANTUM
 from reference.sched.tenants import Tenants
 
 ONE_DOCUMENT = tuple(range(100, 148))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,33 @@ def line_of(entry: WaitingRequest) -> tuple[int, QosClass | None]:
     return entry.tenant, entry.qos
 
 
+class Began:
+    """When each tenant, and each line of it, last had a slot or began to wait: the definition."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[object, float] = {}
+        self._served: dict[object, float] = {}
+
+    @staticmethod
+    def keys(entry: WaitingRequest) -> tuple[object, object]:
+        """The tenant, and what of it asks for one class."""
+        return entry.tenant, line_of(entry)
+
+    def waits(self, entry: WaitingRequest, waiting: list[WaitingRequest], now: float) -> None:
+        for key in self.keys(entry):
+            if not any(key in self.keys(other) for other in waiting):
+                self._waiting[key] = now
+
+    def leaves(self, entry: WaitingRequest, now: float) -> None:
+        self._served.update(dict.fromkeys(self.keys(entry), now))
+
+    def aged_since(self, key: object, running: list[WaitingRequest], now: float) -> float | None:
+        if any(key in self.keys(other) for other in running):
+            return None
+        since = max(self._waiting[key], self._served.get(key, 0.0))
+        return since if now - since >= AGING else None
+
+
 def candidates(tenants: Tenants, waiting: list[WaitingRequest]) -> list[WaitingRequest]:
     """The first of each tenant and class asked for, without those beyond a quota: the definition,
     over all that wait."""
@@ -29,53 +57,70 @@ def candidates(tenants: Tenants, waiting: list[WaitingRequest]) -> list[WaitingR
     return [e for e in first.values() if tenants.within_quota(e.tenant, e.pages)]
 
 
+def expected_choice(
+    tenants: Tenants,
+    waiting: list[WaitingRequest],
+    running: list[WaitingRequest],
+    began: Began,
+    now: float,
+    room: int,
+) -> WaitingRequest | None:
+    """A plain search over everything that waits."""
+    able = candidates(tenants, waiting)
+    since = {line_of(entry): began.aged_since(line_of(entry), running, now) for entry in able}
+
+    def rank(entry: WaitingRequest) -> int:
+        own = tenants[entry.tenant].qos
+        return (own if since[line_of(entry)] is not None else own.lowered_to(entry.qos)).rank
+
+    def within_tenant(entry: WaitingRequest) -> tuple[float, int, int]:
+        aged = since[line_of(entry)]
+        return math.inf if aged is None else aged, rank(entry), entry.order
+
+    aged = {e.tenant: began.aged_since(e.tenant, running, now) for e in able}
+    waited = [(begun, tenant) for tenant, begun in aged.items() if begun is not None]
+    firsts = [
+        (begun, min((e for e in able if e.tenant == tenant), key=within_tenant))
+        for begun, tenant in waited
+    ]
+    if firsts:
+        _, first = min(firsts, key=lambda each: (each[0], each[1].order))
+        return first if first.pages <= room else None
+
+    def turn(entry: WaitingRequest) -> tuple[float, ...]:
+        alike = [e.order for e in able if e.tenant == entry.tenant and rank(e) == rank(entry)]
+        share = tenants.dominant_share(entry.tenant)
+        return rank(entry), share, min(alike), *within_tenant(entry)
+
+    return min((entry for entry in able if entry.pages <= room), key=turn, default=None)
+
+
 @given(tenant_sets(), st.data())
 def test_the_choice_is_the_definition(declared: list[Tenant], data: st.DataObject) -> None:
     """Against a plain search over everything that waits: class, lowest share, first come; among
-    the aged, who waits longest without a slot, and nobody passes; no quota is exceeded."""
+    the aged tenants, who waits longest without a slot, and nobody passes; within a tenant the lines
+    that waited too long first; no quota is exceeded."""
     clock = ManualClock()
     tenants = Tenants(declared, clock=clock)
     queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
     waiting: list[WaitingRequest] = []
     running: list[WaitingRequest] = []
-    began = {(tenant.id, qos): 0.0 for tenant in declared for qos in (None, *QosClass)}
+    began = Began()
     for order in range(data.draw(st.integers(1, 25), "requests")):
         clock.now += data.draw(st.sampled_from((0.0, 0.5, 6.0)), "pause")
         tenant = data.draw(st.sampled_from(declared), "tenant").id
         pages = data.draw(st.integers(1, 9), "pages")
         qos = data.draw(st.sampled_from((None, None, *QosClass)), "class")
         entry = WaitingRequest(order, tenant, clock.now, pages, qos)
-        if all(line_of(other) != line_of(entry) for other in waiting):
-            began[line_of(entry)] = clock.now
+        began.waits(entry, waiting, clock.now)
         queue.push(entry)
         waiting.append(entry)
         if running and data.draw(st.booleans(), "ends"):
             gone = running.pop(data.draw(st.integers(0, len(running) - 1), "which"))
             tenants.occupy(gone.tenant, slots=-1, pages=-gone.pages, qos=gone.qos)
-            if all(line_of(other) != line_of(gone) for other in running):
-                began[line_of(gone)] = clock.now
+            began.leaves(gone, clock.now)
         room = data.draw(st.integers(0, 10), "room")
-        holders = {line_of(entry) for entry in running}
-        able = candidates(tenants, waiting)
-        aged = [
-            entry
-            for entry in able
-            if line_of(entry) not in holders and clock.now - began[line_of(entry)] >= AGING
-        ]
-        expected: WaitingRequest | None
-        if aged:
-            expected = min(aged, key=lambda e: (began[line_of(e)], e.order))
-            expected = expected if expected.pages <= room else None
-        else:
-            expected = min(
-                (entry for entry in able if entry.pages <= room),
-                key=lambda e: (
-                    max(tenants[e.tenant].qos.rank, e.qos.rank if e.qos else 0),
-                    tenants.dominant_share(e.tenant),
-                    e.order,
-                ),
-                default=None,
-            )
+        expected = expected_choice(tenants, waiting, running, began, clock.now, room)
         taken = queue.next(lambda e, room=room: e.pages <= room)  # type: ignore[misc]
         assert taken == expected
         if taken is not None:
@@ -227,7 +272,8 @@ def test_requests_given_up_leave_nothing_behind() -> None:
     for order in range(1, 1000):
         queue.push(WaitingRequest(order, 0, 0.0, 1))
         queue.remove(order)
-        assert sum(len(line.orders) for line in queue._lines.values()) <= 3
+        (group,) = queue._groups.values()
+        assert sum(len(line.orders) for line in group.lines.values()) <= 3
 
 
 def test_nobody_waits_for_an_unknown_tenant() -> None:

@@ -33,8 +33,8 @@ NO_BIASES = np.zeros(0, LOGIT_BIAS)
 def a_slot_given_twice(patch: Patch) -> None:
     place = SlotManager.place
 
-    def broken(self: SlotManager, sequence: Any) -> Any:
-        active = place(self, sequence)
+    def broken(self: SlotManager, *arguments: Any, **options: Any) -> Any:
+        active = place(self, *arguments, **options)
         if active is not None and active.slot not in self.free_slots:
             self.free_slots.append(active.slot)
         return active
@@ -57,7 +57,12 @@ def a_page_is_lost(patch: Patch) -> None:
 
 
 def one_scope_for_all(patch: Patch) -> None:
-    patch.setattr("reference.engine.engine.scope_of", lambda tenant: ("group", 0))
+    for module in (
+        "reference.engine.engine",
+        "reference.engine.tenant_changes",
+        "harness.simulation.watch",
+    ):
+        patch.setattr(f"{module}.scope_of", lambda tenant: ("group", 0))
 
 
 def a_decode_is_left_out(patch: Patch) -> None:
@@ -185,10 +190,10 @@ def the_cache_outlives_a_fault(patch: Patch) -> None:
     """What the device lost is still found."""
     reset = SlotManager.reset
 
-    def broken(self: SlotManager) -> Any:
+    def broken(self: SlotManager, live: Any) -> None:
         for active in self.running.values():
             self.memory.release(active.pages, active.sequence.request.tenant)
-        return reset(self)
+        reset(self, live)
 
     patch.setattr(SlotManager, "reset", broken)
     patch.setattr(KvMemory, "clear", lambda self: None)
@@ -204,7 +209,7 @@ def chance_decides(patch: Patch) -> None:
         chance.shuffle(self._pool._free)
 
     def due(self: Scheduler) -> bool:
-        return bool(self.waiting) and chance.random() < 0.5
+        return bool(self.waiting) and chance.random() < 0.95
 
     patch.setattr(KvMemory, "__init__", broken)
     patch.setattr(Scheduler, "due", property(due))

@@ -21,7 +21,7 @@ def test_equal_shares_in_many_mixes() -> None:
 
 def test_arrival_alone_is_not_fair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: who has many requests waiting gets the slot that is left over."""
-    monkeypatch.setattr(WaitQueue, "_turn_of", lambda self, order: (0.0, 0.0, order))
+    monkeypatch.setattr(WaitQueue, "_shares_of", lambda self, tenant: (0.0, 0.0))
     violations = [play_mix(seed) for seed in range(3)]
     assert any(found is not None and "FAIRNESS" in str(found) for found in violations)
 

@@ -152,7 +152,7 @@ class ReplicatedStream:
         """As of ``EventStream``."""
         self._events.wake()
 
-    def cancel(self, request_id: int | None = None) -> None:
+    def cancel(self, request_id: int | None = None, used: int | None = None) -> None:
         """As of ``EventStream``."""
         for pump in list(self._pumps.values()) if request_id is None else [self._pumps[request_id]]:
             pump.cancel()

@@ -1,0 +1,97 @@
+"""What those do who would bend an engine: the actions that a schedule has of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from contract.types import QosClass, Request, SamplingParams, Tenant
+from harness.simulation.history import VOCAB
+from harness.simulation.schedule import (
+    Action,
+    Arrive,
+    Cancel,
+    EngineShape,
+    FailCopy,
+    Interrupt,
+    Quota,
+    Remove,
+)
+
+FIRST_ID = 5000
+"""Ids of the requests of a flood; those of the others are below."""
+MOST_INTERRUPTS = 6
+LABELS = (None, *QosClass)
+GROUPS = (None, None, 7, 8)
+
+
+def draw_adversaries(
+    random: Random, shape: EngineShape, tenants: Sequence[Tenant], steps: int, *, copies: bool
+) -> list[Action]:
+    """Some of what adversaries do in ``steps`` steps, on a device whose ``copies`` can fail."""
+    actions: list[Action] = []
+    if random.random() < 0.6:
+        actions += _flood(random, shape, tenants, random.randrange(steps))
+    if random.random() < 0.6:
+        for _ in range(random.randint(1, 3)):
+            actions += _leaves_and_comes_back(random, shape, random.choice(tenants), steps)
+    if random.random() < 0.6:
+        for _ in range(random.randint(1, 4)):
+            tenant = _changed(random, shape, random.choice(tenants))
+            actions.append(Quota(random.randrange(steps), tenant))
+    if random.random() < 0.5 and copies:
+        for _ in range(random.randint(1, 3)):
+            actions.append(FailCopy(random.randrange(steps), random.randrange(shape.models)))
+    if random.random() < 0.5:
+        for _ in range(random.randint(1, MOST_INTERRUPTS)):
+            line = random.choice([3, 40, 900]) * random.randint(1, 9)
+            actions.append(Interrupt(random.randrange(steps), line))
+    return actions
+
+
+def _flood(
+    random: Random, shape: EngineShape, tenants: Sequence[Tenant], step: int
+) -> list[Action]:
+    """One tenant asks many times at once, with a label after the other, for prompts as long as
+    there are or as short, and gives up half of them."""
+    tenant, context = random.choice(tenants), shape.limits.context
+    actions: list[Action] = []
+    for number in range(random.randint(6, 24)):
+        length = random.choice([1, 1, 9, context])
+        request = Request(
+            FIRST_ID + number,
+            tuple([random.randrange(VOCAB) for _ in range(length)]),
+            random.choice([1, 3, 17, context]),
+            SamplingParams(seed=random.getrandbits(64)),
+            tenant=tenant.id,
+            ignore_end=True,
+            qos=LABELS[number % len(LABELS)],
+        )
+        at = step + number // 4
+        actions.append(Arrive(at, request, model=random.randrange(shape.models)))
+        if random.random() < 0.5:
+            actions.append(Cancel(at + random.choice([0, 1, 2, 5]), request.id))
+    return actions
+
+
+def _leaves_and_comes_back(
+    random: Random, shape: EngineShape, tenant: Tenant, steps: int
+) -> list[Action]:
+    """Whoever has the id afterwards is another tenant, whatever it may."""
+    gone = random.randrange(steps)
+    back = gone + random.choice([0, 1, 4, 20])
+    another = replace(_changed(random, shape, tenant), name=f"another-{tenant.id}")
+    return [Remove(gone, tenant.id), Quota(back, another)]
+
+
+def _changed(random: Random, shape: EngineShape, tenant: Tenant) -> Tenant:
+    """The tenant in another group, or with other pages reserved."""
+    pages = shape.limits.pages
+    reserved = random.choice([0, 0, pages // 6, pages // 2])
+    return replace(
+        tenant,
+        isolation_group=random.choice(GROUPS),
+        reserved_pages=reserved,
+        max_kv_pages=max(tenant.max_kv_pages, reserved),
+    )

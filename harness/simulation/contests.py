@@ -1,0 +1,242 @@
+"""Competitions with those who would bend the rules: what labels win, how long a flood delays."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from typing import Any
+
+from contract.types import QosClass, Request, SamplingParams, Tenant, TokenEvent
+from harness.simulation.adversaries import LABELS
+from harness.simulation.clock import VirtualClock
+from harness.simulation.history import VOCAB
+from harness.simulation.invariants import Invariant, Violation, require
+from harness.simulation.runner import SimulatedRunner, StepSeconds
+from reference.engine import Engine
+from reference.limits import Limits, pages_for
+from reference.sched.quantum import most_turns
+from reference.sched.tenants import Tenants
+
+STEP_SECONDS = 0.05
+SLOWEST_STEP = 0.07
+"""What a step takes at most: it has at most CHUNK tokens and a few."""
+CHUNK = 32
+CONTEXT = 512
+WINDOW_SECONDS = 10.0
+MOST_EXCESS = 0.02
+MOST_LOSS = 0.05
+"""What another may miss while slots that the cheat lets go are handed round: these are whole, and
+compute nothing while they change hands."""
+BEGIN_SECONDS, END_SECONDS = 20.0, 45.0
+AGING_SECONDS = 10.0
+WEIGHTS = ((1.0, 1.0), (1.0, 1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (1.0, 3.0))
+
+
+class Crowd:
+    """Keeps so many requests of each tenant in an engine; ``ask`` makes the next one of a tenant.
+    ``delivered`` are the (moment, tenant) of every token."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: VirtualClock,
+        sizes: dict[int, int],
+        ask: Callable[[int, int], Request],
+    ) -> None:
+        self.delivered: list[tuple[float, int]] = []
+        self._engine, self._clock, self._sizes, self._ask = engine, clock, sizes, ask
+        self._owner: dict[int, int] = {}
+        self._next = 1000
+        self._live: Counter[int] = Counter()
+
+    def refill(self, events: Iterable[TokenEvent] = ()) -> None:
+        """Note what came, and ask again."""
+        for event in events:
+            tenant = self._owner.get(event.request_id)
+            if tenant is None:
+                continue
+            self.delivered.append((self._clock(), tenant))
+            if event.finish_reason is not None:
+                del self._owner[event.request_id]
+                self._live[tenant] -= 1
+        for tenant, size in self._sizes.items():
+            while self._live[tenant] < size:
+                self._next += 1
+                self._engine.submit(self._ask(tenant, self._next))
+                self._owner[self._next] = tenant
+                self._live[tenant] += 1
+
+    def give_up(self, tenant: int, random: Random) -> None:
+        """Cancel one of a tenant's requests."""
+        own = [number for number, owner in self._owner.items() if owner == tenant]
+        if own:
+            number = random.choice(own)
+            self._engine.cancel(number)
+            del self._owner[number]
+            self._live[tenant] -= 1
+
+
+def play_labels(seed: int) -> Violation | None:
+    """Tenants that always have work; one of them asks for a class after the other, and gives up
+    requests now and then: it gets no more than its weight's part of any ten seconds, and nobody
+    else gets less."""
+    random = Random(seed)
+    weights = random.choice(WEIGHTS)
+    slots = int(sum(weights)) * random.choice([1, 2])
+    qos = random.choice([QosClass.INTERACTIVE, QosClass.STANDARD])
+    tokens = random.choice([6, 30, 150])
+    period = random.choice([1, 7, 50])
+    cheat, cancels = random.randrange(len(weights)), random.random() < 0.5
+    engine, clock = _engine(
+        random,
+        [
+            Tenant(id, f"t{id}", weight, max_slots=slots, max_kv_pages=slots * 32, qos=qos)
+            for id, weight in enumerate(weights)
+        ],
+        slots,
+        slots * pages_for(CONTEXT),
+    )
+
+    def ask(tenant: int, number: int) -> Request:
+        label = LABELS[number // period % len(LABELS)] if tenant == cheat else None
+        return _request(random, number, tenant, 8, tokens, label)
+
+    crowd = Crowd(engine, clock, dict.fromkeys(range(len(weights)), 2 * slots), ask)
+    crowd.refill()
+    while clock() < END_SECONDS:
+        crowd.refill(engine.step())
+        if cancels and random.random() < 0.05:
+            crowd.give_up(cheat, random)
+    parts = [weight / sum(weights) for weight in weights]
+    try:
+        short = tokens * STEP_SECONDS <= WINDOW_SECONDS / 5
+        loss = MOST_LOSS if short else 1.0
+        check_parts(crowd.delivered, parts, cheat, loss, BEGIN_SECONDS, END_SECONDS)
+    except Violation as violation:
+        return violation
+    return None
+
+
+def check_parts(
+    delivered: Sequence[tuple[float, int]],
+    parts: Sequence[float],
+    cheat: int,
+    loss: float,
+    begin: float,
+    end: float,
+) -> None:
+    """Raise Violation where the cheat got more than its part of any WINDOW_SECONDS between two
+    moments, or another less by more than ``loss``."""
+    counts: Counter[int] = Counter()
+    window: deque[tuple[float, int]] = deque()
+    for moment, tenant in delivered:
+        if not begin <= moment <= end:
+            continue
+        window.append((moment, tenant))
+        counts[tenant] += 1
+        while window[0][0] <= moment - WINDOW_SECONDS:
+            counts[window.popleft()[1]] -= 1
+        if moment < begin + WINDOW_SECONDS:
+            continue
+        shares = [counts[id] / len(window) for id in range(len(parts))]
+        excess = [share - part for share, part in zip(shares, parts, strict=True)]
+        least = min([more for id, more in enumerate(excess) if id != cheat])
+        if excess[cheat] > MOST_EXCESS or least < -loss:
+            raise Violation(
+                Invariant.SHARES,
+                f"until {moment:.2f} s the tenants got {shares}, tenant {cheat} by its labels",
+            )
+
+
+def play_flood(seed: int) -> Violation | None:
+    """One request beside interactive tenants that could fill every slot for ever, and that label
+    and cancel: it ends within the bound of docs/scheduling.md."""
+    random = Random(seed)
+    slots, floods = random.randint(1, 4), random.randint(1, 3)
+    prompt, tokens = random.choice([1, 60, 200, 400]), random.choice([1, 8, 100])
+    answer = random.choice([1, 10, 30])
+    pages = max(pages_for(prompt + tokens) + random.choice([1, 4, 20]), 4)
+    victim = Tenant(0, "victim", qos=random.choice([QosClass.STANDARD, QosClass.BATCH]))
+    flooding = [
+        Tenant(id, f"flood-{id}", qos=QosClass.INTERACTIVE, weight=random.choice([1.0, 50.0]))
+        for id in range(1, floods + 1)
+    ]
+    engine, clock = _engine(random, [victim, *flooding], slots, pages)
+    labels = random.random() < 0.3
+
+    def ask(tenant: int, number: int) -> Request:
+        label = LABELS[number % len(LABELS)] if labels else None
+        return _request(random, number, tenant, 20, answer, label)
+
+    crowd = Crowd(engine, clock, {tenant.id: 2 * slots for tenant in flooding}, ask)
+    crowd.refill()
+    for _ in range(3):
+        crowd.refill(engine.step())
+    request = _request(random, 1, 0, prompt, tokens, None)
+    engine.submit(request)
+    bound = longest(prompt + tokens, answer, floods, slots)
+    began, ended = clock(), False
+    while not ended and clock() - began <= bound:
+        events = engine.step()
+        ended = any(e.request_id == 1 and e.finish_reason is not None for e in events)
+        crowd.refill(events)
+        if random.random() < 0.02:
+            crowd.give_up(random.randint(1, floods), random)
+    try:
+        require(
+            ended,
+            Invariant.PROGRESS,
+            lambda: f"a request of {prompt} and {tokens} tokens has not ended after {bound:.0f} s",
+        )
+    except Violation as violation:
+        return violation
+    return None
+
+
+def longest(reach: int, answer: int, floods: int, slots: int) -> float:
+    """The seconds after which a request of ``reach`` positions has ended beside tenants whose
+    requests have ``answer`` tokens: the bound of docs/scheduling.md. Room appears at the latest
+    when what runs has ended, each request of the flood reading a page or two and answering; those
+    that are preempted for pages begin again, once for each slot."""
+    room = (answer + 4) * (slots + 1) * SLOWEST_STEP
+    turns = most_turns(reach)
+    return turns * (AGING_SECONDS + (floods + 1) * room) + 4 * reach * SLOWEST_STEP
+
+
+def _engine(
+    random: Random, tenants: Sequence[Tenant], slots: int, pages: int
+) -> tuple[Engine, VirtualClock]:
+    clock = VirtualClock()
+    recurrent = random.random() < 0.3
+    limits = Limits(
+        slots, CONTEXT, pages, step_tokens=slots + CHUNK, step_rows=slots,
+        saved_states=random.choice([1, 4]) if recurrent else 0,
+    )  # fmt: skip
+    # It has the interface of a ModelRunner, but is none.
+    runner: Any = SimulatedRunner(
+        limits, clock, recurrent=recurrent, seconds=StepSeconds(fixed=STEP_SECONDS)
+    )
+    engine = Engine(
+        runner,
+        tenants=Tenants(tenants, clock=clock),
+        clock=clock,
+        chunk_tokens=random.choice([3, CHUNK]),
+        steps_ahead=random.choice([0, 1, 3]),
+        prefix_cache=random.random() < 0.7,
+    )
+    return engine, clock
+
+
+def _request(
+    random: Random, number: int, tenant: int, prompt: int, tokens: int, label: QosClass | None
+) -> Request:
+    return Request(
+        number,
+        tuple([random.randrange(VOCAB) for _ in range(prompt)]),
+        tokens,
+        SamplingParams(seed=random.getrandbits(64)),
+        tenant=tenant,
+        ignore_end=True,
+        qos=label,
+    )

@@ -1,0 +1,41 @@
+"""Numbers for the scopes in which prefixes are shared: a scope that begins anew is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from contract.types import Tenant
+from reference.sched.tenants import Tenants
+
+Scope = tuple[str, int]
+
+
+class Scopes:
+    """Who may read what was written for whom, as the clients of ``tenants`` see it: a scope ends
+    with the last tenant that belongs to it."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+        self._numbers: dict[Scope, int] = {}
+        self._next = 0
+        self.refresh()
+
+    def number_of(self, tenant: int) -> int:
+        """The number of the scope of a tenant now."""
+        self.refresh()
+        return self._numbers[_scope(self._tenants[tenant])]
+
+    def refresh(self, ended: Collection[int] = ()) -> None:
+        """Note the scopes there are; the own ones of tenants that ``ended``, whose ids are others'
+        now, are new."""
+        alive = {_scope(tenant) for tenant in self._tenants}
+        for scope in self._numbers.keys() - alive | {("tenant", id) for id in ended}:
+            self._numbers.pop(scope, None)
+        for scope in sorted(alive - self._numbers.keys()):
+            self._numbers[scope] = self._next
+            self._next += 1
+
+
+def _scope(tenant: Tenant) -> Scope:
+    group = tenant.isolation_group
+    return ("tenant", tenant.id) if group is None else ("group", group)

@@ -1,0 +1,118 @@
+"""Tenants of an engine that come, change and go: what belongs to them follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from contract.errors import ConfigError
+from contract.types import FinishReason, Tenant
+from reference.engine.output_processor import OutputProcessor
+from reference.engine.scheduler import Scheduler
+from reference.engine.sequence import Sequence
+from reference.ledger import Ledger
+from reference.memory.prefix import scope_of
+from reference.sched.tenants import Tenants
+
+
+class TenantChanges:
+    """Changes the registry of tenants, and lets an engine follow every change of it, whoever made
+    it: reservations, the scopes in which prefixes are shared, the ledger. ``live`` are the engine's
+    sequences that have not ended.
+
+    A removed tenant stays until its last request ended. Who comes with its id before that is
+    another tenant: requests that are left end with an error.
+    """
+
+    def __init__(
+        self,
+        tenants: Tenants,
+        scheduler: Scheduler,
+        output_processor: OutputProcessor,
+        ledger: Ledger,
+    ) -> None:
+        self.live: Callable[[], Iterable[Sequence]] = tuple
+        self._tenants, self._ledger = tenants, ledger
+        self._scheduler, self._output_processor = scheduler, output_processor
+        self._memory = scheduler.slot_manager.memory
+        self._followed = -1
+        self._memory.reservations.check(tenants.reservations)
+        self.follow()
+
+    def check(self, tenants: Iterable[Tenant], *, whole: bool = False) -> None:
+        """Raise ConfigError for a tenant that is not valid or an id that comes twice, and
+        ValueError when more pages are reserved than there are. These change some of the tenants, or
+        are the ``whole`` of them."""
+        reserved = {} if whole else self._tenants.reservations
+        seen: dict[int, Tenant] = {}
+        for tenant in tenants:
+            tenant.validate()
+            if tenant.id in seen:
+                raise ConfigError(
+                    f"tenants {seen[tenant.id].name!r} and {tenant.name!r} share id {tenant.id}"
+                )
+            seen[tenant.id] = tenant
+            reserved[tenant.id] = tenant.reserved_pages
+        self._memory.reservations.check(reserved)
+
+    def put(self, tenant: Tenant) -> None:
+        """Add a tenant or change one. Raises as ``check`` does, having changed nothing."""
+        self.check([tenant])
+        self.end_removed(tenant.id)
+        self._tenants.put(tenant)
+        self.follow()
+
+    def replace(self, tenants: Iterable[Tenant]) -> None:
+        """Let these be the tenants: all others are removed. Raises as ``check`` does, having
+        changed nothing."""
+        tenants = tuple(tenants)
+        self.check(tenants, whole=True)
+        named = {tenant.id for tenant in tenants}
+        for gone in [tenant.id for tenant in self._tenants if tenant.id not in named]:
+            self._tenants.begin_removal(gone)
+        for tenant in tenants:
+            self.end_removed(tenant.id)
+            self._tenants.put(tenant)
+        self.follow()
+
+    def begin_removal(self, id: int) -> None:
+        """Refuse new requests of a tenant; ``follow`` comes when all engines that share it were
+        told. Raises RequestError when there is none with this id."""
+        self._tenants.begin_removal(id)
+
+    def end_removed(self, id: int) -> None:
+        """End what is left of a removed tenant, if there was one with this id, and forget it."""
+        if self._tenants.is_removed(id):
+            for sequence in [s for s in self.live() if s.request.tenant == id]:
+                self._output_processor.end_early(sequence, FinishReason.ERROR)
+            self._output_processor.disown([id])
+        self.follow()
+
+    def follow(self) -> None:
+        """Let everything here be as the registry says, if that changed."""
+        tenants, memory = self._tenants, self._memory
+        tenants.finish_removals()
+        if self._followed == tenants.changes:
+            return
+        with suppress(ValueError):
+            # Of several engines with memories of their own only those that were asked said yes.
+            memory.reservations.set_all(tenants.reservations)
+        for sequence in tuple(self.live()):
+            self._follow_scope(sequence)
+        memory.forget_others({scope_of(tenant) for tenant in tenants})
+        gone = [id for id in self._ledger.tenants if id not in tenants]
+        self._output_processor.disown(gone)
+        for id in gone:
+            self._ledger.forget(id)
+        self._scheduler.check_room()
+        self._followed = tenants.changes
+
+    def _follow_scope(self, sequence: Sequence) -> None:
+        """A sequence whose tenant shares with others now is computed anew for them: what it read
+        so far is those others' with whom it was shared."""
+        scope = scope_of(self._tenants[sequence.request.tenant])
+        if sequence.scope == scope:
+            return
+        if sequence.active is not None:
+            self._scheduler.preempt(sequence.active, published=False)
+        sequence.scope = scope

@@ -1,0 +1,97 @@
+"""A drafter hears of every slot that is lost, however it is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contract.types import QosClass, Request, Tenant
+from harness.simulation import history
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.engine.draft_model import DraftModel, draft_limits
+from reference.engine.drafter import PromptLookup
+from reference.model.open import open_model
+from reference.runner import ModelRunner
+from reference.sched.tenants import Tenants
+from tests.engine.adversaries import engine_of
+from tests.engine.small_engine import LIMITS, SLOTS, request
+
+CALM = Tenant(1, "calm", qos=QosClass.BATCH, max_slots=9)
+HURRIED = Tenant(2, "hurried", qos=QosClass.INTERACTIVE, max_slots=9)
+
+
+def followed(engine: Engine) -> set[int]:
+    """The sequences that the engine and its drafter keep something of."""
+    speculative = engine._speculative
+    assert speculative is not None
+    assert isinstance(speculative._drafter, PromptLookup)
+    return {*speculative._yields, *speculative._drafter._places}
+
+
+def running(engine: Engine) -> set[int]:
+    return {p.sequence.order for p in engine._slot_manager.running.values()}
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_nothing_is_kept_of_who_lost_its_slot(
+    cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
+    engine, _ = engine_of(CALM, HURRIED, drafter=PromptLookup())
+    calm: list[int] = []
+    for number in range(60):
+        tenant = 2 if number % 3 == 2 else 1
+        prompt = tuple(i % 5 for i in range(number % 40 + 9))
+        tokens = 3 if tenant == 2 else 60
+        engine.submit(Request(number, prompt, tokens, tenant=tenant, ignore_end=True))
+        for _ in range(6):
+            engine.step()
+            assert followed(engine) <= running(engine)
+        if tenant == 1:
+            calm.append(number)
+        if cancelled and len(calm) > 3:
+            engine.cancel(calm.pop(0))
+            assert followed(engine) <= running(engine)
+    assert engine.statistics.preempted > (0 if cancelled else 9)
+    list(engine.run())
+    assert not followed(engine)
+
+
+def test_a_draft_model_beside_preemption(tiny_model_path: Path) -> None:
+    """Every request gets the tokens it gets alone, and the draft model's slots are free again."""
+    model = open_model(tiny_model_path)
+    with (
+        model.file,
+        CpuTier() as tier,
+        ModelRunner(model, tier, LIMITS) as runner,
+        ModelRunner(model, tier, draft_limits(LIMITS)) as beside,
+    ):
+        plain = Engine(runner)
+        requests = [request(n, length=12 + n, max_tokens=50, tenant=0) for n in range(9)]
+        for each in requests:
+            plain.submit(each)
+        expected: dict[int, list[int]] = {}
+        for event in plain.run():
+            expected.setdefault(event.request_id, []).append(event.token)
+        drafter = DraftModel(beside, model)
+        engine = Engine(
+            runner, drafter=drafter, tenants=Tenants([CALM, HURRIED], clock=lambda: 0.0)
+        )
+        tokens: dict[int, list[int]] = {}
+
+        def step() -> None:
+            for event in engine.step():
+                tokens.setdefault(event.request_id, []).append(event.token)
+
+        for n in range(9):
+            tenant = 2 if n >= SLOTS else 1
+            engine.submit(request(n, length=12 + n, max_tokens=50, tenant=tenant))
+            step()
+            step()
+        while not engine.idle:
+            step()
+        assert engine.statistics.preempted > 0
+        assert tokens == expected
+        assert not drafter._followed

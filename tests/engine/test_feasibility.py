@@ -1,0 +1,131 @@
+"""A request that can never have room is told so, and holds up nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from contract.errors import RequestError
+from contract.types import FinishReason, QosClass, Request, Tenant, TokenEvent
+from harness.simulation import history
+from reference.engine import Engine
+from tests.engine.adversaries import engine_of, until
+
+OWNER, OTHER, LATE = (Tenant(id, f"t{id}") for id in (1, 2, 3))
+
+
+@pytest.fixture(autouse=True)
+def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
+
+
+def ends(engine: Engine, clock: object, seconds: float = 120.0) -> dict[int, FinishReason]:
+    """Why each request ended within so many seconds."""
+    found: dict[int, FinishReason] = {}
+
+    def each(events: list[TokenEvent]) -> None:
+        for event in events:
+            if event.finish_reason is not None:
+                found[event.request_id] = event.finish_reason
+
+    until(engine, clock, seconds, each, lambda: engine.idle)  # type: ignore[arg-type]
+    return found
+
+
+def wide(number: int, pages: int, tokens: int = 4, tenant: int = 1) -> Request:
+    prompt = tuple((number * 17 + i) % 1000 for i in range(16 * pages - tokens))
+    return Request(number, prompt, tokens, tenant=tenant, ignore_end=True)
+
+
+@pytest.mark.parametrize("waits", [0.0, 11.0])
+def test_pages_reserved_later_end_what_can_never_fit(waits: float) -> None:
+    """It waits, aged or not, while another tenant reserves what it would need."""
+    engine, clock = engine_of(OWNER, OTHER, LATE, slots=2, pages=12)
+    engine.submit(wide(1, 4, tokens=30, tenant=2))
+    engine.step()
+    engine.submit(wide(2, 10))
+    engine.step()
+    clock.advance(waits)
+    for number in (3, 4):
+        engine.submit(wide(number, 2, tenant=3))
+    engine.put_tenant(replace(OTHER, reserved_pages=5))
+    found = ends(engine, clock)
+    assert engine.idle
+    assert found.pop(2) is FinishReason.ERROR
+    assert found == dict.fromkeys((1, 3, 4), FinishReason.LENGTH)
+
+
+def test_what_fits_in_what_is_left_is_served() -> None:
+    engine, clock = engine_of(OWNER, OTHER, slots=2, pages=12)
+    engine.submit(wide(1, 4, tokens=30, tenant=2))
+    engine.step()
+    engine.submit(wide(2, 7))
+    engine.put_tenant(replace(OTHER, reserved_pages=5))
+    assert set(ends(engine, clock).values()) == {FinishReason.LENGTH}
+
+
+def test_one_that_runs_keeps_what_it_has_and_is_told_when_it_lost_it() -> None:
+    """A reservation takes nothing from anybody; what is preempted and can never come back ends."""
+    hurried = Tenant(4, "hurried", qos=QosClass.INTERACTIVE)
+    engine, clock = engine_of(replace(OWNER, qos=QosClass.BATCH), OTHER, hurried, slots=1, pages=12)
+    engine.submit(wide(1, 10, tokens=20))
+    while not engine.progress(1):
+        engine.step()
+    engine.put_tenant(replace(OTHER, reserved_pages=5))
+    engine.step()
+    assert engine.statistics.running == 1
+    engine.submit(wide(2, 1, tenant=4))
+    found = ends(engine, clock)
+    assert found == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
+
+
+def test_a_reservation_that_is_taken_back_in_time_changes_nothing() -> None:
+    engine, clock = engine_of(OWNER, OTHER, slots=1, pages=12)
+    engine.submit(wide(1, 1, tokens=3, tenant=2))
+    engine.submit(wide(2, 10))
+    engine.put_tenant(replace(OTHER, reserved_pages=5))
+    engine.put_tenant(OTHER)
+    assert set(ends(engine, clock).values()) == {FinishReason.LENGTH}
+
+
+def test_a_tenant_that_comes_with_a_reservation() -> None:
+    engine, clock = engine_of(OWNER, slots=2, pages=12)
+    engine.submit(wide(1, 6, tokens=40))
+    engine.step()
+    engine.submit(wide(2, 10))
+    engine.replace_tenants([OWNER, replace(OTHER, reserved_pages=5)])
+    assert ends(engine, clock) == {1: FinishReason.LENGTH, 2: FinishReason.ERROR}
+    with pytest.raises(RequestError, match="needs 10 KV pages, there are 7"):
+        engine.submit(wide(3, 10))
+
+
+def test_a_stalled_client_does_not_hold_up_an_aged_request() -> None:
+    """Nothing is computed for who takes no tokens, so its pages are there for who waits."""
+    engine, clock = engine_of(OWNER, OTHER, LATE, slots=2, pages=12, stall_steps=100_000)
+    engine.submit(wide(1, 6, tokens=40, tenant=2))
+    engine.step()
+    engine.step()
+    engine.stall(1)
+    engine.submit(wide(2, 10))
+    clock.advance(11)
+    engine.submit(wide(3, 2, tenant=3))
+    found = ends(engine, clock, 60)
+    assert found == dict.fromkeys((2, 3), FinishReason.LENGTH)
+    engine.unstall(1)
+    assert ends(engine, clock, 60) == {1: FinishReason.LENGTH}
+
+
+def test_without_a_look_at_what_waits_the_engine_is_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Negative control."""
+    monkeypatch.setattr(
+        "reference.engine.scheduler.Placing._fits_ever", lambda self, sequence: True
+    )
+    engine, clock = engine_of(OWNER, OTHER, LATE, slots=2, pages=12)
+    engine.submit(wide(2, 10))
+    engine.put_tenant(replace(OTHER, reserved_pages=5))
+    clock.advance(11)
+    engine.submit(wide(3, 2, tenant=3))
+    assert ends(engine, clock) == {}

@@ -1,0 +1,90 @@
+"""A token counts once it was handed out and is part of its answer, wherever tokens are counted; and
+a changed file of tenants is in force whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.serve import accounts
+from harness.serve.keys import key_digest, new_key
+from harness.serve.run import Running
+from reference.engine import Engine
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+
+ALICE, BOB = new_key(), new_key()
+HEADERS = {"Authorization": f"Bearer {ALICE}"}
+
+
+def tenants_file(folder: Path, *, alice: int = 2, bob: int = 12) -> Path:
+    path = folder / "tenants.toml"
+    path.write_text(
+        f'[tenant.alice]\nid = 1\nreserved_pages = {alice}\nkeys = ["{key_digest(ALICE)}"]\n'
+        f'[tenant.bob]\nid = 2\nreserved_pages = {bob}\nkeys = ["{key_digest(BOB)}"]\n'
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with serve(tenants=tenants_file(tmp_path_factory.mktemp("tenants"))) as server:
+        yield server
+
+
+def counted(http: Http) -> tuple[int, int]:
+    """What the stored ledger has of alice, and what is said of the time since the start."""
+    usage = http.get("/v1/tenants/alice/usage", **HEADERS).json
+    return usage["total"]["completion_tokens"], usage["since_start"]["tokens_generated"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("length", [20, 90])
+def test_tokens_behind_a_stop_string_count_nowhere(
+    keyed: Running, stream: bool, length: int
+) -> None:
+    http = Http(keyed.url)
+    body = {"prompt": "abc", "max_tokens": length, "ignore_eos": True, "seed": 5}
+    whole = http.post("/v1/completions", body, **HEADERS).json
+    text = whole["choices"][0]["text"]
+    before = counted(http)
+    assert before[0] == before[1]
+    for at in (3, len(text) // 2, len(text) - 3):
+        stop = text[at : at + 2]
+        cut = http.post("/v1/completions", {**body, "stop": stop, "stream": stream}, **HEADERS)
+        assert cut.status == 200
+    after = counted(http)
+    assert after[0] == after[1]
+    assert 0 < after[0] - before[0] < 3 * length
+
+
+def in_engine(server: Running, work: Callable[[Engine], object]) -> object:
+    return server.service.model.driver.call(work)
+
+
+def test_reservations_that_are_exchanged_in_one_file(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One by one they would be too many on the way; and what is refused changes nothing."""
+    monkeypatch.setattr(accounts, "LOOK_SECONDS", 0.0)
+    path = tenants_file(tmp_path)
+    with serve(tenants=path) as server:
+        http = Http(server.url)
+        pages = server.service.model.limits.pages
+
+        def reserved(engine: Engine) -> list[int]:
+            return [engine.tenants[id].reserved_pages for id in (1, 2)]
+
+        tenants_file(tmp_path, alice=2, bob=pages - 3)
+        assert http.get("/v1/models", **HEADERS).status == 200
+        assert in_engine(server, reserved) == [2, pages - 3]
+        tenants_file(tmp_path, alice=pages - 3, bob=2)
+        assert http.get("/v1/models", **HEADERS).status == 200
+        assert in_engine(server, reserved) == [pages - 3, 2]
+        tenants_file(tmp_path, alice=1, bob=pages)
+        assert http.get("/v1/models", **HEADERS).status == 200
+        assert in_engine(server, reserved) == [pages - 3, 2]
+        assert in_engine(server, lambda engine: engine.memory.available(2)) == 3
+        assert "the tenants stay as they were" in caplog.text

@@ -1,0 +1,130 @@
+"""The engine among adversaries, and that each fault they once found is found when it is back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.simulation.contests import play_flood, play_labels
+from harness.simulation.generate import ADVERSARY
+from harness.simulation.invariants import Invariant
+from harness.simulation.run import play_seed, run_schedules
+from reference.engine.output_processor import OutputProcessor
+from reference.engine.scheduler import Scheduler
+from reference.engine.sequence import Sequence
+from reference.engine.tenant_changes import TenantChanges
+from reference.memory.kv import KvMemory
+from reference.sched.admission import WaitQueue
+from reference.sched.quantum import QUANTUM
+
+Patch = pytest.MonkeyPatch
+MOST_SEEDS = 400
+HAPPENS = ("interrupts", "reservations refused", "cancels", "faults", "preemptions", "competitions")
+
+
+def test_nothing_breaks() -> None:
+    report = run_schedules(ADVERSARY, 0, 101, jobs=1)
+    assert report.failure is None, report.failure
+    for what in HAPPENS:
+        assert report.counts[what] > 0, f"{what} never happens"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14400)
+def test_nothing_breaks_for_long() -> None:
+    report = run_schedules(ADVERSARY, 100_000, 100_000)
+    assert report.failure is None, report.failure
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_labels_and_floods_win_nothing(seed: int) -> None:
+    assert play_labels(seed) is None
+    assert play_flood(seed) is None
+
+
+def scopes_outlive_their_tenants(patch: Patch) -> None:
+    patch.setattr(KvMemory, "forget_others", lambda self, scopes: None)
+
+
+def who_moves_goes_on_in_its_old_scope(patch: Patch) -> None:
+    patch.setattr(TenantChanges, "_follow_scope", lambda self, sequence: None)
+
+
+def what_can_never_fit_waits(patch: Patch) -> None:
+    patch.setattr(Scheduler, "_fits_ever", lambda self, sequence: True)
+
+
+def who_is_in_between_is_lost(patch: Patch) -> None:
+    rebuild = Scheduler.rebuild
+
+    def found(self: Scheduler, live: list[Sequence], *, fault: bool) -> None:
+        known = {p.sequence.order for p in self.slot_manager.running.values()} | {*self.waiting}
+        rebuild(self, [each for each in live if each.order in known], fault=fault)
+
+    patch.setattr(Scheduler, "rebuild", found)
+
+
+def dropped_events_count(patch: Patch) -> None:
+    """Tokens are counted when they are sampled, not when they are handed out."""
+    append = OutputProcessor._append
+
+    def counted(self: OutputProcessor, event: object, tenant: int) -> None:
+        append(self, event, tenant)  # type: ignore[arg-type]
+        self.count()
+        self._batches[-1].before.clear()
+
+    patch.setattr(OutputProcessor, "_append", counted)
+
+
+CONTROLS: list[tuple[Callable[[Patch], None], set[Invariant]]] = [
+    (scopes_outlive_their_tenants, {Invariant.GONE, Invariant.PAGE_ISOLATION}),
+    (who_moves_goes_on_in_its_old_scope, {Invariant.GONE, Invariant.PAGE_ISOLATION}),
+    (what_can_never_fit_waits, {Invariant.NEVER_IDLE, Invariant.LIVENESS}),
+    (who_is_in_between_is_lost, {Invariant.SLOT_OWNER, Invariant.LIVENESS}),
+    (dropped_events_count, {Invariant.LEDGER}),
+]
+
+
+@pytest.mark.parametrize(
+    ("broken", "noticed"), CONTROLS, ids=lambda each: getattr(each, "__name__", "")
+)
+def test_a_fault_that_is_back_is_noticed(
+    broken: Callable[[Patch], None], noticed: set[Invariant], monkeypatch: Patch
+) -> None:
+    broken(monkeypatch)
+    found = None
+    for seed in range(1, MOST_SEEDS):
+        if seed % 50 == 0:
+            continue
+        violation = play_seed(ADVERSARY, seed).violation
+        if violation is not None:
+            found = violation
+            break
+    assert found is not None
+    assert found.invariant in noticed, found
+
+
+def test_labels_that_age_alone_are_noticed(monkeypatch: Patch) -> None:
+    """Negative control: the lines of one tenant take turns as if they were tenants."""
+
+    def by_line(self: WaitQueue, tenant: int, group: object) -> float | None:
+        ages = [
+            self._line_aged_since(tenant, asked, line)
+            for asked, line in group.lines.items()  # type: ignore[attr-defined]
+        ]
+        return min((age for age in ages if age is not None), default=None)
+
+    monkeypatch.setattr(WaitQueue, "_tenant_aged_since", by_line)
+    found = [play_labels(seed) for seed in range(8)]
+    assert any(each is not None and each.invariant is Invariant.SHARES for each in found)
+
+
+def test_a_quantum_of_nothing_is_noticed(monkeypatch: Patch) -> None:
+    """Negative control: QUANTUM positions beyond those found in the cache, as if none were lost."""
+    for module in ("residents", "placing"):
+        monkeypatch.setattr(
+            f"reference.engine.{module}.goal", lambda reached, begun, end: begun + QUANTUM
+        )
+    found = [play_flood(seed) for seed in range(12)]
+    assert any(each is not None and each.invariant is Invariant.PROGRESS for each in found)
