@@ -29,7 +29,7 @@ from contract.shape_key import ShapeKey
 
 PROMPT_TOKENS = 256
 """Prompt tokens of a step where others decode beside, and of tiers that gain nothing by more."""
-TIER_NAMES = ("cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
+TIER_NAMES = ("cpu", "native", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
 
 
 class Heap(Enum):

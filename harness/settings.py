@@ -36,7 +36,7 @@ from harness.toml_file import read_toml, unknown_key
 
 ENV_PREFIX = "ZINC_RT_"
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
-TIERS = ("auto", "cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
+TIERS = ("auto", "cpu", "native", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
 
 
 @dataclass(frozen=True, slots=True)

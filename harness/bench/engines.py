@@ -20,8 +20,8 @@ BUILD_PEER_FOR_GPU = (
     "CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-cache-dir"
     f" --no-binary {PEER_PACKAGE} {PEER_PACKAGE}"
 )
-ADAPTED_TIER = "opencl"
-"""The tier whose steps get as many workers as are found to be fastest."""
+ADAPTED_TIERS = ("native", "opencl")
+"""Tiers whose steps get as many workers as are found to be fastest."""
 CHUNK_TOKENS = 512
 """Most prompt tokens of a step of the peer; a tier has its own."""
 GREEDY = SamplingParams(repeat_last_n=0)
@@ -70,7 +70,7 @@ class BenchEngine(Protocol):
 def open_engine(name: str, setup: Setup) -> BenchEngine:
     """A tier by its name, or the peer. Raises ConfigError when the peer is not installed.
 
-    ``opencl:2`` is that tier with two workers a step, instead of as many as are fastest.
+    ``native:2`` is that tier with two workers a step, instead of as many as are fastest.
     """
     return PeerEngine(setup) if name == PEER else TierEngine(name, setup)
 
@@ -91,8 +91,9 @@ def fixed_workers(name: str) -> int | None:
     tier, colon, workers = name.partition(":")
     if not colon:
         return None
-    if tier != ADAPTED_TIER or not workers.isdecimal() or int(workers) < 1:
-        raise ConfigError(f"--tiers: {name!r}: only {ADAPTED_TIER}:N has a fixed number of workers")
+    if tier not in ADAPTED_TIERS or not workers.isdecimal() or int(workers) < 1:
+        names = " and ".join(f"{adapted}:N" for adapted in ADAPTED_TIERS)
+        raise ConfigError(f"--tiers: {name!r}: only {names} have a fixed number of workers")
     return int(workers)
 
 

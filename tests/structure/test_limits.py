@@ -1,0 +1,58 @@
+"""Sizes that keep the project readable: of files, functions, the README and the docs."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.paths import ROOT
+from tests.structure.source_tree import exceptions, python_files, relative, sources, tree
+
+MOST_FILE_LINES = 400
+MOST_FUNCTION_LINES = 60
+MOST_README_LINES = 120
+MOST_DOCS_LINES = 2_600
+MOST_DOCS_FILES = 15
+
+
+def line_count(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def long_functions(path: Path, source: ast.Module) -> set[str]:
+    """Every function of more than the most lines, as "file:name"."""
+    return {
+        f"{relative(path)}:{node.name}"
+        for node in ast.walk(source)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno + 1 > MOST_FUNCTION_LINES
+    }
+
+
+def test_no_file_is_too_long() -> None:
+    long = {relative(path) for path in sources() if line_count(path) > MOST_FILE_LINES}
+    assert long == exceptions("file")
+
+
+def test_no_function_is_too_long() -> None:
+    long = {name for path in python_files() for name in long_functions(path, tree(path))}
+    assert long == exceptions("function")
+
+
+def test_the_readme_is_short() -> None:
+    long = {"README.md"} if line_count(ROOT / "README.md") > MOST_README_LINES else set()
+    assert long == exceptions("readme")
+
+
+def test_the_docs_are_few_and_short() -> None:
+    """Dated measurements in docs/log do not count: nobody has to read them."""
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    lines = sum(map(line_count, pages))
+    long = {"docs"} if lines > MOST_DOCS_LINES or len(pages) > MOST_DOCS_FILES else set()
+    assert long == exceptions("docs")
+
+
+def test_a_long_function_is_found() -> None:
+    """Negative control: a made-up function of one line more than the most."""
+    source = "def f():\n" + "    x = 1\n" * MOST_FUNCTION_LINES
+    assert long_functions(ROOT / "made_up.py", ast.parse(source)) == {"made_up.py:f"}

@@ -1,0 +1,72 @@
+"""How modules may depend on each other: in no circle, and never on a simulator of a device."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from tests.structure.source_tree import exceptions, imported_modules, product_modules
+
+SIMULATOR_USERS = {"sim", "tools"}
+"""Packages whose modules may import a simulator: it itself, and tools for developers."""
+
+
+def reachable(start: str, imports: Mapping[str, set[str]]) -> set[str]:
+    """Every module that ``start`` imports, itself or through others."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = imports[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
+
+
+def circles(modules: Mapping[str, ast.Module]) -> set[str]:
+    """The modules of each import circle, sorted and joined by "+"."""
+    known = frozenset(modules)
+    imports = {name: imported_modules(tree, known) - {name} for name, tree in modules.items()}
+    reached = {name: reachable(name, imports) for name in modules}
+    return {
+        "+".join(sorted(other for other in reached[name] if name in reached[other]))
+        for name in modules
+        if name in reached[name]
+    }
+
+
+def is_simulator(module: str) -> bool:
+    parts = module.split(".")
+    return "sim" in parts or parts[-1].startswith("fake_")
+
+
+def simulator_imports(modules: Mapping[str, ast.Module]) -> set[str]:
+    """Every product module that imports a simulator, as "module:simulator"."""
+    known = frozenset(modules)
+    return {
+        f"{name}:{other}"
+        for name, source in modules.items()
+        if not is_simulator(name) and not SIMULATOR_USERS & set(name.split("."))
+        for other in imported_modules(source, known)
+        if is_simulator(other)
+    }
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles(product_modules()) == exceptions("circle")
+
+
+def test_no_product_module_imports_a_simulator() -> None:
+    assert simulator_imports(product_modules()) == exceptions("simulator")
+
+
+def test_what_is_forbidden_is_found() -> None:
+    """Negative control: a circle through a function's import, and a product that needs a fake."""
+    texts = {
+        "accel.a": "def f():\n    from accel import b",
+        "accel.b": "from accel.a import f\nfrom accel.sim.chip import run",
+        "accel.sim.chip": "import accel.sim.parts",
+        "accel.sim.parts": "",
+    }
+    modules = {name: ast.parse(text) for name, text in texts.items()}
+    assert circles(modules) == {"accel.a+accel.b"}
+    assert simulator_imports(modules) == {"accel.b:accel.sim.chip"}
