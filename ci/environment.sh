@@ -49,13 +49,15 @@ pip_install() {
     "$python" -m pip install --quiet --disable-pip-version-check --no-compile -c "$constraints" "$@"
 }
 
-# install_project EXTRAS: the project with them, unless that was done here already.
+# install_project EXTRAS: the project with them, unless that was done here already. Other texts of
+# the kernels are another native library, which installing builds.
 install_project() {
-    asked="$PWD $1 $(cat pyproject.toml "$constraints" | cksum)"
+    asked="$PWD $1 $(cat pyproject.toml "$constraints" accel/native/*.* accel/packets/*.py \
+        accel/opencl/kernels/*.* contract/*.py | cksum)"
     [ "$(cat .venv/installed 2>/dev/null)" != "$asked" ] || return 0
     # The one that comes with Python 3.11 takes twice the time to read what an index offers.
     pip_install --upgrade pip || return 1
-    pip_install -e ".[$1]" || return 1
+    pip_install -e ".${1:+[$1]}" || return 1
     echo "$asked" >.venv/installed
 }
 

@@ -38,7 +38,7 @@ from harness.toml_file import read_toml, unknown_key
 
 __all__ = ["ENV_PREFIX", "SETTINGS", "Setting", "Settings", "add_flags", "resolve"]
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
-TIERS = ("auto", "cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
+TIERS = ("auto", "cpu", "native", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
 
 
 def _default_cache_dir() -> Path:

@@ -10,7 +10,7 @@ import sys
 import threading
 from contextlib import suppress
 
-OPENCL_TIERS = ("auto", "opencl")
+OPENCL_TIERS = ("opencl",)
 
 YOUNG_OBJECTS = 300_000
 """Made since the last search for garbage and still there, before there is another: a start makes a

@@ -12,6 +12,7 @@ import platformdirs
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 from contract.tier import TIER_NAMES, Tier
+from harness.best_tier import PROCESSOR_TIERS, card_makers, lists_cards, open_best
 
 AUTO = "auto"
 """Asks for the best tier that runs on this machine."""
@@ -64,6 +65,11 @@ def kernel_cache(tier: str) -> Path:
 
 
 def _open_cpu(options: TierOptions) -> Tier:
+    from accel.native.host import processor_name
+
+    name = processor_name()
+    if options.device.lower() not in name.lower():
+        raise TierUnavailable("cpu", f"no processor matches {options.device!r}", f"there is {name}")
     from reference.cpu.tier import CpuTier
 
     return CpuTier(options.threads)
@@ -86,6 +92,19 @@ def _open_opencl(options: TierOptions) -> Tier:
     return OpenClTier(options.opencl_device or options.device, choices, options.note)
 
 
+def _open_native(options: TierOptions) -> Tier:
+    from accel.native.tier import Choices, NativeTier
+    from accel.opencl.worker_tuner import Crews, FixedWorkers
+
+    fixed = options.opencl_workers
+    choices = Choices(
+        threads=options.threads,
+        tuner=Crews if fixed is None else lambda most: FixedWorkers(min(fixed, most)),
+        cache=kernel_cache("native"),
+    )
+    return NativeTier(options.device, choices, options.note)
+
+
 def _open_cuda(options: TierOptions) -> Tier:
     from accel.cuda.driver import import_binding
 
@@ -104,6 +123,19 @@ def _open_vulkan(options: TierOptions) -> Tier:
 
     cache = kernel_cache("vulkan")
     return VulkanTier(options.device, Choices(cache=cache))
+
+
+def _open_vulkan_card(options: TierOptions) -> Tier:
+    """The Vulkan tier on a graphics card with memory of its own; TierUnavailable without one."""
+    from accel.vulkan.api import load_vulkan
+    from accel.vulkan.device import Instance, Kind
+
+    with Instance(load_vulkan()) as instance:
+        device = instance.device(options.device)
+    if device.kind is not Kind.DISCRETE:
+        reason = f"{device.name} is no graphics card of its own"
+        raise TierUnavailable("vulkan", reason, "--tier vulkan uses it all the same")
+    return _open_vulkan(options)
 
 
 def _open_metal(options: TierOptions) -> Tier:
@@ -147,6 +179,7 @@ def _metal_details() -> tuple[str, ...]:
 TIERS: Mapping[str, TierFactory] = MappingProxyType(
     {
         "cuda": _open_cuda,
+        "native": _open_native,
         "opencl": _open_opencl,
         "cpu": _open_cpu,
         "vulkan": _open_vulkan,
@@ -164,7 +197,8 @@ DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType(
 
 
 def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
-    """The tier called ``name``, or for ``auto`` the first of ``TIERS`` that opens.
+    """The tier called ``name``, or for ``auto`` the fastest that opens: CUDA, Vulkan on a graphics
+    card, then those of processors. A device that ``options`` name is used or missed, never another.
 
     Raises TierUnavailable for a name nobody knows, a tier that this build lacks, and a tier whose
     device or library is missing on this machine.
@@ -182,13 +216,22 @@ def probe() -> list[TierStatus]:
 
 
 def _open_best(options: TierOptions) -> Tier:
-    reasons = []
-    for name, factory in TIERS.items():
-        try:
-            return factory(options)
-        except TierUnavailable as error:
-            reasons.append(f"{name}: {error.reason}")
-    raise TierUnavailable(AUTO, "; ".join(reasons), "see zinc-rt check")
+    """The fastest tier; where a device is named, of those that have it."""
+    order: dict[str, TierFactory] = {
+        "cuda": _open_cuda,
+        "vulkan": _open_vulkan_card,
+        **{name: TIERS[name] for name in PROCESSOR_TIERS},
+    }
+    makers = card_makers()
+    if lists_cards() and not makers:
+        # Loading Vulkan's drivers takes as long as all the rest of a start.
+        del order["vulkan"]
+    if options.device.replace(",", "").isdecimal():
+        order = {"cuda": _open_cuda}
+    elif options.opencl_device and not options.device:
+        order = {"opencl": _open_opencl}
+    factories = {name: partial(factory, options) for name, factory in order.items()}
+    return open_best(factories, makers, options.note)
 
 
 def _absent(name: str) -> TierUnavailable:

@@ -35,6 +35,7 @@ def _banked() -> Tier:
 TIERS: dict[str, Callable[[], Tier]] = {
     "cpu": CpuTier,
     "late": LateTier,
+    "native": lambda: need_device(partial(open_tier, "native")),
     "opencl": lambda: need_device(partial(open_tier, "opencl")),
     "opencl-banked": lambda: need_device(_banked),
 }

@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--tiers",
         default="cpu",
         metavar="NAME[,NAME]",
-        help="default: cpu; opencl:2 is opencl with two workers instead of as many as are fastest",
+        help="default: cpu; native:2 is native with two workers instead of as many as are fastest",
     )
     parser.add_argument("--peer", choices=[PEER], help="measure this engine too")
     parser.add_argument(

@@ -20,8 +20,8 @@ BUILD_PEER_FOR_GPU = (
     "CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-cache-dir"
     f" --no-binary {PEER_PACKAGE} {PEER_PACKAGE}"
 )
-ADAPTED_TIER = "opencl"
-"""The tier that chooses its number of workers by measuring."""
+ADAPTED_TIERS = ("native", "opencl")
+"""Tiers that choose their number of workers by measuring."""
 CHUNK_TOKENS = 512
 """Most prompt tokens per step of the peer; a tier has its own limit."""
 GREEDY = SamplingParams(repeat_last_n=0)
@@ -70,7 +70,7 @@ class BenchEngine(Protocol):
 def open_engine(name: str, setup: Setup) -> BenchEngine:
     """Open a tier by its name, or the peer. Raises ConfigError when the peer is not installed.
 
-    ``opencl:2`` is that tier with two workers per step, instead of the fastest number.
+    ``native:2`` is that tier with two workers per step, instead of the fastest number.
     """
     return PeerEngine(setup) if name == PEER else TierEngine(name, setup)
 
@@ -91,8 +91,9 @@ def fixed_workers(name: str) -> int | None:
     tier, colon, workers = name.partition(":")
     if not colon:
         return None
-    if tier != ADAPTED_TIER or not workers.isdecimal() or int(workers) < 1:
-        raise ConfigError(f"--tiers: {name!r}: only {ADAPTED_TIER}:N has a fixed number of workers")
+    if tier not in ADAPTED_TIERS or not workers.isdecimal() or int(workers) < 1:
+        names = " and ".join(f"{adapted}:N" for adapted in ADAPTED_TIERS)
+        raise ConfigError(f"--tiers: {name!r}: only {names} have a fixed number of workers")
     return int(workers)
 
 

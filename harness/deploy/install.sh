@@ -1,8 +1,8 @@
 #!/bin/sh
 # install.sh PREFIX: the server in an environment of its own, from the sources around this script.
 # The image's steps, and those of a machine that has no containers. As root on Debian or Ubuntu it
-# installs the Python and the OpenCL device that are missing; otherwise it uses what is there.
-# ZINC_RT_EXTRAS, by default opencl,server, are the project's extras to install.
+# installs the Python that is missing; otherwise it uses what is there.
+# ZINC_RT_EXTRAS, by default server, are the project's extras to install.
 set -eu
 
 prefix=${1:?install.sh PREFIX, such as /opt/zinc-rt}
@@ -12,7 +12,7 @@ python=${PYTHON:-python3}
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && [ -z "${ZINC_RT_NO_APT:-}" ]; then
     apt-get update -qq
-    apt-get install -y -qq --no-install-recommends python3 python3-venv pocl-opencl-icd
+    apt-get install -y -qq --no-install-recommends python3 python3-venv
     rm -rf /var/lib/apt/lists/*
 fi
 
@@ -24,5 +24,5 @@ for part in pyproject.toml README.md LICENSE contract reference accel harness; d
     cp -R "$sources/$part" "$copy/"
 done
 "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir \
-    -c "$sources/ci/constraints.txt" "$copy[${ZINC_RT_EXTRAS:-opencl,server}]"
+    -c "$sources/ci/constraints.txt" "$copy[${ZINC_RT_EXTRAS:-server}]"
 "$prefix/bin/zinc-rt" --version

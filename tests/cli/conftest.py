@@ -65,7 +65,7 @@ def own_surroundings(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.Mon
     Kernels are built once for all tests: building takes longer than everything else here.
     """
     (tmp_path / "cache" / "zinc-rt").mkdir(parents=True)
-    for tier in ("opencl", "vulkan", "cuda"):
+    for tier in ("native", "opencl", "vulkan", "cuda"):
         (tmp_path / "cache" / "zinc-rt" / tier).symlink_to(kernel_cache)
     for name in list(os.environ):
         if name.startswith("ZINC_RT_"):

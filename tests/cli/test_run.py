@@ -251,7 +251,7 @@ def test_a_context_the_model_lacks_is_refused(tiny_model: Path) -> None:
         Session.open(tiny_model, SessionOptions(tier="cpu", context=1025))
 
 
-@pytest.mark.parametrize("tier", ["cpu", "opencl"])
+@pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
 def test_the_context_is_what_the_budget_holds(tiny_model: Path, tier: str) -> None:
     """A generous budget gives the model's own, a small one less; more than fits is refused."""
     need_device(partial(open_tier, tier)).close()

@@ -84,7 +84,7 @@ def _started(*words: object) -> tuple[set[str], int, list[int]]:
     return set(modules), collections, threads
 
 
-@pytest.mark.parametrize("tier", ["cpu", "opencl"])
+@pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
 def test_a_run_loads_only_what_it_uses(tiny_model: Path, tier: str) -> None:
     """Libraries of other commands, tiers and formats stay where they are."""
     if tier == "opencl":
@@ -106,7 +106,9 @@ def test_every_command_is_in_the_module_the_table_says() -> None:
         assert added == {*words, "help"}, module
 
 
-@pytest.mark.parametrize(("tier", "loaded"), [("opencl", 1), ("auto", 1), ("cpu", 0)])
+@pytest.mark.parametrize(
+    ("tier", "loaded"), [("opencl", 1), ("auto", 0), ("native", 0), ("cpu", 0)]
+)
 def test_drivers_are_loaded_ahead_where_the_tier_has_any(
     monkeypatch: pytest.MonkeyPatch, tier: str, loaded: int
 ) -> None:

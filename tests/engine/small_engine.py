@@ -22,6 +22,7 @@ LIMITS = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES, step_tokens=32, step_
 TIERS: dict[str, Callable[[], Tier]] = {
     "cpu": CpuTier,
     "late": LateTier,
+    "native": lambda: need_device(partial(open_tier, "native")),
     "opencl": lambda: need_device(partial(open_tier, "opencl")),
     "cuda": lambda: need_device(partial(open_tier, "cuda")),
 }

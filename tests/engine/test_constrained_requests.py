@@ -36,6 +36,7 @@ LIMITS = Limits(
 TIERS: dict[str, Callable[[], Tier]] = {
     "cpu": CpuTier,
     "late": LateTier,
+    "native": lambda: need_device(partial(open_tier, "native")),
     "opencl": lambda: need_device(partial(open_tier, "opencl")),
 }
 

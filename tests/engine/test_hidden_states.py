@@ -31,6 +31,7 @@ LIMITS = Limits(slots=3, context=96, pages=18, step_tokens=32, step_rows=8, hidd
 FAMILIES = ("llama", "qwen35", "gemma3")
 TIERS: dict[str, Callable[[], Tier]] = {
     "cpu": CpuTier,
+    "native": lambda: need_device(partial(open_tier, "native")),
     "opencl": lambda: need_device(partial(open_tier, "opencl")),
     "vulkan": lambda: need_device(partial(open_tier, "vulkan")),
 }

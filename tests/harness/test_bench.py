@@ -315,7 +315,7 @@ def test_busy_processes_end_with_their_parent_however_it_ends(end):
 
 
 @pytest.mark.parametrize("name", ["cpu:1", "opencl:0", "opencl:many", "opencl:"])
-def test_only_opencl_has_a_fixed_number_of_workers(name):
+def test_only_adapted_tiers_have_a_fixed_number_of_workers(name):
     with pytest.raises(ConfigError, match="fixed number of workers"):
         fixed_workers(name)
     assert fixed_workers("opencl:3") == 3
@@ -365,7 +365,7 @@ def test_small_helpers():
     [
         (["--repeat", "0"], "--repeat: must be at least 1"),
         (["--beside", "-1"], "--beside: must not be negative"),
-        (["--tiers", "cpu:2"], "only opencl:N has a fixed number of workers"),
+        (["--tiers", "cpu:2"], "only native:N and opencl:N have a fixed number of workers"),
         (["--tiers", "cpu,cpu"], "not a list of different tiers"),
         (["--tiers", "abacus"], "there is no tier of that name"),
         (["--prompt-tokens", "5000"], "the model has 1024"),

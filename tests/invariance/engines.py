@@ -43,6 +43,7 @@ STEP_TOKENS = 72
 TIERS: dict[str, Callable[[], Tier]] = {
     "cpu": CpuTier,
     "late": LateTier,
+    "native": lambda: need_device(partial(open_tier, "native")),
     "opencl": lambda: need_device(partial(open_tier, "opencl")),
     "vulkan": lambda: need_device(partial(open_tier, "vulkan")),
     "cuda": lambda: need_device(partial(open_tier, "cuda")),

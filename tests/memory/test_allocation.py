@@ -55,7 +55,7 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         with CpuTier() as tier:
             yield tier
         return
-    if way == "cuda":
+    if way in ("native", "cuda"):
         with need_device(partial(open_tier, way)) as tier:
             yield tier
         return
@@ -73,8 +73,8 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         yield tier
 
 
-WAYS = ("cpu", "opencl", "opencl-banked", "vulkan", "vulkan-own", "cuda")
-WAYS_OF_EVERY_CASE = ("cpu", "opencl", "cuda")
+WAYS = ("cpu", "native", "opencl", "opencl-banked", "vulkan", "vulkan-own", "cuda")
+WAYS_OF_EVERY_CASE = ("cpu", "native", "opencl", "cuda")
 
 
 @pytest.fixture(params=WAYS)
@@ -227,7 +227,7 @@ def test_experts_are_kept_up_to_a_limit(
 
 @pytest.mark.parametrize(
     ("tier", "kv_dtype"),
-    [("cpu", F16), ("cpu", Q8_0), ("opencl", Q8_0), ("opencl-banked", F16)],
+    [("cpu", F16), ("cpu", Q8_0), ("native", Q8_0), ("opencl", Q8_0), ("opencl-banked", F16)],
     indirect=["tier"],
     ids=str,
 )

@@ -25,7 +25,7 @@ static inline BEST best_of(BEST a, BEST b) {
 
 // Arg-max of x[begin, end), ids counted from 0. A non-finite value only clears `finite`.
 static BEST best_in(const GLOBAL float *x, uint begin, uint end) {
-    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const int16 lane = make_int16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     BEST best = {0.0f, NO_TOKEN, 1};
     uint k = begin;
     if (begin + 16 <= end) {

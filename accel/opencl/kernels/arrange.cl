@@ -1,7 +1,7 @@
 // Stored matrices become the layout of lanes_layout.h, once, when they are uploaded.
 //
-// Build options: DTYPE is the format, SHARED_ADDRESSES as in packet.h. A work-item arranges all 16 rows
-// of a group.
+// Build options: DTYPE is the format, SHARED_ADDRESSES as in packet.h. A work-item arranges all 16
+// rows of a group.
 
 #define TWO_HALVES (UNIT_BYTES(DTYPE) == 64)
 // A block in the file: its dwords, and one or two 16-bit words (MXFP4: one byte) of the header.
@@ -41,7 +41,7 @@ typedef struct {
 } ROWS;
 
 INLINE ROWS rows_of(const GLOBAL uchar *first, ulong row_bytes, uint count) {
-    const int16 lanes = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const int16 lanes = make_int16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     ROWS r;
     for (uint i = 0; i < LANES; i++) r.block[i] = first + min(i, count - 1) * row_bytes;
     r.count = count;
@@ -53,29 +53,30 @@ INLINE uint4 load_four(const GLOBAL uchar *bytes) { return as_uint4(vload16(0, b
 
 // Dword i of rows n, n + 4, n + 8 and n + 12, for four i.
 INLINE uint16 load_quarter(const ROWS *rows, ulong offset, int n) {
-    return (uint16)(load_four(rows->block[n] + offset), load_four(rows->block[n + 4] + offset),
-                    load_four(rows->block[n + 8] + offset), load_four(rows->block[n + 12] + offset));
+    return make_uint16(
+        load_four(rows->block[n] + offset), load_four(rows->block[n + 4] + offset),
+        load_four(rows->block[n + 8] + offset), load_four(rows->block[n + 12] + offset));
 }
 
 // Rows 0 to 3 of dwords 2i and 2i + 1, of rows 4 to 7, and so on.
 INLINE uint16 low_pairs(uint16 a, uint16 b) {
-    return (uint16)(a.s0, b.s0, a.s1, b.s1, a.s4, b.s4, a.s5, b.s5, a.s8, b.s8, a.s9, b.s9, a.sC,
+    return make_uint16(a.s0, b.s0, a.s1, b.s1, a.s4, b.s4, a.s5, b.s5, a.s8, b.s8, a.s9, b.s9, a.sC,
                     b.sC, a.sD, b.sD);
 }
 
 INLINE uint16 high_pairs(uint16 a, uint16 b) {
-    return (uint16)(a.s2, b.s2, a.s3, b.s3, a.s6, b.s6, a.s7, b.s7, a.sA, b.sA, a.sB, b.sB, a.sE,
+    return make_uint16(a.s2, b.s2, a.s3, b.s3, a.s6, b.s6, a.s7, b.s7, a.sA, b.sA, a.sB, b.sB, a.sE,
                     b.sE, a.sF, b.sF);
 }
 
 INLINE uint16 low_halves(uint16 x, uint16 y) {
     const ulong8 a = as_ulong8(x), b = as_ulong8(y);
-    return as_uint16((ulong8)(a.s0, b.s0, a.s2, b.s2, a.s4, b.s4, a.s6, b.s6));
+    return as_uint16(make_ulong8(a.s0, b.s0, a.s2, b.s2, a.s4, b.s4, a.s6, b.s6));
 }
 
 INLINE uint16 high_halves(uint16 x, uint16 y) {
     const ulong8 a = as_ulong8(x), b = as_ulong8(y);
-    return as_uint16((ulong8)(a.s1, b.s1, a.s3, b.s3, a.s5, b.s5, a.s7, b.s7));
+    return as_uint16(make_ulong8(a.s1, b.s1, a.s3, b.s3, a.s5, b.s5, a.s7, b.s7));
 }
 
 // Four dwords of a row at a time, transposed; the last four may overlap those before.
@@ -109,7 +110,7 @@ INLINE void store_halves(const ROWS *rows, GLOBAL uchar *header, DWORDS both) {
     ((GLOBAL ushort16 *)header)[1] = convert_ushort16(both >> 16);
 }
 
-INLINE void store_half(const ROWS *rows, GLOBAL uchar *header, ulong offset) {
+INLINE void store_header_words(const ROWS *rows, GLOBAL uchar *header, ulong offset) {
     for (uint n = 0; n < LANES; n++) {
         const GLOBAL uchar *b = rows->block[n] + offset;
         const bool present = n < rows->count;
@@ -157,13 +158,14 @@ INLINE void arrange_unit(const ROWS *rows, ulong offset, GLOBAL uchar *header,
     DWORDS dword[BLOCK_DWORDS];
     load_dwords(rows, offset + DWORDS_AT, dword);
     if (TWO_HALVES) store_halves(rows, header, dword[HALVES_DWORD]);
-    else store_half(rows, header, offset + HALF_AT);
+    else store_header_words(rows, header, offset + HALF_AT);
     for (int i = 0; i < SUB_SCALE_VECTORS(DTYPE); i++, vector += VECTOR_BYTES)
         store_dwords(rows, vector, dword[SUB_SCALE_DWORD + i]);
     for (int b = 0; b < UNIT_ELEMENTS(DTYPE) / 32; b++) {
         UNROLL for (int i = 0; i < UPPER_BITS(DTYPE); i++, vector += VECTOR_BYTES) {
             const DWORDS *upper = dword + UPPER_DWORD;
-            const DWORDS v = UPPER_BITS(DTYPE) == 1 ? single_bits(upper, b) : bit_pairs(upper, b, i);
+            const DWORDS v =
+                UPPER_BITS(DTYPE) == 1 ? single_bits(upper, b) : bit_pairs(upper, b, i);
             store_dwords(rows, vector, swap_middle(v));
         }
         UNROLL for (int i = 0; i < LOWER_BITS(DTYPE); i++, vector += VECTOR_BYTES) {
@@ -179,15 +181,14 @@ INLINE void arrange_unit(const ROWS *rows, ulong offset, GLOBAL uchar *header,
 // Row groups first_group to first_group + groups - 1 of matrices of `rows` rows, each of which
 // begins a group of its own. `stored` begins with the first row of the first of them, `arranged`
 // with group 0.
-__kernel void arrange(PLACE stored_place, PLACE arranged_place, ulong arranged_offset, uint rows, uint columns,
-             uint first_group, uint groups) {
-    const GLOBAL uchar *stored = (const GLOBAL uchar *)stored_place;
-    GLOBAL uchar *arranged = (GLOBAL uchar *)arranged_place + arranged_offset;
+static void arrange_groups(const GLOBAL uchar *stored, GLOBAL uchar *arranged, uint rows,
+                           uint columns, uint first_group, uint groups, uint worker,
+                           uint workers) {
     const uint matrix_groups = (rows + LANES - 1) / LANES, units = columns / UNIT_ELEMENTS(DTYPE);
     const ulong row_bytes = (ulong)units * BLOCK_BYTES;
     const ulong first_row = (ulong)(first_group / matrix_groups) * rows +
                             first_group % matrix_groups * LANES;
-    const SHARE own = share(groups, 1, get_global_id(0), get_global_size(0));
+    const SHARE own = share(groups, 1, worker, workers);
     for (uint group = first_group + own.begin; group < first_group + own.end; group++) {
         const uint inside = group % matrix_groups * LANES;
         const ulong row = (ulong)(group / matrix_groups) * rows + inside;
@@ -202,3 +203,12 @@ __kernel void arrange(PLACE stored_place, PLACE arranged_place, ulong arranged_o
                          body + (ulong)unit * (UNIT_VECTORS * VECTOR_BYTES));
     }
 }
+
+#ifndef NATIVE_C
+__kernel void arrange(PLACE stored_place, PLACE arranged_place, ulong arranged_offset, uint rows,
+                      uint columns, uint first_group, uint groups) {
+    arrange_groups((const GLOBAL uchar *)stored_place,
+                   (GLOBAL uchar *)arranged_place + arranged_offset, rows, columns, first_group,
+                   groups, get_global_id(0), get_global_size(0));
+}
+#endif

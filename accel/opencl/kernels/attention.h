@@ -74,7 +74,7 @@ OUTLINED void add_query(QUERY_BLOCK *block, const KV_HEAD *head, const GLOBAL fl
 // merges U and l.
 INLINE void weigh_tile(const KV_HEAD *head, const KV_INTEGERS *tile, const int16 *dots, uint begin,
                        uint end, bool masked, QUERY_BLOCK *block, uint n, short16 *weights) {
-    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const int16 lane = make_int16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     float16 score[TILE_VECTORS], weight[TILE_VECTORS], most;
     int16 kept[TILE_VECTORS];
     UNROLL for (int i = 0; i < TILE_VECTORS; i++) {

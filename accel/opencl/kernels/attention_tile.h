@@ -111,7 +111,7 @@ INLINE uint16 row_integers(float16 x, float factor) {
 // Pairs of integers to within +-limit.
 INLINE uint16 clamp_pairs(uint16 pairs, short limit) {
     const short16 most = (short16)(limit);
-    return (uint16)(as_uint8(min(max(as_short16(pairs.lo), -most), most)),
+    return make_uint16(as_uint8(min(max(as_short16(pairs.lo), -most), most)),
                     as_uint8(min(max(as_short16(pairs.hi), -most), most)));
 }
 
@@ -124,7 +124,7 @@ INLINE uint16 pairs_of(uint16 low, uint16 high) {
 INLINE uint16 neighbour_pairs(uint16 pairs) {
     const short16 low = convert_short16(as_int16(pairs));
     const short16 high = convert_short16(as_int16(pairs >> 16));
-    return (uint16)(as_uint8(low), as_uint8(high));
+    return make_uint16(as_uint8(low), as_uint8(high));
 }
 
 // Whether rounding takes the largest magnitude of a row beyond KV_MOST. Never that of a half.
@@ -206,10 +206,10 @@ INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint positi
 #define INTERLEAVE(to, from, half)                                                               \
     UNROLL for (int i = 0; i < half; i++) {                                                      \
         uint16 a = from[i], b = from[i + half];                                                  \
-        to[2 * i] = (uint16)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5,   \
-                             b.s5, a.s6, b.s6, a.s7, b.s7);                                      \
-        to[2 * i + 1] = (uint16)(a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc,     \
-                                 a.sd, b.sd, a.se, b.se, a.sf, b.sf);                            \
+        to[2 * i] = make_uint16(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4,      \
+                                a.s5, b.s5, a.s6, b.s6, a.s7, b.s7);                             \
+        to[2 * i + 1] = make_uint16(a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc,  \
+                                    a.sd, b.sd, a.se, b.se, a.sf, b.sf);                         \
     }
 
 // Rows become columns.
@@ -262,7 +262,7 @@ INLINE void load_keys_i12(const KV_HEAD *head, bool whole, uint position, uint b
 INLINE void channels_to_lanes(const short16 *channel, uint16 *values, uint stride) {
     uint16 v[8], t[8];
     UNROLL for (int i = 0; i < 8; i++)
-        v[i] = (uint16)(as_uint8(channel[2 * i]), as_uint8(channel[2 * i + 1]));
+        v[i] = make_uint16(as_uint8(channel[2 * i]), as_uint8(channel[2 * i + 1]));
     INTERLEAVE(t, v, 4)
     INTERLEAVE(v, t, 4)
     INTERLEAVE(t, v, 4)
@@ -318,19 +318,19 @@ INLINE void keys_to_lanes(KV_INTEGERS *tile, uint vectors, uint lanes) {
 INLINE int16 add_lanes(const int16 *row) {
     int16 a[8], b[4], c[2];
     UNROLL for (int i = 0; i < 8; i++)
-        a[i] = (int16)(row[2 * i].lo, row[2 * i + 1].lo) +
-               (int16)(row[2 * i].hi, row[2 * i + 1].hi);
+        a[i] = make_int16(row[2 * i].lo, row[2 * i + 1].lo) +
+               make_int16(row[2 * i].hi, row[2 * i + 1].hi);
     UNROLL for (int i = 0; i < 4; i++) {
         int16 p = a[2 * i], q = a[2 * i + 1];
-        b[i] = (int16)(p.s0123, p.s89ab, q.s0123, q.s89ab) +
-               (int16)(p.s4567, p.scdef, q.s4567, q.scdef);
+        b[i] = make_int16(p.s0123, p.s89ab, q.s0123, q.s89ab) +
+               make_int16(p.s4567, p.scdef, q.s4567, q.scdef);
     }
     UNROLL for (int i = 0; i < 2; i++) {
         int16 p = b[2 * i], q = b[2 * i + 1];
-        c[i] = (int16)(p.s01, p.s45, p.s89, p.scd, q.s01, q.s45, q.s89, q.scd) +
-               (int16)(p.s23, p.s67, p.sab, p.sef, q.s23, q.s67, q.sab, q.sef);
+        c[i] = make_int16(p.s01, p.s45, p.s89, p.scd, q.s01, q.s45, q.s89, q.scd) +
+               make_int16(p.s23, p.s67, p.sab, p.sef, q.s23, q.s67, q.sab, q.sef);
     }
-    return (int16)(c[0].even, c[1].even) + (int16)(c[0].odd, c[1].odd);
+    return make_int16(c[0].even, c[1].even) + make_int16(c[0].odd, c[1].odd);
 }
 
 // q . k of the 16 keys of a page.

@@ -38,14 +38,14 @@ static inline uint pack_magnitude(ulong value, int exponent) {
     if (exponent + drop < -149) drop = -149 - exponent;
     if (drop > 62) return 0;
     ulong kept = value >> drop;
-    ulong rest = value & ((1ul << drop) - 1), middle = 1ul << (drop - 1);
+    ulong rest = value & (((ulong)1 << drop) - 1), middle = (ulong)1 << (drop - 1);
     if (rest > middle || (rest == middle && (kept & 1))) kept++;
     int unit = exponent + drop;
     if (kept >> 24) {
         kept >>= 1;
         unit++;
     }
-    if (kept < 0x800000ul) return (uint)kept;
+    if (kept < 0x800000u) return (uint)kept;
     int field = unit + 150;
     return field >= 255 ? INFINITY_BITS : (uint)field << 23 | ((uint)kept & 0x7FFFFFu);
 }
@@ -79,7 +79,7 @@ static inline float integer_sqrt(float a) {
         exponent--;
     }
     ulong root = 0;
-    for (ulong bit = 1ul << 26; bit; bit >>= 1)
+    for (ulong bit = 1u << 26; bit; bit >>= 1)
         if ((root | bit) * (root | bit) <= value) root |= bit;
     root = root << 1 | (root * root != value);
     return as_float(pack_magnitude(root, exponent / 2 - 1));
@@ -234,19 +234,19 @@ INLINE float fold16(float16 v) {
 INLINE float16 fold_rows(const float16 *row) {
     float16 a[8], b[4], c[2];
     UNROLL for (int i = 0; i < 8; i++)
-        a[i] = (float16)(row[2 * i].lo, row[2 * i + 1].lo) +
-               (float16)(row[2 * i].hi, row[2 * i + 1].hi);
+        a[i] = make_float16(row[2 * i].lo, row[2 * i + 1].lo) +
+               make_float16(row[2 * i].hi, row[2 * i + 1].hi);
     UNROLL for (int i = 0; i < 4; i++) {
         float16 p = a[2 * i], q = a[2 * i + 1];
-        b[i] = (float16)(p.s0123, p.s89ab, q.s0123, q.s89ab) +
-               (float16)(p.s4567, p.scdef, q.s4567, q.scdef);
+        b[i] = make_float16(p.s0123, p.s89ab, q.s0123, q.s89ab) +
+               make_float16(p.s4567, p.scdef, q.s4567, q.scdef);
     }
     UNROLL for (int i = 0; i < 2; i++) {
         float16 p = b[2 * i], q = b[2 * i + 1];
-        c[i] = (float16)(p.s01, p.s45, p.s89, p.scd, q.s01, q.s45, q.s89, q.scd) +
-               (float16)(p.s23, p.s67, p.sab, p.sef, q.s23, q.s67, q.sab, q.sef);
+        c[i] = make_float16(p.s01, p.s45, p.s89, p.scd, q.s01, q.s45, q.s89, q.scd) +
+               make_float16(p.s23, p.s67, p.sab, p.sef, q.s23, q.s67, q.sab, q.sef);
     }
-    return (float16)(c[0].even, c[1].even) + (float16)(c[0].odd, c[1].odd);
+    return make_float16(c[0].even, c[1].even) + make_float16(c[0].odd, c[1].odd);
 }
 
 // R4: 256 products in 16 vectors; v[i] holds products 16 i to 16 i + 15.

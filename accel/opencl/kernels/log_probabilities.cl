@@ -78,7 +78,7 @@ void op_log_probabilities_part(MEMORY memory, const GLOBAL PACKET *packet, uint 
 }
 
 static float sum_of_span(const GLOBAL float *logits, uint first, uint vocab, float largest) {
-    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const int16 lane = make_int16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     float sum = 0.0f;
     for (uint begin = first; begin < min(first + SPAN, vocab); begin += SEGMENT) {
         float16 v[16];

@@ -16,8 +16,8 @@
 
 // The sixteen values of a table plus OFFSET, as bytes.
 INLINE uint4 table_bytes(uint dtype) {
-    return dtype == MXFP4 ? (uint4)(0x0F0E0D0Cu, 0x18141210u, 0x090A0B0Cu, 0x00040608u)
-                          : (uint4)(0x3F2D1801u, 0x766A5D4Fu, 0xA6998D81u, 0xF1D9C5B5u);
+    return dtype == MXFP4 ? make_uint4(0x0F0E0D0Cu, 0x18141210u, 0x090A0B0Cu, 0x00040608u)
+                          : make_uint4(0x3F2D1801u, 0x766A5D4Fu, 0xA6998D81u, 0xF1D9C5B5u);
 }
 
 // MXFP4's 2^(e - 128), and 0 for the exponents whose scale would be subnormal.

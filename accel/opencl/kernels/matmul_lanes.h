@@ -75,7 +75,7 @@ INLINE int8 pair_products(uint8 a, uint8 b) {
 }
 
 INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
-    return (int16)(acc.lo + pair_products(a.lo, b.lo), acc.hi + pair_products(a.hi, b.hi));
+    return make_int16(acc.lo + pair_products(a.lo, b.lo), acc.hi + pair_products(a.hi, b.hi));
 }
 #else
 INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
@@ -103,21 +103,21 @@ INLINE uint16 odd_pairs(uint16 bytes) { return (bytes >> 8) & 0x00FF00FFu; }
 
 #if defined(__AVX512BW__)
 INLINE uint16 look_up(uint4 table, uint16 index) {
-    uint16 all = (uint16)(table, table, table, table);
+    uint16 all = make_uint16(table, table, table, table);
     return __builtin_astype(__builtin_ia32_pshufb512(__builtin_astype(all, NATIVE_CHAR64),
                                                      __builtin_astype(index, NATIVE_CHAR64)),
                             uint16);
 }
 #elif defined(__AVX2__)
 INLINE uint8 look_up_half(uint4 table, uint8 index) {
-    uint8 all = (uint8)(table, table);
+    uint8 all = make_uint8(table, table);
     return __builtin_astype(__builtin_ia32_pshufb256(__builtin_astype(all, NATIVE_CHAR32),
                                                      __builtin_astype(index, NATIVE_CHAR32)),
                             uint8);
 }
 
 INLINE uint16 look_up(uint4 table, uint16 index) {
-    return (uint16)(look_up_half(table, index.lo), look_up_half(table, index.hi));
+    return make_uint16(look_up_half(table, index.lo), look_up_half(table, index.hi));
 }
 #else
 INLINE uint16 look_up(uint4 table, uint16 index) { CHOOSE_BYTES(uint16, table, index) }
@@ -170,7 +170,7 @@ INLINE uint look_up_lane(uint4 table, uint index) {
 // The same for eight dwords, written as one vector for the compiler's sake: it has less to read.
 INLINE uint8 look_up_lanes(uint4 table, uint8 index) {
 #ifdef __NV_CL_C_VERSION
-    return (uint8)(look_up_lane(table, index.s0), look_up_lane(table, index.s1),
+    return make_uint8(look_up_lane(table, index.s0), look_up_lane(table, index.s1),
                    look_up_lane(table, index.s2), look_up_lane(table, index.s3),
                    look_up_lane(table, index.s4), look_up_lane(table, index.s5),
                    look_up_lane(table, index.s6), look_up_lane(table, index.s7));

@@ -32,7 +32,7 @@ INLINE uint16 subtract_halves(uint16 pairs, uint number) {
 }
 
 INLINE uint16 multiply_halves(uint16 a, uint16 b) {
-    return (uint16)(as_uint8(as_short16(a.lo) * as_short16(b.lo)),
+    return make_uint16(as_uint8(as_short16(a.lo) * as_short16(b.lo)),
                     as_uint8(as_short16(a.hi) * as_short16(b.hi)));
 }
 

@@ -8,6 +8,16 @@
 
 #define GLOBAL __global
 
+// A vector of several parts: accel/native/opencl_c.h has functions of these names for C.
+#ifndef NATIVE_C
+#define make_float16 (float16)
+#define make_int16 (int16)
+#define make_uint16 (uint16)
+#define make_uint4 (uint4)
+#define make_uint8 (uint8)
+#define make_ulong8 (ulong8)
+#endif
+
 // Short loops over vectors must be unrolled to stay in registers.
 #define UNROLL _Pragma("unroll")
 #ifdef __clang__
@@ -39,7 +49,7 @@ typedef struct {
 // An address with OWN_MEMORY is an offset into the worker's own scratch memory, one with
 // SCRATCH_MEMORY into the scratch memory all workers share, one with INPUT_MEMORY into the inputs of
 // the step, which begin with its STEP record.
-#define OFFSET_MASK 0x00FFFFFFFFFFFFFFul
+#define OFFSET_MASK ((ulong)0x00FFFFFFFFFFFFFF)
 
 #if SHARED_ADDRESSES
 typedef struct {

@@ -80,7 +80,7 @@ void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
 static int draw_token(MEMORY memory, const CANDIDATES *all, const GLOBAL SAMPLING *how) {
     uint kept = how->top_k > 0 ? min((uint)how->top_k, all->count) : all->count;
     PREFIX prefix = prefix_of_count(memory, all, kept);
-    const ulong unit = 1ul << THRESHOLD_BITS;
+    const ulong unit = (ulong)1 << THRESHOLD_BITS;
     const ulong min_p = (ulong)rint(how->min_p * (float)unit) * (ulong)WEIGHT_SCALE;
     uint above_min_p;
     const ulong total = prefix_weight(memory, all, prefix, min_p, &above_min_p);

@@ -53,7 +53,7 @@ static inline const GLOBAL uint *mask_of(const GLOBAL SAMPLING *how, const GLOBA
 
 // Whether tokens k to k + 15 are allowed, -1 or 0; of the last `count` of a mask, anything behind.
 static inline int16 allowed_from(const GLOBAL uint *mask, uint k, int count) {
-    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const int16 lane = make_int16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const uint word = k / 32, shift = k % 32, last = (k + (uint)min(count, 16) - 1) / 32;
     uint bits = mask[word] >> shift;
     if (last > word) bits |= mask[last] << (32 - shift);

@@ -21,10 +21,10 @@ INLINE void keep_taps(const GLOBAL float *weight, uint taps, int count, float16 
     if (taps == 4 && count >= 16) {
         const float16 a = vload16(0, weight), b = vload16(1, weight);
         const float16 c = vload16(2, weight), d = vload16(3, weight);
-        kept[0] = (float16)(a.s048c, b.s048c, c.s048c, d.s048c);
-        kept[1] = (float16)(a.s159d, b.s159d, c.s159d, d.s159d);
-        kept[2] = (float16)(a.s26ae, b.s26ae, c.s26ae, d.s26ae);
-        kept[3] = (float16)(a.s37bf, b.s37bf, c.s37bf, d.s37bf);
+        kept[0] = make_float16(a.s048c, b.s048c, c.s048c, d.s048c);
+        kept[1] = make_float16(a.s159d, b.s159d, c.s159d, d.s159d);
+        kept[2] = make_float16(a.s26ae, b.s26ae, c.s26ae, d.s26ae);
+        kept[3] = make_float16(a.s37bf, b.s37bf, c.s37bf, d.s37bf);
         return;
     }
     for (uint tap = 0; tap < min(taps, (uint)KEPT_TAPS); tap++)

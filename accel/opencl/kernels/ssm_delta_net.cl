@@ -37,7 +37,7 @@ INLINE DELTA_TOKEN delta_token(const ssm_delta_net_fields *op, uint token, uint 
 
 // The first `count` lanes, the rest +0: what lies beyond a row must not reach its sum.
 INLINE float16 first_lanes(float16 v, int count) {
-    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const int16 lane = make_int16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return count >= 16 ? v : select((float16)(0.0f), v, lane < (int16)(count));
 }
 

@@ -1,0 +1,64 @@
+"""Builds the native library: ``python -m accel.native.build``.
+
+Without arguments that of this machine, in the cache folder. With ``--output`` every variant for a
+system, as a wheel has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from accel.native.compile import build_library, build_processor_library, find_compiler
+from accel.native.library import default_cache, find_library
+from accel.native.names import PROCESSOR, Target, library_name, this_target
+from accel.native.variants import VARIANTS, machine
+from contract.errors import TierError
+
+
+def build_all(target: Target, folder: Path, jobs: int) -> list[Path]:
+    """Every variant for a target, in a folder that then holds nothing else.
+
+    Raises BuildError, and TierUnavailable without a compiler.
+    """
+    compiler = find_compiler()
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    made = {PROCESSOR: build_processor_library(target, compiler)}
+    for variant in VARIANTS:
+        if variant.machine == target.machine:
+            made[variant.name] = build_library(variant, target, compiler, jobs)
+    paths = []
+    for name, data in made.items():
+        paths.append(folder / library_name(name, target))
+        paths[-1].write_bytes(data)
+    return paths
+
+
+def main() -> int:
+    """Build what the arguments say; 1 when that fails."""
+    parser = argparse.ArgumentParser(prog="python -m accel.native.build", description=__doc__)
+    parser.add_argument("--output", type=Path, help="folder for every variant, as a wheel has them")
+    parser.add_argument("--target", help="SYSTEM-MACHINE to build for, such as linux-aarch64")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    try:
+        if arguments.output is None:
+            print(find_library(default_cache(), print).path)
+            return 0
+        target = this_target(machine())
+        if arguments.target:
+            target = Target(*arguments.target.split("-", 1))
+        for path in build_all(target, arguments.output, arguments.jobs):
+            print(f"{path} {path.stat().st_size:,} bytes")
+    except TierError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Compiles the native library with the clang of the pip package ``ziglang``, or with another one
+that ZINC_RT_CC names."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+from accel.native.names import TIER, Target
+from accel.native.sources import library_units, processor_unit
+from accel.native.variants import Variant
+from accel.packets.build import BuildError
+from contract.errors import TierUnavailable
+from contract.lazy_dataclass import dataclass
+
+COMPILER_SETTING = "ZINC_RT_CC"
+"""Environment variable with the command of a clang to use instead of zig's."""
+COMPILER_REMEDY = f"pip install ziglang, or set {COMPILER_SETTING} to a clang"
+FLAGS = (
+    *("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden"),
+    # The arithmetic: no fused operation that no line asks for, and no other reordering.
+    *("-ffp-contract=off", "-fno-fast-math", "-fno-math-errno"),
+    *("-fno-sanitize=all", "-fno-stack-protector", "-g0"),
+    *("-Wno-unknown-pragmas", "-Wno-psabi"),
+    *("-DNATIVE_DIVIDE=1", "-DNATIVE_SQRT=1", "-DDOT_VNNI=0"),
+)
+ZIG_SYSTEMS = {"linux": "linux-gnu.2.28", "macos": "macos.11.0", "windows": "windows-gnu"}
+"""What zig calls a system and its oldest version."""
+
+WAIT_ON_ADDRESS = "-lapi-ms-win-core-synch-l1-2-0"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A clang: ``command`` begins every call of it. ``is_zig`` where it is zig's."""
+
+    command: tuple[str, ...]
+    is_zig: bool
+
+    def compile_command(self, target: Target, cpu: Sequence[str]) -> list[str]:
+        """To which the names of the source and the object file are added."""
+        if not self.is_zig:
+            return [*self.command, *FLAGS, *cpu, "-c"]
+        triple = f"{target.machine}-{ZIG_SYSTEMS[target.system]}"
+        return [*self.command, "cc", *FLAGS, "-target", triple, *cpu, "-c"]
+
+    def link_command(self, target: Target) -> list[str]:
+        """To which the name of the library and the objects are added."""
+        if not self.is_zig:
+            return [*self.command, "-shared", "-pthread", "-s", "-o"]
+        if target.system == "linux":
+            # The C library is the one of the process, whichever it is: none is linked.
+            return [*self.command, "ld.lld", "-shared", "-s", "-z", "noexecstack", "-o"]
+        triple = f"{target.machine}-{ZIG_SYSTEMS[target.system]}"
+        libraries = [WAIT_ON_ADDRESS] if target.system == "windows" else []
+        return [*self.command, "cc", "-target", triple, "-shared", "-s", *libraries, "-o"]
+
+    def cpu_flags(self, variant: Variant | None) -> list[str]:
+        """The instruction set of a variant; without one the oldest there is."""
+        if variant is None:
+            return []
+        return [f"-mcpu={variant.cpu}"] if self.is_zig else variant.march.split()
+
+
+def find_compiler() -> Compiler:
+    """The compiler that ZINC_RT_CC names, else zig's. Raises TierUnavailable."""
+    named = os.environ.get(COMPILER_SETTING, "").strip()
+    if named:
+        return Compiler(tuple(shlex.split(named)), is_zig=False)
+    spec = find_spec("ziglang")
+    if spec is None or not spec.submodule_search_locations:
+        raise TierUnavailable(TIER, "there is no compiler to build its library", COMPILER_REMEDY)
+    zig = Path(spec.submodule_search_locations[0]) / ("zig.exe" if os.name == "nt" else "zig")
+    return Compiler((str(zig),), is_zig=True)
+
+
+def build_library(variant: Variant, target: Target, compiler: Compiler, jobs: int) -> bytes:
+    """The library of a variant. Raises BuildError and TierUnavailable."""
+    return _built(library_units(), compiler.cpu_flags(variant), target, compiler, jobs)
+
+
+def build_processor_library(target: Target, compiler: Compiler) -> bytes:
+    """The small library that says what the processor can do. Raises as ``build_library``."""
+    return _built(processor_unit(), compiler.cpu_flags(None), target, compiler, 1)
+
+
+def _built(
+    units: dict[str, str], cpu: Sequence[str], target: Target, compiler: Compiler, jobs: int
+) -> bytes:
+    try:
+        with tempfile.TemporaryDirectory(prefix="zinc-rt-native-") as name:
+            folder = Path(name)
+            for unit, text in units.items():
+                (folder / f"{unit}.c").write_text(text, encoding="utf-8")
+            begin = compiler.compile_command(target, cpu)
+
+            def compile_unit(unit: str) -> None:
+                _run([*begin, f"{unit}.c", "-o", f"{unit}.o"], folder, unit)
+
+            _each(compile_unit, list(units), jobs)
+            library = f"library{target.ending}"
+            objects = [f"{unit}.o" for unit in units]
+            _run([*compiler.link_command(target), library, *objects], folder, "the library")
+            return (folder / library).read_bytes()
+    except OSError as error:
+        reason = f"its library could not be built: {error.strerror or error}"
+        raise TierUnavailable(TIER, reason, "free some disk space, or set TMPDIR") from None
+
+
+def _each(run: Callable[[str], None], units: list[str], jobs: int) -> None:
+    with ThreadPoolExecutor(max(1, jobs), "native build") as threads:
+        started = [threads.submit(run, unit) for unit in units]
+        try:
+            for future in started:
+                future.result()
+        except BaseException:
+            threads.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _run(command: list[str], folder: Path, unit: str) -> None:
+    # zig keeps what it made in folders that may not be writable; nothing of it is needed again.
+    environment = {
+        **os.environ,
+        "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"),
+        "ZIG_LOCAL_CACHE_DIR": str(folder / "zig"),
+    }
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
+    if ended.returncode:
+        log = ended.stderr.decode(errors="replace") or f"exit status {ended.returncode}"
+        raise BuildError("native", unit, log)

@@ -1,0 +1,219 @@
+"""The native library of this machine: where it lies, whether it is whole, and opening it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from accel.native.names import (
+    DIGEST_CHARACTERS,
+    PROCESSOR,
+    TIER,
+    Target,
+    library_name,
+    this_target,
+)
+from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
+from accel.packets.build import Progress
+from contract.errors import TierUnavailable
+from contract.lazy_dataclass import dataclass
+
+PACKAGED = Path(__file__).with_name("built")
+"""The folder of the libraries that a wheel brings."""
+VARIANT_SETTING = "ZINC_RT_NATIVE_VARIANT"
+"""Environment variable with the name of the variant to use, whatever the processor is."""
+TRAILER = b"zinc-rt native library 1"
+"""Ends a library in the cache, with the SHA-256 of what is before it."""
+TRAILER_BYTES = len(TRAILER) + hashlib.sha256().digest_size
+CACHED_BUILDS = 8
+"""Most libraries of one variant in the cache: of that many texts of the kernels."""
+LOCK_SECONDS = 300.0
+"""Longest wait for another process that builds the same library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A loaded library. ``quick`` keeps Python's lock during a call, ``handle`` does not."""
+
+    path: Path
+    variant: Variant
+    handle: Any
+    quick: Any
+
+
+def default_cache() -> Path:
+    """The folder of libraries that were built on this machine."""
+    return platformdirs.user_cache_path("zinc-rt") / TIER
+
+
+def find_library(cache: Path | None, progress: Progress | None = None) -> Library:
+    """The library for this processor, built where there is none yet.
+
+    ``cache`` is the folder of libraries that were built before, None to keep none. Raises
+    TierUnavailable and BuildError.
+    """
+    target = this_target(machine())
+    variant = choose_variant(processor_words(target, cache, progress))
+
+    def build() -> bytes:
+        from accel.native.compile import build_library, find_compiler
+
+        compiler = find_compiler()
+        if progress is not None:
+            progress(f"compiling the native library for {variant.name}")
+        return build_library(variant, target, compiler, os.cpu_count() or 1)
+
+    path, handle = _loaded(variant.name, target, cache, build)
+    return Library(path, variant, handle, ctypes.PyDLL(None, handle=handle._handle))
+
+
+def processor_words(
+    target: Target, cache: Path | None, progress: Progress | None = None
+) -> tuple[int, ...]:
+    """What ``processor.c`` reports of this machine. Raises as ``find_library``."""
+
+    def build() -> bytes:
+        from accel.native.compile import build_processor_library, find_compiler
+
+        return build_processor_library(target, find_compiler())
+
+    _, handle = _loaded(PROCESSOR, target, cache, build)
+    words = (ctypes.c_uint64 * WORDS)()
+    handle.zinc_processor(words)
+    return tuple(words)
+
+
+def choose_variant(words: tuple[int, ...]) -> Variant:
+    """The variant that ZINC_RT_NATIVE_VARIANT names, else the fastest that runs.
+
+    Raises TierUnavailable for a variant that is unknown or cannot run here.
+    """
+    runs = usable(words, machine())
+    named = os.environ.get(VARIANT_SETTING, "")
+    names = ", ".join(variant.name for variant in runs)
+    if named:
+        for variant in runs:
+            if variant.name == named:
+                return variant
+        known = any(variant.name == named for variant in VARIANTS)
+        problem = "this processor cannot run it" if known else "there is no such variant"
+        raise TierUnavailable(TIER, f"{VARIANT_SETTING}={named}: {problem}", f"choose of {names}")
+    if not runs:
+        raise TierUnavailable(
+            TIER, "this processor is older than every variant of its library", "use the cpu tier"
+        )
+    return runs[0]
+
+
+def _loaded(
+    name: str, target: Target, cache: Path | None, build: Callable[[], bytes]
+) -> tuple[Path, Any]:
+    """A library by name: of the wheel, of the cache, or built."""
+    file = library_name(name, target)
+    packaged = PACKAGED / file
+    if packaged.exists():
+        return packaged, _open(packaged)
+    if cache is None:
+        return _opened_once(file, build())
+    path = cache / file
+    if not _whole(path):
+        with _lock(path):
+            # Another process may have built it while this one waited for the lock.
+            if not _whole(path):
+                data = build()
+                if not _keep(path, data):
+                    return _opened_once(file, data)
+    return path, _open(path)
+
+
+@functools.cache
+def _open(path: Path) -> Any:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise TierUnavailable(TIER, f"its library cannot be loaded ({error})", "") from None
+
+
+def _opened_once(file: str, data: bytes) -> tuple[Path, Any]:
+    """A library that cannot be kept: loaded from a file that goes when the process ends."""
+    folder = tempfile.mkdtemp(prefix="zinc-rt-native-")
+    path = Path(folder) / file
+    try:
+        path.write_bytes(data)
+        return path, _open(path)
+    except OSError as error:
+        reason = f"its library cannot be written ({error.strerror})"
+        raise TierUnavailable(TIER, reason, "free some disk space, or set TMPDIR") from None
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+            os.rmdir(folder)
+
+
+def _whole(path: Path) -> bool:
+    """Whether the cache holds the file as it was written."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    data, trailer = content[:-TRAILER_BYTES], content[-TRAILER_BYTES:]
+    return trailer == TRAILER + hashlib.sha256(data).digest()
+
+
+def _keep(path: Path, data: bytes) -> bool:
+    """Write a library; False where the folder cannot be written or the disk is full."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    except OSError:
+        return False
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data + TRAILER + hashlib.sha256(data).digest())
+        os.chmod(name, 0o755)
+        os.replace(name, path)
+    except BaseException as error:
+        os.unlink(name)
+        if isinstance(error, OSError):
+            return False
+        raise
+    _remove_old(path)
+    return True
+
+
+def _remove_old(path: Path) -> None:
+    """Of one variant the cache holds few libraries: those written last."""
+    name = path.stem.rpartition("-")[0]
+    digest = "[0-9a-f]" * DIGEST_CHARACTERS
+    with contextlib.suppress(OSError):
+        found = path.parent.glob(f"{name}-{digest}{path.suffix}")
+        by_age = sorted(found, key=lambda other: other.stat().st_mtime, reverse=True)
+        for other in by_age[CACHED_BUILDS:]:
+            other.unlink()
+            Path(f"{other}.lock").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process that builds; where the folder cannot be written there is none."""
+    import filelock
+
+    lock = filelock.FileLock(f"{path}.lock", timeout=LOCK_SECONDS)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except (OSError, filelock.Timeout):
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()

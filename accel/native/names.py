@@ -1,0 +1,69 @@
+"""What the parts of the native tier call things: systems, the files of libraries, and the tier."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from pathlib import Path
+
+from accel.packets.ops import OPS
+from contract.errors import TierUnavailable
+from contract.lazy_dataclass import dataclass
+
+TIER = "native"
+ARRANGE = len(OPS)
+"""Number of the op that arranges a matrix for the products."""
+PROCESSOR = "processor"
+"""The library that says what the processor can do."""
+ENDINGS = {"linux": ".so", "macos": ".dylib", "windows": ".dll"}
+SYSTEMS = {"linux": "linux", "darwin": "macos", "win32": "windows"}
+DIGEST_CHARACTERS = 16
+ROOT = Path(__file__).parents[2]
+TEXTS = (
+    *("accel/opencl/kernels/*.h", "accel/opencl/kernels/*.cl", "accel/opencl/contents.py"),
+    *("accel/native/*.c", "accel/native/*.h"),
+    *("accel/native/compile.py", "accel/native/sources.py", "accel/native/variants.py"),
+    *("accel/packets/accessors.py", "accel/packets/device_op.py", "accel/packets/layouts.py"),
+    *("accel/packets/ops.py", "accel/packets/packet.py"),
+    *("contract/arithmetic.py", "contract/dtypes.py", "contract/records.py"),
+)
+"""The files that decide what a library contains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A system and an architecture that libraries are built for."""
+
+    system: str
+    machine: str
+
+    @property
+    def ending(self) -> str:
+        """Of the names of its libraries."""
+        return ENDINGS[self.system]
+
+
+def this_target(machine: str) -> Target:
+    """The system of this process; TierUnavailable for one that has no native tier."""
+    system = SYSTEMS.get(sys.platform)
+    if system is None or not machine:
+        reason = f"there is no native library for {sys.platform} on this processor"
+        raise TierUnavailable(TIER, reason, "use another tier, see zinc-rt devices")
+    return Target(system, machine)
+
+
+def library_name(name: str, target: Target) -> str:
+    """The file of a variant: other texts give another name."""
+    return f"{name}-{text_digest()}{target.ending}"
+
+
+@functools.cache
+def text_digest() -> str:
+    """Hexadecimal digits that change with every file that decides what a library contains."""
+    digest = hashlib.sha256()
+    for pattern in TEXTS:
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(f"{path.name}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:DIGEST_CHARACTERS]

@@ -1,0 +1,370 @@
+// The worker pool: threads of this process that execute steps of packets, in the order in which they
+// were submitted. Compiled behind opencl_c.h, packet.h and the tables of ops that sources.py makes.
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if defined(_WIN32)
+#define NOMINMAX
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
+#include <pthread.h>
+#endif
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#if defined(_WIN32)
+#define EXPORTED __declspec(dllexport)
+#else
+#define EXPORTED __attribute__((visibility("default")))
+#endif
+
+#define MOST_WORKERS 1024
+#define RING_STEPS 64              // steps that may be submitted and not have ended
+#define LINE_BYTES 64
+#define STACK_BYTES (8u << 20)     // kernels keep tiles on the stack
+#define SPIN_NANOSECONDS 20000     // about what falling asleep and waking up costs
+#define SPIN_SHARE 2               // of the time of the work before; others may have more of it
+#define IDLE_SPIN_NANOSECONDS 50000
+#define LOOKS_PER_CLOCK 16
+
+typedef atomic_uint SHARED_UINT;
+
+// ---- What differs between systems: the clock, sleeping on a word, threads.
+
+static ulong nanoseconds(void) {
+#if defined(_WIN32)
+    LARGE_INTEGER now, frequency;
+    QueryPerformanceCounter(&now);
+    QueryPerformanceFrequency(&frequency);
+    return (ulong)((double)now.QuadPart * 1e9 / (double)frequency.QuadPart);
+#else
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (ulong)now.tv_sec * 1000000000u + (ulong)now.tv_nsec;
+#endif
+}
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+#if defined(__linux__)
+// Sleeps while the word has this value, until it is woken, a signal comes or the time is over; 0
+// nanoseconds are no limit. All of these return early at times: callers look again.
+static void sleep_on(SHARED_UINT *word, uint value, ulong limit) {
+    const struct timespec time = {(time_t)(limit / 1000000000u), (long)(limit % 1000000000u)};
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, limit ? &time : 0, 0, 0);
+}
+
+static void wake_all(SHARED_UINT *word) {
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7FFFFFFF, 0, 0, 0);
+}
+#elif defined(_WIN32)
+static void sleep_on(SHARED_UINT *word, uint value, ulong limit) {
+    WaitOnAddress((volatile VOID *)word, &value, sizeof(value),
+                  limit ? (DWORD)(limit / 1000000u) + 1 : INFINITE);
+}
+
+static void wake_all(SHARED_UINT *word) { WakeByAddressAll((PVOID)word); }
+#else
+static pthread_mutex_t sleeping = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t woken = PTHREAD_COND_INITIALIZER;
+
+static void sleep_on(SHARED_UINT *word, uint value, ulong limit) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += (long)(limit % 1000000000u);
+    until.tv_sec += (time_t)(limit / 1000000000u) + until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&sleeping);
+    if (atomic_load(word) == value) {
+        if (limit) pthread_cond_timedwait(&woken, &sleeping, &until);
+        else pthread_cond_wait(&woken, &sleeping);
+    }
+    pthread_mutex_unlock(&sleeping);
+}
+
+static void wake_all(SHARED_UINT *word) {
+    pthread_mutex_lock(&sleeping);
+    pthread_cond_broadcast(&woken);
+    pthread_mutex_unlock(&sleeping);
+}
+#endif
+
+// Subnormals stay what they are, whatever the thread that opened the pool was set to.
+static void set_float_environment(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(0x1F80);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"((ulong)0));
+#endif
+}
+
+// ---- Numbers that threads wait for.
+
+typedef struct {
+    SHARED_UINT value;
+    SHARED_UINT sleepers;
+    char rest[LINE_BYTES - 8];
+} COUNTER;
+
+static inline bool reached(COUNTER *counter, uint target) {
+    return (int)(atomic_load(&counter->value) - target) >= 0;
+}
+
+static void wake_sleepers(COUNTER *counter) {
+    // A thread that counts itself as asleep after this look finds the new value.
+    if (atomic_load(&counter->sleepers)) wake_all(&counter->value);
+}
+
+static void set_counter(COUNTER *counter, uint value) {
+    atomic_store(&counter->value, value);
+    wake_sleepers(counter);
+}
+
+// True when the counter reaches the target while this thread spins for `patience` nanoseconds.
+static bool reached_soon(COUNTER *counter, uint target, ulong patience) {
+    const ulong begun = nanoseconds();
+    for (;;) {
+        for (uint look = 0; look < LOOKS_PER_CLOCK; look++) {
+            if (reached(counter, target)) return true;
+            pause_briefly();
+        }
+        if (nanoseconds() - begun > patience) return false;
+    }
+}
+
+static void wait_for(COUNTER *counter, uint target, ulong patience) {
+    if (reached(counter, target) || reached_soon(counter, target, patience)) return;
+    atomic_fetch_add(&counter->sleepers, 1);
+    for (uint value; (int)((value = atomic_load(&counter->value)) - target) < 0;)
+        sleep_on(&counter->value, value, 0);
+    atomic_fetch_sub(&counter->sleepers, 1);
+}
+
+// ---- Steps and the threads that execute them. JOB, COPY and TIMES are mirrored by pool.py.
+
+typedef struct {
+    ulong source;
+    ulong target;
+    ulong bytes;
+} COPY;
+
+typedef struct {
+    ulong scratch;    // addresses: of the scratch memory all workers share,
+    ulong own;        // of the first worker's own, each of own_bytes,
+    ulong own_bytes;
+    ulong input;      // of the inputs of the step,
+    ulong packets;    // of its packets,
+    ulong copies;     // and of what is copied when they have ended
+    uint count;       // packets
+    uint copy_count;
+    uint workers;
+    uint reserved;
+} JOB;
+
+typedef struct {
+    atomic_ullong head;  // number of the step << 32 | its workers; 0 while the slot changes
+    JOB job;
+    ulong begun;         // nanoseconds
+} SLOT;
+
+typedef struct POOL POOL;
+
+typedef struct {
+    COUNTER posted;  // the last step this worker takes part in
+    POOL *pool;
+    uint index;
+#if defined(_WIN32)
+    HANDLE thread;
+#else
+    pthread_t thread;
+#endif
+} WORKER;
+
+struct POOL {
+    COUNTER completed;  // the last step that has ended
+    COUNTER arrived;    // workers of this step that met, all meetings together
+    COUNTER departed;   // workers that are done with this step
+    SLOT ring[RING_STEPS];
+    ulong times[RING_STEPS];  // nanoseconds each of the last steps took
+    uint submitted;
+    uint workers;
+    atomic_bool closing;
+    WORKER *worker;
+};
+
+// Waits until all workers of the step have come this far. `met` is when this worker last met them.
+static void meet(POOL *pool, uint target, ulong *met) {
+    if (atomic_fetch_add(&pool->arrived.value, 1) + 1 == target) {
+        wake_sleepers(&pool->arrived);
+    } else if (!reached(&pool->arrived, target)) {
+        wait_for(&pool->arrived, target, SPIN_NANOSECONDS + (nanoseconds() - *met) / SPIN_SHARE);
+    }
+    *met = nanoseconds();
+}
+
+static void run_packets(POOL *pool, const JOB *job, uint index) {
+    const MEMORY_MAP map = {job->scratch, job->own + index * job->own_bytes, job->input};
+    const PACKET *packet = (const PACKET *)job->packets;
+    const bool meets = job->workers > 1;
+    uint meetings = 0;
+    ulong met = nanoseconds();
+    for (uint i = 0; i < job->count; i++, packet++) {
+        if (packet->wait && meets) meet(pool, ++meetings * job->workers, &met);
+        const uint worker = packet->everyone ? 0 : index;
+        const uint workers = packet->everyone ? 1 : job->workers;
+        op_of(packet)(&map, packet, worker, workers);
+    }
+    if (!job->copy_count) return;
+    if (meets) meet(pool, ++meetings * job->workers, &met);
+    const COPY *copy = (const COPY *)job->copies;
+    for (uint i = 0; i < job->copy_count; i++, copy++) {
+        const ulong first = copy->bytes * index / job->workers;
+        const ulong end = copy->bytes * (index + 1) / job->workers;
+        memcpy((uchar *)copy->target + first, (const uchar *)copy->source + first, end - first);
+    }
+}
+
+static void take_part(POOL *pool, SLOT *slot, uint number, uint index) {
+    wait_for(&pool->completed, number - 1, SPIN_NANOSECONDS);
+    if (index == 0) slot->begun = nanoseconds();
+    run_packets(pool, &slot->job, index);
+    if (atomic_fetch_add(&pool->departed.value, 1) + 1 < slot->job.workers) return;
+    atomic_store(&pool->departed.value, 0);
+    atomic_store(&pool->arrived.value, 0);
+    pool->times[number % RING_STEPS] = nanoseconds() - slot->begun;
+    set_counter(&pool->completed, number);
+}
+
+static void work(WORKER *self) {
+    POOL *pool = self->pool;
+    set_float_environment();
+    for (uint seen = 0; !atomic_load(&pool->closing);) {
+        wait_for(&self->posted, seen + 1, IDLE_SPIN_NANOSECONDS);
+        const uint posted = atomic_load(&self->posted.value);
+        while (seen != posted) {
+            SLOT *slot = &pool->ring[++seen % RING_STEPS];
+            // A slot of another number was taken again: this worker had no part in the step.
+            const ulong head = atomic_load(&slot->head);
+            if (head >> 32 == seen && self->index < (uint)head)
+                take_part(pool, slot, seen, self->index);
+        }
+    }
+}
+
+#if defined(_WIN32)
+static DWORD WINAPI thread_main(LPVOID self) {
+    work(self);
+    return 0;
+}
+
+static bool start_thread(WORKER *worker) {
+    worker->thread = CreateThread(0, STACK_BYTES, thread_main, worker, 0, 0);
+    return worker->thread != 0;
+}
+
+static void join_thread(WORKER *worker) {
+    WaitForSingleObject(worker->thread, INFINITE);
+    CloseHandle(worker->thread);
+}
+#else
+static void *thread_main(void *self) {
+    work(self);
+    return 0;
+}
+
+static bool start_thread(WORKER *worker) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    const bool started = !pthread_create(&worker->thread, &attributes, thread_main, worker);
+    pthread_attr_destroy(&attributes);
+    return started;
+}
+
+static void join_thread(WORKER *worker) { pthread_join(worker->thread, 0); }
+#endif
+
+// ---- What Python calls.
+
+// Waits for what was submitted, then ends the threads.
+EXPORTED void zinc_close(POOL *pool) {
+    wait_for(&pool->completed, pool->submitted, 0);
+    atomic_store(&pool->closing, true);
+    for (uint i = 0; i < pool->workers; i++)
+        set_counter(&pool->worker[i].posted, pool->submitted + 1);
+    for (uint i = 0; i < pool->workers; i++) join_thread(&pool->worker[i]);
+    free(pool->worker);
+    free(pool);
+}
+
+// A pool of so many threads, 0 when the system does not give them.
+EXPORTED POOL *zinc_open(uint workers) {
+    if (workers == 0 || workers > MOST_WORKERS) return 0;
+    POOL *pool = calloc(1, sizeof(POOL));
+    if (!pool) return 0;
+    pool->worker = calloc(workers, sizeof(WORKER));
+    if (!pool->worker) {
+        free(pool);
+        return 0;
+    }
+    for (; pool->workers < workers; pool->workers++) {
+        WORKER *worker = &pool->worker[pool->workers];
+        worker->pool = pool;
+        worker->index = pool->workers;
+        if (!start_thread(worker)) {
+            zinc_close(pool);
+            return 0;
+        }
+    }
+    return pool;
+}
+
+// The number of the last step that has ended, for who reads it without a call.
+EXPORTED SHARED_UINT *zinc_completed(POOL *pool) { return &pool->completed.value; }
+
+// Nanoseconds of the steps that ended last, each at its number modulo RING_STEPS.
+EXPORTED ulong *zinc_times(POOL *pool) { return pool->times; }
+
+// Adds a step behind all others, waiting while the ring is full. Gives its number.
+EXPORTED uint zinc_submit(POOL *pool, const JOB *job) {
+    const uint number = ++pool->submitted;
+    wait_for(&pool->completed, number - RING_STEPS, 0);
+    SLOT *slot = &pool->ring[number % RING_STEPS];
+    atomic_store(&slot->head, 0);
+    slot->job = *job;
+    atomic_store(&slot->head, (ulong)number << 32 | job->workers);
+    for (uint i = 0; i < job->workers; i++) set_counter(&pool->worker[i].posted, number);
+    return number;
+}
+
+// Sleeps until the step has ended, at most so many nanoseconds and until a signal comes: 1 if it
+// has.
+EXPORTED int zinc_wait(POOL *pool, uint number, ulong limit) {
+    if (reached(&pool->completed, number)) return 1;
+    const ulong begun = nanoseconds();
+    atomic_fetch_add(&pool->completed.sleepers, 1);
+    uint value = atomic_load(&pool->completed.value);
+    while ((int)(value - number) < 0) {
+        const ulong passed = nanoseconds() - begun;
+        if (passed >= limit) break;
+        sleep_on(&pool->completed.value, value, limit - passed);
+        const uint now = atomic_load(&pool->completed.value);
+        if (now == value) break;
+        value = now;
+    }
+    atomic_fetch_sub(&pool->completed.sleepers, 1);
+    return (int)(value - number) >= 0;
+}

@@ -1,0 +1,143 @@
+"""The worker pool of ``pool.c``: threads that execute steps in the order of their submission."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.native.library import Library
+from accel.native.names import TIER
+from contract.errors import TierUnavailable
+from contract.lazy_dataclass import dataclass
+
+MOST_WORKERS = 1024
+RING_STEPS = 64
+"""Steps that may be submitted and not have ended; one more waits for the first."""
+NUMBERS = 1 << 32
+"""Numbers of steps begin again after so many."""
+WAIT_SECONDS = 0.1
+"""Longest time in C at once, so that Python's signal handlers run meanwhile."""
+
+Copies = NDArray[np.uint64]
+"""Rows of source, target and bytes."""
+
+
+class Job(ctypes.Structure):
+    """``JOB`` of ``pool.c``."""
+
+    _fields_ = (
+        ("scratch", ctypes.c_uint64),
+        ("own", ctypes.c_uint64),
+        ("own_bytes", ctypes.c_uint64),
+        ("input", ctypes.c_uint64),
+        ("packets", ctypes.c_uint64),
+        ("copies", ctypes.c_uint64),
+        ("count", ctypes.c_uint32),
+        ("copy_count", ctypes.c_uint32),
+        ("workers", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """What Python calls of the library."""
+
+    open: Any
+    close: Any
+    completed: Any
+    times: Any
+    submit: Any
+    wait: Any
+
+
+def _functions(library: Library) -> Functions:
+    pool, number = ctypes.c_void_p, ctypes.c_uint32
+
+    def of(owner: Any, name: str, result: Any, *arguments: Any) -> Any:
+        function = owner[f"zinc_{name}"]
+        function.restype, function.argtypes = result, arguments
+        return function
+
+    return Functions(
+        of(library.handle, "open", pool, number),
+        of(library.handle, "close", None, pool),
+        of(library.handle, "completed", ctypes.POINTER(number), pool),
+        of(library.handle, "times", ctypes.POINTER(ctypes.c_uint64), pool),
+        of(library.quick, "submit", number, pool, ctypes.POINTER(Job)),
+        of(library.handle, "wait", ctypes.c_int, pool, number, ctypes.c_uint64),
+    )
+
+
+class WorkerPool:
+    """``workers`` threads. Not safe to share between threads of Python.
+
+    Raises TierUnavailable where the system does not give so many.
+    """
+
+    def __init__(self, library: Library, workers: int) -> None:
+        self.workers = workers
+        self._functions = functions = _functions(library)
+        self._pool = functions.open(workers)
+        if not self._pool:
+            reason = f"the system does not give it {workers} threads"
+            raise TierUnavailable(TIER, reason, "allow fewer with --threads")
+        self._completed = functions.completed(self._pool)
+        self._times = functions.times(self._pool)
+        self._process = os.getpid()
+        self._last = 0
+        self._finalizer = weakref.finalize(self, _close, functions, self._pool, self._process)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a copy of the one that has the threads."""
+        return os.getpid() != self._process
+
+    def submit(self, job: Job) -> int:
+        """Add a step behind all others; its number."""
+        self._last = number = self._functions.submit(self._pool, ctypes.byref(job))
+        return int(number)
+
+    def done(self, number: int) -> bool:
+        """Whether a step has ended."""
+        completed = int(self._completed[0])
+        return (completed - number) % NUMBERS < NUMBERS // 2
+
+    def seconds(self, number: int) -> float:
+        """What one of the last RING_STEPS steps took, from its begin on."""
+        return float(self._times[number % RING_STEPS]) * 1e-9
+
+    def wait(self, number: int, seconds: float) -> bool:
+        """Sleep until a step has ended; False when it has not after so many seconds."""
+        while not self._functions.wait(self._pool, number, int(min(seconds, WAIT_SECONDS) * 1e9)):
+            seconds -= WAIT_SECONDS
+            if seconds <= 0:
+                return self.done(number)
+        return True
+
+    def finish(self) -> None:
+        """Wait for all steps."""
+        while not (self.forked or self.wait(self._last, WAIT_SECONDS)):
+            pass
+
+    def close(self) -> None:
+        """Wait for all steps and end the threads. Safe to call twice."""
+        self._finalizer()
+
+
+def _close(functions: Functions, pool: int, process: int) -> None:
+    # The copy of a process has none of its threads.
+    if os.getpid() == process:
+        functions.close(pool)
+
+
+def copies_of(copied: Sequence[tuple[int, NDArray[np.uint8]]]) -> Copies:
+    """What a job copies: from addresses to arrays."""
+    rows = [(source, target.ctypes.data, target.nbytes) for source, target in copied]
+    return np.array(rows, np.uint64).reshape(-1, 3)

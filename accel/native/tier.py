@@ -1,0 +1,169 @@
+"""The native tier: a graph becomes packets, which threads of this process execute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.native.arrange import Arranger
+from accel.native.host import processor_name, processors, total_memory
+from accel.native.library import find_library
+from accel.native.names import TIER
+from accel.native.pool import MOST_WORKERS, WorkerPool
+from accel.native.steps import NativeForm, NativeStep, NativeSubmissions, Scratch
+from accel.native.variants import Variant
+from accel.opencl.memory import Allocation, SharedMemory
+from accel.opencl.worker_tuner import Choice, Crews
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
+from accel.packets.build import Progress
+from accel.packets.estimate_cache import StepMemoryCache
+from accel.packets.footprint import StepMemory, opencl_footprint
+from accel.packets.packet import ALIGNMENT
+from accel.packets.packet_tier import BoundStep, PacketTier
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_workers
+from accel.packets.step import Schedule, Step
+from accel.packets.submissions import FormBatch, StepFence
+from accel.packets.tier import tier_info
+from contract.errors import DeviceLost, TierUnavailable
+from contract.footprint import Footprint, owns_upload
+from contract.ir.nodes import BufferDecl, Graph
+from contract.lazy_dataclass import dataclass
+from contract.shape_key import ShapeKey
+from contract.tier import DeviceTier
+
+NativeBatch = FormBatch[Allocation, NativeForm]
+NativeFence = StepFence[Allocation, NativeForm, NativeStep]
+FORKED = "this process was forked from the one that opened the tier; open it in this one"
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a caller may decide; None leaves it to the machine.
+
+    ``threads`` is how many workers there are, ``tuner`` makes, of that number, what says how many
+    of them each step gets. ``memory_bytes`` is the most memory, ``cache`` the folder of what is
+    kept between starts, None to keep nothing.
+    """
+
+    threads: int | None = None
+    tuner: Callable[[int], Choice] = Crews
+    memory_bytes: int | None = None
+    cache: Path | None = None
+
+
+class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
+    """See ``contract.tier.Tier``. ``device`` is part of the processor's name.
+
+    Raises TierUnavailable for another processor, and what ``find_library`` raises. ``progress`` is
+    called with a line before the library is compiled.
+    """
+
+    def __init__(
+        self,
+        device: str = "",
+        choices: Choices | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        choices = choices or Choices()
+        name = processor_name()
+        if device.lower() not in name.lower():
+            raise TierUnavailable(TIER, f"no processor matches {device!r}", f"there is {name}")
+        library = find_library(choices.cache, progress)
+        workers = processors() if choices.threads is None else choices.threads
+        self._pool = WorkerPool(library, max(1, min(workers, MOST_WORKERS)))
+        self._variant = library.variant
+        memory = SharedMemory(min(filter(None, (choices.memory_bytes, total_memory()))))
+        self._arranger = Arranger(memory, self._pool)
+        self._addresses = Scratch()
+        self._own: Allocation | None = None
+        submissions = NativeSubmissions(
+            self._pool, self._addresses, choices.tuner(self._pool.workers)
+        )
+        self._slots = submissions
+        known = None
+        if choices.cache is not None:
+            known = StepMemoryCache(choices.cache, (TIER, self._pool.workers)).of
+        info = tier_info(TIER, name, library.variant.name, memory.capacity, host_unified=True)
+        super().__init__(info, memory, submissions, known)
+
+    @property
+    def variant(self) -> Variant:
+        """The instruction set its library was compiled for."""
+        return self._variant
+
+    @property
+    def workers(self) -> int:
+        """Threads of the pool."""
+        return self._pool.workers
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory taken from the host, but for views of the model file: with the sources of arranged
+        weights that are copies, and the inputs of steps."""
+        sources = (b.nbytes for b in self._buffers if b.source is not None and owns_upload(b.decl))
+        return self._memory.held + sum(sources) + self._slots.nbytes
+
+    def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
+        step = lower_graph(graph, bucket, self._pool.workers, TIER)
+        return step, schedule_workers(step, self._pool.workers)
+
+    def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
+        return opencl_footprint(graph, largest, steps, self._pool.workers, shared=True)
+
+    def _arrange(
+        self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
+    ) -> ArrangedMatrix[Allocation]:
+        return self._arranger.upload(decl.name, decl.dtype, data, matrices)
+
+    def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> Allocation:
+        memory = self._memory
+        assert isinstance(memory, SharedMemory)
+        return memory.adopt(name, data, borrowed=True)
+
+    def _finish_uploads(self) -> None:
+        self._arranger.finish()
+
+    def _record(self, bound: BoundStep[Allocation]) -> NativeForm:
+        return NativeForm(bound.stored.address, len(bound.packets))
+
+    def _reserve(self, shared: int, own: int, inputs: int) -> None:
+        workers = self._pool.workers
+        self._addresses.shared = self._scratch_of(shared).address
+        self._own = self._grown("workers' scratch", self._own, own * workers)
+        self._addresses.own = self._own.address
+        self._addresses.own_bytes = self._own.nbytes // workers // ALIGNMENT * ALIGNMENT
+
+    def _finish(self) -> None:
+        self._pool.finish()
+
+    def _until_done(self, fence: NativeFence, seconds: float) -> bool:
+        return self._pool.wait(fence.completion.number, seconds) and fence.done
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        if self._pool.forked:
+            raise DeviceLost(f"{self._info.device}: {FORKED}")
+        yield
+
+    def _shut_down(self) -> None:
+        """A step that did not end in time is waited for: it writes to memory of this process."""
+        self._pool.close()
+        self._submissions.close()
+        if not self._lost:
+            for buffer in list(self._buffers):
+                for allocation in buffer.allocations:
+                    self._memory.free(allocation)
+            for scratch in filter(None, (self._scratch, self._own)):
+                self._memory.free(scratch)
+            self._discard_recorded()
+            self._scratch = self._own = None
+
+
+if TYPE_CHECKING:
+    _conforms: type[DeviceTier[DeviceBuffer[Allocation], NativeBatch, NativeFence]] = NativeTier

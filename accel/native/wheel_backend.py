@@ -1,0 +1,123 @@
+"""Builds wheels that bring the native library: setuptools' backend, with the library beside it.
+
+``pip install .`` builds the variant for this machine. With ZINC_RT_WHEEL_TARGET, such as
+``linux-aarch64``, a wheel has every variant of that system. An editable install puts the library
+of this machine into the cache folder, where the tier looks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta
+from setuptools.build_meta import (
+    build_sdist,
+    get_requires_for_build_editable,
+    get_requires_for_build_sdist,
+    get_requires_for_build_wheel,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+from setuptools.command.bdist_wheel import bdist_wheel
+
+from accel.native.build import build_all
+from accel.native.library import PACKAGED, default_cache, find_library
+from accel.native.names import PROCESSOR, Target, library_name, this_target
+from accel.native.variants import machine
+from contract.errors import TierUnavailable
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+TARGET_SETTING = "ZINC_RT_WHEEL_TARGET"
+STALE = Path("build")
+"""Where setuptools keeps files of the wheel before."""
+PLATFORM_TAGS = {
+    ("linux", "x86_64"): "manylinux_2_28_x86_64",
+    ("linux", "aarch64"): "manylinux_2_28_aarch64",
+    ("macos", "aarch64"): "macosx_11_0_arm64",
+    ("macos", "x86_64"): "macosx_11_0_x86_64",
+    ("windows", "x86_64"): "win_amd64",
+}
+"""Targets of ``ZINC_RT_WHEEL_TARGET``, and what wheels for them are called."""
+
+
+def build_wheel(wheel_directory: str, *arguments: Any, **settings: Any) -> str:
+    """See PEP 517."""
+    with _libraries() as tag, _tagged(tag):
+        return str(build_meta.build_wheel(wheel_directory, *arguments, **settings))
+
+
+def build_editable(wheel_directory: str, *arguments: Any, **settings: Any) -> str:
+    """See PEP 660."""
+    try:
+        find_library(default_cache(), _say)
+    except TierUnavailable as error:
+        _say(f"the native tier will not run: {error}")
+    return str(build_meta.build_editable(wheel_directory, *arguments, **settings))
+
+
+@contextmanager
+def _libraries() -> Iterator[str]:
+    """The libraries in the package while a wheel is built; gives its platform tag."""
+    shutil.rmtree(STALE, ignore_errors=True)
+    try:
+        yield _built()
+    finally:
+        shutil.rmtree(PACKAGED, ignore_errors=True)
+        shutil.rmtree(STALE, ignore_errors=True)
+
+
+def _built() -> str:
+    named = os.environ.get(TARGET_SETTING, "")
+    if named:
+        target = Target(*named.split("-", 1))
+        tag = PLATFORM_TAGS[target.system, target.machine]
+        build_all(target, PACKAGED, os.cpu_count() or 1)
+        return tag
+    try:
+        target = this_target(machine())
+        path = find_library(default_cache(), _say).path
+    except TierUnavailable as error:
+        _say(f"the wheel has no native library: {error}")
+        return "any"
+    PACKAGED.mkdir(exist_ok=True)
+    if not path.exists():
+        # The cache folder cannot be written.
+        path = find_library(PACKAGED, _say).path
+    for source in (path, path.with_name(library_name(PROCESSOR, target))):
+        if source.parent != PACKAGED:
+            shutil.copyfile(source, PACKAGED / source.name)
+    for lock in PACKAGED.glob("*.lock"):
+        lock.unlink()
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+@contextmanager
+def _tagged(platform: str) -> Iterator[None]:
+    """Wheels are for any Python 3 on ``platform``."""
+    own = bdist_wheel.get_tag
+    bdist_wheel.get_tag = lambda self: ("py3", "none", platform)
+    try:
+        yield
+    finally:
+        bdist_wheel.get_tag = own
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

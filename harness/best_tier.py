@@ -1,0 +1,70 @@
+"""The tier that ``auto`` opens: the fastest that runs, and a word where a faster one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from contract.errors import TierUnavailable
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+DISPLAY_CLASS = "0x03"
+"""Begins the class of every graphics card on the PCI bus."""
+NVIDIA, AMD = 0x10DE, 0x1002
+PROCESSOR_TIERS = ("native", "opencl", "cpu")
+CARD_TIERS: Mapping[str, tuple[int, ...]] = {"cuda": (NVIDIA,), "vulkan": (NVIDIA, AMD)}
+"""Of tiers for graphics cards the makers whose cards they are for."""
+
+T = TypeVar("T")
+
+
+def open_best(
+    factories: Mapping[str, Callable[[], T]],
+    makers: frozenset[int],
+    note: Callable[[str], None] | None = None,
+) -> T:
+    """What the first of ``factories`` gives that raises no TierUnavailable.
+
+    Where a faster one was to be expected, for processors or for cards of the ``makers`` that this
+    machine has, ``note`` is told in one line why it is not used. Raises TierUnavailable when there
+    is none at all.
+    """
+    missing: list[TierUnavailable] = []
+    for name, factory in factories.items():
+        try:
+            opened = factory()
+        except TierUnavailable as error:
+            missing.append(error)
+            continue
+        expected = [error for error in missing if is_expected(error.tier, makers)]
+        if expected and note is not None:
+            first = expected[0]
+            remedy = f"; {first.remedy}" if first.remedy else ""
+            note(f"tier {name} is used, a slower one than {first.tier}: {first.reason}{remedy}")
+        return opened
+    reasons = "; ".join(f"{error.tier}: {error.reason}" for error in missing)
+    raise TierUnavailable("auto", reasons, "see zinc-rt check")
+
+
+def is_expected(tier: str, makers: frozenset[int]) -> bool:
+    """Whether a tier should run on a machine with graphics cards of these makers."""
+    return tier in PROCESSOR_TIERS or not makers.isdisjoint(CARD_TIERS.get(tier, ()))
+
+
+def card_makers(devices: Path = PCI_DEVICES) -> frozenset[int]:
+    """PCI numbers of the makers of this machine's graphics cards, where Linux lists them."""
+    try:
+        found = [path for path in devices.iterdir() if _word(path / "class")[:4] == DISPLAY_CLASS]
+        return frozenset(int(_word(path / "vendor"), 16) for path in found)
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def lists_cards(devices: Path = PCI_DEVICES) -> bool:
+    """Whether ``card_makers`` can tell which cards there are."""
+    return devices.is_dir()
+
+
+def _word(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()

@@ -1,0 +1,57 @@
+"""How many processors the tier may keep busy."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from accel.native.host import processor_name, processor_quota, processors, total_memory
+
+
+def _group(tmp_path: Path, quotas: dict[str, str]) -> tuple[Path, Path]:
+    """A hierarchy of control groups, in one of which, ``a/b``, this process is."""
+    groups = tmp_path / "groups"
+    (groups / "a" / "b").mkdir(parents=True)
+    for folder, quota in quotas.items():
+        (groups / folder / "cpu.max").write_text(f"{quota}\n")
+    own = tmp_path / "own"
+    own.write_text("12:memory:/elsewhere\n0::/a/b\n")
+    return groups, own
+
+
+@pytest.mark.parametrize(
+    ("quotas", "expected"),
+    [
+        ({}, math.inf),
+        ({"a/b": "max 100000"}, math.inf),
+        ({"a/b": "50000 100000"}, 0.5),
+        ({"a": "150000 100000", "a/b": "max 100000"}, 1.5),
+        ({"": "20000 100000", "a/b": "300000 100000"}, 0.2),
+        ({"a/b": "not a quota"}, math.inf),
+    ],
+)
+def test_the_smallest_quota_on_the_way_counts(
+    tmp_path: Path, quotas: dict[str, str], expected: float
+) -> None:
+    """A group cannot have more than those it is in."""
+    assert processor_quota(*_group(tmp_path, quotas)) == expected
+
+
+def test_less_than_one_processor_is_one_worker(tmp_path: Path) -> None:
+    """Two would only wait for each other."""
+    assert processors(*_group(tmp_path, {"a/b": "30000 100000"})) == 1
+
+
+def test_without_groups_every_allowed_processor_counts(tmp_path: Path) -> None:
+    """Systems without them have no such files."""
+    nothing = tmp_path / "nothing"
+    assert processors(nothing, nothing) == len(os.sched_getaffinity(0))
+
+
+def test_the_machine_has_a_name_and_memory() -> None:
+    """As far as any machine."""
+    assert processor_name()
+    assert total_memory() > 1 << 28

@@ -1,0 +1,175 @@
+"""The library in the cache folder: kept, torn, foreign, not writable, full, and built twice."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel.native import compile as native_compile
+from accel.native import library
+from accel.native.compile import Compiler, build_library, build_processor_library, find_compiler
+from accel.native.library import processor_words
+from accel.native.names import PROCESSOR, Target, library_name, this_target
+from accel.native.variants import VARIANTS, machine
+from accel.packets.build import BuildError
+from contract.errors import TierUnavailable
+from tests.needs import need_device
+
+TARGET = this_target(machine())
+FILE = library_name(PROCESSOR, TARGET)
+"""Of the smallest library, which takes a fraction of a second to build."""
+
+Built = list[Target]
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Built:
+    """The builds of a test, which are real."""
+    need_device(find_compiler)
+    found: Built = []
+
+    def build(target: Target, compiler: Compiler) -> bytes:
+        found.append(target)
+        return build_processor_library(target, compiler)
+
+    monkeypatch.setattr(native_compile, "build_processor_library", build)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test loads what it finds."""
+    library._open.cache_clear()
+
+
+def test_a_library_is_built_once(tmp_path: Path, built: Built) -> None:
+    """The second look finds the first one's file."""
+    first = processor_words(TARGET, tmp_path)
+    assert processor_words(TARGET, tmp_path) == first
+    assert len(built) == 1
+    assert (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-1], lambda data: data[:100], lambda data: b"", lambda data: b"x" + data],
+    ids=["last byte", "begin alone", "empty", "shifted"],
+)
+def test_a_torn_file_is_built_again(tmp_path: Path, built: Built, damage: object) -> None:
+    """It is never loaded."""
+    assert callable(damage)
+    words = processor_words(TARGET, tmp_path)
+    path = tmp_path / FILE
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(damage(whole))
+    library._open.cache_clear()
+    assert processor_words(TARGET, tmp_path) == words
+    assert len(built) == 2
+    assert len(path.read_bytes()) == len(whole)
+
+
+def test_a_file_of_another_build_is_left_alone(
+    tmp_path: Path, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other texts of the kernels have a file of their own; of many the oldest go."""
+    others = [f"{PROCESSOR}-{number:016x}{TARGET.ending}" for number in range(20)]
+    for age, name in enumerate(others):
+        (tmp_path / name).write_bytes(b"another build")
+        os.utime(tmp_path / name, (age, age))
+    processor_words(TARGET, tmp_path)
+    kept = {path.name for path in tmp_path.glob(f"{PROCESSOR}-*{TARGET.ending}")}
+    assert kept == {FILE, *others[-library.CACHED_BUILDS + 1 :]}
+    assert len(built) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, built: Built) -> None:
+    """The library is loaded from a file that is gone afterwards."""
+    not_a_folder = tmp_path / "cache"
+    not_a_folder.write_bytes(b"a file")
+    assert processor_words(TARGET, not_a_folder) == processor_words(TARGET, None)
+    assert len(built) == 2
+    assert not_a_folder.read_bytes() == b"a file"
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    """What could not be written whole is removed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        assert not library._keep(tmp_path / FILE, bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    assert library._keep(tmp_path / FILE, bytes(5000))
+
+
+def test_a_full_disk_while_building_is_said(tmp_path: Path, built: Built) -> None:
+    """With what to do about it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(TierUnavailable, match=r"could not be built: .*TMPDIR"):
+            processor_words(TARGET, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from accel.native import compile, library
+from accel.native.names import this_target
+from accel.native.variants import machine
+
+build = compile.build_processor_library
+
+def counted(target, compiler):
+    print("built", flush=True)
+    return build(target, compiler)
+
+compile.build_processor_library = counted
+print(library.processor_words(this_target(machine()), Path(sys.argv[1])), flush=True)
+"""
+
+
+def test_two_processes_build_once(tmp_path: Path) -> None:
+    """The second waits for the first and takes its file."""
+    need_device(find_compiler)
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=300)[0].splitlines() for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert said[0][-1] == said[1][-1]
+    assert sum(line == "built" for lines in said for line in lines) == 1
+
+
+def test_no_compiler_is_said_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that ``auto`` can repeat it."""
+    monkeypatch.setattr(native_compile, "find_spec", lambda name: None)
+    with pytest.raises(TierUnavailable, match=r"no compiler.*; pip install ziglang, or set"):
+        processor_words(TARGET, tmp_path)
+
+
+def test_the_compiler_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that rejects the text is an error that names the unit and has its words."""
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho no such language >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv(native_compile.COMPILER_SETTING, str(broken))
+    compiler = find_compiler()
+    assert compiler == Compiler((str(broken),), is_zig=False)
+    variant = next(variant for variant in VARIANTS if variant.machine == TARGET.machine)
+    with pytest.raises(BuildError, match=r"building \w+ failed: no such language"):
+        build_library(variant, TARGET, compiler, 1)

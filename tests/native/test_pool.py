@@ -1,0 +1,256 @@
+"""Threads that execute steps: how many, in which order, interrupted, forked, and at their end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.native.pool import RING_STEPS
+from accel.native.tier import FORKED, NativeTier
+from accel.native.variants import machine
+from accel.opencl.worker_tuner import FixedWorkers
+from contract.dtypes import F32
+from contract.errors import DeviceLost
+from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from reference.model.open import open_model
+from tests.native.conftest import OpenNative
+from tests.opencl.test_model import REQUESTS, generate
+from tests.paths import ROOT
+
+WIDTH = 64
+STEP = ShapeKey(4, 4)
+
+
+def _counting() -> Graph:
+    """Squares, summed up in memory that stays from step to step."""
+    b = GraphBuilder("counting")
+    x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", WIDTH))
+    query = b.request("query", "tokens", 4)
+    weight = b.buffer("weight", BufferKind.WEIGHT, F32, (WIDTH, 2), source="weight")
+    state = b.buffer("state", BufferKind.STATE, F32, (1, 1, WIDTH))
+    y = b.output("y", "tokens", WIDTH)
+    b.emit(Opcode.SSM_CONV1D, x=x, y=y, weight=weight, query=query, state=state, history=1)
+    return b.build()
+
+
+GRAPH = _counting()
+LAYOUT = input_layout(GRAPH, STEP)
+
+
+class Counter:
+    """Steps of a graph in which each depends on the one before."""
+
+    def __init__(self, tier: NativeTier) -> None:
+        self.tier = tier
+        weight = np.random.default_rng(1).standard_normal((WIDTH, 2), np.float32)
+        buffers = {
+            decl.name: tier.upload(decl, weight.view(np.uint8))
+            for decl in GRAPH.of_kind(BufferKind.WEIGHT)
+        }
+        for decl in GRAPH.of_kind(BufferKind.STATE, BufferKind.OUTPUT):
+            nbytes = STEP.tokens * WIDTH * 4
+            buffers[decl.name] = tier.alloc(decl, nbytes)
+        self.batch = tier.lower(GRAPH, buffers, STEP, LAYOUT)
+
+    def submit(self, number: int) -> object:
+        """The step of this number, whose outputs are wanted."""
+        query = np.zeros((STEP.tokens, 4), np.int32)
+        query[:, 2] = STEP.tokens * number + np.arange(STEP.tokens)
+        values = np.random.default_rng(number).standard_normal((STEP.tokens, WIDTH), np.float32)
+        block = pack_inputs(LAYOUT, STEP, {"x": values, "query": query})
+        return self.tier.submit(self.batch, block, ["y"])
+
+    def outputs(self, fences: list[object]) -> list[bytes]:
+        """Of steps, as each left them."""
+        for fence in fences:
+            self.tier.wait(fence)  # type: ignore[arg-type]
+        return [fence.outputs["y"].tobytes() for fence in fences]  # type: ignore[attr-defined]
+
+
+def test_more_steps_than_the_ring_holds(open_native: OpenNative) -> None:
+    """Each has the outputs it has when it is waited for before the next."""
+    count = 3 * RING_STEPS
+    ahead, one_by_one = Counter(open_native(threads=2)), Counter(open_native(threads=2))
+    together = ahead.outputs([ahead.submit(number) for number in range(count)])
+    alone = [one_by_one.outputs([one_by_one.submit(number)])[0] for number in range(count)]
+    assert together == alone
+    assert len(set(together)) == count
+
+
+class Alternating(FixedWorkers):
+    """Another number of workers for every step."""
+
+    def choose(self, tokens: int) -> int:
+        """1, then all, then 1 again."""
+        chosen = getattr(self, "_next", 1)
+        object.__setattr__(self, "_next", self.workers if chosen == 1 else 1)
+        return chosen
+
+
+@pytest.mark.parametrize("threads", [1, 3, 64])
+def test_any_number_of_workers_computes_the_same(
+    threads: int, open_native: OpenNative, tiny_model_path: Path
+) -> None:
+    """A whole model with 1, 3 and 64 threads, against the numpy tier."""
+    from reference.cpu.tier import CpuTier
+
+    model = open_model(tiny_model_path)
+    with model.file, CpuTier() as cpu:
+        expected_tokens, expected_logits = generate(model, cpu, REQUESTS)
+        tokens, logits = generate(model, open_native(threads=threads), REQUESTS)
+    assert tokens == expected_tokens
+    for request, rows in expected_logits.items():
+        assert len(rows) == len(logits[request])
+        for row, other in zip(rows, logits[request], strict=True):
+            assert np.array_equal(row.view(np.uint32), other.view(np.uint32))
+
+
+def test_workers_may_change_from_step_to_step(open_native: OpenNative) -> None:
+    """A worker that has no part in a step meets the next one it has."""
+    steady = Counter(open_native(threads=4))
+    changing = Counter(open_native(threads=4, tuner=Alternating))
+    numbers = range(2 * RING_STEPS)
+    expected = steady.outputs([steady.submit(number) for number in numbers])
+    assert changing.outputs([changing.submit(number) for number in numbers]) == expected
+
+
+def test_closing_waits_for_what_was_submitted(open_native: OpenNative) -> None:
+    """The steps' memory is given up after their end; closing twice is one time."""
+    tier = open_native(threads=2)
+    counter = Counter(tier)
+    fences = [counter.submit(number) for number in range(RING_STEPS)]
+    tier.close()
+    tier.close()
+    other = Counter(open_native(threads=2))
+    expected = other.outputs([other.submit(number) for number in range(RING_STEPS)])
+    assert [fence.outputs["y"].tobytes() for fence in fences] == expected  # type: ignore[attr-defined]
+
+
+def _in_a_child(work: Callable[[], object]) -> str:
+    """What ``work`` gives or raises in a fork of this process."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            sender.send(str(work()))
+        except Exception as error:
+            sender.send(f"{type(error).__name__}: {error}")
+
+    child = context.Process(target=run)
+    child.start()
+    assert receiver.poll(60)
+    said = receiver.recv()
+    child.join(60)
+    assert child.exitcode == 0
+    return str(said)
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_forked_process_is_told(open_native: OpenNative) -> None:
+    """The threads stay in the first process, which goes on; the copy can open a tier of its own."""
+    tier = open_native(threads=2)
+    counter = Counter(tier)
+    before = counter.outputs([counter.submit(0)])
+    said = _in_a_child(lambda: counter.submit(1))
+    assert said.startswith(DeviceLost.__name__)
+    assert FORKED in said
+
+    def anew() -> list[bytes]:
+        tier.close()
+        fresh = Counter(open_native(threads=2))
+        return fresh.outputs([fresh.submit(0)])
+
+    assert _in_a_child(anew) == str(before)
+    assert counter.outputs([counter.submit(1)]) != before
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from accel.native.tier import Choices, NativeTier
+from tests.native.test_pool import Counter
+
+with NativeTier(choices=Choices(threads=2, cache=Path(sys.argv[1]))) as tier:
+    counter = Counter(tier)
+    pool, done = tier._pool, tier._pool.done
+    fence = counter.submit(0)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        # A step of a number that was not submitted yet never ends.
+        pool.wait(fence.completion.number + 1, 60.0)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    outputs = counter.outputs([fence, counter.submit(1)])
+    print(len(set(outputs)), flush=True)
+"""
+
+
+def test_an_interrupt_reaches_who_waits_for_a_step(kernel_cache: Path) -> None:
+    """At once, and the tier goes on afterwards."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(kernel_cache)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert done.stdout.split() == ["interrupted", "2"], done.stderr
+
+
+FLUSHING = """
+import ctypes, subprocess, sys
+from pathlib import Path
+import numpy as np
+from accel.native.compile import find_compiler
+from accel.native.tier import Choices, NativeTier
+from contract.dtypes import F32
+from contract.ir.graph import BufferKind, GraphBuilder
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from tests.run_graph import run_graph
+
+folder = Path(sys.argv[2])
+(folder / "flush.c").write_text("void flush(void) { __builtin_ia32_ldmxcsr(0x9FC0); }")
+command = [*find_compiler().command, "cc", "-shared", "-o", "flush.so", "flush.c"]
+subprocess.run(command, cwd=folder, check=True)
+tiny = np.full(16, 1e-40, np.float32)
+ctypes.CDLL(str(folder / "flush.so")).flush()
+assert not (tiny + tiny).view(np.uint32).any(), "this thread flushes subnormals to zero"
+b = GraphBuilder("sum")
+x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 16))
+y = b.output("y", "tokens", 16)
+b.emit(Opcode.ADD, a=x, b=x, y=y)
+with NativeTier(choices=Choices(threads=2, cache=Path(sys.argv[1]))) as tier:
+    found = run_graph(tier, b.build(), ShapeKey(1, 1), {"x": tiny.reshape(1, 16)})
+print(*set(found["y"].view(np.uint32).tolist()))
+"""
+
+
+@pytest.mark.skipif(machine() != "x86_64", reason="the control register of x86")
+def test_subnormals_stay_whatever_the_caller_s_thread_does(
+    kernel_cache: Path, tmp_path: Path
+) -> None:
+    """Threads begin with the control register of the one that makes them."""
+    done = subprocess.run(
+        [sys.executable, "-c", FLUSHING, str(kernel_cache), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    doubled = np.float32(1e-40) + np.float32(1e-40)
+    assert done.stdout.split() == [str(doubled.view(np.uint32))], done.stderr
