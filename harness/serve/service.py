@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from contract.errors import RequestError
 from contract.types import Tenant
@@ -62,8 +63,14 @@ class Service:
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 log_probabilities=listed,
             )
-            generation = Generation(self.model, requests, body.logits_digest, plan)
-            answer = Answer.of(generation, tenant, "chatcmpl-", _wants_usage(body))
+            generation = Generation(
+                self.model,
+                requests,
+                body.logits_digest,
+                plan,
+                stop_tokens=body.stop_token_ids or (),
+            )
+            answer = _answer_of(generation, tenant, "chatcmpl-", body)
             return generation, ChatShape(answer, listed is not None)
 
         return self._answer(body, tenant, begin, caller)
@@ -74,7 +81,12 @@ class Service:
 
         def begin() -> tuple[Generation, AnswerFormat]:
             self.model.check_name(body.model)
-            prompts = self.prompts_of(body.prompt)
+            encode = partial(
+                self.model.encode,
+                parse_special=body.parse_special,
+                add_special_tokens=body.add_special_tokens,
+            )
+            prompts = self.prompts_of(body.prompt, encode=encode)
             requests = requests_of(
                 body,
                 prompts,
@@ -84,8 +96,14 @@ class Service:
                 log_probabilities=body.logprobs,
             )
             scores = bool(body.echo) and listed
-            generation = Generation(self.model, requests, body.logits_digest, scores=scores)
-            answer = Answer.of(generation, tenant, "cmpl-", _wants_usage(body))
+            generation = Generation(
+                self.model,
+                requests,
+                body.logits_digest,
+                scores=scores,
+                stop_tokens=body.stop_token_ids or (),
+            )
+            answer = _answer_of(generation, tenant, "cmpl-", body)
             echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()
             return generation, CompletionShape(answer, listed, echoed)
 
@@ -194,11 +212,14 @@ class Service:
         prompt: str | Sequence[str | int | list[int]],
         field: str = "prompt",
         most: int = MOST_CHOICES,
+        encode: Callable[[str], list[int]] | None = None,
     ) -> list[Sequence[int]]:
-        """The token ids of every text in ``field`` of a request. Raises RequestError and ApiError
-        when there are more than ``most``, before one is looked at."""
+        """The token ids of every text in ``field`` of a request; ``encode`` says how a text is
+        divided. Raises RequestError and ApiError when there are more than ``most``, before one is
+        looked at."""
+        encode = encode or self.model.encode
         if isinstance(prompt, str):
-            return [self.model.encode(prompt)]
+            return [encode(prompt)]
         texts = [part for part in prompt if isinstance(part, str)]
         ids = [part for part in prompt if isinstance(part, int)]
         lists = [part for part in prompt if isinstance(part, list)]
@@ -209,10 +230,16 @@ class Service:
         if len(texts) == len(prompt):
             for text in texts:
                 self.model.check_length(text)
-            return [self.model.encode(text) for text in texts]
+            return [encode(text) for text in texts]
         if len(lists) == len(prompt):
             return list(lists)
         raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
+
+
+def _answer_of(generation: Generation, tenant: Tenant, prefix: str, body: Sampled) -> Answer:
+    return Answer.of(
+        generation, tenant, prefix, _wants_usage(body), token_ids=bool(body.return_token_ids)
+    )
 
 
 def _wants_usage(body: Sampled) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from harness.serve.answers import AnswerFormat, Json
 from harness.serve.caller import Gone, SendAtOnce
+from harness.serve.choices import Piece
 from harness.serve.data_lines import data_line
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
-from harness.serve.generation import Generation, Piece
+from harness.serve.generation import Generation
 
 PING_SECONDS = 0.5
 """After this long without anything to say a comment is sent: it keeps the connection alive, and

@@ -19,7 +19,9 @@ class TextStream:
     The texts returned by ``feed`` and ``finish`` concatenate to the UTF-8 decoding of all bytes
     (with U+FFFD for what is not UTF-8, as Python's "replace"), cut where the earliest stop
     string starts, however the bytes are split into tokens. Held back are an incomplete UTF-8
-    sequence at the end and text that may yet turn out to begin a stop string.
+    sequence at the end and text that may yet turn out to begin a stop string. Control tokens are
+    no text, but a stop string may be one, or hold one: their ``hidden`` texts are looked at, and
+    never returned.
 
     Of stop strings found, the one that starts first counts; of those, the shortest.
     """
@@ -37,6 +39,7 @@ class TextStream:
         self._longest = max(map(len, stop_strings), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
+        self._hidden = bytearray()
         self.stop_string: str | None = None
         """The stop string that ended the text, None until one did."""
 
@@ -45,11 +48,19 @@ class TextStream:
         """Whether a stop string ended the text; nothing is returned from then on."""
         return self.stop_string is not None
 
-    def feed(self, token_bytes: bytes) -> str:
-        """The text that has become certain with the bytes of one more token."""
+    @property
+    def stops(self) -> bool:
+        """Whether there are stop strings to look for."""
+        return bool(self._stop_strings)
+
+    def feed(self, token_bytes: bytes, hidden: str = "") -> str:
+        """The text that has become certain with the bytes of one more token, or with a control
+        token whose text is ``hidden``."""
         if self.stopped:
             return ""
-        self._held += self._decoder.decode(token_bytes)
+        self._hold(self._decoder.decode(token_bytes), hidden=False)
+        if hidden and self._stop_strings:
+            self._hold(hidden, hidden=True)
         open_start = self._first_open_start()
         found = self._first_stop()
         # A stop string already complete must wait for one that started before it.
@@ -61,7 +72,7 @@ class TextStream:
         """The rest of the text, once no more tokens come."""
         if self.stopped:
             return ""
-        self._held += self._decoder.decode(b"", final=True)
+        self._hold(self._decoder.decode(b"", final=True), hidden=False)
         found = self._first_stop()
         if found is not None:
             return self._stop_at(*found)
@@ -89,6 +100,18 @@ class TextStream:
         self.stop_string = stop
         return self._release(start)
 
+    def _hold(self, text: str, hidden: bool) -> None:
+        self._held += text
+        if hidden or self._hidden:
+            # One byte a character of what is held, from the first hidden one on.
+            self._hidden.extend(bytes(len(self._held) - len(self._hidden) - len(text)))
+            self._hidden.extend([hidden] * len(text))
+
     def _release(self, end: int) -> str:
         text, self._held = self._held[:end], self._held[end:]
-        return text
+        if not self._hidden:
+            return text
+        hidden, self._hidden = self._hidden[:end], self._hidden[end:]
+        if not any(self._hidden):
+            self._hidden.clear()
+        return "".join(letter for letter, hide in zip(text, hidden, strict=True) if not hide)
