@@ -35,7 +35,20 @@ class UnsupportedModel(ModelFileError):
 
 
 class TemplateError(ZincError):
-    """A chat template that raised, ran too long, wrote too much or tried to escape."""
+    """A chat template that raised, ran too long, wrote too much or tried to escape. ``summary``
+    says so without anything a conversation may hold."""
+
+    def __init__(self, problem: str, summary: str | None = None) -> None:
+        self.summary = summary or problem
+        super().__init__(problem)
+
+
+class TemplateRefused(TemplateError):
+    """A conversation that a chat template refuses; ``words`` are the template's own."""
+
+    def __init__(self, problem: str, words: str) -> None:
+        self.words = words
+        super().__init__(problem)
 
 
 class RequestError(ZincError):

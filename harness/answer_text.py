@@ -54,7 +54,8 @@ class AnswerText:
             return ""
         self.tokens.append(event.token)
         special = event.token in self._shown
-        text = self._stream.feed(self._tokenizer.token_bytes(event.token, special=special))
+        hidden = "" if special else self._tokenizer.hidden_text(event.token)
+        text = self._stream.feed(self._tokenizer.token_bytes(event.token, special=special), hidden)
         if self._stream.stopped:
             self.finish_reason = FinishReason.STOP
         self._text.append(text)

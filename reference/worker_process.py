@@ -17,6 +17,11 @@ from pathlib import Path
 
 KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "SYSTEMROOT")
 """Environment variables the child is given; it has no business with the others."""
+ROOT = Path(__file__).parents[1]
+RUN = (
+    "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
+)
+"""How a script is run: it may import the packages of this project."""
 SIGPROF = -getattr(signal, "SIGPROF", 0)
 SIGKILL = -getattr(signal, "SIGKILL", 0)
 
@@ -81,7 +86,7 @@ class WorkerProcess:
         environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
         try:
             child = subprocess.Popen(
-                [sys.executable, "-P", str(self._script)],
+                [sys.executable, "-P", "-c", RUN, str(ROOT), str(self._script)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -96,6 +96,7 @@ class ChatChoice(Struct):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Answered(Struct, kw_only=True):
@@ -115,6 +116,7 @@ class ChatCompletion(Answered, kw_only=True):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):
@@ -133,6 +135,8 @@ class TextChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Answered, kw_only=True):
@@ -317,6 +321,22 @@ class Tokens(Struct):
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class TokenizerInfo(Struct):
+    """A tokenizer, by the names ``transformers`` has for its facts."""
+
+    tokenizer_class: str
+    model_max_length: int
+    vocab_size: int
+    add_bos_token: bool
+    chat_template: str | None
+    end_token_ids: list[int]
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
 
 
 class Prompt(Struct):
@@ -354,6 +374,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "models": ModelList,
     "one_model": ModelCard,
     "tokenize": Tokens,
+    "tokenizer_info": TokenizerInfo,
     "detokenize": Prompt,
     "apply_template": Prompt,
     "usage": TenantUsage,

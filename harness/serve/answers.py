@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 from contract.types import FinishReason, Tenant, TokenEvent
 from harness.serve.caller import Caller
+from harness.serve.choices import Piece
 from harness.serve.data_lines import DONE, PING, LineTemplates, data_line, encode
 from harness.serve.errors import ApiError
-from harness.serve.generation import TIER_OF_CLASS, Generation, Piece
+from harness.serve.generation import TIER_OF_CLASS, Generation
 from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.text_offsets import TextOffsets, prompt_offsets
 from reference.model.tokenizer import Tokenizer
@@ -59,14 +60,31 @@ class Answer:
     created: int
     usage_in_chunks: bool
     ignored: tuple[str, ...] = ()
+    token_ids: bool = False
 
     @classmethod
     def of(
-        cls, generation: Generation, tenant: Tenant, prefix: str, usage: bool, caller: Caller
+        cls,
+        generation: Generation,
+        tenant: Tenant,
+        prefix: str,
+        caller: Caller,
+        *,
+        usage: bool,
+        token_ids: bool = False,
     ) -> Answer:
-        """A new answer for ``caller``; ``usage`` says that its stream ends with a count."""
+        """A new answer for ``caller``; ``usage`` says that its stream ends with a count, and
+        ``token_ids`` that it lists the ids of its tokens."""
         name, now = prefix + secrets.token_hex(12), int(time.time())
-        return cls(generation, tenant, name, now, usage, tuple(caller.ignored))
+        return cls(generation, tenant, name, now, usage, tuple(caller.ignored), token_ids)
+
+    def prompt_ids(self, choice: int) -> list[int]:
+        """The ids of the prompt of a choice."""
+        return list(self.generation.choices[choice].request.prompt)
+
+    def ids_of(self, pieces: Iterable[Piece]) -> list[int]:
+        """The ids of the tokens of pieces, those that ended a text included."""
+        return [event.token for piece in pieces for event in piece.events]
 
     def head(self, kind: str, choices: Sequence[Json]) -> Json:
         """An object with these choices."""
@@ -156,10 +174,15 @@ class ChatShape(OpenAiStream):
     _templates: LineTemplates = field(default_factory=LineTemplates)
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
-        if piece.finish is None and not self.listed and piece.choice in self._opened:
+        if piece.finish is None and not self._tokenwise and piece.choice in self._opened:
             parts = piece.parts if len(piece.parts) < 2 else joined(piece.parts)
             return [self._more(piece.choice, part) for part in parts]
         return list(map(data_line, map(encode, self._chunks(piece))))
+
+    @property
+    def _tokenwise(self) -> bool:
+        """Whether every token is told, also one without text."""
+        return self.listed or self.answer.token_ids
 
     def _more(self, index: int, part: Part) -> bytes:
         """What a part says, and nothing else."""
@@ -173,7 +196,7 @@ class ChatShape(OpenAiStream):
 
     def _chunks(self, piece: Piece) -> Iterable[Json]:
         events = _said(piece.events)
-        if not piece.parts and piece.finish is None and not (self.listed and events):
+        if not piece.parts and piece.finish is None and not (self._tokenwise and events):
             return
         deltas = [_delta_of(part) for part in joined(piece.parts)] or [{}]
         first = not self._opened
@@ -184,7 +207,12 @@ class ChatShape(OpenAiStream):
         logprobs = self._logprobs(events) if events else None
         for number, delta in enumerate(deltas, 1):
             finish = piece.finish if number == len(deltas) else None
-            yield self._chunk(piece.choice, delta, logprobs, finish, first)
+            chunk = self._chunk(piece.choice, delta, logprobs, finish, first)
+            if self.answer.token_ids:
+                chunk["choices"][0]["token_ids"] = self.answer.ids_of([piece] * (number == 1))
+                if first:
+                    chunk["prompt_token_ids"] = self.answer.prompt_ids(0)
+            yield chunk
             logprobs, first = None, False
 
     def last_line(self) -> bytes:
@@ -202,7 +230,12 @@ class ChatShape(OpenAiStream):
                     "finish_reason": parts[-1].finish,
                 }
             )
-        return self.answer.with_usage(self.answer.head("chat.completion", choices))
+            if self.answer.token_ids:
+                choices[-1]["token_ids"] = self.answer.ids_of(parts)
+        whole = self.answer.head("chat.completion", choices)
+        if self.answer.token_ids:
+            whole["prompt_token_ids"] = self.answer.prompt_ids(0)
+        return self.answer.with_usage(whole)
 
     def _chunk(
         self,
@@ -244,9 +277,14 @@ class CompletionShape(OpenAiStream):
     _templates: LineTemplates = field(default_factory=LineTemplates)
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
-        if piece.finish is None and not self.listed and piece.choice in self._opened:
+        if piece.finish is None and not self._tokenwise and piece.choice in self._opened:
             return (self._more(piece.choice, piece.text),) if piece.text else ()
         return list(map(data_line, map(encode, self._chunks(piece))))
+
+    @property
+    def _tokenwise(self) -> bool:
+        """Whether every token is told, also one without text."""
+        return self.listed or self.answer.token_ids
 
     def _more(self, index: int, text: str) -> bytes:
         """More text, and nothing else."""
@@ -260,11 +298,18 @@ class CompletionShape(OpenAiStream):
         pieces = [piece]
         if self.echoed and piece.choice not in self._opened:
             pieces = [self._prompt(piece.choice), piece]
-        if all(_silent(one, self.listed) for one in pieces):
+        if all(_silent(one, self._tokenwise) for one in pieces):
             return
-        first = not self._opened
+        first, opens = not self._opened, piece.choice not in self._opened
         self._opened.add(piece.choice)
-        yield self.answer.chunk(TEXT, self._choice(piece.choice, pieces), first)
+        choice = self._choice(piece.choice, pieces)
+        if self.answer.token_ids:
+            choice |= self._ids(piece.choice, [piece], with_prompt=opens)
+        yield self.answer.chunk(TEXT, choice, first)
+
+    def _ids(self, index: int, pieces: Sequence[Piece], with_prompt: bool) -> Json:
+        prompt = {"prompt_token_ids": self.answer.prompt_ids(index)} if with_prompt else {}
+        return {"token_ids": self.answer.ids_of(pieces)} | prompt
 
     def last_line(self) -> bytes:
         return data_line(encode(self.answer.with_usage(self.answer.head(TEXT, []))))
@@ -274,6 +319,9 @@ class CompletionShape(OpenAiStream):
             self._choice(index, [self._prompt(index), *parts] if self.echoed else parts)
             for index, parts in enumerate(pieces)
         ]
+        if self.answer.token_ids:
+            for index, parts in enumerate(pieces):
+                choices[index] |= self._ids(index, parts, with_prompt=True)
         return self.answer.with_usage(self.answer.head(TEXT, choices))
 
     def _prompt(self, choice: int) -> Piece:

@@ -18,6 +18,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.wrappers import Response as BaseResponse
 
+from contract.errors import TemplateError, TemplateRefused
 from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
@@ -168,6 +169,8 @@ def _refused(error: Exception) -> Response:
     told = _told(error)
     if not isinstance(error, ApiError) and told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log_fault(f"{request.method} failed", error)
+    if isinstance(error, TemplateError) and not isinstance(error, TemplateRefused):
+        log.error("%s", error.summary)
     account: Account | None = g.get("account")
     if account is not None and g.get("generates") and not began:
         g.service.reject(account.tenant, told)

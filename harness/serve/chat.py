@@ -9,15 +9,22 @@ from typing import Any
 
 import msgspec
 
-from contract.errors import TemplateError
 from contract.types import Request
 from harness.serve.dialect import Dialect
 from harness.serve.dialect.calls import ANY_OBJECT, Function, json_rule
 from harness.serve.errors import ApiError
+from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
 from harness.serve.reply import ReplyForm, ReplyParser
 from harness.serve.strict_json import BadJson, loads
-from harness.serve.structured.grammars import GrammarRefused, Grammars, GrammarsBusy, TokenMasks
-from harness.serve.structured.json_schema import SchemaRefused
+from harness.serve.structured.grammars import (
+    GrammarBroke,
+    GrammarRefused,
+    Grammars,
+    GrammarsBusy,
+    TokenMasks,
+    regex_rule,
+)
+from harness.serve.structured.schema_tree import SchemaRefused
 from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage
 from harness.serve.wire_tools import (
     JsonObjectFormat,
@@ -45,6 +52,11 @@ class ChatPlan:
     form: ReplyForm
     ignored: tuple[str, ...] = ()
 
+    @property
+    def grammar_param(self) -> str:
+        """The field of a request that its grammar comes from."""
+        return "tools" if self.form.functions else "response_format"
+
     def parser(self, request: Request) -> ReplyParser:
         """What reads the answer to ``request``."""
         identity = f"{request.prompt} {request.sampling.seed}".encode()
@@ -53,21 +65,35 @@ class ChatPlan:
 
 def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str) -> ChatPlan:
     """How a request is answered by the model called ``name``. Raises ApiError and TemplateError."""
-    tools = _tools_in_force(body, dialect, name)
+    tools = _tools_in_force(body)
     think = _thinking(body, template, dialect, name)
     effort = body.reasoning_effort is not None and not template.has_thinking_toggle
-    rendered = render_chat(template, body.messages, tools=tools, enable_thinking=think)
+    generic = dialect.calls is None
+    rendered = render_chat(
+        template, body.messages, tools=tools, enable_thinking=think, generic=generic
+    )
     functions = {tool.function.name: _function_of(tool) for tool in tools}
+    if generic:
+        dialect = generic_dialect(dialect)
     reasoning = dialect.reasoning
     thinking = reasoning is not None and reasoning.opened_by(rendered.text)
     many = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
-    grammar, enforced = _grammar_of(body, tools, functions, dialect, many)
+    forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+    grammar, enforced = _grammar_of(body, tools, functions, dialect, many, generic)
     if grammar is not None:
         may_think = reasoning is not None and not reasoning.closed_by(rendered.text)
         grammar = (
             dialect.after_thoughts(grammar, thinking) if may_think else f"start: body\n{grammar}"
         )
-    form = ReplyForm(dialect, functions, many, enforced=enforced, thinking=thinking)
+    form = ReplyForm(
+        dialect,
+        functions,
+        many,
+        enforced=enforced,
+        thinking=thinking,
+        exact=grammar is not None,
+        forced=forced,
+    )
     return ChatPlan(rendered, grammar, form, ("reasoning_effort",) if effort else ())
 
 
@@ -78,20 +104,25 @@ def masks_of(
     ApiError."""
     if plan.grammar is None:
         return {}
-    param = "tools" if plan.form.functions else "response_format"
+    param = plan.grammar_param
     if any(request.ignore_end for request in requests):
         raise ApiError(400, f"ignore_eos and {param} contradict each other", param="ignore_eos")
     try:
         masks = grammars.masks(plan.grammar, len(requests))
         for one in masks:
             one([])
-    except GrammarRefused as refused:
-        raise ApiError(400, f"{param} {refused}", param=param, code="unsupported_schema") from None
+    except (GrammarRefused, GrammarBroke) as refused:
+        raise grammar_error(param, str(refused)) from None
     except GrammarsBusy:
         raise ApiError(
             503, "other grammars are being compiled", code="overloaded", retry_after=1, retry=True
         ) from None
     return dict(zip((request.id for request in requests), masks, strict=True))
+
+
+def grammar_error(param: str, problem: str) -> ApiError:
+    """What a client is told of a grammar that its request asks for and that cannot be held to."""
+    return ApiError(400, f"{param} {problem}", param=param, code="unsupported_schema", retry=False)
 
 
 def render_chat(
@@ -100,30 +131,24 @@ def render_chat(
     *,
     tools: Sequence[Tool] = (),
     enable_thinking: bool | None = None,
+    generic: bool = False,
 ) -> RenderedChat:
-    """The prompt of a conversation. Raises ApiError and TemplateError."""
-    if tools and not _knows_tools(template):
-        raise _unsupported("tools", "this model's chat template has no place for tools")
+    """The prompt of a conversation; ``generic`` tells the model of tools and calls in texts. Raises
+    ApiError and TemplateError."""
+    turns = turns_of(messages)
     told = [_without_strict(tool) for tool in tools]
-
-    def render(text_arguments: bool) -> RenderedChat:
-        turns = turns_of(messages, text_arguments=text_arguments)
-        return template.render(turns, tools=told or None, enable_thinking=enable_thinking)
-
-    try:
-        return render(text_arguments=False)
-    except TemplateError:
-        # Most templates write the arguments of calls themselves, some want the finished text.
-        if not any(isinstance(one, AssistantMessage) and one.tool_calls for one in messages):
-            raise
-        return render(text_arguments=True)
+    if generic:
+        if tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns):
+            turns = written_as_text(turns, told, template.takes_system)
+        told = []
+    return template.render(turns, tools=told or None, enable_thinking=enable_thinking)
 
 
-def turns_of(messages: Sequence[Message], *, text_arguments: bool) -> list[Turn]:
-    """Messages as templates know them: the arguments of calls as objects, or as texts."""
+def turns_of(messages: Sequence[Message]) -> list[Turn]:
+    """Messages as templates know them, the arguments of calls as texts."""
     turns = []
     for place, message in enumerate(messages):
-        turn: Turn = {"role": _role_of(message), "content": _text_of(message)}
+        turn: Turn = {"role": _role_of(message), "content": _content_of(message)}
         if message.name is not None:
             turn["name"] = message.name
         if isinstance(message, ToolMessage):
@@ -136,7 +161,7 @@ def turns_of(messages: Sequence[Message], *, text_arguments: bool) -> list[Turn]
             if message.reasoning_content is not None:
                 turn["reasoning_content"] = message.reasoning_content
             if message.tool_calls:
-                turn["tool_calls"] = _calls_of(message.tool_calls, place, text_arguments)
+                turn["tool_calls"] = _calls_of(message.tool_calls, place)
         turns.append(turn)
     return turns
 
@@ -146,27 +171,25 @@ def _role_of(message: Message) -> str:
     return "system" if role == "developer" else role
 
 
-def _text_of(message: Message) -> str:
-    """The content in one piece."""
+def _content_of(message: Message) -> str | list[Turn] | None:
     if message.content is None and isinstance(message, AssistantMessage):
-        return message.refusal or ""
+        return message.refusal
     if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    return "".join(part.text for part in message.content)
+        return message.content
+    return [{"type": "text", "text": part.text} for part in message.content]
 
 
-def _calls_of(calls: Sequence[ToolCall], place: int, text_arguments: bool) -> list[Turn]:
+def _calls_of(calls: Sequence[ToolCall], place: int) -> list[Turn]:
     told = []
     for number, call in enumerate(calls):
-        arguments: object = call.function.arguments
-        if not text_arguments:
-            arguments = _arguments(call.function.arguments, place, number)
+        arguments = call.function.arguments if call.function.arguments.strip() else "{}"
+        _check_arguments(arguments, place, number)
         function = {"name": call.function.name, "arguments": arguments}
         told.append({"id": call.id, "type": "function", "function": function})
     return told
 
 
-def _arguments(text: str, message: int, call: int) -> dict[str, Any]:
+def _check_arguments(text: str, message: int, call: int) -> None:
     place = f"messages[{message}].tool_calls[{call}].function.arguments"
     try:
         value = loads(text.encode())
@@ -174,10 +197,9 @@ def _arguments(text: str, message: int, call: int) -> dict[str, Any]:
         raise ApiError(400, f"{place}: {error}", param=place, code="invalid_value") from None
     if not isinstance(value, dict):
         raise ApiError(400, f"{place} is no JSON object", param=place, code="invalid_value")
-    return value
 
 
-def _tools_in_force(body: ChatRequest, dialect: Dialect, name: str) -> list[Tool]:
+def _tools_in_force(body: ChatRequest) -> list[Tool]:
     """The tools the model is told of."""
     tools = body.tools or []
     names = [tool.function.name for tool in tools]
@@ -200,8 +222,6 @@ def _tools_in_force(body: ChatRequest, dialect: Dialect, name: str) -> list[Tool
         )
     elif chosen == "none":
         tools = []
-    if tools and dialect.calls is None:
-        raise _unsupported("tools", f"{name} has no way to call tools that is known here")
     return tools
 
 
@@ -240,8 +260,10 @@ def _grammar_of(
     functions: Mapping[str, Function],
     dialect: Dialect,
     many: bool,
+    generic: bool,
 ) -> tuple[str | None, bool]:
-    """The rules of an answer, if it has some, and whether its calls are made by them."""
+    """The rules of an answer, if it has some, and whether its calls are made by them: always where
+    the model was told of calls in a ``generic`` way."""
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
     requested = list(functions.values())
     answer = format_rule(body.response_format)
@@ -253,7 +275,10 @@ def _grammar_of(
         return f"body: made | answer\nanswer: {answer}\n{either}", False
     if answer is not None:
         return f"body: {answer}", False
-    if any(tool.function.strict for tool in tools):
+    strict = {tool.function.name for tool in tools if tool.function.strict}
+    if generic and tools:
+        requested = enforced_functions(requested, strict)
+    if strict or (generic and tools):
         return _enforced("tools", lambda: dialect.calls_in_text(requested, many)), True
     return None, False
 
@@ -266,11 +291,16 @@ def format_rule(requested: ResponseFormat | None) -> str | None:
         case JsonObjectFormat():
             return json_rule(ANY_OBJECT)
         case JsonSchemaFormat(json_schema=told):
-            schema = {} if told.schema_ is None else told.schema_
             place = "response_format.json_schema.schema"
+            schema = told.schema_
+            if schema is None:
+                raise ApiError(400, f"{place} is missing", param=place, code="invalid_value")
             return _enforced(place, lambda: json_rule(schema), param="response_format")
         case RegexFormat(regex=regex):
-            return "/" + regex.replace("/", r"\/").replace("\n", r"\n") + "/"
+            try:
+                return regex_rule(regex)
+            except GrammarRefused as refused:
+                raise grammar_error("response_format", str(refused)) from None
 
 
 def _enforced(place: str, rules: Callable[[], str], param: str | None = None) -> str:
@@ -294,10 +324,6 @@ def _without_strict(tool: Tool) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(tool)
     told["function"].pop("strict", None)
     return told
-
-
-def _knows_tools(template: ChatTemplate) -> bool:
-    return "tools" in template.text
 
 
 def _unsupported(param: str, problem: str) -> ApiError:

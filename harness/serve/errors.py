@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from contract.errors import QueueFull, RequestError, TemplateError, TenantQueueFull
+from contract.errors import QueueFull, RequestError, TemplateError, TemplateRefused, TenantQueueFull
 from harness.serve.storage import StorageProblem
 from harness.serve.submissions import EngineStopped
 
@@ -99,9 +99,12 @@ def as_api_error(error: Exception) -> ApiError | None:
             name = WIRE_NAMES.get(name, name)
             code = "context_length_exceeded" if _too_long(name, problem) else "invalid_value"
             return ApiError(400, f"{name} {problem}", param=name, code=code)
-        case TemplateError():
-            message = "the model's chat template refuses these messages"
+        case TemplateRefused(words=words):
+            message = f"the model's chat template refuses these messages: {words}"
             return ApiError(400, message, param="messages", code="template_refused")
+        case TemplateError():
+            message = "the model's chat template fails on these messages; the server's log says why"
+            return ApiError(400, message, param="messages", code="template_broken")
         case TenantQueueFull(retry_after=seconds, rate=rate):
             code = "rate_limit_exceeded" if rate else "tenant_queue_full"
             return ApiError(429, str(error), code=code, retry_after=seconds, retry=True)

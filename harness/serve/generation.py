@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,13 +21,13 @@ from contract.types import (
     TokenEvent,
 )
 from harness.digest import RunningDigest
-from harness.serve.chat import ChatPlan, masks_of
+from harness.serve.chat import ChatPlan, grammar_error, masks_of
+from harness.serve.choices import Choice, Piece, count, joined_pieces, parts_of
 from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
 from harness.serve.event_queue import Delivered
 from harness.serve.model import ServedModel
 from harness.serve.prompt_scores import PromptScores
-from harness.serve.reply import Part, ReplyParser, joined
 from harness.serve.submissions import EngineStopped
 from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
@@ -37,8 +36,6 @@ from reference.model.text_stream import TextStream
 T = TypeVar("T")
 DRAWN_SEED_BITS = 53
 """A seed that is drawn survives a client whose numbers are binary64."""
-TOOL_CALLS = "tool_calls"
-"""How an answer ends that calls tools."""
 TIER_OF_CLASS = {
     QosClass.INTERACTIVE: "priority",
     QosClass.STANDARD: "default",
@@ -54,46 +51,16 @@ COMPLETION_TOKENS = 16
 """What ``/v1/completions`` generates when nobody says how much."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What became certain of a choice: text, and the parts of an answer it is made of where that
-    is known, the tokens it came with, that which ended it included, and how it ended if it did."""
-
-    choice: int
-    text: str
-    parts: tuple[Part, ...] = ()
-    events: tuple[TokenEvent, ...] = ()
-    finish: str | None = None
-
-
 Told = Callable[[Callable[[], Sequence[Piece]]], bool]
 """Tells pieces, which it makes, at once; False where they have to be taken."""
-
-
-@dataclass(slots=True)
-class Choice:
-    """One continuation: its engine request, and what is known of it; ``parser`` takes its text
-    apart, and one of ``stop_tokens`` ends it. Times are monotonic seconds; ``intervals`` are
-    those between its tokens."""
-
-    index: int
-    request: Request
-    stream: TextStream
-    parser: ReplyParser | None = None
-    stop_tokens: frozenset[int] = frozenset()
-    tokens: int = 0
-    reasoning_tokens: int = 0
-    finish: str | None = None
-    first: float | None = None
-    latest: float | None = None
-    intervals: list[float] = field(default_factory=list)
 
 
 class Generation:
     """The choices of one HTTP request, under way in the engine from its construction on.
 
     ``plan`` says what the answers of a chat are made of; with ``scores`` the tokens of the prompts
-    are told as those of the answers are. Raises RequestError, QueueFull, EngineStopped and ApiError
+    are told as those of the answers are; one of ``stop_tokens`` ends an answer and is no part of
+    its text. Raises RequestError, QueueFull, EngineStopped and ApiError
     when it cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
     """
 
@@ -104,7 +71,7 @@ class Generation:
         digests: bool = False,
         plan: ChatPlan | None = None,
         scores: bool = False,
-        stop_tokens: Sequence[int] = (),
+        stop_tokens: Collection[int] = (),
     ) -> None:
         self.began = time.monotonic()
         self.model = model
@@ -122,9 +89,10 @@ class Generation:
         self._by_id = {choice.request.id: choice for choice in self.choices}
         self._digests = {request.id: RunningDigest() for request in requests if digests}
         self._scores = {request.id: PromptScores(request) for request in requests if scores}
-        masks = {} if plan is None else masks_of(plan, model.grammars, requests)
+        self._plan = plan
+        self._masks = {} if plan is None else masks_of(plan, model.grammars, requests)
         self._events: EventStream = model.driver.submit(
-            requests, self._digests, masks, self._scores
+            requests, self._digests, self._masks, self._scores
         )
 
     @property
@@ -232,7 +200,7 @@ class Generation:
             piece = self._receive(delivered.event, delivered.at)
             if piece is not None:
                 pieces.append(piece)
-        return pieces if len(pieces) < 2 else _joined(pieces)
+        return pieces if len(pieces) < 2 else joined_pieces(pieces)
 
     def _receive(self, event: TokenEvent, at: float) -> Piece | None:
         choice = self._by_id[event.request_id]
@@ -241,10 +209,12 @@ class Generation:
         reason = event.finish_reason
         if reason is not None and reason in FAILURES:
             choice.finish = reason.value
-            raise FAILURES[reason]
+            raise self._failure(choice, reason)
         text = ""
         if event.token >= 0:
-            _count(choice, at)
+            count(choice, at)
+            if self._masks:
+                choice.masked.append(event.token)
         if event.token in choice.stop_tokens and reason is not FinishReason.STOP:
             # As if the engine had ended it; of what it computes behind, nothing is delivered.
             self._events.cancel(event.request_id)
@@ -252,21 +222,36 @@ class Generation:
             event = event._replace(finish_reason=reason)
         said = event.token >= 0 and reason is not FinishReason.STOP
         if said:
-            special = event.token in self._shown
-            text = choice.stream.feed(
-                self.model.tokenizer.token_bytes(event.token, special=special)
-            )
+            text = self._text_of(choice, event.token)
         if reason is not None:
             text += choice.stream.finish()
         if choice.stream.stopped:
             choice.finish = FinishReason.STOP.value
         elif reason is not None:
             choice.finish = reason.value
-        parts = _parts_of(choice, text, counted=said)
+        parts = parts_of(choice, text, counted=said)
         if choice.finish is not None and reason is None:
             self._events.cancel(event.request_id, choice.tokens)
         events = (event,) if event.token >= 0 else ()
         return Piece(choice.index, text, parts, events, choice.finish)
+
+    def _text_of(self, choice: Choice, token: int) -> str:
+        """The text that became certain with a token."""
+        tokenizer = self.model.tokenizer
+        special = token in self._shown
+        stops = choice.stream.stops and not special
+        hidden = tokenizer.hidden_text(token) if stops else ""
+        return choice.stream.feed(tokenizer.token_bytes(token, special=special), hidden)
+
+    def _failure(self, choice: Choice, reason: FinishReason) -> ApiError:
+        """Why a choice failed: a grammar that cannot go on is its request's own fault."""
+        masks = self._masks.get(choice.request.id)
+        if masks is None or self._plan is None or reason is not FinishReason.ERROR:
+            return FAILURES[reason]
+        problem = masks.problem_after(choice.masked)
+        if problem is None:
+            return FAILURES[reason]
+        return grammar_error(self._plan.grammar_param, f"cannot be held to any longer: {problem}")
 
 
 FAILURES = {
@@ -277,22 +262,6 @@ FAILURES = {
         408, "the client took no tokens for too long", code="client_too_slow", retry=False
     ),
 }
-
-
-def _parts_of(choice: Choice, text: str, counted: bool) -> tuple[Part, ...]:
-    """What more text of a choice says, and the end it may bring; ``counted`` text is a token's."""
-    parser = choice.parser
-    if parser is None:
-        return ()
-    before = parser.thinking
-    parts = parser.feed(text)
-    choice.reasoning_tokens += counted and (before or parser.thinking)
-    complete = parser.complete
-    if choice.finish is not None:
-        parts = joined([*parts, *parser.finish()])
-    if complete or (parser.calls and choice.finish == FinishReason.STOP.value):
-        choice.finish = TOOL_CALLS
-    return tuple(parts)
 
 
 def requests_of(
@@ -311,6 +280,9 @@ def requests_of(
     check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    vocab = model.model.config.vocab
+    if any(token >= vocab for token in body.stop_token_ids or ()):
+        raise RequestError("stop_token_ids", f"holds an id outside 0 to {vocab - 1}")
     return [
         Request(
             id=model.driver.new_id(),
@@ -368,29 +340,3 @@ def _biases(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
             raise RequestError("logit_bias", f"names {token[:32]!r}, which is no token id")
         pairs.append((int(token), float(bias)))
     return tuple(pairs)
-
-
-def _count(choice: Choice, at: float) -> None:
-    choice.tokens += 1
-    if choice.latest is None:
-        choice.first = at
-    else:
-        choice.intervals.append(at - choice.latest)
-    choice.latest = at
-
-
-def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """One piece for each choice, in the order of their first."""
-    joined: dict[int, Piece] = {}
-    for piece in pieces:
-        before = joined.get(piece.choice)
-        if before is not None:
-            piece = Piece(
-                piece.choice,
-                before.text + piece.text,
-                (*before.parts, *piece.parts),
-                before.events + piece.events,
-                piece.finish,
-            )
-        joined[piece.choice] = piece
-    return list(joined.values())

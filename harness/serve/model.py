@@ -107,7 +107,9 @@ class ServedModel:
     def dialect(self) -> Dialect:
         """How it writes thoughts and calls."""
         return (
-            Dialect() if self.template is None else dialect_of(self.template.text, self.tokenizer)
+            Dialect()
+            if self.template is None
+            else dialect_of(self.template.text, self.tokenizer, self.template.tool_text)
         )
 
     def check_name(self, name: str | None) -> None:
@@ -148,10 +150,14 @@ class ServedModel:
             problem = f"has more than {most} bytes, and the context is {self.context} tokens"
             raise RequestError("prompt", problem)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text. Raises RequestError."""
+    def encode(
+        self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a text: with ``parse_special`` the text of a control token is that token,
+        and without ``add_special_tokens`` no BOS is put in front. Raises RequestError."""
         self.check_length(text)
-        return self.tokenizer.encode(text)
+        add_bos = None if add_special_tokens else False
+        return self.tokenizer.encode(text, parse_special=parse_special, add_bos=add_bos)
 
     def render(
         self,
@@ -164,7 +170,13 @@ class ServedModel:
         thinking = None if options is None else options.enable_thinking
         if thinking and not template.has_thinking_toggle:
             raise RequestError("chat_template_kwargs", f"{self.name} has no switch for thinking")
-        return render_chat(template, messages, tools=tools or (), enable_thinking=thinking)
+        return render_chat(
+            template,
+            messages,
+            tools=tools or (),
+            enable_thinking=thinking,
+            generic=self.dialect.calls is None,
+        )
 
     def encode_chat(self, rendered: RenderedChat) -> list[int]:
         """Token ids of a conversation and the start of its answer. Raises RequestError."""

@@ -7,13 +7,16 @@ call and is none is text. Only blanks between parts belong to nobody.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.serve.dialect import Dialect
 from harness.serve.dialect.calls import Call, Function, ValueScanner
 
 BLANKS = " \t\r\n"
+MOST_STARTS = 100
+"""Marks in an unclosed thought that are tried as the beginning of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,17 @@ Part = Content | Thought | CallBegin | CallArguments
 class ReplyForm:
     """What an answer may be made of: calls of ``functions``, and of several or one alone;
     ``enforced`` says that a grammar makes calls well-formed, so that they need not be awaited;
-    ``thinking`` that the prompt began the thoughts."""
+    ``thinking`` that the prompt began the thoughts. ``exact`` says that a grammar writes the
+    answer, so that nothing in it is missing; ``forced`` that it is nothing but calls, so that text
+    is the beginning of one that the limit cut."""
 
     dialect: Dialect
     functions: Mapping[str, Function] = field(default_factory=dict)
     many: bool = True
     enforced: bool = False
     thinking: bool = False
+    exact: bool = False
+    forced: bool = False
 
 
 class ReplyParser:
@@ -80,6 +87,8 @@ class ReplyParser:
         self._said = False
         self._thought = form.thinking
         self._call: _OpenCall | None = None
+        self._stray: str | None = None
+        self._tolerant = not (form.exact or form.enforced)
 
     @property
     def expects_calls(self) -> bool:
@@ -94,11 +103,16 @@ class ReplyParser:
     def feed(self, text: str) -> list[Part]:
         """What is certain with more text."""
         self._held += text
-        return joined(self._parts(final=False))
+        return self._joined(self._parts(final=False))
 
     def finish(self) -> list[Part]:
         """The rest, once no more text comes."""
-        return joined(self._parts(final=True))
+        return self._joined(self._parts(final=True))
+
+    def _joined(self, parts: Iterator[Part]) -> list[Part]:
+        if self._form.forced:
+            return joined(part for part in parts if not isinstance(part, Content))
+        return joined(parts)
 
     def _parts(self, final: bool) -> Iterator[Part]:
         """Part after part, as long as something is certain."""
@@ -125,13 +139,50 @@ class ReplyParser:
             self._held = after
             before = before.rstrip(BLANKS)
         else:
-            before = self._take_certain([self._reasoning.close], final)
+            before = self._unclosed_thought(final)
         if before:
             yield Thought(before)
+
+    def _unclosed_thought(self, final: bool) -> str:
+        """What is certain of a thought that has no end yet. What may be a call is not: it is one
+        where the thought never ends otherwise."""
+        assert self._reasoning is not None
+        close = self._reasoning.close
+        marks = [] if self._syntax is None or not self._tolerant else self._call_marks()
+        starts = self._starts(marks) if marks else []
+        if final:
+            starts = [at for at in starts if self._is_call(at)][:1]
+        if not starts:
+            return self._take_certain([close, *marks], final)
+        thought, self._held = self._held[: starts[0]], self._held[starts[0] :]
+        if not final:
+            return self._certain_before(thought)
+        self.thinking, self._after_mark = False, True
+        return thought.rstrip(BLANKS)
+
+    def _certain_before(self, thought: str) -> str:
+        """A thought before what may be a call, without its last blanks, which stay held."""
+        text = thought.rstrip(BLANKS)
+        self._held = thought[len(text) :] + self._held
+        return text
+
+    def _starts(self, marks: Sequence[str]) -> list[int]:
+        """Where calls may begin in what is held."""
+        pattern = "|".join(map(re.escape, marks))
+        return [found.start() for found in re.finditer(pattern, self._held)][:MOST_STARTS]
+
+    def _is_call(self, start: int) -> bool:
+        """Whether a call begins there in the rest of an answer."""
+        dialect = replace(self._form.dialect, reasoning=None)
+        alone = ReplyParser(replace(self._form, thinking=False, dialect=dialect))
+        parts = [*alone.feed(self._held[start:]), *alone.finish()]
+        return bool(parts) and isinstance(parts[0], CallBegin)
 
     def _text(self, final: bool) -> Iterator[Part]:
         """Text up to a mark, which opens what comes next, or all that is certain of it."""
         self._skip_blanks()
+        if self._awaits_stray(final):
+            return
         marks = self._marks()
         places = [(at, mark) for mark in marks if (at := self._place_of(mark)) >= 0]
         if not places:
@@ -147,7 +198,9 @@ class ReplyParser:
             self._said = True
             yield Content(text)
         if self._syntax is not None and mark == self._syntax.begin:
-            self._call = _OpenCall(before[len(text) :] + mark)
+            self._call = _OpenCall(before[len(text) :] + mark, end=self._syntax.end)
+        elif self._syntax is not None and self._syntax.bare and mark == self._syntax.bare[0]:
+            self._call = _OpenCall(before[len(text) :], mark, bare=True, end=self._syntax.bare[1])
         else:
             self.thinking = self._thought = self._after_mark = True
 
@@ -157,13 +210,19 @@ class ReplyParser:
         if self._reasoning is not None and not (self._said or self._thought):
             marks.append(self._reasoning.open)
         if self._syntax is not None and not (self._syntax.only_first and self._said):
-            marks.append(self._syntax.begin)
+            marks.extend(self._call_marks())
         return marks
+
+    def _call_marks(self) -> list[str]:
+        """What opens a call."""
+        assert self._syntax is not None
+        bare = self._syntax.bare
+        return [self._syntax.begin, *([bare[0]] if bare and self._tolerant else [])]
 
     def _place_of(self, mark: str) -> int:
         """Where a mark stands, -1 for nowhere: some stand only where nothing was said before."""
         at = self._held.find(mark)
-        anywhere = self._syntax is not None and mark == self._syntax.begin
+        anywhere = self._syntax is not None and mark in self._call_marks()
         if anywhere and not self._syntax.only_first:  # type: ignore[union-attr]
             return at
         return at if not self._held[: max(0, at)].strip(BLANKS) else -1
@@ -204,27 +263,47 @@ class ReplyParser:
     def _whole(self, call: _OpenCall, final: bool) -> Iterator[Part]:
         """The calls of a body that has come to its end, or the text that it is instead."""
         assert self._syntax is not None
-        end = self._syntax.end
+        end, functions = call.end, self._form.functions
+        if call.bare and self._syntax.hopeless(call.body, functions):
+            mark = self._syntax.bare[0] if self._syntax.bare else ""
+            yield self._as_text(call.opening + mark, call.body.removeprefix(mark))
+            return
         while end is not None and (at := call.body.find(end, call.searched)) >= 0:
-            body, rest = call.body[:at], call.body[at + len(end) :]
-            calls = self._syntax.parse(body, self._form.functions)
+            after = at + len(end)
+            body, rest = call.body[: after if call.bare else at], call.body[after:]
+            calls = self._parsed(body)
             if calls is not None:
                 yield from self._made(calls)
-                self._end_call(rest)
+                self._end_call(rest, call.bare)
                 return
-            call.searched = at + len(end)
-            if not self._syntax.inside_value(body):
-                yield self._as_text(call.opening + body + end, rest)
+            call.searched = after
+            if not self._syntax.inside_value(body, functions, not self._tolerant):
+                yield self._as_text(call.opening + call.body[:after], rest)
                 return
         if end is not None:
             call.searched = max(call.searched, len(call.body) - len(end) + 1)
         if final:
-            calls = self._syntax.parse(call.body, self._form.functions)
-            if calls is None:
-                yield self._as_text(call.opening + call.body, "")
-            else:
-                yield from self._made(calls)
-                self._end_call("")
+            yield from self._unfinished(call)
+
+    def _unfinished(self, call: _OpenCall) -> Iterator[Part]:
+        """A call whose end is missing, or the text that it is instead."""
+        assert self._syntax is not None
+        calls, rest = self._parsed(call.body), ""
+        if calls is None and self._tolerant:
+            calls, rest = self._syntax.mended(call.body, self._form.functions) or (None, "")
+        if calls is not None:
+            yield from self._made(calls)
+            self._end_call(rest)
+        elif self._form.enforced:
+            # A grammar makes it a call: the limit cut it.
+            self._end_call("")
+        else:
+            yield self._as_text(call.opening + call.body, "")
+
+    def _parsed(self, body: str) -> list[Call] | None:
+        assert self._syntax is not None
+        parse = self._syntax.parse if self._tolerant else self._syntax.parse_exactly
+        return parse(body, self._form.functions)
 
     def _as_text(self, text: str, rest: str) -> Content:
         """What looked like a call and is none."""
@@ -238,8 +317,10 @@ class ReplyParser:
             yield CallArguments(self.calls, call.arguments)
             self.calls += 1
 
-    def _end_call(self, rest: str) -> None:
+    def _end_call(self, rest: str, bare: bool = False) -> None:
         self._call, self._held = None, rest
+        if bare and self._syntax is not None:
+            self._stray = self._syntax.end
         self._said = self._after_mark = True
 
     def _call_id(self) -> str:
@@ -252,6 +333,21 @@ class ReplyParser:
         if self._after_mark:
             self._held = self._held.lstrip(BLANKS)
             self._after_mark = not self._held
+
+    def _awaits_stray(self, final: bool) -> bool:
+        """Whether what is held may yet be the end of a call whose beginning was left out; it is
+        nobody's once it is there."""
+        stray = self._stray
+        if stray is None or not self._held:
+            return False
+        if self._held.startswith(stray):
+            self._held = self._held.removeprefix(stray)
+            self._after_mark = True
+            self._skip_blanks()
+        elif stray.startswith(self._held) and not final:
+            return True
+        self._stray = None
+        return False
 
     def _take_certain(self, marks: Sequence[str], final: bool) -> str:
         """Held text up to what may be the beginning of a mark, and the blanks before it."""
@@ -268,12 +364,15 @@ class ReplyParser:
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call that has begun: ``opening`` is its mark, with the blanks before it. ``arguments`` are
-    followed once they are told as they come; ends are searched from ``searched`` on."""
+    """A call that has begun: ``opening`` is its mark, with the blanks before it; the mark of a
+    ``bare`` one is part of its body, as is its ``end``. ``arguments`` are followed once they are
+    told as they come; ends are searched from ``searched`` on."""
 
     opening: str
     body: str = ""
     searched: int = 0
+    bare: bool = False
+    end: str | None = None
     arguments: ValueScanner | None = None
 
 

@@ -43,6 +43,7 @@ ROUTES = (
     *MODEL_ROUTES,
     Route("POST", "/tokenize", "tokenize", "Token ids of a text or chat.", TokenizeRequest),
     Route("POST", "/detokenize", "detokenize", "Text of token ids.", DetokenizeRequest),
+    Route("GET", "/tokenizer_info", "tokenizer_info", "The model's tokenizer and template."),
     Route("POST", "/apply-template", "apply_template", "Prompt of a chat.", TemplateRequest),
     *TENANT_ROUTES,
     Route("GET", "/health", "health", "Whether the server lives. Needs no key."),
@@ -92,8 +93,33 @@ class Handlers:
             chat = self._model.render(body.messages, body.chat_template_kwargs, body.tools)
             tokens = self._model.encode_chat(chat)
         else:
-            tokens = self._model.encode(body.prompt or "")
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": self._model.context}
+            tokens = self._model.encode(
+                body.prompt or "",
+                parse_special=body.parse_special,
+                add_special_tokens=body.add_special_tokens,
+            )
+        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": self._model.context}
+        if body.return_token_strs:
+            answer["token_strs"] = list(map(self._model.tokenizer.token_text, tokens))
+        return answer
+
+    def tokenizer_info(self) -> Json:
+        """What clients ask of a tokenizer that they do not have themselves."""
+        model, tokenizer = self._model, self._model.tokenizer
+        names = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, **tokenizer.named_ids}
+        answer: Json = {
+            "tokenizer_class": "GGUF",
+            "model_max_length": model.context,
+            "vocab_size": tokenizer.vocab_size,
+            "add_bos_token": tokenizer.add_bos,
+            "chat_template": None if model.template is None else model.template.text,
+            "end_token_ids": sorted(tokenizer.eog_ids),
+        }
+        for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask"):
+            token = names.get(name)
+            answer[f"{name}_token"] = None if token is None else tokenizer.token_text(token)
+            answer[f"{name}_token_id"] = token
+        return answer
 
     def detokenize(self, raw: bytes) -> Json:
         body = decoded(raw, DetokenizeRequest)

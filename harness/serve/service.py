@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from contract.errors import RequestError
 from contract.types import Tenant
@@ -79,7 +80,7 @@ class Service:
                 plan,
                 stop_tokens=body.stop_token_ids or (),
             )
-            answer = Answer.of(generation, tenant, prefix, _wants_usage(body), caller)
+            answer = _answer_of(generation, tenant, prefix, body, caller)
             return generation, shape_of(answer, listed is not None)
 
         return self._answer(body, tenant, begin, caller)
@@ -97,7 +98,12 @@ class Service:
 
         def begin() -> tuple[Generation, AnswerFormat]:
             self.model.check_name(body.model)
-            prompts = self.prompts_of(body.prompt)
+            encode = partial(
+                self.model.encode,
+                parse_special=body.parse_special,
+                add_special_tokens=body.add_special_tokens,
+            )
+            prompts = self.prompts_of(body.prompt, encode=encode)
             requests = requests_of(
                 body,
                 prompts,
@@ -114,7 +120,7 @@ class Service:
                 scores=scores,
                 stop_tokens=body.stop_token_ids or (),
             )
-            answer = Answer.of(generation, tenant, prefix, _wants_usage(body), caller)
+            answer = _answer_of(generation, tenant, prefix, body, caller)
             echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()
             if shape_of is not None:
                 return generation, shape_of(answer, listed)
@@ -227,11 +233,14 @@ class Service:
         prompt: str | Sequence[str | int | list[int]],
         field: str = "prompt",
         most: int = MOST_CHOICES,
+        encode: Callable[[str], list[int]] | None = None,
     ) -> list[Sequence[int]]:
-        """The token ids of every text in ``field`` of a request. Raises RequestError and ApiError
-        when there are more than ``most``, before one is looked at."""
+        """The token ids of every text in ``field`` of a request; ``encode`` says how a text is
+        divided. Raises RequestError and ApiError when there are more than ``most``, before one is
+        looked at."""
+        encode = encode or self.model.encode
         if isinstance(prompt, str):
-            return [self.model.encode(prompt)]
+            return [encode(prompt)]
         texts = [part for part in prompt if isinstance(part, str)]
         ids = [part for part in prompt if isinstance(part, int)]
         lists = [part for part in prompt if isinstance(part, list)]
@@ -242,7 +251,7 @@ class Service:
         if len(texts) == len(prompt):
             for text in texts:
                 self.model.check_length(text)
-            return [self.model.encode(text) for text in texts]
+            return [encode(text) for text in texts]
         if len(lists) == len(prompt):
             return list(lists)
         raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
@@ -260,6 +269,19 @@ def _most_completed(body: CompletionRequest) -> int | None:
     if body.max_tokens is None and body.n_predict is not None:
         return None if body.n_predict < 0 else body.n_predict
     return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+
+
+def _answer_of(
+    generation: Generation, tenant: Tenant, prefix: str, body: Sampled, caller: Caller
+) -> Answer:
+    return Answer.of(
+        generation,
+        tenant,
+        prefix,
+        caller,
+        usage=_wants_usage(body),
+        token_ids=bool(body.return_token_ids),
+    )
 
 
 def _wants_usage(body: Sampled) -> bool:

@@ -30,7 +30,7 @@ Window = Annotated[int, Meta(ge=0, le=MAX_INT32, description="tokens the penalti
 Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = Annotated[list[str], Meta(max_length=16)]
-StopTokens = Annotated[list[int], Meta(max_length=64)]
+StopTokens = Annotated[list[Annotated[int, Meta(ge=0, le=MAX_INT32)]], Meta(max_length=64)]
 Tier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
 Id = Annotated[str, Meta(max_length=512)]
 
@@ -109,9 +109,11 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing: prefixes
     are found by their tokens, and nothing is stored. Without ``seed`` one is drawn; the answer
     names it. Choice i is sampled with seed + i. ``logits_digest`` asks for a SHA-256 of the logits
-    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``. An answer also
-    ends before a token of ``stop_token_ids``. ``n_predict``, -1 for no limit, and
-    ``repeat_penalty`` are llama.cpp's names of ``max_tokens`` and ``repetition_penalty``.
+    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``. A token of
+    ``stop_token_ids`` ends a text as stop strings do, of which one may be a control token's;
+    ``return_token_ids`` asks for the ids of the prompt and of every generated token.
+    ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
+    ``max_tokens`` and ``repetition_penalty``.
     """
 
     model: Id | None = None
@@ -127,9 +129,10 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     seed: Seed | None = None
     n: Choices | None = None
     stop: str | Stop | None = None
+    stop_token_ids: StopTokens | None = None
+    return_token_ids: bool | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool = False
-    stop_token_ids: StopTokens | None = None
     n_predict: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     repeat_penalty: Repetition | None = None
     logits_digest: bool = False
@@ -165,20 +168,28 @@ class ChatRequest(Sampled, kw_only=True):
 
 class CompletionRequest(Sampled, kw_only=True):
     """``POST /v1/completions``. ``prompt`` is a text, a list of texts, the ids of one prompt, or a
-    list of lists of ids. With ``echo`` the text of an answer begins with its prompt, and with
-    ``logprobs`` so do its tokens, of which the first has none; 0 ``max_tokens`` are the prompt
-    alone."""
+    list of lists of ids. The text of a control token is that token, unless ``parse_special`` is
+    false; with ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text of an
+    answer begins with its prompt, and with ``logprobs`` so do its tokens, of which the first has
+    none; 0 ``max_tokens`` are the prompt alone."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    parse_special: bool = True
+    add_special_tokens: bool = True
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):
-    """``POST /tokenize``: of a text, or of a conversation as the model is given it."""
+    """``POST /tokenize``: of a text, or of a conversation as the model is given it. The text of a
+    control token is that token in a text, unless ``parse_special`` is false, and never in a
+    message; with ``add_special_tokens`` false no BOS is put in front of a text."""
 
     prompt: str | None = None
+    parse_special: bool = True
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
     messages: Messages | None = None
     tools: Tools | None = None
     model: Id | None = None

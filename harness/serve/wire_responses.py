@@ -244,6 +244,10 @@ def _format(requested: ResponseTextFormat) -> Json:
     if requested.type != "json_schema":
         return {"type": requested.type}
     schema = {"name": requested.name, "schema": requested.schema_}
+    for name, value in schema.items():
+        if value is None:
+            place = f"text.format.{name}"
+            raise ApiError(400, f"{place} is missing", param=place, code="invalid_value")
     for name in ("description", "strict"):
         if getattr(requested, name) is not None:
             schema[name] = getattr(requested, name)

@@ -16,11 +16,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from contract.context_manager import ContextManager
-from contract.errors import RequestError, TemplateError
+from contract.errors import RequestError, TemplateError, TemplateRefused
 from contract.lazy_dataclass import dataclass
+from reference.model.template_forms import TemplateForms
 from reference.model.tokenizer import Tokenizer
 from reference.worker_process import WorkerEnded, WorkerProcess
 
@@ -31,6 +33,27 @@ MAX_TEMPLATE_CHARACTERS = 1 << 20
 """Longest template accepted, in characters."""
 BYTES_PER_CHARACTER = 16
 """Most bytes per output character in a reply of the worker, its span included."""
+
+DEFAULT = "default"
+TOOL_USE = "tool_use"
+"""The names of a file's two templates, as ``transformers`` knows them."""
+TEMPLATE_TOKENS = ("pad", "unk", "sep", "cls", "mask")
+"""Tokens beside BOS and EOS whose text a template may print, where the vocabulary has them."""
+NO_TOKENS: Mapping[str, str] = MappingProxyType({})
+PROBE_TIME = datetime(2025, 1, 1)
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "A tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "string", "description": "A text."}},
+            "required": ["a"],
+        },
+    },
+}
+"""What templates are tried with that are given tools."""
 
 Message = Mapping[str, object]
 
@@ -56,8 +79,10 @@ class RenderedChat:
 class ChatTemplate(ContextManager):
     """A chat template ready to render. Threads may share it; it renders one conversation at a time.
 
-    ``source`` names the template's origin in errors; ``bos_token`` and ``eos_token`` are the texts
-    the template may print under these names. ``close`` ends the worker.
+    ``source`` names the template's origin in errors; ``bos_token``, ``eos_token`` and the names of
+    ``tokens`` are the texts the template may print under these names. ``tool_text`` is the template
+    of conversations with tools, if that is another one. A template receives messages in the forms
+    that it accepts (``TemplateForms``). ``close`` ends the worker.
     """
 
     def __init__(
@@ -67,15 +92,20 @@ class ChatTemplate(ContextManager):
         source: str,
         bos_token: str = "",
         eos_token: str = "",
+        tokens: Mapping[str, str] = NO_TOKENS,
+        tool_text: str | None = None,
         limits: TemplateLimits | None = None,
     ) -> None:
         limits = limits or TemplateLimits()
         self.text = text
+        self.tool_text = text if tool_text is None else tool_text
+        """The template of conversations with tools."""
         self._source = source
         self._lock = threading.Lock()
+        self._forms: dict[bool, TemplateForms] = {}
         setup = {
-            "template": text,
-            "variables": {"bos_token": bos_token, "eos_token": eos_token},
+            "templates": {DEFAULT: text, TOOL_USE: self.tool_text},
+            "variables": {**tokens, "bos_token": bos_token, "eos_token": eos_token},
             "memory_bytes": limits.memory_bytes,
             "cpu_seconds": limits.cpu_seconds,
             "output_characters": limits.output_characters,
@@ -87,14 +117,25 @@ class ChatTemplate(ContextManager):
             cpu_seconds=limits.cpu_seconds,
             longest_reply=BYTES_PER_CHARACTER * limits.output_characters + (1 << 16),
         )
-        if len(text) > MAX_TEMPLATE_CHARACTERS:
-            problem = f"{len(text):,} characters, at most {MAX_TEMPLATE_CHARACTERS:,} are read"
+        longest = max(len(text), len(self.tool_text))
+        if longest > MAX_TEMPLATE_CHARACTERS:
+            problem = f"{longest:,} characters, at most {MAX_TEMPLATE_CHARACTERS:,} are read"
             raise TemplateError(f"{source}: chat template: {problem}")
 
     @property
     def has_thinking_toggle(self) -> bool:
         """Whether the template reads ``enable_thinking``."""
-        return "enable_thinking" in self.text
+        return "enable_thinking" in self.text + self.tool_text
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the template describes tools to the model."""
+        return "tools" in self.tool_text
+
+    @property
+    def takes_system(self) -> bool:
+        """Whether the text of a system message reaches the model."""
+        return self._forms_of(tools=False).takes_system
 
     def render(
         self,
@@ -109,11 +150,12 @@ class ChatTemplate(ContextManager):
 
         ``enable_thinking`` None leaves the template's default; ``now`` is the time a template may
         print, None for the present. Raises RequestError for messages that are not JSON objects with
-        a known role, TemplateError when the template fails, refuses, exceeds a limit or tries to
-        leave its sandbox.
+        a known role, TemplateError when the template fails, exceeds a limit or tries to leave its
+        sandbox, and TemplateRefused when it refuses the messages.
         """
-        conversation = {
-            "messages": _checked_messages(messages),
+        conversation: dict[str, object] = {
+            "template": TOOL_USE if tools else DEFAULT,
+            "messages": self._forms_of(bool(tools)).adapted(_checked_messages(messages)),
             "add_generation_prompt": add_generation_prompt,
             "now": (now or datetime.now()).isoformat(),
         }
@@ -121,13 +163,37 @@ class ChatTemplate(ContextManager):
             conversation["tools"] = list(tools)
         if enable_thinking is not None:
             conversation["enable_thinking"] = enable_thinking
+        return self._rendered(conversation)
+
+    def _rendered(self, conversation: dict[str, object]) -> RenderedChat:
         request = _json_line(conversation)
         with self._lock:
             reply = self._ask(request)
         if "error" in reply:
-            raise self._error(reply["error"], reply["line"])
+            raise self._failure(reply)
         spans = tuple((start, end) for start, end in reply["template_spans"])
         return RenderedChat(reply["text"], spans)
+
+    def _forms_of(self, tools: bool) -> TemplateForms:
+        """What the template takes, with tools or without."""
+
+        def try_out(messages: Sequence[Message]) -> str | None:
+            conversation: dict[str, object] = {
+                "template": TOOL_USE if tools else DEFAULT,
+                "messages": list(messages),
+                "add_generation_prompt": False,
+                "now": PROBE_TIME.isoformat(),
+            }
+            if tools:
+                conversation["tools"] = [PROBE_TOOL]
+            try:
+                return self._rendered(conversation).text
+            except TemplateError:
+                return None
+
+        if tools not in self._forms:
+            self._forms[tools] = TemplateForms(try_out)
+        return self._forms[tools]
 
     def start(self) -> None:
         """Start the worker now, without waiting for it, so that the first rendering is fast."""
@@ -149,9 +215,18 @@ class ChatTemplate(ContextManager):
             raise self._error(str(ended)) from None
         return reply
 
-    def _error(self, problem: str, line: int | None = None) -> TemplateError:
+    def _failure(self, reply: Mapping[str, Any]) -> TemplateError:
+        error = self._error(reply["error"], reply["line"], reply["summary"])
+        if reply["refused"] is None:
+            return error
+        return TemplateRefused(str(error), reply["refused"])
+
+    def _error(
+        self, problem: str, line: int | None = None, summary: str | None = None
+    ) -> TemplateError:
         location = "chat template" if line is None else f"chat template line {line}"
-        return TemplateError(f"{self._source}: {location}: {problem}")
+        head = f"{self._source}: {location}:"
+        return TemplateError(f"{head} {problem}", None if summary is None else f"{head} {summary}")
 
 
 def load_chat_template(
@@ -164,13 +239,12 @@ def load_chat_template(
 ) -> ChatTemplate:
     """The template of a model file, or its variant called ``name``.
 
+    With no name, conversations with tools have the variant called ``tool_use`` where there is one.
     Raises TemplateError when the file has none.
     """
     key = "tokenizer.chat_template" if name is None else f"tokenizer.chat_template.{name}"
-    text = metadata.get(key)
-    if isinstance(text, bytes):
-        text = text.decode(errors="replace")
-    if not isinstance(text, str):
+    text = _template_text(metadata, key)
+    if text is None:
         raise TemplateError(
             f"{source}: {key}: the file has no chat template; use --raw to send a plain prompt"
         )
@@ -179,8 +253,21 @@ def load_chat_template(
         source=source,
         bos_token=_token_text(tokenizer, tokenizer.bos_id),
         eos_token=_token_text(tokenizer, tokenizer.eos_id),
+        tokens={
+            f"{name}_token": tokenizer.token_text(token)
+            for name, token in tokenizer.named_ids.items()
+            if name in TEMPLATE_TOKENS
+        },
+        tool_text=None if name else _template_text(metadata, f"tokenizer.chat_template.{TOOL_USE}"),
         limits=limits,
     )
+
+
+def _template_text(metadata: Mapping[str, object], key: str) -> str | None:
+    text = metadata.get(key)
+    if isinstance(text, bytes):
+        return text.decode(errors="replace")
+    return text if isinstance(text, str) else None
 
 
 def encode_rendered(tokenizer: Tokenizer, rendered: RenderedChat) -> list[int]:

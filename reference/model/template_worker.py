@@ -1,14 +1,12 @@
 """Renders chat templates in a separate process, where a hostile one can do no harm.
 
-``chat_template`` runs this file as a script. It imports only the standard library and jinja2, so
-that it starts fast. Standard input holds one JSON object per line: first the template, its trusted
-variables and the limits, then one conversation per line. Standard output answers each conversation
-with one line, either ``{"text", "template_spans"}`` or ``{"error", "line"}``.
+``chat_template`` runs this file as a script. It imports little, so that it starts fast. Standard
+input holds one JSON object per line: first the templates, their trusted variables and the limits,
+then one conversation per line. Standard output answers each conversation with one line, either
+``{"text", "template_spans"}`` or ``{"error", "line", "summary", "refused"}``.
 
 Every character of the output is marked trusted if the template wrote it, and not if the
-conversation did. Literals of the template are ``Text`` with trusted characters, data is plain
-``str``, and the operations templates build prompts with (``+``, ``~``, slices, trim, split, join,
-replace, macros) preserve the marks. Any other operation yields plain ``str``, which is untrusted.
+conversation did (``template_text``).
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -27,123 +25,22 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
-from jinja2.filters import make_attrgetter
+from jinja2.filters import do_title, make_attrgetter
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+
+from reference.model.template_text import (
+    Text,
+    Untracked,
+    brace_formatted,
+    concat,
+    literal,
+    trusted_characters,
+)
 
 TEMPLATE_NAME = "<template>"
 MAX_ERROR_CHARACTERS = 300
 """Longest error message in a reply, in characters."""
-
-
-class Text(str):
-    """A str that records which of its characters the template wrote.
-
-    ``_trusted`` holds one byte per character: 1 for the template's, 0 for all others.
-    """
-
-    __slots__ = ("_trusted",)
-    _trusted: bytes
-
-    def __new__(cls, value: str = "", trusted: bytes | None = None) -> Text:
-        text = super().__new__(cls, value)
-        text._trusted = trusted_characters(value) if trusted is None else trusted
-        return text
-
-    def __str__(self) -> str:
-        return self
-
-    def __add__(self, other: str) -> str:
-        return concat((self, other)) if isinstance(other, str) else NotImplemented
-
-    def __radd__(self, other: str) -> str:
-        return concat((other, self)) if isinstance(other, str) else NotImplemented
-
-    def __mul__(self, count: Any) -> str:
-        return Text(super().__mul__(count), self._trusted * count)
-
-    __rmul__ = __mul__
-
-    def __getitem__(self, key: Any) -> str:
-        trusted = self._trusted[key]
-        if isinstance(trusted, int):
-            trusted = bytes([trusted])
-        return Text(super().__getitem__(key), trusted)
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[i] for i in range(len(self)))
-
-    def lstrip(self, chars: str | None = None) -> str:
-        return self[len(self) - len(super().lstrip(chars)) :]
-
-    def rstrip(self, chars: str | None = None) -> str:
-        return self[: len(super().rstrip(chars))]
-
-    def strip(self, chars: str | None = None) -> str:
-        return self.lstrip(chars).rstrip(chars)
-
-    def removeprefix(self, prefix: str) -> str:
-        return self[len(self) - len(super().removeprefix(prefix)) :]
-
-    def removesuffix(self, suffix: str) -> str:
-        return self[: len(super().removesuffix(suffix))]
-
-    def split(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
-        parts = super().split(sep, maxsplit)
-        return parts if sep is None else self._cut(parts, len(sep))
-
-    def rsplit(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
-        parts = super().rsplit(sep, maxsplit)
-        return parts if sep is None else self._cut(parts, len(sep))
-
-    def _cut(self, parts: list[str], gap: int) -> list[str]:
-        found = []
-        start = 0
-        for part in parts:
-            found.append(self[start : start + len(part)])
-            start += len(part) + gap
-        return found
-
-    def join(self, items: Iterable[str]) -> str:
-        items = list(items)
-        trusted = self._trusted.join(map(trusted_characters, items))
-        return Text(super().join(items), trusted)
-
-    def replace(self, old: str, new: str, count: Any = -1) -> str:
-        if not old:
-            return super().replace(old, new, count)
-        return Text(new).join(self.split(old, count))
-
-    def upper(self) -> str:
-        return self._recased(super().upper())
-
-    def lower(self) -> str:
-        return self._recased(super().lower())
-
-    def title(self) -> str:
-        return self._recased(super().title())
-
-    def capitalize(self) -> str:
-        return self._recased(super().capitalize())
-
-    def _recased(self, recased: str) -> str:
-        return Text(recased, self._trusted) if len(recased) == len(self) else recased
-
-
-def trusted_characters(value: str) -> bytes:
-    """One byte per character of ``value``: 1 where the template wrote it."""
-    return value._trusted if isinstance(value, Text) else bytes(len(value))
-
-
-def literal(value: str) -> Text:
-    """A Text whose characters are all trusted."""
-    return Text(value, b"\1" * len(value))
-
-
-def concat(pieces: Iterable[str]) -> Text:
-    """Join the pieces and their marks. Jinja joins its output with this function."""
-    pieces = list(pieces)
-    return Text("".join(pieces), b"".join(map(trusted_characters, pieces)))
 
 
 def _literal_source(value: object) -> str:
@@ -200,6 +97,23 @@ class _Environment(ImmutableSandboxedEnvironment):
         # Jinja would return an undefined value, which prints as nothing.
         raise SecurityError(f"{attribute!r} of {type(obj).__name__} is out of bounds")
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Jinja's own, for texts that know who wrote them."""
+        wrapped = super().wrap_str_format(value)
+        form = getattr(value, "__self__", None)
+        if wrapped is None or not isinstance(form, Text):
+            return wrapped
+        formatter = SandboxedFormatter(self)
+        by_name = value.__name__ == "format_map"
+
+        def tracked(*args: Any, **kwargs: Any) -> str:
+            if by_name:
+                wrapped(*args, **kwargs)
+                return brace_formatted(formatter, form, (), args[0])
+            return brace_formatted(formatter, form, args, kwargs)
+
+        return tracked
+
 
 @jinja2.pass_environment
 def _join(
@@ -210,6 +124,20 @@ def _join(
     return Text(d).join(map(str, value))
 
 
+def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """Jinja's own, which forgets who wrote what."""
+    margin = Text(width) if isinstance(width, str) else literal(" " * width)
+    first_line, *lines = (Text(s) + "\n").splitlines()
+    shifted = [margin + line if line or blank else line for line in lines]
+    whole = literal("\n").join([first_line, *shifted])
+    return margin + whole if first else whole
+
+
+def _unchanged(value: Any) -> Any:
+    """Nothing is escaped here, so that nothing needs to be marked as safe."""
+    return value
+
+
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -217,9 +145,22 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
+    written = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    if isinstance(value, Text) and len(written) == len(value) + 2:
+        return concat(['"', value, '"'])
+    return written
+
+
+def _title(s: str) -> str:
+    """Jinja's own, which forgets who wrote what."""
+    titled = do_title(s)
+    return Text(titled, trusted_characters(s)) if len(titled) == len(s) else titled
+
+
+def _wordwrap(s: str, *args: Any, **kwargs: Any) -> str:
+    raise Untracked("'wordwrap' is not supported")
 
 
 def _refuse(message: str) -> None:
@@ -235,6 +176,10 @@ def make_environment() -> jinja2.Environment:
     )
     environment.filters["tojson"] = _to_json
     environment.filters["join"] = _join
+    environment.filters["indent"] = _indent
+    environment.filters["safe"] = _unchanged
+    environment.filters["title"] = _title
+    environment.filters["wordwrap"] = _wordwrap
     environment.globals["raise_exception"] = _refuse
     return environment
 
@@ -245,32 +190,41 @@ class Renderer:
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
         self._environment = make_environment()
-        self._template: jinja2.Template | None = None
+        self._templates: dict[str, jinja2.Template] = {}
 
     def answer(self, conversation: dict[str, Any]) -> dict[str, Any]:
         """The reply to one conversation. It never raises, whatever the template does."""
         try:
             return self._render(conversation)
         except jinja2.TemplateSyntaxError as error:
-            return {"error": _one_line(error.message or "syntax error"), "line": error.lineno}
+            problem = f"syntax error: {_one_line(error.message or 'unknown')}"
+            return _failed(problem, error.lineno)
         except _Refused as error:
-            return {"error": f"it refuses: {_one_line(error)}", "line": _template_line(error)}
+            return _failed(
+                f"it refuses: {_one_line(error)}", _template_line(error), refused=_one_line(error)
+            )
         except MemoryError:
-            return {"error": "it needs too much memory", "line": None}
+            return _failed("it needs too much memory", None)
         except Exception as error:
-            return {
-                "error": _one_line(f"{type(error).__name__}: {error}"),
-                "line": _template_line(error),
-            }
+            kind = type(error).__name__
+            return _failed(_one_line(f"{kind}: {error}"), _template_line(error), summary=kind)
 
-    def _render(self, conversation: dict[str, Any]) -> dict[str, Any]:
-        if self._template is None:
-            code = self._environment.compile(self._setup["template"], filename=TEMPLATE_NAME)
-            self._template = jinja2.Template.from_code(
+    def _template(self, name: str) -> jinja2.Template:
+        template = self._templates.get(name)
+        if template is None:
+            source = self._setup["templates"][name]
+            code = self._environment.compile(source, filename=TEMPLATE_NAME)
+            template = self._templates[name] = jinja2.Template.from_code(
                 self._environment, code, self._environment.make_globals(None)
             )
+        return template
+
+    def _render(self, conversation: dict[str, Any]) -> dict[str, Any]:
+        template = self._template(conversation.pop("template"))
         now = datetime.fromisoformat(conversation.pop("now"))
         variables = {
+            "tools": None,
+            "documents": None,
             **conversation,
             **{name: literal(text) for name, text in self._setup["variables"].items()},
             "strftime_now": now.strftime,
@@ -280,14 +234,22 @@ class Renderer:
         limit = self._setup["output_characters"]
         pieces = []
         size = 0
-        for piece in self._template.generate(variables):
+        for piece in template.generate(variables):
             size += len(piece)
             if size > limit:
-                return {"error": f"it writes more than {limit:,} characters", "line": None}
+                return _failed(f"it writes more than {limit:,} characters", None)
             pieces.append(piece)
         text = concat(pieces)
         spans = [match.span() for match in re.finditer(rb"\x01+", trusted_characters(text))]
         return {"text": text, "template_spans": spans}
+
+
+def _failed(
+    error: str, line: int | None, *, summary: str | None = None, refused: str | None = None
+) -> dict[str, Any]:
+    """A reply that is no text. ``summary`` is ``error`` without what may be a conversation's, and
+    ``refused`` what the template itself says."""
+    return {"error": error, "line": line, "summary": summary or error, "refused": refused}
 
 
 def _one_line(message: object) -> str:

@@ -19,7 +19,9 @@ class TextStream:
     The texts returned by ``feed`` and ``finish`` concatenate to the UTF-8 decoding of all bytes
     (invalid UTF-8 becomes U+FFFD, as with Python's "replace"), cut where the earliest stop string
     starts. The result does not depend on how the bytes are split into tokens. The stream holds back
-    an incomplete UTF-8 sequence at the end and text that may begin a stop string.
+    an incomplete UTF-8 sequence at the end and text that may begin a stop string. Control tokens
+    are not text, but a stop string may be or contain one: the stream searches their ``hidden``
+    texts and never returns them.
 
     Of several stop strings found, the one that starts first counts; of those that start there, the
     shortest.
@@ -38,6 +40,7 @@ class TextStream:
         self._longest = max(map(len, stop_strings), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
+        self._hidden = bytearray()
         self.stop_string: str | None = None
         """The stop string that ended the text, None until then."""
 
@@ -46,11 +49,19 @@ class TextStream:
         """Whether a stop string ended the text; nothing more is returned then."""
         return self.stop_string is not None
 
-    def feed(self, token_bytes: bytes) -> str:
-        """Add the bytes of one more token and return the text that has become certain."""
+    @property
+    def stops(self) -> bool:
+        """Whether there are stop strings to search for."""
+        return bool(self._stop_strings)
+
+    def feed(self, token_bytes: bytes, hidden: str = "") -> str:
+        """Add the bytes of one more token, or a control token whose text is ``hidden``, and return
+        the text that has become certain."""
         if self.stopped:
             return ""
-        self._held += self._decoder.decode(token_bytes)
+        self._hold(self._decoder.decode(token_bytes), hidden=False)
+        if hidden and self._stop_strings:
+            self._hold(hidden, hidden=True)
         open_start = self._first_open_start()
         found = self._first_stop()
         # A complete stop string must wait for one that started before it and may still complete.
@@ -62,7 +73,7 @@ class TextStream:
         """The rest of the text, after the last token."""
         if self.stopped:
             return ""
-        self._held += self._decoder.decode(b"", final=True)
+        self._hold(self._decoder.decode(b"", final=True), hidden=False)
         found = self._first_stop()
         if found is not None:
             return self._stop_at(*found)
@@ -90,6 +101,18 @@ class TextStream:
         self.stop_string = stop
         return self._release(start)
 
+    def _hold(self, text: str, hidden: bool) -> None:
+        self._held += text
+        if hidden or self._hidden:
+            # One byte a character of what is held, from the first hidden one on.
+            self._hidden.extend(bytes(len(self._held) - len(self._hidden) - len(text)))
+            self._hidden.extend([hidden] * len(text))
+
     def _release(self, end: int) -> str:
         text, self._held = self._held[:end], self._held[end:]
-        return text
+        if not self._hidden:
+            return text
+        hidden, self._hidden = self._hidden[:end], self._hidden[end:]
+        if not any(self._hidden):
+            self._hidden.clear()
+        return "".join(letter for letter, hide in zip(text, hidden, strict=True) if not hide)

@@ -18,7 +18,7 @@ from reference.model.chat_template import (
     encode_chat,
     load_chat_template,
 )
-from reference.model.template_worker import Text, concat, literal, trusted_characters
+from reference.model.template_text import Text, concat, literal, trusted_characters
 from reference.model.tokenizer import Tokenizer, TokenKind, load_tokenizer
 from tests.model.rendering import TURNS, render
 from tests.model.tokenizer_data import byte_level_metadata, shared_tokenizer
@@ -109,6 +109,7 @@ SYSTEM = [{"role": "system", "content": "Be brief."}, *LONG]
 PARTS = [
     {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
 ]
+TAKES_PARTS = ("Qwen3.5-4B", "google-gemma-4-31B-it")
 TOOLS = [
     *TURNS,
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -134,10 +135,14 @@ TOOLS = [
     ],
 )
 def test_rendering_equals_that_of_transformers(name, variables):
-    """Text or refusal: keeping track of who wrote what changes nothing."""
+    """Text or refusal: keeping track of who wrote what changes nothing. A template that takes no
+    parts is given their text."""
     variables = {"add_generation_prompt": True, **variables}
+    plain = dict(variables)
+    if plain["messages"] is PARTS and name not in TAKES_PARTS:
+        plain["messages"] = [{"role": "user", "content": "ab"}]
     try:
-        expected = _plain_render(name, **variables)
+        expected = _plain_render(name, **plain)
     except (JinjaError, TypeError):
         with pytest.raises(TemplateError):
             _template(name).render(**variables)
@@ -259,7 +264,23 @@ def test_benign_text_is_tokenized_across_the_border_of_a_message():
         ("{{ bos_token }}{% generation %}<a>{% endgeneration %}{{ eos_token }}", "<s><a></s>"),
         ("{% for m in messages %}<a>{% break %}{% endfor %}", "<a>"),
         ("{{ messages[0].content | replace('m', 'x') }}", ""),
+        ("{{ messages | tojson }}", ""),
         ("{{ '%s' % messages[0].content }}{{ messages | tojson }}", ""),
+        ("{{ '<a>%s<b>' % messages[0].content }}", "<a><b>"),
+        ("{{ '<a>%(x)s%%' % {'x': '<b>' ~ messages[0].content} }}", "<a><b>%"),
+        ("{{ '<|{}|>{}'.format(messages[0].role, messages[0].content) }}", "<|user|>"),
+        ("{{ '{{}}<{0}>{x!s:>5}'.format(messages[0].role, x='<a>') }}", "{}<user><a>"),
+        ("{{ '<%s>%d%s' | format(messages[0].role, 3, messages[0].content) }}", "<user>"),
+        ("{{ '<{r}>'.format_map({'r': messages[0].role}) }}", "<user>"),
+        ("{{ (messages[0].content ~ '<a>{}').format(messages[0].content) }}", "<a>"),
+        ("{{ ('<a>' ~ messages[0].content) | indent(2, first=true) }}", "  <a>"),
+        ("{{ '<a>' | safe }}{{ '<a>'.center(5) }}{{ '<a>'.zfill(4) }}", "<a><a><a>"),
+        ("{{ '<a> <b>'.split()[1] }}{{ '<a>x<b>'.partition('x')[2] }}", "<b><b>"),
+        ("{{ 'a<a>b\n<b>'.splitlines() | last }}{{ '<A>'.swapcase() }}", "<b><a>"),
+        ("<|{{ messages[0].role | title }}|>{{ messages[0].content | title }}", "<|User|>"),
+        ("<|{{ messages[0].role | capitalize }}|>", "<|User|>"),
+        ("{{ '<a>' | tojson }}{{ messages[0].content | tojson }}", '"<a>"'),
+        ("{{ '<a>' | truncate(9) }}{{ '<a>' | string | list | join }}", "<a><a>"),
     ],
 )
 def test_who_wrote_which_characters(source, trusted):
@@ -321,18 +342,53 @@ def test_json_keeps_letters_and_order():
 
 
 def test_a_template_comes_from_the_file_with_its_tokens():
-    metadata = byte_level_metadata([], ["<bos>"]) | {
+    metadata = byte_level_metadata([], ["<bos>", "<pad>", "<sep>", "<unk>"]) | {
         "tokenizer.ggml.bos_token_id": 256,
+        "tokenizer.ggml.padding_token_id": 257,
+        "tokenizer.ggml.seperator_token_id": 258,
+        "tokenizer.ggml.unknown_token_id": 259,
+        "tokenizer.ggml.mask_token_id": 4_000_000_000,
         "tokenizer.chat_template": b"{{ bos_token }}|{{ eos_token }}",
         "tokenizer.chat_template.tool_use": "tools",
+        "tokenizer.chat_template.shown": "{{ pad_token }}{{ unk_token }}{{ sep_token }}"
+        "{{ mask_token is defined }}{{ cls_token is defined }}",
     }
     tokenizer = load_tokenizer(metadata, "m.gguf")
     with load_chat_template(metadata, tokenizer, "m.gguf") as template:
         assert template.render(TURNS).text == "<bos>|"
     with load_chat_template(metadata, tokenizer, "m.gguf", name="tool_use") as template:
         assert template.render(TURNS).text == "tools"
+    with load_chat_template(metadata, tokenizer, "m.gguf", name="shown") as template:
+        rendered = template.render(TURNS)
+        assert rendered.text == "<pad><unk><sep>FalseFalse"
+        assert rendered.template_spans[0] == (0, len("<pad><unk><sep>"))
     with pytest.raises(TemplateError, match=r"m.gguf: .*chat_template.novel: .*--raw"):
         load_chat_template(metadata, tokenizer, "m.gguf", name="novel")
+
+
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_what_is_absent_is_null(name):
+    """As ``transformers`` gives it to a template, which asks for it in one of these ways."""
+    source = "{% if X is not none %}a{% endif %}{% if X is defined %}b{% endif %}{{ X }}"
+    assert render(source.replace("X", name)).text == "bNone"
+
+
+def test_a_file_with_two_templates_uses_the_other_one_for_tools():
+    metadata = byte_level_metadata([], []) | {
+        "tokenizer.chat_template": "plain {{ messages[0].content }}{{ tools }}",
+        "tokenizer.chat_template.tool_use": "{{ tools[0].name }} for {{ messages[0].content }}",
+    }
+    tokenizer = load_tokenizer(metadata, "m.gguf")
+    with load_chat_template(metadata, tokenizer, "m.gguf") as template:
+        assert template.render(TURNS).text == "plain HiNone"
+        assert template.render(TURNS, tools=[]).text == "plain HiNone"
+        assert template.render(TURNS, tools=[{"name": "f"}]).text == "f for Hi"
+        assert template.knows_tools
+    broken = {**metadata, "tokenizer.chat_template.tool_use": "\n{% if %}"}
+    with load_chat_template(broken, tokenizer, "m.gguf") as template:
+        assert template.render(TURNS).text == "plain HiNone"
+        with pytest.raises(TemplateError, match="line 2: syntax error"):
+            template.render(TURNS, tools=[{"name": "f"}])
 
 
 def test_half_a_surrogate_pair_in_a_message_is_refused():

@@ -118,3 +118,31 @@ def test_of_stops_starting_together_the_shortest_counts():
 def test_unusable_stop_strings_are_refused(stops):
     with pytest.raises(RequestError, match=r"^stop: "):
         TextStream(stops)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.text("ab<", max_size=3), st.booleans()), max_size=8),
+    st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3),
+)
+def test_hidden_texts_stop_a_text_and_are_never_shown(parts, stops):
+    """The definition: the text with the hidden ones, cut at the first stop, without them."""
+    stream = TextStream(stops)
+    told = "".join(
+        stream.feed(b"", hidden=text) if hidden else stream.feed(text.encode())
+        for text, hidden in parts
+    )
+    told += stream.finish()
+    whole = "".join(text for text, _ in parts)
+    hidden = [hide for text, hide in parts for _ in text]
+    found = [(at, len(stop)) for stop in stops if (at := whole.find(stop)) >= 0]
+    end = min(found)[0] if found else len(whole)
+    expected = "".join(c for c, hide in zip(whole[:end], hidden, strict=False) if not hide)
+    assert told == expected
+    assert stream.stopped == bool(found)
+
+
+def test_bytes_of_a_character_around_a_control_token_are_one_character():
+    stream = TextStream(["<x>"])
+    first, second = "é".encode()[:1], "é".encode()[1:]
+    assert stream.feed(first) + stream.feed(b"", "<y>") + stream.feed(second) == "é"

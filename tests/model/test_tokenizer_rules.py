@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -194,13 +197,73 @@ def test_half_a_surrogate_pair_is_refused():
         tokenizer.encode("a\ud800")
 
 
-def test_a_byte_without_a_token_becomes_unknown_or_an_error():
-    metadata = byte_level_metadata([], [])
-    metadata["tokenizer.ggml.tokens"][ord("z")] = "not-z"
-    with pytest.raises(RequestError, match="no token for byte 0x7A"):
-        load_tokenizer(metadata, "m.gguf").encode("az")
-    metadata["tokenizer.ggml.unknown_token_id"] = 5
-    assert load_tokenizer(metadata, "m.gguf").encode("az") == [97, 5]
+def _without_byte(letter: str, **named_ids: int) -> dict[str, object]:
+    """256 bytes but one, then a token of every other kind; 262 is a control token."""
+    metadata = byte_level_metadata([], ["<|endoftext|>"])
+    metadata["tokenizer.ggml.tokens"][ord(letter)] = "not-it"
+    for kind in (TokenKind.UNKNOWN, TokenKind.USER_DEFINED, TokenKind.UNUSED, TokenKind.BYTE):
+        metadata["tokenizer.ggml.tokens"].append(f"<{kind.name}>")
+        metadata["tokenizer.ggml.token_type"].append(int(kind))
+    metadata["tokenizer.ggml.tokens"] += ["<plain>", "<control>"]
+    metadata["tokenizer.ggml.token_type"] += [TokenKind.NORMAL, TokenKind.CONTROL]
+    return metadata | {f"tokenizer.ggml.{name}_token_id": id_ for name, id_ in named_ids.items()}
+
+
+@pytest.mark.parametrize("letter", ["z", "\x1d"])
+@pytest.mark.parametrize(
+    ("named_ids", "expected"),
+    [
+        ({}, []),
+        ({"unknown": 256}, []),
+        ({"unknown": 262}, []),
+        ({"unknown": 257, "bos": 257}, []),
+        ({"unknown": 257, "eos": 257}, []),
+        ({"unknown": 257, "eot": 257}, []),
+        ({"unknown": 257}, [257]),
+        ({"unknown": 261}, [261]),
+    ],
+)
+def test_a_byte_without_a_token_becomes_the_unknown_one_unless_that_is_a_control_token(
+    letter, named_ids, expected
+):
+    """As the ``tokenizers`` package without an unknown token, the byte is dropped."""
+    tokenizer = load_tokenizer(_without_byte(letter, **named_ids), "m.gguf")
+    assert tokenizer.encode(f"a{letter}b", add_bos=False) == [97, *expected, 98]
+    oracle = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 97, "b": 98}, []))
+    oracle.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert oracle.encode(f"a{letter}b").ids == [97, 98]
+
+
+def test_a_sentencepiece_vocabulary_without_bytes_drops_what_it_cannot_write():
+    """Where the id its file names as the unknown one is a control token."""
+    metadata = sentencepiece_metadata({"▁": -1.0, "a": -1.0})
+    metadata["tokenizer.ggml.tokens"][3 + 0xC3] = "<gone>"
+    tokenizer = load_tokenizer(metadata, "m.gguf")
+    assert tokenizer.encode("aé", add_bos=False)[2:] == [0, 3 + 0xA9]
+    tokenizer = load_tokenizer({**metadata, "tokenizer.ggml.unknown_token_id": 2}, "m.gguf")
+    assert tokenizer.encode("aé", add_bos=False)[2:] == [3 + 0xA9]
+
+
+NFC_FAMILIES = {"command-r", "deepseek-r1-qwen", "mpt", "olmo", "qwen2", "qwen35"}
+
+
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+@pytest.mark.parametrize(
+    "text", ["cafe\u0301", "\u1112\u1161\u11ab", "\u212b", "q\u0307\u0323", "\u0958"]
+)
+def test_text_is_brought_into_nfc_where_the_family_has_it(pre, text):
+    """Accents, Hangul, singletons, the order of marks, and what NFC takes apart."""
+    tokenizer = load_tokenizer(
+        byte_level_metadata([], ["<|im_end|>"], pre=pre) | {"tokenizer.ggml.add_bos_token": False},
+        "m.gguf",
+    )
+    composed = unicodedata.normalize("NFC", text)
+    assert composed != text
+    expected = composed if pre in NFC_FAMILIES else text
+    assert tokenizer.decode_bytes(tokenizer.encode(text)) == expected.encode()
+    assert tokenizer.decode_bytes(tokenizer.encode_exactly(text)) == text.encode()
+    around = tokenizer.encode(f"{text}<|im_end|>\u0301", parse_special=True)
+    assert tokenizer.decode_bytes(around, special=True) == f"{expected}<|im_end|>\u0301".encode()
 
 
 def test_generation_ends_at_named_ids_and_known_texts():

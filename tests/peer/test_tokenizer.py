@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,10 @@ def test_there_are_enough_texts():
 
 @pytest.mark.parametrize("parse_special", [False, True])
 def test_ids_are_llama_cpps(path, ours, peer, parse_special):
+    """llama.cpp normalizes nothing: a family with a normal form is asked for texts in it."""
     texts = texts_for(path)
+    if "qwen" in path.name:
+        texts = [unicodedata.normalize("NFC", text) for text in texts]
     control = {"parse_special": parse_special, "add_bos": False}
     expected = dict(zip(texts, peer.encode(path, texts, **control), strict=True))
     assert {text: ours.encode(text, **control) for text in texts} == expected

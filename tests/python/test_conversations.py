@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.serve.calling import ENUM, MESSAGES, TIME, TOOLS, WEATHER, check_call
-from tests.serve.speaking_models import HERMES, speaking_model
+from tests.serve.calling import ENUM, MESSAGES, TIME, TOOLS, check_call
+from tests.serve.speaking_models import HERMES, speaking_model, templated_model
 from zinc_rt import LLM, RequestError, SamplingParams, serve
 
 CONTEXT = 1024
@@ -134,7 +134,22 @@ def test_what_cannot_be_done_is_an_error_of_its_conversation(
         list(talking.stream_chat(MESSAGES, asked(1), **fields))
 
 
-def test_a_model_without_tools_says_so(llm: LLM) -> None:
-    (output,) = llm.chat(MESSAGES, asked(1), tools=[{"type": "function", "function": WEATHER}])
+def test_a_model_whose_template_knows_no_tools_calls_them_too(tmp_path: Path) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    path = templated_model(tmp_path, "plain", template)
+    with LLM(path, tier="cpu", context=CONTEXT, slots=1, progress=False) as opened:
+        (output,) = opened.chat(MESSAGES, asked(1), **CALLING)
+    message = output.completion.message
+    assert message is not None
+    (call,) = message["tool_calls"]
+    check_call(call["function"]["name"], call["function"]["arguments"])
+
+
+def test_a_format_that_cannot_be_held_to_any_longer_is_the_requests_fault(talking: LLM) -> None:
+    """Not the model's: its file is whole, and others' answers go on."""
+    late = {"type": "regex", "regex": "[xy](a?){3000}a{3000}"}
+    (output,) = talking.chat(MESSAGES, asked(1), thinking=False, response_format=late)
     assert isinstance(output.error, RequestError)
-    assert output.error.field == "tools"
+    assert output.error.field == "response_format"
+    (fine,) = talking.chat(MESSAGES, asked(1), thinking=False, response_format=SCHEMA)
+    assert fine.error is None

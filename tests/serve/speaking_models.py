@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +26,23 @@ CONTEXT = 2048
 
 def speaking_model(folder: Path, family: str) -> Path:
     """A two-layer Qwen 3 with a byte-level vocabulary, and template and marks of a family."""
+    template = need_file(CHAT_TEMPLATES / f"{family}.jinja").read_text()
+    return templated_model(folder, family, template, MARKS[family])
+
+
+def templated_model(
+    folder: Path, name: str, template: str, marks: Sequence[str] = (), **keys: object
+) -> Path:
+    """The same with any template, marks that are tokens of their own, and further keys."""
     spec = sized_spec("tiny", architecture="qwen3", quant="q4_k_m", context=CONTEXT)
-    keys = own_tokenizer(spec)
+    keys = own_tokenizer(spec) | keys
     tokens, kinds = list(keys[TOKENS_KEY]), np.array(keys[TYPES_KEY])
     unused = [n for n, kind in enumerate(kinds) if kind == TokenKind.UNUSED]
-    for token, mark in zip(unused, MARKS[family], strict=False):
+    for token, mark in zip(unused, marks, strict=False):
         tokens[token], kinds[token] = mark.encode(), TokenKind.USER_DEFINED
-    template = need_file(CHAT_TEMPLATES / f"{family}.jinja").read_text()
     keys |= {TOKENS_KEY: tokens, TYPES_KEY: kinds, "tokenizer.chat_template": template}
-    vocabulary = folder / f"{family}.vocab.gguf"
+    vocabulary = folder / f"{name}.vocab.gguf"
     write_gguf(vocabulary, keys, {})
-    path = folder / f"{family}.gguf"
+    path = folder / f"{name}.gguf"
     write_synthetic(path, spec, tokenizer_from=vocabulary)
     return path

@@ -21,7 +21,7 @@ from harness.serve.dialect.json_calls import (
 from harness.serve.dialect.xml_calls import XmlCalls
 from harness.serve.reply import CallArguments, CallBegin, Content, ReplyForm, ReplyParser
 from harness.serve.structured.grammars import Grammars
-from harness.serve.structured.json_schema import SchemaRefused
+from harness.serve.structured.schema_tree import SchemaRefused
 from reference.model.gguf import open_gguf
 from reference.model.open import Model
 from reference.model.tokenizer import load_tokenizer
@@ -76,6 +76,22 @@ PARAMETERS: dict[str, dict[str, Any]] = {
             "of": {"type": "array", "items": {"enum": ["p", "q"]}},
         },
         "required": ["at", "of"],
+    },
+    "linked": {
+        **CLOSED,
+        "x-order": 1,
+        "properties": {
+            "at": {
+                **CLOSED,
+                "properties": {"x": {"type": "integer", "format": "int32", "example": 3}},
+                "required": ["x"],
+            },
+            "x": {"$ref": "#/properties/at/properties/x"},
+            "unit": {"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}], "nullable": True},
+            "same": {"$ref": "#/properties/unit/anyOf/0"},
+            "within": {"type": "array", "items": {"$ref": "#/properties/at"}},
+        },
+        "required": ["x", "same", "within"],
     },
 }
 MARKS = [
@@ -148,6 +164,11 @@ def test_what_is_enforced_is_read_as_calls_that_obey(
         ("gemma", {"properties": {"a": {"enum": [{}]}}}, "enum"),
         ("hermes", {"properties": {"a": {"not": {}}}}, "not"),
         ("mistral", {"uniqueItems": True}, "uniqueItems"),
+        ("hermes", {"properties": {"a": {"const": 2**53 + 1}}}, "const"),
+        ("xml", {"properties": {"a": {"enum": [0, 2**63]}}}, "enum"),
+        ("xml", {"properties": {"a": {"type": "integer", "maximum": 2**64 - 1}}}, "maximum"),
+        ("gemma", {"properties": {"a": {"type": "integer", "minimum": -(2**63)}}}, "minimum"),
+        ("llama", {"properties": {"a": {"$ref": "#/properties/b"}}}, "$ref"),
     ],
 )
 def test_parameters_a_syntax_cannot_hold_to_are_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
@@ -26,6 +27,7 @@ from tests.serve.calling import (
     token_of,
 )
 from tests.serve.http import Http
+from tests.serve.streams import data_of, lines_of
 
 
 @pytest.fixture
@@ -154,7 +156,7 @@ def test_a_format_that_meets_the_limit_ends_with_length(client: OpenAI) -> None:
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {"type": "string", "format": "zork"}},
+                    "json_schema": {"name": "x", "schema": {"type": "zork"}},
                 }
             },
             "response_format",
@@ -164,7 +166,7 @@ def test_a_format_that_meets_the_limit_ends_with_length(client: OpenAI) -> None:
         (
             {"response_format": {"type": "regex", "regex": "("}},
             "response_format",
-            None,
+            "unsupported_schema",
             "cannot be",
         ),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value", "yaml"),
@@ -218,12 +220,94 @@ def test_what_cannot_be_done_is_refused(
     assert says in reply.error["message"]
 
 
-def test_a_template_without_tools_and_thoughts_has_none(http: Http) -> None:
-    """Those of the plain model of the other tests."""
-    for fields, param in (
-        ({"tools": TOOLS}, "tools"),
-        ({"enable_thinking": True}, "enable_thinking"),
+EXPLODING = ["(a?){3000}a{3000}", "(a{1000}){1000}", "a{2147483648}", "(a?){3000}a{3000}|b"]
+BAD_REGEXES = [
+    *("(", "[", "\\", "a\\", "a{99999999999999999999}", "(?=a)", "(?<x>a)\\k<x>", "\\p{Foo}"),
+    *("\\x{110000}", "[^\\s\\S]", "\\b", "?", "(" * 300 + "a" + ")" * 300, "a\\/|\\"),
+]
+
+
+@pytest.mark.parametrize("regex", [*EXPLODING, *BAD_REGEXES])
+def test_a_grammar_that_cannot_be_made_is_the_clients_fault(hermes: Running, regex: str) -> None:
+    """By a regular expression, and by a pattern where that cannot be made either: 400, or an
+    answer. Never the server's."""
+    requested = {"type": "regex", "regex": regex}
+    reply = Http(hermes.url).post(
+        "/v1/chat/completions", {**ASKED, **UNTHINKING, "response_format": requested}
+    )
+    assert (reply.status, reply.error["code"]) == (400, "unsupported_schema")
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": regex}}}
+    schema["required"] = ["a"]
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for fields in (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": schema},
+            }
+        },
+        {"tools": [tool], "tool_choice": "required"},
     ):
+        reply = Http(hermes.url).post("/v1/chat/completions", {**ASKED, **UNTHINKING, **fields})
+        assert reply.status in (200, 400)
+        assert reply.status == 200 or reply.error["code"] == "unsupported_schema"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("late", ["[xy](a?){3000}a{3000}"])
+def test_a_grammar_that_fails_late_ends_its_own_request(
+    hermes: Running, late: str, stream: bool
+) -> None:
+    """With an error of the client's; one that goes on beside it has the bytes it has alone."""
+    http = Http(hermes.url)
+    body = {**ASKED, **UNTHINKING, "seed": 1, "max_tokens": 30}
+    alone = http.post("/v1/chat/completions", body).json["choices"]
+    failing = {**body, "response_format": {"type": "regex", "regex": late}, "stream": stream}
+    with ThreadPoolExecutor(3) as clients:
+        background = clients.submit(http.post, "/v1/chat/completions", body)
+        failed = list(clients.map(lambda _: http.post("/v1/chat/completions", failing), range(2)))
+        assert background.result().json["choices"] == alone
+    for reply in failed:
+        if stream:
+            assert reply.status == 200
+            error = data_of(lines_of(reply.body))[-1]["error"]
+        else:
+            assert reply.status == 400
+            error = reply.error
+        assert error["code"] == "unsupported_schema"
+        assert error["param"] == "response_format"
+        assert "cannot be held to any longer" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("regex", "text"),
+    [("a/b", "a/b"), (r"a\/b", "a/b"), (r"a\\/b", r"a\/b"), ("a\nb", "a\nb"), ("a\\\nb", "a\nb")],
+)
+def test_a_regular_expression_means_what_it_says(hermes: Running, regex: str, text: str) -> None:
+    """Slashes and lines, escaped or not, end nothing of the grammar it becomes part of."""
+    asked = {**ASKED, **UNTHINKING, "response_format": {"type": "regex", "regex": regex}}
+    reply = Http(hermes.url).post("/v1/chat/completions", asked).json
+    assert reply["choices"][0]["message"]["content"] == text
+
+
+def test_empty_arguments_of_an_earlier_call_are_none(hermes: Running) -> None:
+    """As some clients send them back; anything else that is no object is refused."""
+
+    def prompt_of(arguments: str) -> str:
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+        reply = Http(hermes.url).post("/apply-template", {"messages": [*MESSAGES, turn]})
+        assert reply.status == 200
+        prompt: str = reply.json["prompt"]
+        return prompt
+
+    assert prompt_of("") == prompt_of(" ") == prompt_of("{}")
+    assert '"arguments": {}' in prompt_of("")
+
+
+def test_a_template_without_thoughts_has_none(http: Http) -> None:
+    """That of the plain model of the other tests."""
+    for fields, param in (({"enable_thinking": True}, "enable_thinking"),):
         reply = http.post("/v1/chat/completions", {"messages": MESSAGES, **fields})
         assert (reply.status, reply.error["param"]) == (400, param)
     for effort in ("none", "low"):

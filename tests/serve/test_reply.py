@@ -57,22 +57,22 @@ LLAMA = (
     "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
     "{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}"
     '{{ \'{"name": "\' + c.name + \'", "parameters": \' }}{{ c.arguments | tojson }}{{ "}" }}'
-    "{% else %}{{ m.content }}{% endif %}<|eot_id|>{% endfor %}{{ tools }}"
+    "{% else %}{{ m.content }}{% endif %}<|eot_id|>{% endfor %}{{ tools or '' }}"
 )
 MISTRAL = (
     "{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS]["
     "{% for t in m.tool_calls %}{{ t.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
-    "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools }}"
+    "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
 )
 NEW_MISTRAL = (
     "{% for m in messages %}{% if m.tool_calls %}{% for t in m.tool_calls %}[TOOL_CALLS]"
     "{{ t.function.name }}[ARGS]{{ t.function.arguments | tojson }}{% endfor %}"
-    "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools }}"
+    "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
 )
 NEMOTRON = (
     "{% for m in messages %}{% if m.tool_calls %}<TOOLCALL>["
     "{% for t in m.tool_calls %}{{ t.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
-    "</TOOLCALL>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools }}"
+    "</TOOLCALL>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
 )
 WRITTEN: dict[str, tuple[CallSyntax, Callable[[], str], str, str, int]] = {
     "qwen3": (HERMES, lambda: shared("Qwen-Qwen3-0.6B"), "</think>\n\n", "<|im_end|>", 2),

@@ -32,7 +32,7 @@ class Conversations:
     @cached_property
     def dialect(self) -> Dialect:
         """How the model writes thoughts and calls."""
-        return dialect_of(self._template.text, self._tokenizer)
+        return dialect_of(self._template.text, self._tokenizer, self._template.tool_text)
 
     def plan(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, Any]) -> ChatPlan:
         """How a conversation is answered: ``fields`` are those of ``/v1/chat/completions``.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import ZincError
+from contract.errors import RequestError, ZincError
 from contract.types import FinishReason, Request, TokenEvent
 from harness.answer_text import AnswerText
 from harness.serve.driver import EventStream
@@ -135,6 +135,11 @@ class Pending:
         if answer.finish_reason is not None:
             return None
         known = len(answer.tokens)
+        masks = self._masks.get(event.request_id)
+        if event.finish_reason is FinishReason.ERROR and masks is not None:
+            problem = masks.problem_after(answer.tokens)
+            if problem is not None:
+                raise RequestError("response_format", f"cannot be held to any longer: {problem}")
         text = answer.take(event)
         token = None
         if len(answer.tokens) > known:

@@ -101,12 +101,13 @@ class Dialect:
         return "\n".join([f"start: {start} body", thoughts, r"GAP: /[ \n]{0,4}/", body])
 
 
-def dialect_of(template: str, tokenizer: Tokenizer) -> Dialect:
-    """The dialect that a chat template speaks."""
-    reasoning = next((one for one in REASONING if one.open in template), None)
-    if reasoning is not None and reasoning.close not in template:
-        reasoning = None
-    calls = _syntax_of(template)
+def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = None) -> Dialect:
+    """The dialect that a chat template speaks; ``tool_template`` is that of conversations with
+    tools where it is another one."""
+    tool_template = template if tool_template is None else tool_template
+    both = template + tool_template
+    reasoning = next((one for one in REASONING if one.open in both and one.close in both), None)
+    calls = _syntax_of(tool_template)
     texts = [] if reasoning is None else [reasoning.open, reasoning.close]
     if calls is not None:
         texts += [calls.begin, *([] if calls.end is None else [calls.end]), *calls.inner]

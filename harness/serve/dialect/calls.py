@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from harness.serve.structured.json_schema import SchemaRefused, check_schema, compile_options
+from harness.serve.structured.json_schema import compile_options, enforceable
+from harness.serve.structured.schema_tree import SchemaRefused
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -78,13 +79,32 @@ class CallSyntax(ABC):
         """The marks within a call."""
         return ()
 
+    @property
+    def bare(self) -> tuple[str, str] | None:
+        """What a call begins and ends with where its model left out ``begin``; both are part of its
+        body. None where nothing marks such a call."""
+        return None
+
     @abstractmethod
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         """The calls of a body; None for one that is malformed or calls something else."""
 
-    def inside_value(self, body: str) -> bool:
+    def parse_exactly(self, body: str, functions: Functions) -> list[Call] | None:
+        """As ``parse``, for a body that a grammar of ``rules`` wrote: nothing is missing in it, and
+        its values may look like what is missing elsewhere."""
+        return self.parse(body, functions)
+
+    def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
+        """The calls of an unfinished body in which marks are missing, and the text behind them."""
+        return None
+
+    def hopeless(self, body: str, functions: Functions) -> bool:
+        """Whether no text that may follow makes a ``bare`` body a call."""
+        return False
+
+    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         """Whether ``end`` would be part of a value if it came after ``body``: of JSON, where
-        nothing else is said."""
+        nothing else is said. See ``parse_exactly`` for ``exact``."""
         return inside_string(body)
 
     def arguments_start(self, body: str) -> tuple[str, int] | None:
@@ -113,11 +133,11 @@ def in_regex(text: str) -> str:
 
 def json_rule(schema: Mapping[str, Any] | bool) -> str:
     """A JSON value that obeys ``schema``, in Lark. Raises SchemaRefused."""
-    check_schema(schema)
-    if schema is False:
+    enforced = enforceable(schema)
+    if enforced is False:
         raise SchemaRefused("", "false", "allows nothing")
-    options = {"x-guidance": compile_options(schema)}
-    return f"%json {json.dumps(options | ({} if schema is True else dict(schema)))}"
+    options = {"x-guidance": compile_options(enforced)}
+    return f"%json {json.dumps(options | ({} if enforced is True else enforced))}"
 
 
 def choice(names: Sequence[str]) -> str:

@@ -25,7 +25,8 @@ from harness.serve.dialect.schemas import (
     only,
     resolved,
 )
-from harness.serve.structured.json_schema import SchemaRefused, check_schema
+from harness.serve.structured.json_schema import enforceable
+from harness.serve.structured.schema_tree import SchemaRefused
 
 NAME = re.compile(r"\s*call:([a-zA-Z0-9_.-]+)(?=\{)")
 KEY = re.compile(r"[a-zA-Z0-9_.-]+")
@@ -64,15 +65,15 @@ class GemmaCalls(CallSyntax):
             return None
         return [Call(found[1], json.dumps(arguments, ensure_ascii=False))]
 
-    def inside_value(self, body: str) -> bool:
+    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         return body.count(self.quote) % 2 == 1
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         writer = _Rules(self.quote, marks)
         names = []
         for function in functions:
-            check_schema(function.parameters)
-            value = writer.value({"type": "object", **function.parameters}, function.parameters, "")
+            parameters = enforceable(function.parameters)
+            value = writer.value({"type": "object", **parameters}, parameters, "")
             names.append(writer.add(f"{literal(f'call:{function.name}')} {value}"))
         return [f"calls: {choice(names)} {marks.written(self.end)}", *writer.rules]
 

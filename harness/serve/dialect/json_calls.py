@@ -16,6 +16,7 @@ from harness.serve.dialect.calls import (
     Functions,
     Marks,
     choice,
+    inside_string,
     json_rule,
     literal,
     object_text,
@@ -112,12 +113,23 @@ class MistralCalls(CallSyntax):
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         calls = []
-        for part in body.split(self.begin):
+        for part in self._parts(body):
             found = _list_of_calls(part, functions) or _named_call(part, functions)
             if found is None:
                 return None
             calls.extend(found)
         return calls
+
+    def _parts(self, body: str) -> list[str]:
+        """``body`` at its marks; one within a text of JSON is part of that text."""
+        parts: list[str] = []
+        start = at = 0
+        while (at := body.find(self.begin, at)) >= 0:
+            if not inside_string(body[start:at]):
+                parts.append(body[start:at])
+                start = at + len(self.begin)
+            at += len(self.begin)
+        return [*parts, body[start:]]
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         if self.named:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from harness.serve.structured.json_schema import ANNOTATIONS, SchemaRefused
+from harness.serve.structured.json_schema import ENFORCED
+from harness.serve.structured.schema_tree import SchemaRefused, referenced
 
 LONGEST_CHAIN = 32
 """References that lead from one to the next."""
-ROOT_KEYWORDS = frozenset(("$schema", "$defs", "definitions"))
+ROOT_KEYWORDS = frozenset(("$schema", "$id", "$defs", "definitions"))
 OBJECT_KEYWORDS = frozenset(("type", "properties", "required", "additionalProperties"))
 
 
 def keywords_of(schema: Mapping[str, Any]) -> set[str]:
     """The keywords that ask for something of a value."""
-    return set(schema) - ANNOTATIONS - ROOT_KEYWORDS
+    return (set(schema) & ENFORCED) - ROOT_KEYWORDS
 
 
 def only(keywords: Collection[str], allowed: Collection[str], place: str) -> None:
@@ -30,11 +31,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     for _ in range(LONGEST_CHAIN):
         if not isinstance(schema, Mapping) or keywords_of(schema) != {"$ref"}:
             return schema
-        place: Any = root
-        for part in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            place = place.get(name, True) if isinstance(place, Mapping) else True
-        schema = place
+        schema = referenced(schema["$ref"], root)
     return True
 
 

@@ -29,10 +29,14 @@ from harness.serve.dialect.schemas import (
     only,
     resolved,
 )
-from harness.serve.structured.json_schema import SchemaRefused, check_schema
+from harness.serve.dialect.xml_text import CLOSE, name_called, read_tags
+from harness.serve.structured.json_schema import enforceable
+from harness.serve.structured.schema_tree import SchemaRefused
 
 CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.S)
+LONGEST_HEAD = 256
+"""Characters before the end of a call's first tag; a text with more is no call."""
 PARAMETER_NAME = re.compile(r"[^<>\s\x00-\x1f]([^<>\n\x00-\x1f]{0,126}[^<>\s\x00-\x1f])?")
 PYTHON_WORDS = {"True": True, "False": False, "None": None}
 """How these models' template writes values that are no text."""
@@ -52,7 +56,29 @@ class XmlCalls(CallSyntax):
     def repeats(self) -> bool:
         return True
 
+    @property
+    def bare(self) -> tuple[str, str]:
+        return ("<function=", CLOSE)
+
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        call = _read(body, functions)
+        return [call] if isinstance(call, Call) else None
+
+    def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
+        ends = [found.start() for found in re.finditer(re.escape(self.end), body)]
+        for end in (*ends, len(body)):
+            call = _read(body[:end], functions, cut=True)
+            if isinstance(call, Call):
+                return [call], body[end:].removeprefix(self.end)
+        return None
+
+    def hopeless(self, body: str, functions: Functions) -> bool:
+        name = name_called(body)
+        if name is not None:
+            return name not in functions
+        return "\n" in body.lstrip() or ">" in body or len(body) > LONGEST_HEAD
+
+    def parse_exactly(self, body: str, functions: Functions) -> list[Call] | None:
         found = CALL.fullmatch(body)
         if found is None or found[1] not in functions:
             return None
@@ -69,8 +95,10 @@ class XmlCalls(CallSyntax):
             return None
         return [Call(function.name, json.dumps(arguments, ensure_ascii=False))]
 
-    def inside_value(self, body: str) -> bool:
-        return body.rfind("<parameter=") > body.rfind("</parameter>")
+    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
+        if exact:
+            return body.rfind("<parameter=") > body.rfind("</parameter>")
+        return _read(body, functions) is True
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         rules = []
@@ -80,9 +108,25 @@ class XmlCalls(CallSyntax):
         return [f'calls: "\\n" {names} "\\n" {marks.written(self.end)}', *rules]
 
 
+def _read(body: str, functions: Functions, cut: bool = False) -> Call | bool:
+    """The call of a body, see ``read_tags``."""
+    function = functions.get(name_called(body) or "")
+    if function is None:
+        return False
+    properties = function.parameters.get("properties")
+    declared = properties.keys() if isinstance(properties, Mapping) and properties else None
+    found = read_tags(body, declared, cut)
+    if isinstance(found, bool):
+        return found
+    arguments = {
+        name: _value_of(text, _schema_of(function, name), function.parameters)
+        for name, text in found.parameters.items()
+    }
+    return Call(function.name, json.dumps(arguments, ensure_ascii=False))
+
+
 def _rules_of(function: Function, rule: str) -> list[str]:
-    schema = function.parameters
-    check_schema(schema)
+    schema = enforceable(function.parameters)
     only(keywords_of(schema), OBJECT_KEYWORDS, "")
     if schema.get("type", "object") != "object":
         raise SchemaRefused("", "type", "of parameters must be object")

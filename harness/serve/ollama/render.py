@@ -10,8 +10,8 @@ import msgspec
 
 from contract.types import FinishReason
 from harness.serve.answers import Answer, Json
+from harness.serve.choices import Piece
 from harness.serve.errors import ApiError
-from harness.serve.generation import Piece
 from harness.serve.ollama.errors import error_line
 from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.strict_json import BadJson, loads

@@ -2,7 +2,7 @@
 
 Run as a script by ``grammars``; imports the standard library and llguidance only. Standard input
 holds one JSON object a line: first the tokens and the limits, then one grammar a line. Standard
-output answers each grammar with ``{"error"}``, null for one that compiled.
+output answers each grammar with ``{"error"}``, null for one that compiled and has a first mask.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import json
 import signal
 import sys
 from typing import Any
+
+FORCED_BYTES = 64
+"""Bytes of a text that must come that are divided into tokens: only the first token counts."""
 
 
 class GrammarVocabulary:
@@ -24,10 +27,22 @@ class GrammarVocabulary:
         self.special_token_ids = setup["special"]
         self.eos_token_id = setup["ends"][0]
         self.bos_token_id = None
+        special = set(self.special_token_ids)
+        self._ids = {text: token for token, text in enumerate(self.tokens) if token not in special}
+        self._longest = max(map(len, self._ids))
 
-    def __call__(self, text: object) -> list[int]:
-        """Only masks need tokens of texts; none is made here."""
-        return []
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Tokens that spell the beginning of a text that must come: the longest that fit."""
+        rest = text.encode() if isinstance(text, str) else text
+        rest, ids = rest[:FORCED_BYTES], []
+        while rest:
+            sizes = range(min(self._longest, len(rest)), 0, -1)
+            size = next((size for size in sizes if rest[:size] in self._ids), 0)
+            if not size:
+                break
+            ids.append(self._ids[rest[:size]])
+            rest = rest[size:]
+        return ids
 
 
 def main() -> None:
@@ -43,6 +58,8 @@ def main() -> None:
     for line in requests:
         _arm(setup["cpu_seconds"])
         matcher = LLMatcher(tokenizer, json.loads(line)["grammar"], log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
         error = matcher.get_error() if matcher.is_error() else None
         del matcher
         _arm(0)

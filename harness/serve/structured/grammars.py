@@ -11,7 +11,8 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +44,8 @@ PARSER_LIMITS: dict[str, Any] = {
 """What a grammar and each of its masks may take: a step some 15 ms at most, the states of the
 lexer some 100 MB. Errors must not hold what a user wrote."""
 LONGEST_ERROR = 300
+FORCED_CHARACTERS = 2048
+"""Characters that are divided into tokens of a text that must come."""
 NOT_FORCED = '%llguidance {"no_forcing": true}\n'
 
 
@@ -73,13 +76,21 @@ class TokenMasks:
 
     ``follow`` computes ahead what the engine will ask for. They are those of ``grammar``; where
     ``before`` has tokens, the sequence began elsewhere, and is asked about what comes behind them.
+
+    ``matcher`` shares what it has found out with those of other sequences, its limits too: where
+    they are met, ``fresh`` gives one of its own, so that no sequence fails for another's sake.
     """
 
-    def __init__(self, matcher: LLMatcher, words: int, grammar: str) -> None:
+    def __init__(
+        self, matcher: LLMatcher, words: int, grammar: str, fresh: Callable[[], LLMatcher]
+    ) -> None:
         self.grammar = grammar
         self.before: tuple[int, ...] = ()
+        self.failure: str | None = None
+        """Why the sequence cannot go on; None while it can."""
         self._matcher = matcher
         self._words = words
+        self._fresh: Callable[[], LLMatcher] | None = fresh
         self._consumed: list[int] = []
         self._mask: Mask | None = None
         self._lock = threading.Lock()
@@ -89,15 +100,34 @@ class TokenMasks:
         if self.before:
             tokens = [*self.before, *tokens]
         with self._lock:
-            if tokens != self._consumed:
-                self._go_to(tokens)
-            return self._current()
+            return self._mask_after(tokens)
 
     def follow(self, token: int) -> None:
         """One more token is known; compute the mask behind it."""
         with self._lock:
-            self._consume([token])
-            self._current()
+            self._mask_after([*self._consumed, token])
+
+    def problem_after(self, tokens: list[int]) -> str | None:
+        """Why no token can follow ``tokens``; None where one can."""
+        if self.failure is None:
+            with suppress(GrammarBroke):
+                self(tokens)
+        return self.failure
+
+    def _mask_after(self, tokens: list[int]) -> Mask:
+        try:
+            return self._shared_mask_after(tokens)
+        except GrammarBroke:
+            if self._fresh is None:
+                raise
+            self._matcher, self._fresh = self._fresh(), None
+            self._consumed, self._mask, self.failure = [], None, None
+            return self._shared_mask_after(tokens)
+
+    def _shared_mask_after(self, tokens: list[int]) -> Mask:
+        if tokens != self._consumed:
+            self._go_to(tokens)
+        return self._current()
 
     def _go_to(self, tokens: list[int]) -> None:
         before = len(self._consumed)
@@ -110,16 +140,34 @@ class TokenMasks:
         self._mask = None
         self._consumed = [*self._consumed, *tokens]
         if not self._matcher.consume_tokens(tokens):
-            raise GrammarBroke("a token does not follow the grammar, or it became too complex")
+            raise self._broken("a token does not follow the grammar, or it became too complex")
 
     def _current(self) -> Mask:
         if self._mask is None:
             packed = self._matcher.compute_bitmask()
             if self._matcher.is_error():
-                raise GrammarBroke("the grammar became too complex")
+                raise self._broken("the grammar became too complex")
             # llguidance counts one token more than there are.
             self._mask = np.frombuffer(packed, "<u4")[: self._words]
+            if not self._mask.any():
+                self.failure = "no token of this model obeys the grammar here"
         return self._mask
+
+    def _broken(self, problem: str) -> GrammarBroke:
+        self.failure = problem
+        return GrammarBroke(problem)
+
+
+def regex_rule(regex: str) -> str:
+    """A regular expression in Lark, whatever it holds. Raises GrammarRefused."""
+    written, escaped = [], False
+    for character in regex:
+        bare = not escaped and character == "/"
+        written.append("\\/" if bare else "n" if escaped and character == "\n" else character)
+        escaped = not escaped and character == "\\"
+    if escaped:
+        raise GrammarRefused("cannot be enforced: its last character is a backslash")
+    return "/" + "".join(written).replace("\n", r"\n") + "/"
 
 
 class Grammars:
@@ -166,7 +214,14 @@ class Grammars:
             self._compiled.move_to_end(whole)
             while len(self._compiled) > KEPT_GRAMMARS:
                 self._compiled.popitem(last=False)
-            return [TokenMasks(matcher.deep_copy(), words, grammar) for _ in range(count)]
+
+            def fresh() -> LLMatcher:
+                with self._lock:
+                    if self._compiled.get(whole) is matcher:
+                        del self._compiled[whole]
+                return self._matcher_of(whole)
+
+            return [TokenMasks(matcher.deep_copy(), words, grammar, fresh) for _ in range(count)]
 
     def close(self) -> None:
         """End the child. A new grammar would start another."""
@@ -174,8 +229,6 @@ class Grammars:
             self._worker.close()
 
     def _compile(self, grammar: str) -> LLMatcher:
-        from llguidance import LLMatcher
-
         if len(grammar) > LONGEST_GRAMMAR:
             raise GrammarRefused(f"has more than {LONGEST_GRAMMAR} characters as a grammar")
         try:
@@ -184,11 +237,16 @@ class Grammars:
             raise GrammarRefused("takes too much time or memory to compile") from None
         error = answer["error"]
         if error is None:
-            matcher = LLMatcher(self._in_process, grammar, log_level=0, limits=_parser_limits())
+            matcher = self._matcher_of(grammar)
             error = matcher.get_error() if matcher.is_error() else _dead_end(matcher)
         if error is not None:
             raise GrammarRefused(f"cannot be enforced: {_problem_of(error)}")
         return matcher
+
+    def _matcher_of(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        return LLMatcher(self._in_process, grammar, log_level=0, limits=_parser_limits())
 
     @cached_property
     def _head(self) -> str:
@@ -266,10 +324,11 @@ class _Tokens:
         self._tokenizer = tokenizer
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """The tokens the model itself would have for a text that is the only one possible."""
+        """The tokens the model itself would have for a text that is the only one possible. Of a
+        long one, which is asked for again with every token, the beginning is enough."""
         if isinstance(text, bytes):
-            text = text.decode(errors="replace")
-        return self._tokenizer.encode(text, add_bos=False)
+            text = text[: 4 * FORCED_CHARACTERS].decode(errors="replace")
+        return self._tokenizer.encode_exactly(text[:FORCED_CHARACTERS])
 
 
 def _dead_end(matcher: LLMatcher) -> str | None:

@@ -1,24 +1,33 @@
 """Which JSON schemas can be enforced to the letter. Whatever cannot is refused, never weakened.
 
 llguidance makes a grammar of a schema, and refuses many keywords it does not have; others it takes
-and forgets. So every keyword at every place has to be one that is known to be enforced.
+and forgets. So every keyword that asks for something has to be one that is known to be enforced.
+Keywords that ask for nothing are annotations, and never reach it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
-Schema = Mapping[str, Any] | bool
+from harness.serve.structured.schema_tree import (
+    LIST_OF_SCHEMAS,
+    SCHEMA,
+    SCHEMA_BY_NAME,
+    SchemaRefused,
+    children,
+    names_of_reference,
+    pointer_of,
+    subschemas,
+)
+
 MOST_SUBSCHEMAS = 10_000
+LARGEST_NUMBER = 2**53
+"""The grammar's numbers are binary64: beyond this it would ask for another integer."""
 BLANKS = r"\n[ \t]{0,40}|[ \t]{1,40}"
 """What may stand between the parts of a JSON value: indentation, but nothing without end."""
 
-ANNOTATIONS = frozenset(
-    ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly")
-) | {"$comment"}
-"""Keywords that ask for nothing."""
 VALUES = frozenset(
     (
         *("type", "enum", "const", "required", "minItems", "maxItems", "minLength", "maxLength"),
@@ -26,111 +35,166 @@ VALUES = frozenset(
         "multipleOf",
     )
 )
-"""Keywords without schemas in them. ``minProperties`` and ``maxProperties`` are missing: a grammar
-cannot tell whether a key came before."""
-SCHEMA = frozenset(("items", "additionalProperties"))
-LIST_OF_SCHEMAS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
-SCHEMA_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+"""Keywords without schemas in them."""
 ROOT_ONLY = frozenset(("$schema", "$id"))
+NOT_ENFORCED = frozenset(
+    (
+        *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies"),
+        *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"),
+        *("additionalItems", "propertyNames", "unevaluatedProperties"),
+        # A grammar cannot tell whether a key came before.
+        *("minProperties", "maxProperties"),
+        *("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"),
+        *("$vocabulary", "id", "extends", "disallow", "divisibleBy"),
+    )
+)
+"""Keywords of any draft that ask for something this server cannot hold an answer to. A keyword
+that is in no draft is an annotation, as the specification says."""
+FORMATS = frozenset(
+    (
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+        "uri",
+    )
+)
+"""Formats that are enforced. Any other is an annotation, as the specification says."""
 DIALECTS = (
     "https://json-schema.org/draft/2020-12/schema",
     "http://json-schema.org/draft-07/schema",
 )
-LOCAL_REFERENCES = ("#/$defs/", "#/definitions/")
-
-
-@dataclass(eq=False)
-class SchemaRefused(Exception):
-    """A schema that cannot be enforced: ``keyword`` at ``pointer``, a JSON pointer, is why."""
-
-    pointer: str
-    keyword: str
-    problem: str
-
-    def __str__(self) -> str:
-        place = self.pointer or "its root"
-        return f"{self.keyword} at {place} {self.problem}"
+ENFORCED = VALUES | SCHEMA | LIST_OF_SCHEMAS | SCHEMA_BY_NAME | ROOT_ONLY | {"$ref"}
+PLAIN_REFERENCE = re.compile(r"#/(\$defs|definitions)/[a-zA-Z0-9_.-]+")
+"""References whose way is the same however it is read."""
+ESCAPES = 'nrbtf\\"u'
+"""Letters that may follow a backslash in a JSON text the model writes."""
 
 
 def check_schema(schema: object) -> None:
-    """Raise SchemaRefused for a schema that is malformed or has a keyword that is not enforced."""
-    seen = 0
+    """Raise SchemaRefused for a schema that is malformed or asks for what is not enforced."""
+    parts: dict[str, Any] = {}
     for pointer, part in subschemas(schema):
-        seen += 1
-        if seen > MOST_SUBSCHEMAS:
+        parts[pointer] = part
+        if len(parts) > MOST_SUBSCHEMAS:
             raise SchemaRefused("", "the schema", f"has more than {MOST_SUBSCHEMAS} parts")
-        if isinstance(part, bool):
-            continue
-        if not isinstance(part, Mapping):
+        if not isinstance(part, Mapping | bool):
             raise SchemaRefused(pointer, "the value", "is no schema: neither object nor boolean")
-        for keyword, value in part.items():
-            _check_keyword(pointer, keyword, value)
-    if _drops_quotes(schema) and (place := _quoted_text(schema)) is not None:
-        raise SchemaRefused(
-            place, 'the text with "', "cannot be enforced beside a pattern with [^...]"
-        )
+    for pointer, part in parts.items():
+        for keyword, value in part.items() if isinstance(part, Mapping) else ():
+            _check_keyword(pointer, keyword, value, parts)
+    _check_texts(schema)
+
+
+def enforceable(schema: Any) -> Any:
+    """``schema`` without its annotations, in which every reference leads into ``$defs`` or
+    ``definitions``: what a grammar is made of. Raises SchemaRefused."""
+    check_schema(schema)
+    if not isinstance(schema, Mapping):
+        return schema
+    targets: dict[str, str] = {}
+    taken = set(schema.get("$defs", ()))
+    for _, part in subschemas(schema):
+        if isinstance(part, Mapping) and not PLAIN_REFERENCE.fullmatch(
+            part.get("$ref", "#/$defs/a")
+        ):
+            pointer = pointer_of("", *(names_of_reference(part["$ref"]) or []))
+            if pointer not in targets:
+                targets[pointer] = _free_name(taken)
+    moved: dict[str, Any] = {}
+    whole = _without_annotations(schema, "", targets, moved)
+    if "" in targets:
+        definitions = ("$defs", "definitions", "$schema", "$id")
+        moved[targets[""]] = {key: whole[key] for key in whole if key not in definitions}
+    return {**whole, "$defs": {**whole.get("$defs", {}), **moved}} if moved else whole
 
 
 def compile_options(schema: object) -> dict[str, Any]:
-    """llguidance's options for a schema that ``check_schema`` let pass.
-
-    Under a negated class of a pattern it would let an escaped quotation mark pass, whether the
-    class excludes it or not; so the strings of such a schema have none at all.
-    """
+    """llguidance's options for a schema that ``check_schema`` let pass."""
     options: dict[str, Any] = {
         "whitespace_pattern": BLANKS,
         "lenient": False,
         "coerce_one_of": False,
     }
-    if _drops_quotes(schema):
-        options["json_allowed_escapes"] = "nrbtf\\u"
+    escapes = _escapes_of(schema)
+    if escapes != ESCAPES:
+        options["json_allowed_escapes"] = escapes
     return options
 
 
-def subschemas(schema: object, pointer: str = "") -> Iterator[tuple[str, Any]]:
-    """``schema`` and every schema in it, with its JSON pointer. What is malformed is given as it
-    is."""
-    open_parts: list[tuple[str, Any]] = [(pointer, schema)]
-    while open_parts:
-        place, part = open_parts.pop()
-        yield place, part
-        if not isinstance(part, Mapping):
-            continue
+def _free_name(taken: set[str]) -> str:
+    name = next(name for n in range(len(taken) + 1) if (name := f"part_{n}") not in taken)
+    taken.add(name)
+    return name
+
+
+def _without_annotations(
+    part: Any, pointer: str, targets: Mapping[str, str], moved: dict[str, Any]
+) -> Any:
+    """A copy of ``part``; what a reference leads to goes to ``moved``, under its name."""
+    if not isinstance(part, Mapping):
+        copy: Any = part
+    else:
+        copy = {}
         for keyword, value in part.items():
-            below = f"{place}/{_escaped(keyword)}"
+            if keyword not in ENFORCED or (keyword == "format" and value not in FORMATS):
+                continue
+            if keyword == "$ref":
+                reference = pointer_of("", *(names_of_reference(value) or []))
+                name = targets.get(reference)
+                value = value if name is None else f"#/$defs/{name}"
+            copies = [
+                (
+                    names,
+                    _without_annotations(one, pointer_of(pointer, keyword, *names), targets, moved),
+                )
+                for names, one in children(keyword, value)
+            ]
             if keyword in SCHEMA:
-                open_parts.append((below, value))
-            elif keyword in LIST_OF_SCHEMAS and isinstance(value, list):
-                open_parts.extend((f"{below}/{n}", one) for n, one in enumerate(value))
-            elif keyword in SCHEMA_BY_NAME and isinstance(value, Mapping):
-                open_parts.extend((f"{below}/{_escaped(n)}", one) for n, one in value.items())
+                value = copies[0][1]
+            elif keyword in LIST_OF_SCHEMAS:
+                value = [one for _, one in copies]
+            elif keyword in SCHEMA_BY_NAME:
+                value = {names[0]: one for names, one in copies}
+            copy[keyword] = value
+    if pointer and pointer in targets:
+        moved[targets[pointer]] = copy
+        return {"$ref": f"#/$defs/{targets[pointer]}"}
+    return copy
 
 
-def _check_keyword(pointer: str, keyword: str, value: object) -> None:
+def _check_keyword(pointer: str, keyword: str, value: object, parts: Mapping[str, Any]) -> None:
     def refuse(problem: str) -> SchemaRefused:
         return SchemaRefused(pointer, keyword, problem)
 
-    if keyword in ANNOTATIONS or keyword in SCHEMA or keyword in VALUES:
-        check = SHAPES.get(keyword)
-        if check is not None and not check(value):
-            raise refuse("has a value it cannot have")
-    elif keyword in LIST_OF_SCHEMAS:
-        if not isinstance(value, list) or not value:
-            raise refuse("is no list of schemas")
-    elif keyword in SCHEMA_BY_NAME:
-        if not isinstance(value, Mapping):
-            raise refuse("is no object of schemas")
-    elif keyword in ROOT_ONLY:
-        if pointer:
-            raise refuse("is taken at the root only")
-        if keyword == "$schema" and str(value).rstrip("#") not in DIALECTS:
-            raise refuse(f"is not one of {', '.join(DIALECTS)}")
-    elif keyword == "$ref":
-        local = isinstance(value, str) and (value == "#" or value.startswith(LOCAL_REFERENCES))
-        if not local:
-            raise refuse("must be # or lead into $defs or definitions of the same schema")
-    else:
+    check = SHAPES.get(keyword)
+    if check is not None and not check(value):
+        raise refuse("has a value it cannot have")
+    if keyword in VALUES and _has_large_number(value):
+        raise refuse(f"has a number beyond {LARGEST_NUMBER}, which cannot be enforced exactly")
+    if keyword in LIST_OF_SCHEMAS and not (isinstance(value, list) and value):
+        raise refuse("is no list of schemas")
+    if keyword in SCHEMA_BY_NAME and not isinstance(value, Mapping):
+        raise refuse("is no object of schemas")
+    if keyword in ROOT_ONLY and pointer:
+        raise refuse("is taken at the root only")
+    if keyword == "$schema" and str(value).rstrip("#") not in DIALECTS:
+        raise refuse(f"is not one of {', '.join(DIALECTS)}")
+    if keyword == "$ref":
+        names = names_of_reference(value)
+        if names is None:
+            raise refuse("must lead into the same schema, by a JSON pointer behind #")
+        if pointer_of("", *names) not in parts:
+            raise refuse("leads to no schema")
+    if keyword in NOT_ENFORCED:
         raise refuse("cannot be enforced here")
+
+
+def _has_large_number(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int | float):
+        return abs(value) > LARGEST_NUMBER
+    if isinstance(value, Mapping):
+        return any(map(_has_large_number, value.values()))
+    return isinstance(value, list) and any(map(_has_large_number, value))
 
 
 def _is_text(value: object) -> bool:
@@ -166,36 +230,61 @@ SHAPES: dict[str, Callable[[object], bool]] = {
 """What the value of a keyword must be, where llguidance would take something else."""
 
 
-def _drops_quotes(schema: object) -> bool:
+def _escapes_of(schema: object) -> str:
+    """The escapes that texts under a schema may have.
+
+    Under a negated class of a pattern llguidance would let an escaped quotation mark pass, whether
+    the class excludes it or not. Where an object may have keys beside those it declares, an escaped
+    spelling of a declared key would pass as another one.
+    """
+    dropped = ""
     for _, part in subschemas(schema):
-        if isinstance(part, Mapping):
-            patterns = [part.get("pattern"), *_keys(part.get("patternProperties"))]
-            if any(isinstance(pattern, str) and "[^" in pattern for pattern in patterns):
-                return True
-    return False
+        if not isinstance(part, Mapping):
+            continue
+        by_pattern = _keys(part.get("patternProperties"))
+        patterns = [part.get("pattern"), *by_pattern]
+        if any(isinstance(pattern, str) and "[^" in pattern for pattern in patterns):
+            dropped += '"'
+        declared = part.get("properties") or part.get("required")
+        if by_pattern or (declared and part.get("additionalProperties") is not False):
+            dropped += "u"
+    return "".join(letter for letter in ESCAPES if letter not in dropped)
 
 
-def _quoted_text(schema: object) -> str | None:
-    """Where a schema asks for a text with a quotation mark in it."""
+def _check_texts(schema: object) -> None:
+    """Raise SchemaRefused for a text that needs an escape the schema's texts may not have."""
+    escapes = _escapes_of(schema)
+    needs_escape = "".join(
+        characters
+        for letter, characters in (('"', '"'), ("u", r"\x00-\x07\x0b\x0e-\x1f\x7f"))
+        if letter not in escapes
+    )
+    if not needs_escape:
+        return
+    unwritable = re.compile(f"[{needs_escape}]")
     for pointer, part in subschemas(schema):
         if isinstance(part, Mapping):
-            requested = [part.get("const"), part.get("enum"), part.get("required")]
-            if any(map(_has_quote, [*requested, *_keys(part.get("properties"))])):
-                return pointer
-    return None
+            demanded = [part.get("const"), part.get("enum"), part.get("required")]
+            for text in _texts_in([*demanded, *_keys(part.get("properties"))]):
+                found = unwritable.search(text)
+                if found is not None:
+                    beside = "a pattern with [^...]" if found[0] == '"' else "keys that are open"
+                    problem = f"cannot be enforced beside {beside}"
+                    raise SchemaRefused(pointer, f"the text with {_shown(found[0])}", problem)
 
 
-def _has_quote(value: object) -> bool:
+def _shown(character: str) -> str:
+    return character if character.isprintable() else f"\\u{ord(character):04x}"
+
+
+def _texts_in(value: object) -> list[str]:
+    """Every text of a JSON value, keys among them."""
     if isinstance(value, str):
-        return '"' in value
+        return [value]
     if isinstance(value, Mapping):
-        return any(map(_has_quote, (*value, *value.values())))
-    return isinstance(value, list) and any(map(_has_quote, value))
+        return [text for one in (*value, *value.values()) for text in _texts_in(one)]
+    return [text for one in value for text in _texts_in(one)] if isinstance(value, list) else []
 
 
 def _keys(value: object) -> list[str]:
     return list(value) if isinstance(value, Mapping) else []
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

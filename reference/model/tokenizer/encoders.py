@@ -12,7 +12,6 @@ from typing import Protocol
 
 import numpy as np
 
-from contract.errors import RequestError
 from reference.model.gguf.string_index import StringIndex
 from reference.model.gguf.strings import StringArray
 from reference.model.tokenizer.byte_alphabet import SYMBOL_OF_BYTE, from_byte_alphabet
@@ -27,7 +26,12 @@ SPACE = "\u2581"
 class TextEncoder(Protocol):
     """One tokenizer model: encodes text without special tokens, decodes normal tokens."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def normalized(self, text: str) -> str:
+        """``text`` as the family's tokenizer rewrites it before it encodes it."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text that is left as it is. A byte for which the vocabulary has neither a
+        token nor one that stands for unknown text is dropped."""
 
     def decode_normal(self, stored: bytes) -> bytes: ...
 
@@ -40,7 +44,7 @@ class _TokenTable:
         self.normal = np.array(vocabulary.ids_of_kind(TokenKind.NORMAL), np.intp)
         # Of tokens with equal text the last one counts, as in llama.cpp.
         self.ids = StringIndex(texts, int, self.normal)
-        self._unknown = vocabulary.named_ids.get("unknown")
+        self._unknown = vocabulary.unknown_text_id
         byte_texts = {b"<0x%02X>" % byte: byte for byte in range(256)}
         self._id_of_byte: dict[int, int] = {
             byte_texts[texts[token]]: token
@@ -53,7 +57,8 @@ class _TokenTable:
         if token is not None:
             output.append(token)
         else:
-            output.extend(self._byte_token(byte) for byte in symbol)
+            for byte in symbol:
+                self._append(self._id_of_byte.get(byte), output)
 
     def append_letters(self, symbol: bytes, output: list[int]) -> None:
         """``append_symbol`` for the byte alphabet, in which every letter is one byte."""
@@ -62,17 +67,13 @@ class _TokenTable:
             output.append(token)
             return
         for byte in from_byte_alphabet(symbol):
-            token = self.ids.get(SYMBOL_OF_BYTE[byte])
-            output.append(self._unknown_byte(byte) if token is None else token)
+            self._append(self.ids.get(SYMBOL_OF_BYTE[byte]), output)
 
-    def _byte_token(self, byte: int) -> int:
-        token = self._id_of_byte.get(byte)
-        return self._unknown_byte(byte) if token is None else token
-
-    def _unknown_byte(self, byte: int) -> int:
-        if self._unknown is None:
-            raise RequestError("text", f"this vocabulary has no token for byte 0x{byte:02X}")
-        return self._unknown
+    def _append(self, token: int | None, output: list[int]) -> None:
+        """One byte's token, or the unknown one, or nothing."""
+        token = self._unknown if token is None else token
+        if token is not None:
+            output.append(token)
 
 
 def _ranks(merges: StringArray) -> StringIndex[int]:
@@ -93,6 +94,9 @@ class _Encoder:
     def _table(self) -> _TokenTable:
         return _TokenTable(self._vocabulary)
 
+    def normalized(self, text: str) -> str:
+        return text
+
     def decode_normal(self, stored: bytes) -> bytes:
         return stored.replace(SPACE.encode(), b" ")
 
@@ -110,6 +114,9 @@ class ByteLevelEncoder(_Encoder):
     @cached_property
     def _rank_of_pair(self) -> StringIndex[int]:
         return _ranks(self._merges)
+
+    def normalized(self, text: str) -> str:
+        return self._pre_tokenizer.normalized(text)
 
     def encode(self, text: str) -> list[int]:
         table, ranks = self._table, self._rank_of_pair

@@ -21,6 +21,8 @@ from reference.model.tokenizer.vocabulary import TokenKind, Vocabulary
 PREFIX = "tokenizer.ggml."
 MODELS = ("gemma4", "gpt2", "llama")
 NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown", "fim_pad", "fim_rep", "fim_sep")
+SHOWN_IDS = ("padding", "seperator", "separator", "cls", "mask")
+"""Ids that only templates ask for, so that a wrong one is none. Files spell one both ways."""
 SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}
 """Ids a ``llama`` vocabulary has when its file does not name them."""
 MAX_TOKENS = 1 << 24
@@ -99,7 +101,7 @@ class _TokenizerReader:
         named = {}
         if model == "llama":
             named = {name: id_ for name, id_ in SENTENCEPIECE_IDS.items() if id_ < vocab_size}
-        for name in NAMED_IDS:
+        for name in (*NAMED_IDS, *SHOWN_IDS):
             key = f"{name}_token_id"
             value = self._metadata.get(PREFIX + key)
             if value is None:
@@ -107,6 +109,8 @@ class _TokenizerReader:
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
                 raise self._error(key, f"expected an integer, found {type(value).__name__}")
             if not 0 <= value < vocab_size:
+                if name in SHOWN_IDS:
+                    continue
                 raise self._error(key, f"{value} is not an id of the {vocab_size} tokens")
             named[name] = int(value)
         return named

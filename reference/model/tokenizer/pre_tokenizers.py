@@ -6,6 +6,7 @@ only, as in llama.cpp; categories and white space are Unicode's.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING
@@ -46,6 +47,12 @@ class PreTokenizer:
     """A piece that is itself a token is emitted without merging."""
     add_bos: bool = False
     """Whether a prompt starts with BOS when the file does not say."""
+    nfc: bool = False
+    """Whether the family's tokenizer brings text into Unicode's form NFC before it cuts."""
+
+    def normalized(self, text: str) -> str:
+        """``text`` in the form the family's tokenizer cuts."""
+        return unicodedata.normalize("NFC", text) if self.nfc else text
 
     def split(self, text: str) -> list[str]:
         """The pieces of ``text``, in order; their concatenation is ``text``."""
@@ -80,20 +87,21 @@ def _pre_tokenizer(*patterns: str, **expectations: bool) -> PreTokenizer:
 
 _gpt2 = _pre_tokenizer(_GPT2)
 _smollm = _pre_tokenizer(r"\p{N}", _GPT2)
-_qwen2 = _pre_tokenizer(_QWEN2)
+_qwen2 = _pre_tokenizer(_QWEN2, nfc=True)
+_neox = _pre_tokenizer(_GPT2, nfc=True)
 _llama3 = _pre_tokenizer(_LLAMA3, whole_piece_first=True, add_bos=True)
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    "command-r": _smollm,
+    "command-r": _pre_tokenizer(*_smollm.passes, nfc=True),
     "deepseek-r1-qwen": _qwen2,
     "gpt-2": _gpt2,
     "llama-bpe": _llama3,
     "llama-v3": _llama3,
     "llama3": _llama3,
-    "mpt": _gpt2,
-    "olmo": _gpt2,
+    "mpt": _neox,
+    "olmo": _neox,
     "qwen2": _qwen2,
-    "qwen35": _pre_tokenizer(_QWEN35),
+    "qwen35": _pre_tokenizer(_QWEN35, nfc=True),
     "refact": _smollm,
     "smollm": _smollm,
     "starcoder": _smollm,

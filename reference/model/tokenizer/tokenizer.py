@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 from contract.errors import RequestError
@@ -48,6 +48,12 @@ class Tokenizer:
         return self._vocabulary.named_ids.get("eos")
 
     @property
+    def named_ids(self) -> dict[str, int]:
+        """The ids of tokens with a part of their own, by the names templates have for them."""
+        names = {"padding": "pad", "unknown": "unk", "seperator": "sep", "separator": "sep"}
+        return {names.get(name, name): id_ for name, id_ in self._vocabulary.named_ids.items()}
+
+    @property
     def eog_ids(self) -> frozenset[int]:
         """The ids that end a generation."""
         return self._vocabulary.end_ids
@@ -61,6 +67,13 @@ class Tokenizer:
         """The kind of an id; raises RequestError when there is no such id."""
         self._vocabulary.text(token)
         return self._vocabulary.kind(token)
+
+    def encode_exactly(self, text: str) -> list[int]:
+        """Ids of tokens that spell ``text`` as it is: not normalized, and without BOS.
+
+        For text a grammar demands. A byte that no token stands for is missing.
+        """
+        return self._ids(text, [], lambda part: part)
 
     def encode(
         self, text: str, *, parse_special: bool = False, add_bos: bool | None = None
@@ -82,8 +95,17 @@ class Tokenizer:
         spans.
 
         Spans are sorted, disjoint and not touching. The text between two special tokens is encoded
-        as one text, even across span boundaries.
+        as one text, even across span boundaries, in the form the family's tokenizer gives it.
         """
+        ids = self._ids(text, control_spans, self._encoder.normalized)
+        wants_bos = self.add_bos if add_bos is None else add_bos
+        if wants_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def _ids(
+        self, text: str, control_spans: Sequence[Span], normalized: Callable[[str], str]
+    ) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -96,11 +118,8 @@ class Tokenizer:
                 ids.append(token)
             else:
                 prefix = " " if self._add_space_prefix and after_special else ""
-                ids.extend(self._encoder.encode(prefix + text[start:end]))
+                ids.extend(self._encoder.encode(prefix + normalized(text[start:end])))
             after_special = token is not None
-        wants_bos = self.add_bos if add_bos is None else add_bos
-        if wants_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
         return ids
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
@@ -126,6 +145,13 @@ class Tokenizer:
             case TokenKind.CONTROL | TokenKind.UNKNOWN:
                 return stored if special else b""
         return b""
+
+    def hidden_text(self, token: int) -> str:
+        """The text of a control token, which adds none to a text but which a stop string may name;
+        empty for any other token."""
+        if self.token_bytes(token):
+            return ""
+        return self.token_bytes(token, special=True).decode(errors="replace")
 
     def decode_bytes(self, ids: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of a whole text, which need not be UTF-8.

@@ -86,6 +86,17 @@ class Vocabulary:
         actual[list(self._end_and_fim_ids)] = TokenKind.CONTROL
         return np.flatnonzero(np.isin(actual, kinds)).tolist()
 
+    @property
+    def unknown_text_id(self) -> int | None:
+        """The id that stands for text the vocabulary has no token for, None where there is none.
+
+        Files name a control token here that no text may become: it is not one.
+        """
+        token = self.named_ids.get("unknown")
+        if token is None or token in self.end_ids or token == self.named_ids.get("bos"):
+            return None
+        return None if self.kind(token) is TokenKind.CONTROL else token
+
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """The ids that end a generation."""

@@ -1,0 +1,84 @@
+"""Tags of calls as models write them when nothing holds them to it: some are missing, and values
+hold whole calls of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from dataclasses import dataclass
+
+HEAD = re.compile(r"\s*<function=([^>\n]+)>")
+TAG = re.compile(
+    r"(?P<open><function=[^>\n]+>)|(?P<close></function>)"
+    r"|(?P<parameter>\s*<parameter=(?P<name>[^>\n]+)>)|(?P<end></parameter>)"
+)
+PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
+CLOSE = "</function>"
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCall:
+    """The name that a text calls, and its parameters as they stand between their tags."""
+
+    name: str
+    parameters: dict[str, str]
+
+
+def name_called(text: str) -> str | None:
+    """The name that a text calls; None for one that does not begin a call."""
+    found = HEAD.match(text)
+    return None if found is None else found[1]
+
+
+def read_tags(text: str, declared: Set[str] | None, cut: bool = False) -> TaggedCall | bool:
+    """The call that ``text`` is as a whole; True where it ends within a value, False where it is
+    none. ``declared`` are the names parameters may have, None for any.
+
+    A missing ``</parameter>`` is understood before a tag that can follow it. A call within a value
+    is part of the value. With ``cut`` a text may end within a value, which then has no calls.
+    """
+    head = HEAD.match(text)
+    if head is None:
+        return False
+    parameters: dict[str, str] = {}
+    at = head.end()
+    while (found := PARAMETER.match(text, at)) is not None:
+        if found[1] in parameters:
+            return False
+        given = parameters.keys() | {found[1]}
+        end, at = _value_end(text, found.end(), given, declared, cut)
+        if end < 0:
+            return True
+        parameters[found[1]] = text[found.end() : end]
+    rest = text[at:].strip()
+    return TaggedCall(head[1], parameters) if rest in ("", CLOSE) else False
+
+
+def _may_follow(name: str | None, given: Set[str], declared: Set[str] | None) -> bool:
+    if name is None or name in given:
+        return False
+    return declared is None or name in declared
+
+
+def _value_end(
+    text: str, start: int, given: Set[str], declared: Set[str] | None, cut: bool
+) -> tuple[int, int]:
+    """Where the value that begins at ``start`` ends, and where the text goes on; -1 for nowhere."""
+    depth = 0
+    for tag in TAG.finditer(text, start):
+        if tag["open"] and not cut:
+            depth += 1
+        elif tag["close"] and depth:
+            depth -= 1
+        elif depth:
+            continue
+        elif tag["close"]:
+            return tag.start(), tag.start()
+        elif tag["end"]:
+            return tag.start(), tag.end()
+        elif (
+            tag["name"] and tag["name"] not in given and tag["name"] in (declared or {tag["name"]})
+        ):
+            return tag.start(), tag.start()
+    return (len(text), len(text)) if cut else (-1, -1)

@@ -1,0 +1,118 @@
+"""Tools for a model whose chat template knows none: they are described in the system text, and what
+calls and results there are is told as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.serve.dialect import Dialect
+from harness.serve.dialect.calls import ANY_OBJECT, Function, json_rule
+from harness.serve.dialect.json_calls import JsonObjectCalls
+from harness.serve.structured.schema_tree import SchemaRefused
+
+Turn = dict[str, Any]
+CALLS = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
+"""How such a model is told to write calls: most models have seen calls of this form."""
+DESCRIPTION = """\
+# Tools
+
+You may call functions to help with what the user asks. They are, one JSON object a line:
+<tools>
+{tools}
+</tools>
+
+To call one, write its name and its arguments as JSON between these tags, once for each call:
+<tool_call>
+{{"name": <name of the function>, "arguments": <object of its arguments>}}
+</tool_call>
+
+What a call gives is told between <tool_response> and </tool_response>."""
+
+
+def generic_dialect(dialect: Dialect) -> Dialect:
+    """``dialect`` with a way to write calls."""
+    return replace(dialect, calls=CALLS)
+
+
+def written_as_text(turns: Sequence[Turn], tools: Sequence[Turn], takes_system: bool) -> list[Turn]:
+    """``turns`` without calls and results of calls, and with a description of ``tools``: in the
+    system text, or in the user's first one where the template takes no system text."""
+    written: list[Turn] = []
+    for turn in turns:
+        if turn["role"] == "assistant" and turn.get("tool_calls"):
+            written.append(_with_calls(turn))
+        elif turn["role"] == "tool":
+            text = f"<tool_response>\n{_text(turn)}\n</tool_response>"
+            _append_user(written, text, after_result=True)
+        elif turn["role"] == "user" and written and written[-1].get(RESULT):
+            _append_user(written, _text(turn), after_result=False)
+        else:
+            written.append(dict(turn))
+    for turn in written:
+        turn.pop(RESULT, None)
+    return _described(written, tools, takes_system) if tools else written
+
+
+def enforced_functions(functions: Sequence[Function], strict: set[str]) -> list[Function]:
+    """Functions whose calls a grammar can hold: parameters that it cannot are any object, unless
+    they are ``strict``."""
+    return [one if one.name in strict else _loosened(one) for one in functions]
+
+
+RESULT = "tool_result"
+"""Marks a user's turn made of results, while turns are put together."""
+
+
+def _loosened(function: Function) -> Function:
+    try:
+        json_rule(function.parameters)
+    except SchemaRefused:
+        return replace(function, parameters=ANY_OBJECT)
+    return function
+
+
+def _with_calls(turn: Turn) -> Turn:
+    calls = [
+        f'<tool_call>\n{{"name": {json.dumps(function["name"])}, '
+        f'"arguments": {_arguments(function["arguments"])}}}\n</tool_call>'
+        for function in (call["function"] for call in turn["tool_calls"])
+    ]
+    others = {name: value for name, value in turn.items() if name != "tool_calls"}
+    return {**others, "content": "\n".join([*filter(None, [_text(turn)]), *calls])}
+
+
+def _arguments(arguments: Any) -> str:
+    if isinstance(arguments, str):
+        return arguments.strip() or "{}"
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _append_user(written: list[Turn], text: str, after_result: bool) -> None:
+    """Results and what the user says after them are one turn: many templates want turns to
+    alternate."""
+    if written and written[-1].get(RESULT):
+        written[-1]["content"] += f"\n{text}"
+        written[-1][RESULT] = after_result
+    else:
+        written.append({"role": "user", "content": text, RESULT: after_result})
+
+
+def _described(turns: list[Turn], tools: Sequence[Turn], takes_system: bool) -> list[Turn]:
+    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    text = DESCRIPTION.format(tools=lines)
+    role = "system" if takes_system else "user"
+    first = next((turn for turn in turns if turn["role"] == role), None)
+    if first is None:
+        return [{"role": role, "content": text}, *turns]
+    said = _text(first)
+    first["content"] = f"{said}\n\n{text}" if takes_system else f"{text}\n\n{said}"
+    return turns
+
+
+def _text(turn: Turn) -> str:
+    content = turn.get("content") or ""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

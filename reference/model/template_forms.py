@@ -1,0 +1,168 @@
+"""Which forms of messages a chat template takes, found out by trying it.
+
+Templates differ in what the content of a message is: a text, or a list of parts; in what it is
+beside calls of tools: null, an empty text, or missing; and in what the arguments of calls are: an
+object, or its JSON text. What a template does not take it drops without a word. So each form is
+rendered once, with texts that nothing else would print, and a form whose texts come out is taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+Turn = dict[str, Any]
+TryOut = Callable[[Sequence[Turn]], str | None]
+"""What a template makes of messages; None where it fails."""
+
+MARK = "zqmark7"
+NAME = "zqname7"
+KEY = "zqkey7"
+VALUE = "zqvalue7"
+"""Texts that no template has of its own."""
+ABSENT = object()
+"""A content that is not there."""
+
+
+class TemplateForms:
+    """The forms one template takes. ``try_out`` renders; each form is tried when it is needed."""
+
+    def __init__(self, try_out: TryOut) -> None:
+        self._try_out = try_out
+        self._takes_text: dict[str, bool] = {}
+
+    def adapted(self, messages: Sequence[Turn]) -> list[Turn]:
+        """``messages`` in the forms the template takes."""
+        return [self._adapted(message) for message in messages]
+
+    def takes_text(self, role: str) -> bool:
+        """Whether the content of messages of a role is a text; False where it is a list of parts,
+        and true where neither comes out."""
+        known = self._takes_text.get(role)
+        if known is None:
+            known = self._takes_text[role] = self._prints(role, MARK) or not self._prints(
+                role, _parts(MARK)
+            )
+        return known
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether what a system message says reaches the model."""
+        return self._prints("system", MARK) or self._prints("system", _parts(MARK))
+
+    def _adapted(self, message: Turn) -> Turn:
+        content = message.get("content")
+        adapted = dict(message)
+        if isinstance(content, str) and not self.takes_text(message["role"]):
+            adapted["content"] = _parts(content)
+        elif (texts := _texts_of(content)) is not None and self.takes_text(message["role"]):
+            adapted["content"] = content = "".join(texts)
+        if message["role"] == "assistant" and message.get("tool_calls"):
+            self._adapt_calls(adapted, content)
+        return adapted
+
+    def _adapt_calls(self, message: Turn, content: Any) -> None:
+        contents, as_text = self._call_forms
+        if not content:
+            given = content if "content" in message else ABSENT
+            message.pop("content", None)
+            chosen = given if any(given is one or given == one for one in contents) else contents[0]
+            if chosen is not ABSENT:
+                message["content"] = chosen
+        calls = message["tool_calls"]
+        if isinstance(calls, list):
+            message["tool_calls"] = [_with_arguments(call, as_text) for call in calls]
+
+    @cached_property
+    def _call_forms(self) -> tuple[Sequence[Any], bool]:
+        """The contents beside which calls are printed, and whether their arguments are texts."""
+        other = self._try_out(self._calling(MARK, as_text=False))
+        others = 0 if other is None else other.count("None")
+        for as_text in (False, True):
+            contents = [
+                content
+                for content in EMPTY_CONTENTS
+                if _shows_call(self._try_out(self._calling(content, as_text)), others)
+            ]
+            if contents:
+                return contents, as_text
+        fails = self._try_out(self._calling("", as_text=False)) is None
+        return ([None, ABSENT] if fails else [""]), False
+
+    def _calling(self, content: Any, as_text: bool) -> list[Turn]:
+        arguments: Any = {KEY: VALUE}
+        function = {"name": NAME, "arguments": json.dumps(arguments) if as_text else arguments}
+        call = {"id": "call00007", "type": "function", "function": function}
+        turn: Turn = {"role": "assistant", "tool_calls": [call]}
+        return [self._user("hi"), turn if content is ABSENT else {**turn, "content": content}]
+
+    def _prints(self, role: str, content: Any) -> bool:
+        """Whether the content of a message of a role comes out."""
+        message = {"role": role, "content": content}
+        if role == "user":
+            turns = [message]
+        elif role == "assistant":
+            turns = [self._user("hi"), message, self._user("hi")]
+        elif role == "tool":
+            calls = self.adapted([self._calling(None, as_text=False)[1]])
+            message |= {"tool_call_id": "call00007", "name": NAME}
+            turns = [self._user("hi"), *calls, message]
+            if self._try_out(turns) is None:
+                turns = [self._user("hi"), message]
+        else:
+            turns = [message, self._user("hi")]
+        text = self._try_out(turns)
+        return text is not None and MARK in text
+
+    def _user(self, text: str) -> Turn:
+        return {"role": "user", "content": text if self.takes_text("user") else _parts(text)}
+
+
+def _parts(text: str) -> list[Turn]:
+    return [{"type": "text", "text": text}]
+
+
+EMPTY_CONTENTS: tuple[Any, ...] = (None, "", ABSENT, [], _parts(""))
+
+
+def _texts_of(content: object) -> list[str] | None:
+    """The texts of a content that is a list of texts and of nothing else."""
+    if not isinstance(content, list):
+        return None
+    texts = [
+        part["text"]
+        for part in content
+        if isinstance(part, Mapping) and part.get("type") == "text"
+        if isinstance(part.get("text"), str)
+    ]
+    return texts if len(texts) == len(content) else None
+
+
+def _shows_call(text: str | None, others: int) -> bool:
+    """Whether a rendered call is there with its arguments, written as JSON or in a way of the
+    template's own, and no content is printed as Python writes null."""
+    if text is None or not all(part in text for part in (NAME, KEY, VALUE)):
+        return False
+    pythons, quoted = f"{{'{KEY}'", f'\\"{KEY}\\"'
+    return pythons not in text and quoted not in text and text.count("None") <= others
+
+
+def _with_arguments(call: Any, as_text: bool) -> Any:
+    """A call whose arguments have a form; one that is malformed is left to the template."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return call
+    arguments = function["arguments"]
+    if isinstance(arguments, str) and not arguments.strip():
+        arguments = "{}"
+    if as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not as_text and isinstance(arguments, str):
+        try:
+            value = json.loads(arguments)
+        except ValueError:
+            return call
+        arguments = value if isinstance(value, dict) else arguments
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,270 @@
+"""Tools on models whose chat template knows none, and templates on a server that serves any."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from openai import OpenAI
+
+from harness.serve.run import Running
+from tests.serve.calling import (
+    ASKED,
+    CALLING,
+    MESSAGES,
+    PARAMETERS,
+    TIME,
+    TOOLS,
+    WEATHER,
+    check_call,
+    client_of,
+    token_of,
+)
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+from tests.serve.speaking_models import CONTEXT, templated_model
+from tests.serve.streams import data_of, lines_of
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate: ' + m.role) }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""As Gemma 2's: no system message, and turns that alternate."""
+PLAIN = (
+    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('unknown role ' + m.role) }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+UNKNOWN_SYNTAX = PLAIN + "{# tools #}"
+TEMPLATES = {"alternating": ALTERNATING, "plain": PLAIN, "unknown syntax": UNKNOWN_SYNTAX}
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def generic(
+    request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("generic")
+    marks = ("<tool_call>", "</tool_call>")
+    path = templated_model(folder, "generic", TEMPLATES[request.param], marks)
+    with serve(path=path, context=CONTEXT) as running:
+        yield running
+
+
+@pytest.fixture
+def http(generic: Running) -> Http:
+    return Http(generic.url)
+
+
+@pytest.fixture
+def client(generic: Running) -> Iterator[OpenAI]:
+    with client_of(generic) as client:
+        yield client
+
+
+def prompt_of(http: Http, messages: list[dict[str, Any]], **more: Any) -> str:
+    reply = http.post("/apply-template", {"messages": messages, **more})
+    assert reply.status == 200, reply.body
+    prompt: str = reply.json["prompt"]
+    return prompt
+
+
+def test_tools_are_described(http: Http) -> None:
+    """Each with its name, description and parameters; not at all without tools."""
+    system = [{"role": "system", "content": "Be brief."}, *MESSAGES]
+    prompt = prompt_of(http, MESSAGES, tools=TOOLS)
+    for tool in (WEATHER, TIME):
+        assert json.dumps(tool) in prompt
+    assert "<tool_call>" in prompt
+    assert prompt.count("How warm is it?") == 1
+    assert "<tool_call>" not in prompt_of(http, MESSAGES)
+    if "<system>" in prompt:
+        assert prompt.index("<tool_call>") < prompt.index("<user>")
+        both = prompt_of(http, system, tools=TOOLS)
+        assert both.startswith("<system>Be brief.\n\n# Tools")
+        assert both.count("<system>") == 1
+
+
+def test_a_required_call_obeys_its_schema(client: OpenAI) -> None:
+    choice = client.chat.completions.create(**CALLING, seed=1).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    (call,) = choice.message.tool_calls
+    check_call(call.function.name, call.function.arguments)
+
+
+def test_a_call_the_model_decides_on_is_held_by_the_grammar(
+    generic: Running, client: OpenAI
+) -> None:
+    """Though nothing is strict: a bias makes it begin calls, and the grammar makes them whole."""
+    bias = {token_of(generic, "<tool_call>"): 7}
+    asked = {**ASKED, "max_tokens": 100, "logit_bias": bias, "seed": 1}
+    tools = [{"type": "function", "function": TIME}]
+    first, *_ = client.chat.completions.create(**asked, tools=tools).choices[0].message.tool_calls
+    check_call(first.function.name, first.function.arguments)
+    # The control: without tools the mark is text.
+    plain = client.chat.completions.create(**asked).choices[0].message
+    assert plain.tool_calls is None
+    assert "<tool_call>" in plain.content
+
+
+def test_parameters_no_grammar_holds_are_any_object_unless_strict(http: Http) -> None:
+    odd = {"name": "f", "parameters": {"type": "object", "not": {"required": ["a"]}}}
+    for strict, status in ((False, 200), (True, 400)):
+        tool = {"type": "function", "function": {**odd, "strict": strict}}
+        reply = http.post("/v1/chat/completions", {**ASKED, "max_tokens": 4, "tools": [tool]})
+        assert reply.status == status
+        if strict:
+            assert reply.error["code"] == "unsupported_schema"
+
+
+def test_calls_and_results_are_told_as_text(http: Http) -> None:
+    """Results and what follows them are one turn of the user: roles go on alternating."""
+    calls = [
+        {"id": f"call_{n}", "type": "function", "function": {"name": "get_time", "arguments": text}}
+        for n, text in enumerate(("", '{"zone": "UTC"}'))
+    ]
+    turns = [
+        *MESSAGES,
+        {"role": "assistant", "content": "Let me see.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_0", "content": "noon"},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "one"}]},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": None, "tool_calls": calls[:1]},
+        {"role": "tool", "tool_call_id": "call_0", "content": "two"},
+    ]
+    for tools in (TOOLS, None):
+        prompt = prompt_of(http, turns, **({} if tools is None else {"tools": tools}))
+        said = prompt.split("How warm is it?")[1]
+        assert said == (
+            "</user>\n<assistant>Let me see.\n"
+            '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call>'
+            "</assistant>\n<user><tool_response>\nnoon\n</tool_response>\n"
+            "<tool_response>\none\n</tool_response>\nAnd?</user>\n"
+            '<assistant><tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+            "</assistant>\n<user><tool_response>\ntwo\n</tool_response></user>\n<assistant>"
+        )
+
+
+@pytest.mark.parametrize("most", [1, 2, 14, 30])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_required_call_that_is_cut_has_no_content(http: Http, most: int, stream: bool) -> None:
+    body = {**CALLING, "seed": 1, "max_completion_tokens": most, "stream": stream}
+    del body["max_tokens"]
+    reply = http.post("/v1/chat/completions", body)
+    if stream:
+        chunks = data_of(lines_of(reply.body))
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert not any(choice["delta"].get("content") for choice in choices)
+        assert choices[-1]["finish_reason"] == "length"
+        return
+    choice = reply.json["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"]
+
+
+def test_the_schema_of_each_tool_is_enforced(http: Http) -> None:
+    for name in PARAMETERS:
+        chosen = {"type": "function", "function": {"name": name}}
+        body = {**CALLING, "tool_choice": chosen, "seed": 2}
+        (call,) = http.post("/v1/chat/completions", body).json["choices"][0]["message"][
+            "tool_calls"
+        ]
+        assert call["function"]["name"] == name
+        jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS[name])
+
+
+def test_a_refusal_has_the_templates_own_words(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And a broken template is named with its line, in the log alone and without the messages."""
+    path = templated_model(tmp_path, "alternating", ALTERNATING)
+    twice = {"messages": [*MESSAGES, {"role": "user", "content": "SECRET"}], "max_tokens": 1}
+    with serve(path=path, context=CONTEXT) as server:
+        for route in ("/v1/chat/completions", "/apply-template"):
+            body = twice if "chat" in route else {"messages": twice["messages"]}
+            reply = Http(server.url).post(route, body)
+            assert (reply.status, reply.error["code"]) == (400, "template_refused")
+            assert "roles must alternate: user" in reply.error["message"]
+        assert "SECRET" not in caplog.text
+    broken = {
+        "\n\n{% frobnicate %}": "line 3: syntax error: .*frobnicate",
+        "a\n{{ messages[0].content + 3 }}": "line 2: TypeError",
+        "\n{{ 'x'.format(*messages[0].content) }}{{ 1 // 0 }}": "line 2: ZeroDivisionError",
+    }
+    for number, (template, words) in enumerate(broken.items()):
+        path = templated_model(tmp_path, f"broken{number}", template)
+        caplog.clear()
+        with serve(path=path, context=CONTEXT) as server:
+            reply = Http(server.url).post("/v1/chat/completions", {**twice})
+            assert (reply.status, reply.error["code"]) == (400, "template_broken")
+            assert str(path) not in reply.error["message"]
+        assert any(
+            record.levelname == "ERROR" and named(record.getMessage(), words)
+            for record in caplog.records
+        ), caplog.text
+        assert "SECRET" not in caplog.text
+
+
+def named(message: str, words: str) -> bool:
+    """Whether a line of the log names the template and says ``words``."""
+    return re.search(f"gguf: chat template {words}", message) is not None
+
+
+def test_the_other_template_of_a_file_is_for_tools(serve: Serve, tmp_path: Path) -> None:
+    """Which shows how calls are written, too."""
+    other = (
+        "{% if tools %}TOOLS {{ tools | tojson }}\n{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %}"
+        "<tool_call>\n{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}\n"
+        "</tool_call>{% endfor %}{% endfor %}"
+    )
+    path = templated_model(tmp_path, "two", PLAIN, **{"tokenizer.chat_template.tool_use": other})
+    with serve(path=path, context=CONTEXT) as server:
+        http = Http(server.url)
+        assert prompt_of(http, MESSAGES, tools=TOOLS).startswith("TOOLS [")
+        assert prompt_of(http, MESSAGES).startswith("<user>How warm")
+        (call,) = http.post("/v1/chat/completions", {**CALLING, "seed": 1}).json["choices"][0][
+            "message"
+        ]["tool_calls"]
+        check_call(call["function"]["name"], call["function"]["arguments"])
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        (
+            "/v1/responses",
+            {"input": "x", "text": {"format": {"type": "json_schema", "name": "test"}}},
+            "text.format.schema",
+        ),
+        (
+            "/v1/responses",
+            {"input": "x", "text": {"format": {"type": "json_schema", "schema": {}}}},
+            "text.format.name",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": MESSAGES,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "test"}},
+            },
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_format_without_its_schema_is_refused(
+    http: Http, route: str, body: dict[str, Any], param: str
+) -> None:
+    reply = http.post(route, body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+    assert "missing" in reply.error["message"]

@@ -1,0 +1,168 @@
+"""Answers of models that leave marks out, whose values hold calls, or whose thoughts never end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from harness.serve.dialect import REASONING
+from harness.serve.dialect.calls import CallSyntax, Function
+from harness.serve.dialect.gemma_calls import GemmaCalls
+from harness.serve.dialect.json_calls import BareJsonCall, JsonListCalls, MistralCalls
+from harness.serve.dialect.xml_calls import XmlCalls
+from tests.serve.test_reply import HERMES, SYNTAXES, read
+
+WRITE = {
+    "write": Function(
+        "write",
+        {"properties": {"path": {"type": "string"}, "content": {"type": "string"}}},
+    ),
+    "free": Function("free"),
+}
+WRITTEN_CALL = {"path": "a.txt", "content": "hi"}
+HEAD = "<function=write>\n<parameter=path>\na.txt\n"
+REST = "<parameter=content>\nhi\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<tool_call>\n{HEAD}</parameter>\n{REST}</parameter>\n</function>\n</tool_call>",
+        f"<tool_call>\n{HEAD}{REST}</parameter>\n</function>\n</tool_call>",
+        f"<tool_call>\n{HEAD}{REST}</function>\n</tool_call>",
+        f"<tool_call>\n{HEAD}</parameter>\n{REST}</parameter>\n</tool_call>",
+        f"<tool_call>\n{HEAD}{REST}</tool_call>",
+        f"<tool_call>\n{HEAD}{REST}</parameter>\n</function>",
+        f"<tool_call>\n{HEAD}{REST}</parameter>",
+        f"<tool_call>\n{HEAD}{REST}",
+        f"<tool_call>{HEAD}{REST}</parameter></function></tool_call>",
+        "<tool_call><function=write><parameter=path>a.txt<parameter=content>hi</function></tool_call>",
+        f"{HEAD}</parameter>\n{REST}</parameter>\n</function>\n</tool_call>",
+        f"{HEAD}{REST}</parameter>\n</function>\n</tool_call>",
+        f"{HEAD}{REST}</parameter>\n</function>",
+        f"{HEAD}{REST}</function>",
+    ],
+)
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_tagged_call_is_read_with_tags_missing(text: str, pieces: bool) -> None:
+    """The closing ones of a value, of the function and of the call, and the opening one."""
+    for before, after in (("", ""), ("So:\n", ""), ("", "\nDone.")):
+        if after and not text.rstrip().endswith(("</tool_call>", "</function>")):
+            continue
+        if after and text.startswith("<tool_call>") and not text.endswith("</tool_call>"):
+            continue
+        whole = before + text + after
+        _, content, calls = read(XmlCalls(), list(whole) if pieces else [whole], functions=WRITE)
+        assert [(name, json.loads(text)) for name, text in calls] == [("write", WRITTEN_CALL)]
+        assert content.strip() == (before + after).strip()
+
+
+def literal_call(syntax: CallSyntax, value: dict[str, str]) -> str:
+    """A call of ``write`` as a model of the syntax writes it."""
+    arguments = json.dumps(value)
+    match syntax:
+        case XmlCalls():
+            inner = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in value.items())
+            return f"<tool_call>\n<function=write>\n{inner}</function>\n</tool_call>"
+        case GemmaCalls():
+            inner = ",".join(f'{k}:<|"|>{v}<|"|>' for k, v in value.items())
+            return f"<|tool_call>call:write{{{inner}}}<tool_call|>"
+        case BareJsonCall():
+            return f'{{"name": "write", "parameters": {arguments}}}'
+        case MistralCalls(named=True):
+            return f"[TOOL_CALLS]write[ARGS]{arguments}"
+        case MistralCalls():
+            return f'[TOOL_CALLS][{{"name": "write", "arguments": {arguments}}}]'
+        case JsonListCalls():
+            return f'<TOOLCALL>[{{"name": "write", "arguments": {arguments}}}]</TOOLCALL>'
+    return f'<tool_call>\n{{"name": "write", "arguments": {arguments}}}\n</tool_call>'
+
+
+HOLDING = [*SYNTAXES[:-1], MistralCalls(named=True)]
+
+
+@pytest.mark.parametrize("syntax", HOLDING, ids=lambda s: f"{type(s).__name__}")
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_value_may_hold_a_whole_call(syntax: CallSyntax, pieces: bool) -> None:
+    """Of its own syntax or of another: it is part of the value, and the call is whole."""
+    for other in HOLDING:
+        inner = literal_call(other, {"path": "b", "content": "c"})
+        if isinstance(syntax, GemmaCalls) and '<|"|>' in inner:
+            continue
+        for value in (inner, f"see\n{inner}\nand {inner}", f"{inner}\n"):
+            text = literal_call(syntax, {"path": "a.txt", "content": value})
+            _, content, calls = read(syntax, list(text) if pieces else [text], functions=WRITE)
+            (call,) = calls
+            assert call[0] == "write"
+            told = json.loads(call[1])
+            assert told["path"] == "a.txt"
+            assert told["content"] == value
+            assert content == ""
+
+
+def test_a_value_that_only_mentions_a_call_ends_where_it_ends() -> None:
+    """The opening tag of another call alone; and the next call is read too."""
+    value = "write <function=write> first, or <tool_call>"
+    one = literal_call(XmlCalls(), {"path": "a", "content": value})
+    two = literal_call(XmlCalls(), WRITTEN_CALL)
+    for text in (one, f"{one}\n{two}"):
+        _, content, calls = read(XmlCalls(), list(text), functions=WRITE)
+        assert content == ""
+        assert json.loads(calls[0][1]) == {"path": "a", "content": value}
+        assert [json.loads(call[1]) for call in calls[1:]] == [WRITTEN_CALL] * (text != one)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The tag <function=write> opens a call.",
+        "<function=unknown>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>",
+        "<function=\nwrite>",
+        "<function=",
+        "a </tool_call> b",
+        "<function=write",
+    ],
+)
+def test_a_tag_that_opens_no_call_is_text(text: str) -> None:
+    assert read(XmlCalls(), list(text), functions=WRITE) == ("", text, [])
+    assert read(XmlCalls(), [text], functions=WRITE) == ("", text, [])
+
+
+@pytest.mark.parametrize("syntax", HOLDING, ids=lambda s: f"{type(s).__name__}")
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_call_ends_a_thought_that_nothing_else_ends(syntax: CallSyntax, pieces: bool) -> None:
+    call = literal_call(syntax, WRITTEN_CALL)
+    many = 2 if syntax.repeats else 1
+    text = f"<think>let me see {call}" + f"\n{call}" * (many - 1)
+    reasoning = REASONING[0]
+    options: dict[str, Any] = {"reasoning": reasoning, "functions": WRITE}
+    told = read(syntax, list(text) if pieces else [text], **options)
+    assert told[:2] == ("let me see", "")
+    assert [json.loads(arguments) for _, arguments in told[2]] == [WRITTEN_CALL] * many
+    # One that is closed after all was a thought, calls and all; so is one that calls nothing.
+    closed = f"{text}\n no</think>yes"
+    thoughts, content, calls = read(syntax, list(closed) if pieces else [closed], **options)
+    assert (thoughts, content, calls) == (f"{text}\n no".removeprefix("<think>"), "yes", [])
+    for malformed in (f"{syntax.begin} is a mark", f"{syntax.begin}", "x <functio"):
+        said = read(syntax, list(f"<think>{malformed}"), **options)
+        assert said == (malformed, "", [])
+
+
+def test_text_after_a_call_that_ended_a_thought_is_text() -> None:
+    call = literal_call(HERMES, WRITTEN_CALL)
+    options: dict[str, Any] = {"reasoning": REASONING[0], "functions": WRITE, "thinking": True}
+    told = read(HERMES, [f"hm {call} done"], **options)
+    assert told[:2] == ("hm", "done")
+    assert len(told[2]) == 1
+
+
+@pytest.mark.parametrize("syntax", HOLDING, ids=lambda s: f"{type(s).__name__}")
+def test_a_forced_call_that_the_limit_cut_is_no_text(syntax: CallSyntax) -> None:
+    """Wherever it is cut; a whole one before it counts. The control: unforced, it is text."""
+    call = literal_call(syntax, WRITTEN_CALL)
+    for end in range(1, len(call)):
+        forced = {"functions": WRITE, "forced": True, "enforced": True, "exact": True}
+        assert read(syntax, list(call[:end]), **forced)[1] == ""
+    assert read(syntax, [call[:3]], functions=WRITE)[1] == call[:3]

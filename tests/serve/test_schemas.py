@@ -1,0 +1,275 @@
+"""Schemas: what is let through obeys them, and what cannot be enforced is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from harness.serve.dialect.calls import json_rule
+from harness.serve.structured.grammars import GrammarRefused, Grammars
+from harness.serve.structured.json_schema import check_schema
+from harness.serve.structured.schema_tree import SchemaRefused
+from reference.model.open import Model
+from tests.serve.test_structured import LIKELY, LINKED, allowed, walk
+
+ENFORCED: list[Any] = [
+    True,
+    {"type": "object"},
+    {"type": ["integer", "null"], "minimum": 3},
+    {"type": "string", "minLength": 2, "maxLength": 4},
+    {"type": "string", "pattern": "a"},
+    {"type": "string", "pattern": '^[^"]+$'},
+    {"type": "string", "pattern": "^[^!-/]{2}$"},
+    {"type": "string", "format": "date-time"},
+    {"type": "string", "format": "uuid"},
+    {"type": "integer", "multipleOf": 7, "minimum": -20, "exclusiveMaximum": 40},
+    {"type": "number", "minimum": -1.5, "exclusiveMaximum": 2},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False},
+    {
+        "type": "object",
+        "patternProperties": {"^a": {"type": "null"}},
+        "additionalProperties": False,
+    },
+    {"type": "object", "properties": {'é"': {"type": "null"}}, "required": ['é"']},
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+    {"enum": [1, 'a"b', None, {"b": [True]}]},
+    {"const": {"a": [1, 2.5, "x"]}},
+    {"anyOf": [{"type": "integer"}, {"type": "string"}], "description": "either"},
+    {"oneOf": [{"type": "integer"}, {"type": "string"}]},
+    {"allOf": [{"type": "object", "properties": {"a": {"minimum": 3}}}, {"required": ["a"]}]},
+    {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:x", "type": "null"},
+    LINKED,
+    {"const": 2**53},
+    {"enum": [-(2**53), 2**53 - 1, 0.1, 1e-7, 2.5]},
+    {"type": "integer", "minimum": 2**53 - 1, "exclusiveMaximum": 2**53},
+    {"type": "number", "minimum": -(2**53), "maximum": -(2**53)},
+    {"type": "object", "properties": {"amount": {"type": "integer", "maximum": 100}}},
+    {
+        "type": "object",
+        "properties": {"amount": {"type": "integer", "maximum": 100}, "é": {"type": "null"}},
+        "required": ["amount"],
+        "additionalProperties": {"type": "integer"},
+    },
+    {"type": "object", "patternProperties": {"^a": {"type": "null"}}},
+    {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"$ref": "#/prefixItems/0"}},
+    {
+        "type": "object",
+        "properties": {
+            "a/b": {"type": "integer"},
+            "c d": {"anyOf": [{"type": "null"}, {"const": "x"}]},
+            "e": {"$ref": "#/properties/a~1b"},
+            "f": {"$ref": "#/properties/c%20d/anyOf/1"},
+            "g": {"type": "array", "items": {"$ref": "#"}},
+            "h": {"$ref": "#/properties/g"},
+        },
+        "required": ["e", "f", "h"],
+        "additionalProperties": False,
+    },
+    {
+        "$defs": {"é": {"prefixItems": [{"const": 3}]}, "part_0": {"const": 4}},
+        "type": "array",
+        "prefixItems": [{"$ref": "#/$defs/%C3%A9/prefixItems/0"}, {"$ref": "#/$defs/part_0"}],
+        "minItems": 2,
+        "items": False,
+    },
+]
+
+
+ESCAPED = [
+    b'{"\\u0061mount": 999999, "amount": 5}',
+    b'"\\u0061mount": 999999',
+    b'"\\u00e9": 3',
+    b'"\\u0061": 3',
+    b'"amount": 5, "\\u0061mount": 999999',
+]
+
+
+"""Keys that mean what a declared key means, spelled otherwise."""
+
+
+ANNOTATED: list[dict[str, Any]] = [
+    {"format": "password"},
+    {"format": "int64"},
+    {"format": "iri-reference"},
+    {"contentMediaType": "application/json", "contentEncoding": "base64", "contentSchema": {}},
+    {"x-order": 3, "x-guidance": {"lenient": True}},
+    {"nullable": True, "example": "a", "examples": [1], "discriminator": {"propertyName": "a"}},
+    {"xml": {"name": "a"}, "externalDocs": {"url": "urn:x"}, "enumNames": ["a"], "foo": {"not": 1}},
+    {"title": "T", "default": 3, "readOnly": True, "writeOnly": True, "$comment": "c"},
+    {"deprecated": True, "propertyOrdering": ["b", "a"], "markdownDescription": "m"},
+]
+
+
+REFUSED: list[tuple[Any, str, str]] = [
+    ({"not": {}}, "", "not"),
+    ({"type": "object", "minProperties": 1}, "", "minProperties"),
+    ({"type": "array", "uniqueItems": True}, "", "uniqueItems"),
+    ({"type": "array", "contains": {}}, "", "contains"),
+    ({"if": {}, "then": {}}, "", "if"),
+    ({"type": "object", "dependentRequired": {}}, "", "dependentRequired"),
+    ({"type": "object", "propertyNames": {}}, "", "propertyNames"),
+    ({"type": "object", "unevaluatedProperties": False}, "", "unevaluatedProperties"),
+    ({"type": "object", "properties": {"a/b": {"not": 1}}}, "/properties/a~1b", "not"),
+    ({"$defs": {"unused": {"not": 1}}}, "/$defs/unused", "not"),
+    ({"anyOf": [{}, {"items": {"$anchor": "x"}}]}, "/anyOf/1/items", "$anchor"),
+    ({"items": [{"type": "string"}]}, "/items", "the value"),
+    ({"anyOf": []}, "", "anyOf"),
+    ({"properties": [1]}, "", "properties"),
+    ({"$ref": "http://example.org/x"}, "", "$ref"),
+    ({"$ref": "#/properties/a"}, "", "$ref"),
+    ({"$ref": "#/$defs/nowhere"}, "", "$ref"),
+    ({"$ref": "#nowhere"}, "", "$ref"),
+    ({"$ref": "#/enum/0", "enum": [{"type": "null"}]}, "", "$ref"),
+    ({"$ref": "#/prefixItems/1", "prefixItems": [{}]}, "", "$ref"),
+    ({"$ref": "#/prefixItems/-1", "prefixItems": [{}]}, "", "$ref"),
+    ({"const": 1234567890123456789}, "", "const"),
+    ({"const": 2**53 + 1}, "", "const"),
+    ({"const": -(2**53) - 1}, "", "const"),
+    ({"const": 1e23}, "", "const"),
+    ({"const": {"a": [10**400]}}, "", "const"),
+    ({"enum": [1234567890123456789, 1234567890123456787]}, "", "enum"),
+    ({"enum": [0, [{"a": 2**64}]]}, "", "enum"),
+    ({"items": {"type": "integer", "minimum": 18446744073709551615}}, "/items", "minimum"),
+    ({"type": "integer", "maximum": 18446744073709551615}, "", "maximum"),
+    ({"type": "integer", "minimum": -(2**63)}, "", "minimum"),
+    ({"type": "integer", "exclusiveMinimum": 2**53 + 1}, "", "exclusiveMinimum"),
+    ({"type": "number", "exclusiveMaximum": 1e19}, "", "exclusiveMaximum"),
+    ({"type": "integer", "multipleOf": 2**53 + 1}, "", "multipleOf"),
+    ({"type": "array", "minItems": 2**64}, "", "minItems"),
+    ({"type": "array", "maxItems": 2**53 + 1}, "", "maxItems"),
+    ({"type": "string", "minLength": 10**30}, "", "minLength"),
+    ({"type": "string", "maxLength": 2**63}, "", "maxLength"),
+    ({"properties": {"a": {"const": "b\x01"}}}, "/properties/a", "the text with \\u0001"),
+    ({"required": ["a\x7f"]}, "", "the text with \\u007f"),
+    ({"$schema": "http://json-schema.org/draft-04/schema#"}, "", "$schema"),
+    ({"items": {"$id": "x"}}, "/items", "$id"),
+    ({"exclusiveMinimum": True}, "", "exclusiveMinimum"),
+    ({"minLength": -1}, "", "minLength"),
+    ({"required": "a"}, "", "required"),
+    ({"type": "string", "pattern": "[^a]", "enum": ['"']}, "", 'the text with "'),
+    ([], "", "the value"),
+]
+
+
+REFUSED_LATER: list[Any] = [
+    {"type": "zork"},
+    {"type": "string", "pattern": "(?=a)b"},
+    {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+    {"type": "integer", "minimum": 3, "maximum": 2},
+]
+
+
+@pytest.mark.parametrize("schema", ENFORCED, ids=lambda s: json.dumps(s)[:60])
+def test_whatever_is_allowed_obeys_the_schema(
+    model: Model, grammars: Grammars, schema: Any
+) -> None:
+    """jsonschema, which shares nothing with the grammar, agrees on every text."""
+    judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    ended = 0
+    for seed, masks in enumerate(grammars.masks(f"start: {json_rule(schema)}", 30)):
+        text = walk(model, masks, seed, ESCAPED)
+        if text is not None:
+            ended += 1
+            judge.validate(json.loads(text))
+    assert ended > 5
+
+
+@pytest.mark.parametrize("annotations", ANNOTATED, ids=str)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "maxLength": 3},
+        {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": False},
+    ],
+    ids=str,
+)
+def test_annotations_change_nothing(schema: dict[str, Any], annotations: dict[str, Any]) -> None:
+    """At the root, in a property and in an item: the grammar is that of the bare schema."""
+    noted = {**schema, **annotations}
+    assert json_rule(noted) == json_rule(schema)
+    for wrap in (
+        lambda inner: {"type": "array", "items": inner},
+        lambda inner: {"properties": {"format": inner, "x-order": inner}},
+        lambda inner: {"$defs": {"title": inner}, "$ref": "#/$defs/title"},
+    ):
+        assert json_rule({**wrap(noted), **annotations}) == json_rule(wrap(schema))
+
+
+def test_a_name_of_an_annotation_is_no_annotation_where_it_names_a_property() -> None:
+    names = ["title", "format", "x-order", "default", "not"]
+    schema = {"properties": {name: {"const": name} for name in names}}
+    rule = json_rule(schema)
+    assert all(f'"{name}": {{"const": "{name}"}}' in rule for name in names)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "key"),
+    [
+        ({"properties": {"amount": {"maximum": 100}}}, '{"amount": 5, "', "amount"),
+        ({"properties": {"amount": {"maximum": 100}}}, '{"', "amount"),
+        ({"patternProperties": {"^a": {"type": "null"}}}, '{"', "amount"),
+        (
+            {"patternProperties": {"^a": {"type": "null"}}, "additionalProperties": {"const": 1}},
+            '{"',
+            "amount",
+        ),
+        ({"required": ["amount"]}, '{"', "amount"),
+        (
+            {"allOf": [{"properties": {"amount": {"maximum": 100}}}, {"required": ["b"]}]},
+            '{"',
+            "amount",
+        ),
+    ],
+    ids=str,
+)
+def test_a_declared_key_has_one_spelling(
+    model: Model, grammars: Grammars, schema: dict[str, Any], text: str, key: str
+) -> None:
+    """At no character can the key go on with an escape that spells the same."""
+    (masks,) = grammars.masks(f"start: {json_rule({'type': 'object', **schema})}", 1)
+    for length in range(len(key)):
+        spelled = f"{text}{key[:length]}\\".encode()
+        tokens = list(spelled[:-1])
+        choices = allowed(masks, tokens)
+        if spelled[-1] in choices:
+            assert ord("u") not in allowed(masks, [*tokens, spelled[-1]])
+
+
+def test_where_every_key_is_declared_escapes_are_allowed(model: Model, grammars: Grammars) -> None:
+    """The control of the one before: texts of a closed object may have any escape."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    for closed, expected in ((True, True), (False, False)):
+        rule = json_rule({**schema, "additionalProperties": not closed})
+        (masks,) = grammars.masks(f"start: {rule}", 1)
+        assert (ord("u") in allowed(masks, list(b'{"a": "\\'))) == expected
+
+
+def test_without_masks_nothing_obeys(model: Model) -> None:
+    """The negative control: random tokens are no JSON."""
+    rng = random.Random(0)
+    for _ in range(20):
+        text = model.tokenizer.decode_bytes(rng.choices(sorted(LIKELY), k=12))
+        with pytest.raises((ValueError, jsonschema.ValidationError)):
+            jsonschema.validate(json.loads(text), {"type": "object", "required": ["a"]})
+
+
+@pytest.mark.parametrize(("schema", "pointer", "keyword"), REFUSED, ids=str)
+def test_a_schema_that_cannot_be_enforced_is_refused(
+    schema: Any, pointer: str, keyword: str
+) -> None:
+    with pytest.raises(SchemaRefused) as refused:
+        check_schema(schema)
+    assert (refused.value.pointer, refused.value.keyword) == (pointer, keyword)
+    assert keyword in str(refused.value)
+
+
+@pytest.mark.parametrize("schema", REFUSED_LATER, ids=json.dumps)
+def test_what_only_the_compiler_knows_is_refused_too(grammars: Grammars, schema: Any) -> None:
+    with pytest.raises(GrammarRefused, match="cannot be enforced"):
+        grammars.masks(f"start: {json_rule(schema)}", 1)
