@@ -21,7 +21,8 @@ from accel.cuda.program import Source
 from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
 from tests.cuda.emulator import ENTRY, Emulated, emulate
 from tests.cuda.fake_context import SUCCESS, CUresult, FakeContext, words
-from tests.cuda.fake_driver import OFFSET_MASK, FakeDriver
+from tests.cuda.fake_driver import FakeDriver
+from tests.cuda.fake_kernels import OFFSET_MASK
 
 GATHER = "all_gather"
 WORD = 8

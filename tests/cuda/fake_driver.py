@@ -1,9 +1,8 @@
 """A test double of ``cuda.bindings.driver``: a device made of host memory.
 
-Nothing that was enqueued runs before somebody waits or asks, as on the slowest device there could
-be, so that what is overwritten, freed or forgotten too early is wrong for sure. A kernel is what
-KERNELS says of its name; what it is compiled from is not looked at. It proves the tier's own logic
-(memory, order, errors) and nothing of a kernel.
+Enqueued work runs only when somebody waits or asks, as on the slowest possible device, so memory
+that is overwritten, freed or forgotten too early shows. ``fake_kernels`` says what a kernel does;
+its source is not compiled. It proves the tier's own logic (memory, order, errors), not a kernel.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.cuda.self_check import _expected
-from accel.packets.ops import NUMBERS, TABLE
-from accel.packets.packet import ALIGNMENT, INPUT_MEMORY, PACKET, SCRATCH_MEMORY
+from accel.packets.packet import ALIGNMENT
 from tests.cuda.fake_context import (
     SUCCESS,
     Capture,
@@ -26,13 +23,9 @@ from tests.cuda.fake_context import (
     FakeContext,
     FakeEvent,
     Thread,
-    floats,
-    words,
 )
+from tests.cuda.fake_kernels import KERNELS
 
-OFFSET_MASK = (1 << 56) - 1
-PLAIN = (8, 8, PACKET.itemsize)
-"""Sizes of the arguments of a plain kernel."""
 QUERIES_PER_OPERATION = 5
 FIRST_STREAM = 1
 """Of a context, and the only one with kernels, which run when somebody waits."""
@@ -329,76 +322,3 @@ CONTEXTLESS = {
     *("cuInit", "cuDriverGetVersion", "cuCtxCreate", "cuCtxDestroy"),
     *("cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"),
 }
-
-
-def _self_test(driver: FakeDriver, scratch: int, inputs: int, argument: int) -> None:
-    packet = np.frombuffer(argument.to_bytes(PACKET.itemsize, "little"), PACKET)[0]
-    count = int(packet["size"][0])
-    a, b = (floats(int(place), count) for place in packet["operand"][:2])
-    pattern = words(int(packet["operand"][2]), count)
-    results = words(int(packet["operand"][3]), count * 9).reshape(count, 9)
-    for column, (_, values) in _expected(a, b, pattern).items():
-        results[:, column] = values.view(np.uint32)
-
-
-def _operands(name: str, scratch: int, inputs: int, argument: int) -> dict[str, Any]:
-    """What the packet says of an op of rows: arrays of its operands, counts resolved."""
-    packet = np.frombuffer(argument.to_bytes(PACKET.itemsize, "little"), PACKET)[0]
-    assert packet["op"] == NUMBERS[name]
-    count, width = (int(size) for size in packet["size"][:2])
-    if packet["counted"]:
-        count *= int(words(inputs, 4)[packet["counted"] - 1])
-    arrays: dict[str, Any] = {}
-    for number, operand in enumerate(TABLE[name].operands):
-        stored = int(packet["operand"][number])
-        base = scratch * bool(stored & SCRATCH_MEMORY) + inputs * bool(stored & INPUT_MEMORY)
-        stride = int(packet["stride"][number])
-        data = floats(base + (stored & OFFSET_MASK), max(1, count) * stride)
-        arrays[operand.name] = data.reshape(-1, stride)[:count, :width]
-    return arrays
-
-
-def add(driver: FakeDriver, *arguments: int) -> None:
-    """The op of that name."""
-    found = _operands("add", *arguments)
-    found["y"][:] = found["a"] + found["b"]
-
-
-def scale(driver: FakeDriver, *arguments: int) -> None:
-    """The op of that name."""
-    found = _operands("scale", *arguments)
-    packet = np.frombuffer(arguments[-1].to_bytes(PACKET.itemsize, "little"), PACKET)[0]
-    found["y"][:] = found["x"] * packet["real"][0]
-
-
-def _fault(driver: FakeDriver, *arguments: int) -> None:
-    """From then on the driver refuses the whole process, as NVIDIA's does."""
-    driver.faulted = driver.current.error = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
-
-
-def _hang(driver: FakeDriver, *arguments: int) -> None:
-    driver.current.hangs = True
-
-
-def _find_broken(driver: FakeDriver, stored: int, found: int, *numbers: int) -> None:
-    blocks, nbytes, first, second, width, exponent = numbers
-    data = np.ctypeslib.as_array((ctypes.c_uint8 * (blocks * nbytes)).from_address(stored))
-    for place in (first, second):
-        word = np.ascontiguousarray(data.reshape(blocks, nbytes)[:, place : place + width])
-        if (word.view(f"<u{width}") & exponent == exponent).any():
-            words(found, 1)[0] = 1
-
-
-KERNELS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
-    "launch_self_test": (PLAIN, _self_test),
-    "launch_add": (PLAIN, add),
-    "launch_scale": (PLAIN, scale),
-    "launch_arrange": (PLAIN, lambda driver, *arguments: None),
-    "find_broken": ((8, 8, 4, 4, 4, 4, 4, 4), _find_broken),
-    "arrange_units": ((8, 8, 4, 4, 4, 4), lambda driver, *arguments: None),
-}
-"""Sizes of a kernel's arguments, and what it does."""
-FAULT = (PLAIN, _fault)
-HANG = (PLAIN, _hang)
-TUNED = (8, 8, PACKET.itemsize, 8)
-"""Sizes of the arguments of a tuned kernel that replaces one op."""

@@ -32,7 +32,8 @@ from contract.ir.nodes import BufferDecl, BufferKind
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from tests.cuda.conftest import OpenTier
-from tests.cuda.fake_driver import FakeDriver, add, scale
+from tests.cuda.fake_driver import FakeDriver
+from tests.cuda.fake_kernels import add, scale
 from tests.cuda.test_tier import GRAPH, LARGEST, Lowered
 
 DEVICE = Device(0, "a device", (9, 0), 4, 1 << 30, 232448, 13000)

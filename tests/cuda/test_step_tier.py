@@ -28,7 +28,8 @@ from reference.runner import ModelRunner, StepInput
 from tests.cuda.conftest import OpenTier
 from tests.cuda.emulated_step import DEVICE
 from tests.cuda.fake_context import words
-from tests.cuda.fake_driver import PLAIN, FakeDriver
+from tests.cuda.fake_driver import FakeDriver
+from tests.cuda.fake_kernels import PLAIN
 from tests.cuda.product_cases import Case, layer
 from tests.cuda.test_persistent import recorded
 

@@ -25,7 +25,8 @@ from contract.shape_key import ShapeKey
 from contract.tier import Fence
 from tests.cuda.conftest import OpenTier
 from tests.cuda.fake_context import words
-from tests.cuda.fake_driver import FAULT, HANG, TUNED, FakeDriver
+from tests.cuda.fake_driver import FakeDriver
+from tests.cuda.fake_kernels import FAULT, HANG, TUNED
 from tests.cuda.fake_nvrtc import FakeNvrtc
 from tests.doubling import GRAPH, STATE, WIDTH, doubled, inputs_of
 

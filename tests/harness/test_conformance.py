@@ -16,27 +16,21 @@ from hypothesis import strategies as st
 
 from contract.errors import ConfigError, DeviceLost
 from contract.opcodes import Opcode
-from contract.ops import TABLE
 from harness.conformance import (
     CaseResult,
     conformance_package,
     known_cases,
-    load_must_pass,
-    must_pass_ids,
     pack,
     parse_waivers,
     run_cases,
     unpack,
     verify_package,
 )
-from harness.conformance.cases import DEFAULT_MODEL_CASE, VALIDATED
+from harness.conformance.cases import VALIDATED
 from harness.conformance.identity import tree_digest
-from harness.conformance.must_pass import REGENERATE, check_digests, digest_lines
 from harness.conformance.package import MEMBERS
-from harness.parity import STRATEGIES
 from harness.tiers import TIERS, TierOptions, open_tier
 from reference.cpu.tier import CpuTier
-from reference.ops import DEFINITIONS
 from tests.needs import need_device
 
 KNOWN = known_cases()
@@ -129,43 +123,6 @@ class Unlucky(CpuTier):
         if Unlucky.submissions == self.lost_at:
             raise self.error
         return super().submit(batch, inputs, requested, rows)
-
-
-def test_the_stored_digests_are_those_of_this_source():
-    """See ``must_pass.REGENERATE`` for how to write them anew."""
-    assert load_must_pass() == must_pass_ids()
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda ids: [*ids, "parity/add-9x9-new"], "parity/add"),
-        (lambda ids: [name for name in ids if name != ADD[0]], "parity/add"),
-        (lambda ids: [name.replace(ADD[0], ADD[0] + "x") for name in ids], "parity/add"),
-        (lambda ids: [name for name in ids if not name.startswith("parity/rope-")], "parity/rope"),
-        (lambda ids: [*ids, "goldens/new"], "goldens"),
-    ],
-    ids=["more", "fewer", "renamed", "none", "golden"],
-)
-def test_cases_that_are_not_the_stored_ones_are_refused(change, named):
-    """The error names the group that differs and no other, and says how to store the new ones."""
-    stored, changed = digest_lines(KNOWN), digest_lines(change(list(KNOWN)))
-    check_digests(digest_lines(reversed(KNOWN)), stored)
-    with pytest.raises(ConfigError) as caught:
-        check_digests(changed, stored)
-    message = str(caught.value)
-    assert f"the cases of {named} (generated: " in message
-    assert message.count("(generated: ") == 1
-    assert REGENERATE in message
-
-
-def test_list_covers_every_defined_opcode_and_every_stored_golden():
-    opcodes = {name.split("/")[1].split("-")[0] for name in PARITY}
-    assert {TABLE[opcode].name for opcode in STRATEGIES if opcode in DEFINITIONS} <= opcodes
-    stored = json.loads((Path(__file__).parents[2] / "goldens/synthetic.json").read_text())
-    goldens = [name for name in KNOWN if name.startswith("goldens/")]
-    assert len(goldens) == len(stored["models"])
-    assert DEFAULT_MODEL_CASE not in KNOWN
 
 
 def test_a_package_of_every_listed_case_is_conformant(package):
