@@ -10,6 +10,17 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from harness.serve.dialect_schemas import (
+    AnthropicMessage,
+    InputTokens,
+    OllamaAnswered,
+    OllamaModels,
+    OllamaShown,
+    OllamaVector,
+    OllamaVectors,
+    OllamaVersion,
+)
+
 
 class PromptDetails(Struct):
     """Of the prompt's tokens. Nothing is kept because a request asks for it: what is computed is
@@ -212,74 +223,6 @@ class Response(Struct):
     usage: dict[str, Any]
     system_fingerprint: str
     x_zinc: Provenance
-
-
-class AnthropicMessage(Struct):
-    """``POST /v1/messages``, not streamed."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: str
-    stop_sequence: str | None
-    usage: dict[str, int]
-    system_fingerprint: str
-    x_zinc: dict[str, Any]
-
-
-class InputTokens(Struct):
-    """``POST /v1/messages/count_tokens``."""
-
-    input_tokens: int
-
-
-class OllamaAnswered(Struct, kw_only=True):
-    """``POST /api/chat`` and ``POST /api/generate``, not streamed."""
-
-    model: str
-    created_at: str
-    done: bool
-    done_reason: str
-    message: dict[str, Any] | UnsetType = UNSET
-    response: str | UnsetType = UNSET
-
-
-class OllamaVectors(Struct):
-    """``POST /api/embed``."""
-
-    model: str
-    embeddings: list[list[float]]
-    prompt_eval_count: int
-
-
-class OllamaVector(Struct):
-    """``POST /api/embeddings``."""
-
-    embedding: list[float]
-
-
-class OllamaModels(Struct):
-    """``GET /api/tags`` and ``GET /api/ps``."""
-
-    models: list[dict[str, Any]]
-
-
-class OllamaShown(Struct):
-    """``POST /api/show``."""
-
-    template: str
-    parameters: str
-    details: dict[str, Any]
-    model_info: dict[str, Any]
-    capabilities: list[str]
-
-
-class OllamaVersion(Struct):
-    """``GET /api/version``."""
-
-    version: str
 
 
 class TenantFacts(Struct):

@@ -11,8 +11,9 @@ from functools import partial
 from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.accounts import Accounts
-from harness.serve.answers import Answer, AnswerFormat, ChatShape, CompletionShape, Json, ShapeOf
+from harness.serve.answers import Answer, AnswerFormat, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
+from harness.serve.completion_answers import CompletionShape
 from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
 from harness.serve.ledger_store import Counts, LedgerStore

@@ -42,7 +42,7 @@ def alone(serve: Serve, background: dict[str, Path]) -> dict[str, list[object]]:
 
 @pytest.fixture
 def served(serve: Serve, background: dict[str, Path]) -> Iterator[Running]:
-    with serve(background=background) as server:
+    with serve(beside=background) as server:
         yield server
 
 
@@ -167,7 +167,7 @@ def test_a_model_that_is_damaged_is_refused_and_the_others_answer(
 ) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(background["llama"].read_bytes()[:1000])
-    with serve(background={"bad": bad, "llama": background["llama"]}) as server:
+    with serve(beside={"bad": bad, "llama": background["llama"]}) as server:
         http = Http(server.url)
         refused = ask(http, "bad")
         assert (refused.status, refused.error["code"]) == (422, "model_unusable")
@@ -204,7 +204,7 @@ def test_quotas_are_those_of_all_models_together(
 
     path = tmp_path / "tenants.toml"
     write(1, 2)
-    with serve(background=background, tenants=path) as server:
+    with serve(beside=background, tenants=path) as server:
         http = Http(server.url)
         key = {"Authorization": f"Bearer {keys[0]}"}
         together = server.serving._together
@@ -237,7 +237,7 @@ def test_a_budget_is_that_of_all_together(
     serve: Serve, background: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes of those in memory are taken from it before another is planned."""
-    with serve(background=background) as server:
+    with serve(beside=background) as server:
         opened, taken = server.serving._open, []
 
         def noted(path: Path, name: str, owned: ExitStack, nbytes: int) -> ServedModel:

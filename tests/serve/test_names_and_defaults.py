@@ -75,7 +75,7 @@ def test_models_beside_have_their_files_names(
 ) -> None:
     other = tmp_path / "other.gguf"
     shutil.copy(tiny_model_path, other)
-    with serve(background={"second": other}, aliases=("*",)) as server:
+    with serve(beside={"second": other}, aliases=("*",)) as server:
         http = Http(server.url)
         for asked, answers in (("second", "second"), ("other", "second"), ("x", "tiny")):
             assert http.post(CHAT, {**ASKED, "model": asked}).json["model"] == answers

@@ -1,0 +1,137 @@
+"""The objects that the completion routes answer with: texts instead of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from contract.types import FinishReason, TokenEvent
+from harness.serve.answers import Answer, Json, OpenAiStream
+from harness.serve.choices import Piece
+from harness.serve.data_lines import LineTemplates, data_line, encode
+from harness.serve.text_offsets import TextOffsets, prompt_offsets
+from reference.model.tokenizer import Tokenizer
+
+TEXT = "text_completion"
+
+
+@dataclass(frozen=True)
+class CompletionShape(OpenAiStream):
+    """``text_completion``, whole and in pieces, after the texts ``echoed`` by choice, and their
+    tokens where those are listed. Listed is every token that counts, also one that only ends the
+    text. Offsets of tokens count characters of the text with its prompt where that is echoed, and
+    go on where a stop string cut it."""
+
+    answer: Answer
+    listed: bool
+    echoed: Sequence[str] = ()
+    _opened: set[int] = field(default_factory=set)
+    _offsets: dict[int, TextOffsets] = field(default_factory=dict)
+    _templates: LineTemplates = field(default_factory=LineTemplates)
+
+    def lines(self, piece: Piece) -> Iterable[bytes]:
+        if piece.finish is None and not self._tokenwise and piece.choice in self._opened:
+            return (self._more(piece.choice, piece.text),) if piece.text else ()
+        return list(map(data_line, map(encode, self._chunks(piece))))
+
+    @property
+    def _tokenwise(self) -> bool:
+        """Whether every token is told, also one without text."""
+        return self.listed or self.answer.token_ids
+
+    def _more(self, index: int, text: str) -> bytes:
+        """More text, and nothing else."""
+
+        def chunk(text: str) -> Json:
+            return self.answer.chunk(TEXT, self._choice(index, [Piece(index, text)]), first=False)
+
+        return self._templates.line(index, chunk, text)
+
+    def _chunks(self, piece: Piece) -> Iterable[Json]:
+        pieces = [piece]
+        if self.echoed and piece.choice not in self._opened:
+            pieces = [self._prompt(piece.choice), piece]
+        if all(_silent(one, self._tokenwise) for one in pieces):
+            return
+        first, opens = not self._opened, piece.choice not in self._opened
+        self._opened.add(piece.choice)
+        choice = self._choice(piece.choice, pieces)
+        if self.answer.token_ids:
+            choice |= self._ids(piece.choice, [piece], with_prompt=opens)
+        yield self.answer.chunk(TEXT, choice, first)
+
+    def _ids(self, index: int, pieces: Sequence[Piece], with_prompt: bool) -> Json:
+        prompt = {"prompt_token_ids": self.answer.prompt_ids(index)} if with_prompt else {}
+        return {"token_ids": self.answer.ids_of(pieces)} | prompt
+
+    def last_line(self) -> bytes:
+        return data_line(encode(self.answer.with_usage(self.answer.head(TEXT, []))))
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
+        choices = [
+            self._choice(index, [self._prompt(index), *parts] if self.echoed else parts)
+            for index, parts in enumerate(pieces)
+        ]
+        if self.answer.token_ids:
+            for index, parts in enumerate(pieces):
+                choices[index] |= self._ids(index, parts, with_prompt=True)
+        return self.answer.with_usage(self.answer.head(TEXT, choices))
+
+    def _prompt(self, choice: int) -> Piece:
+        """What comes before an answer."""
+        events = tuple(self.answer.generation.prompt_events(choice))
+        return Piece(choice, self.echoed[choice], events=events)
+
+    def _choice(self, index: int, parts: Sequence[Piece]) -> Json:
+        return {
+            "index": index,
+            "text": "".join(part.text for part in parts),
+            "logprobs": self._logprobs(index, parts) if self.listed else None,
+            "finish_reason": parts[-1].finish,
+        }
+
+    def _logprobs(self, index: int, parts: Sequence[Piece]) -> Json:
+        tokenizer = self.answer.generation.model.tokenizer
+        events = [event for part in parts for event in part.events]
+        return {
+            "tokens": [_text(tokenizer, event.token) for event in events],
+            "token_logprobs": [event.log_probability for event in events],
+            "top_logprobs": [_listed(tokenizer, event) for event in events],
+            "text_offset": [at for part in parts for at in self._offsets_of(index, part)],
+        }
+
+    def _offsets_of(self, index: int, part: Piece) -> list[int]:
+        """Where the tokens of a part of a choice begin: of its prompt, or of what follows it."""
+        tokenizer = self.answer.generation.model.tokenizer
+        offsets = self._offsets.get(index)
+        if offsets is None:
+            text = self.echoed[index] if self.echoed else ""
+            offsets = self._offsets[index] = TextOffsets(len(text))
+            if self.echoed:
+                tokens = (tokenizer.token_bytes(one.token, special=True) for one in part.events)
+                return prompt_offsets(text, tokens)
+        said = [event for event in part.events if event.finish_reason is not FinishReason.STOP]
+        found = [offsets.of(tokenizer.token_bytes(event.token)) for event in said]
+        return found + [offsets.of(b"")] * (len(part.events) - len(said))
+
+
+def _silent(piece: Piece, listed: bool) -> bool:
+    """Whether there is nothing to say yet: a token whose text is not certain."""
+    return not piece.text and piece.finish is None and not (listed and piece.events)
+
+
+def _listed(tokenizer: Tokenizer, event: TokenEvent) -> dict[str, float] | None:
+    """The likeliest by their text: of several with the same one, as parts of characters have, the
+    likeliest; and the token itself, which may be none of them. None for the first token of a
+    prompt, before which there is nothing."""
+    if event.log_probability is None:
+        return None
+    listed: dict[str, float] = {}
+    for token, value in event.top:
+        listed.setdefault(_text(tokenizer, token), value)
+    listed.setdefault(_text(tokenizer, event.token), event.log_probability)
+    return listed
+
+
+def _text(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.token_bytes(token, special=True).decode(errors="replace")

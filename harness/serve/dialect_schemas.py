@@ -1,0 +1,75 @@
+"""What the routes of other providers' APIs answer, for the document: a type each."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class AnthropicMessage(Struct):
+    """``POST /v1/messages``, not streamed."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str
+    stop_sequence: str | None
+    usage: dict[str, int]
+    system_fingerprint: str
+    x_zinc: dict[str, Any]
+
+
+class InputTokens(Struct):
+    """``POST /v1/messages/count_tokens``."""
+
+    input_tokens: int
+
+
+class OllamaAnswered(Struct, kw_only=True):
+    """``POST /api/chat`` and ``POST /api/generate``, not streamed."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: str
+    message: dict[str, Any] | UnsetType = UNSET
+    response: str | UnsetType = UNSET
+
+
+class OllamaVectors(Struct):
+    """``POST /api/embed``."""
+
+    model: str
+    embeddings: list[list[float]]
+    prompt_eval_count: int
+
+
+class OllamaVector(Struct):
+    """``POST /api/embeddings``."""
+
+    embedding: list[float]
+
+
+class OllamaModels(Struct):
+    """``GET /api/tags`` and ``GET /api/ps``."""
+
+    models: list[dict[str, Any]]
+
+
+class OllamaShown(Struct):
+    """``POST /api/show``."""
+
+    template: str
+    parameters: str
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+
+
+class OllamaVersion(Struct):
+    """``GET /api/version``."""
+
+    version: str
