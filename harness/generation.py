@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request, TokenEvent
@@ -12,7 +12,8 @@ from harness.answer_text import AnswerText
 from harness.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
-    from harness.generate import Session
+    from reference.engine import Engine
+    from reference.model.open import Model
 
 SILENT = NullProgress()
 
@@ -50,13 +51,30 @@ class GenerationStats:
         return _rate(self.decode_steps, self.decode_seconds)
 
 
+class EngineSession(Protocol):
+    """A model and its engine, stepped on the caller's thread."""
+
+    @property
+    def model(self) -> Model:
+        """The open model."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs its requests."""
+
+    def step(self, request_id: int) -> list[TokenEvent]:
+        """Run the engine's next step; the events of one request."""
+
+
 class TextGeneration(Iterator[TextPiece]):
     """An answer in the making: iterate for its pieces, read the rest at any time.
 
     A KeyboardInterrupt, or whatever else stops the iteration, is followed by ``cancel``.
     """
 
-    def __init__(self, session: Session, request: Request, progress: Progress = SILENT) -> None:
+    def __init__(
+        self, session: EngineSession, request: Request, progress: Progress = SILENT
+    ) -> None:
         """Submits ``request``; raises RequestError when it cannot be served."""
         self._session = session
         self._request = request

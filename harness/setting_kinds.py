@@ -11,6 +11,8 @@ from typing import Any
 from contract.lazy_dataclass import dataclass
 
 ENV_PREFIX = "ZINC_RT_"
+KEY_ENV = f"{ENV_PREFIX}KEY"
+"""The environment variable with the API key for a server."""
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
 SIZE_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from accel.cuda.driver import TIER, Driver
 from contract.errors import TierUnavailable
 
-if TYPE_CHECKING:
-    from accel.cuda.driver import Driver
-
-TIER = "cuda"
 LEAST_CAPABILITY = (8, 0)
 LEAST_DRIVER = 13000
 """CUDA 13.0: a driver runs what a compiler of its own major version made."""

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from accel.cuda.device import TIER
 from contract.errors import TierUnavailable
+
+TIER = "cuda"
 
 EXTRA_HINT = "pip install 'zinc-rt[cuda]'"
 DRIVER_HINT = "install NVIDIA's driver, version 580 or newer"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import accel.cuda
-from accel.cuda.device import TIER
+from accel.cuda.driver import TIER
 from accel.packets.estimate_cache import EstimateCache, code_state, decoded_memory, encoded_memory
 from accel.packets.footprint import StepMemory
 from contract.ir.nodes import Graph

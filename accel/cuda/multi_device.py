@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.buffers import CudaBuffer
-from accel.cuda.device import TIER, find_device
-from accel.cuda.driver import CudaError, Driver, open_driver
+from accel.cuda.device import find_device
+from accel.cuda.driver import TIER, CudaError, Driver, open_driver
 from accel.cuda.planning import share_of_decl
 from accel.cuda.program import Compiler
 from accel.cuda.report import reaches

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from accel.cuda.device import TIER, Device
+from accel.cuda.device import Device
+from accel.cuda.driver import TIER
 from accel.cuda.memory_estimate import MemoryEstimate, cached_estimate
 from accel.cuda.persistent import compose
 from accel.cuda.plan import Plan, plan_launches

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from accel.cuda.device import TIER, Device
-from accel.cuda.driver import EXTRA_HINT, Context, CudaError
+from accel.cuda.device import Device
+from accel.cuda.driver import EXTRA_HINT, TIER, Context, CudaError
 from accel.kernels.source import (
     INCLUDE,
     Language,

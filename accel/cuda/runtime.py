@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from accel.cuda.arrange import Arranger
-from accel.cuda.device import TIER, Device, find_device
-from accel.cuda.driver import NOT_READY, Context, CudaError, Driver
+from accel.cuda.device import Device, find_device
+from accel.cuda.driver import NOT_READY, TIER, Context, CudaError, Driver
 from accel.cuda.finite import FiniteCheck
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
 from accel.cuda.memory import Memory, Pinned, Streams

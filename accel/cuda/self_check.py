@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.device import TIER
+from accel.cuda.driver import TIER
 from accel.cuda.launcher import Arguments, LaunchShape, start_kernel
 from accel.cuda.memory import Memory
 from accel.cuda.program import Modules, plain_source

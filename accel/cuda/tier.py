@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from accel.cuda.bound_bucket import BoundBucket, check_layouts, move_to_first_rows
 from accel.cuda.buffers import CudaBuffer, Weights
-from accel.cuda.device import TIER
-from accel.cuda.driver import CudaError, open_driver
+from accel.cuda.driver import TIER, CudaError, open_driver
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.passing import PassingMemory
 from accel.cuda.plan import sources_of

@@ -14,9 +14,9 @@ from contract.errors import ConfigError
 from harness.cli.answer import show_text
 from harness.cli.chat import first_turn, take_turns
 from harness.cli.prompt import THINKING, Messages
-from harness.cli.run_command import KEY_ENV
 from harness.client import ServerClient, ServerError
 from harness.console import note
+from harness.setting_kinds import KEY_ENV
 from harness.settings import Settings
 
 WIRE_NAMES = {

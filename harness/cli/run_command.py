@@ -16,10 +16,10 @@ from harness.cli.serving import (
     sampling_of,
 )
 from harness.console import note
-from harness.settings import ENV_PREFIX, Settings, add_flags, resolve
+from harness.setting_kinds import KEY_ENV
+from harness.settings import Settings, add_flags, resolve
 from harness.startup import load_ahead
 
-KEY_ENV = f"{ENV_PREFIX}KEY"
 NAMES = (
     *MODEL_SETTINGS,
     *ENGINE_SETTINGS,

@@ -94,7 +94,8 @@ class EngineDriver(Submits[EventStream]):
     def __init__(
         self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
     ) -> None:
-        self._watch = StreamWatch()
+        self._streams: dict[int, EventStream] = {}
+        self._watch = StreamWatch(self._streams)
         self._background = BackgroundWork(self._work_done)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events
@@ -203,7 +204,7 @@ class EngineDriver(Submits[EventStream]):
 
     def _drain(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._ended is None and self._watch.streams and time.monotonic() < deadline:
+        while self._ended is None and self._streams and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def _begin(
@@ -212,7 +213,7 @@ class EngineDriver(Submits[EventStream]):
         accepted: list[int] = []
         try:
             for request in submission.requests:
-                self._watch.streams[request.id] = stream
+                self._streams[request.id] = stream
                 stream.facts[request.id] = RequestFacts(now, engine.tenants[request.tenant])
                 sink, first = self._sink_of(submission, request)
                 mask = submission.masks.get(request.id)
@@ -269,7 +270,7 @@ class EngineDriver(Submits[EventStream]):
         with self._changed:
             while not self._commands and not self._closing and self._engine.idle:
                 self._changed.wait()
-            if not self._commands and self._watch.streams and self._all_rest():
+            if not self._commands and self._streams and self._all_rest():
                 self._changed.wait(STALLED_STEP_SECONDS)
             return not self._closing
 
@@ -290,7 +291,7 @@ class EngineDriver(Submits[EventStream]):
         tenants: list[Tenant] = []
         given: dict[EventStream, list[Delivered]] = {}
         for event in events:
-            stream = self._watch.streams.get(event.request_id)
+            stream = self._streams.get(event.request_id)
             if stream is None:
                 continue
             given.setdefault(stream, []).append(Delivered(now, event))
@@ -316,7 +317,7 @@ class EngineDriver(Submits[EventStream]):
             self._engine.stall(request_id, patient=True)
 
     def _all_rest(self) -> bool:
-        return all(self._rests(*one) for one in self._watch.streams.items())
+        return all(self._rests(*one) for one in self._streams.items())
 
     def _rests(self, request_id: int, stream: EventStream) -> bool:
         """Whether nothing is computed for a request for now."""
@@ -326,7 +327,7 @@ class EngineDriver(Submits[EventStream]):
         """Late work is done, on a thread of its own: its request goes on."""
 
         def go_on() -> None:
-            stream = self._watch.streams.get(request_id)
+            stream = self._streams.get(request_id)
             if self._background.settled(request_id) and stream is not None and not stream._stalled:
                 self._engine.unstall(request_id)
 
@@ -353,7 +354,7 @@ class EngineDriver(Submits[EventStream]):
     def _forget(self, stream: EventStream, request_id: int) -> None:
         self._background.forget(request_id)
         stream._live.discard(request_id)
-        self._watch.streams.pop(request_id, None)
+        self._streams.pop(request_id, None)
 
     def _end(self, reason: EngineStopped) -> None:
         """Tell everybody who waits that there is no more."""
@@ -361,10 +362,10 @@ class EngineDriver(Submits[EventStream]):
             self._ended = reason
             left = list(self._commands)
             self._commands.clear()
-        for request_id, stream in list(self._watch.streams.items()):
+        for request_id, stream in list(self._streams.items()):
             self._engine.cancel(request_id)
             stream._put(reason)
-        self._watch.streams.clear()
+        self._streams.clear()
         self._background.close()
         for command in left:
             command()

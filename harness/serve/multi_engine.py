@@ -63,7 +63,7 @@ class SharedDriver(EngineDriver):
 
     def owns(self, event: TokenEvent) -> bool:
         """Whether the event is of a request on a stream of this driver."""
-        return event.request_id in self._watch.streams
+        return event.request_id in self._streams
 
     def start(self) -> None:
         """Take part in the turns."""

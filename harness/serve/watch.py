@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 from contract.types import Tenant
 from reference.observer import NullObserver, StepObservation
-
-if TYPE_CHECKING:
-    from harness.serve.driver import EventStream
 
 
 @dataclass(slots=True)
@@ -40,11 +38,19 @@ class Listener(Protocol):
         """A step gave a tenant's requests so many tokens."""
 
 
+class FactsByRequest(Protocol):
+    """A stream that has the facts of each of its requests."""
+
+    @property
+    def facts(self) -> Mapping[int, RequestFacts]:
+        """The facts by request id."""
+
+
 @dataclass(slots=True)
 class StreamWatch(NullObserver):
-    """Notes when requests of streams are admitted and preempted, and what steps take."""
+    """Notes when requests of ``streams`` are admitted and preempted, and what steps take."""
 
-    streams: dict[int, EventStream] = field(default_factory=dict)
+    streams: Mapping[int, FactsByRequest]
     listener: Listener | None = None
     read_at: float = 0.0
 

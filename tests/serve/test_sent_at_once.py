@@ -69,7 +69,7 @@ def answer_of(server: Running, path: str, body: object, at_once: bool = True) ->
     step = Engine.step
 
     def when_all_wait(engine: Engine) -> object:
-        for stream in list(driver._watch.streams.values()):
+        for stream in list(driver._streams.values()):
             events = stream._events
             wait_until(lambda events=events: driver._commands or events._offer is not None)
         return step(engine)
@@ -246,7 +246,7 @@ def unchunked(answer: bytes) -> bytes:
 
 def stalled(server: Running) -> bool:
     """Whether a stream that nobody takes from waits."""
-    streams = server.service.model.driver._watch.streams
+    streams = server.service.model.driver._streams
     return any(stream._stalled for stream in list(streams.values()))
 
 
