@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.cuda import tier as tier_module
 from accel.cuda.driver import open_driver
 from accel.cuda.persistent import StepTable
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
+from accel.packets import tier as tier_module
 from contract.dtypes import I12
 from contract.errors import DeviceLost
 from contract.records import QUERY_TOKEN, SAMPLING
