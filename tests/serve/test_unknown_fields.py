@@ -94,8 +94,6 @@ def test_unknown_fields_of_messages_are_ignored(http: Http) -> None:
 def test_fields_of_other_servers_are_nobodys_misspelling(name: str) -> None:
     kinds = (ChatRequest, CompletionRequest)
     unknowing = [kind for kind in kinds if name not in kind.__struct_fields__]
-        kind for kind in (ChatRequest, CompletionRequest) if name not in kind.__struct_fields__
-    ]
     assert unknowing
     for kind in unknowing:
         ignored: list[str] = []
