@@ -55,6 +55,7 @@ def test_a_call_is_the_one_that_the_server_makes(talking: LLM, path: Path, tmp_p
     (call,) = message["tool_calls"]
     check_call(call["function"]["name"], call["function"]["arguments"])
     wire = {"messages": MESSAGES, "seed": 3, "max_tokens": 120, "enable_thinking": False}
+    wire |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     body = json.dumps({**wire, **CALLING}).encode()
     ledger = tmp_path / "ledger.sqlite"
     with serve(path, tier="cpu", context=CONTEXT, port=0, ledger=ledger) as server:

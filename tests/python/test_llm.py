@@ -94,7 +94,7 @@ def test_the_server_gives_the_same_bits(llm: LLM, tiny_model_path: Path, tmp_pat
     )
     (output,) = llm.generate("Once", asked)
     requested = {"prompt": "Once", "temperature": 0.7, "top_p": 0.9, "seed": 3, "max_tokens": 9}
-    body = json.dumps({**requested, "logprobs": 2}).encode()
+    body = json.dumps({**requested, "top_k": 0, "min_p": 0.0, "logprobs": 2}).encode()
     ledger = tmp_path / "ledger.sqlite"
     with serve(tiny_model_path, tier="cpu", context=CONTEXT, port=0, ledger=ledger) as server:
         request = urllib.request.Request(
