@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,10 @@ def build_editable(wheel_directory: str, *arguments: Any, **settings: Any) -> st
         find_library(default_cache(), _say)
     except TierUnavailable as error:
         _say(f"the native tier will not run: {error}")
-    return str(build_meta.build_editable(wheel_directory, *arguments, **settings))
+    with warnings.catch_warnings():
+        # A note about folders named like packages, which pip shows to everybody.
+        warnings.filterwarnings("ignore", message="Editable installation")
+        return str(build_meta.build_editable(wheel_directory, *arguments, **settings))
 
 
 @contextmanager
