@@ -16,7 +16,6 @@ from contract.ir.unread_outputs import without_outputs
 from contract.ir.verify import verify
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -47,7 +46,7 @@ def test_what_nobody_reads_goes_with_its_buffer() -> None:
     assert set(shorter.buffers) == {"x", "less"}
 
 
-@pytest.mark.parametrize("wanted", [[], ["less"], ["unknown"]])
+@pytest.mark.parametrize("requested", [[], ["less"], ["unknown"]])
 def test_what_a_node_reads_stays(requested: list[str]) -> None:
     graph = two_outputs()
     assert without_outputs(graph, requested) is graph
@@ -70,14 +69,12 @@ def test_listing_adds_nothing_but_what_can_be_left_out(tiny_model_path: Path) ->
         assert shorter == model.graph(limits)
 
 
-@pytest.mark.parametrize("wanted", [(), ("more",)])
+@pytest.mark.parametrize("requested", [(), ("more",)])
 def test_optional_outputs_are_made_for_who_wants_them(requested: tuple[str, ...]) -> None:
     """Whoever wants none has fewer packets, and the bytes of the output are not touched."""
     graph = two_outputs()
     with CpuTier() as tier:
-        buffers = {
-            decl.name: tier.alloc(decl, 32, Heap.BAR) for decl in graph.of_kind(BufferKind.OUTPUT)
-        }
+        buffers = {decl.name: tier.alloc(decl, 32) for decl in graph.of_kind(BufferKind.OUTPUT)}
         executable = ExecutableGraph(tier, graph, buffers, STEP, ["more"])
         values = np.arange(8, dtype=np.float32).reshape(2, 4)
         inputs = pack_inputs(executable.inputs, STEP, {"x": values})

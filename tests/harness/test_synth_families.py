@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,8 @@ def test_own_tokenizer_encodes_every_byte(tmp_path: Path, architecture: str) -> 
         tokenizer = load_tokenizer(file.metadata, str(path))
     text = "the cat is on it\t\n" + "".join(map(chr, range(0x20, 0x500))) + "\U0001f600"
     ids = tokenizer.encode(text, add_bos=False)
-    assert tokenizer.decode_bytes(ids).decode() == text
+    expected = unicodedata.normalize("NFC", text) if architecture.startswith("qwen") else text
+    assert tokenizer.decode_bytes(ids).decode() == expected
     assert len(ids) < len(text.encode())
     bos = tokenizer.encode("a")[0] == 2
     assert bos == architecture.startswith("gemma")

@@ -105,7 +105,7 @@ class Prompts:
         return np.concatenate(logits)
 
     def _keep_state(self, tokens: NDArray[np.int32], slot: int) -> None:
-        place = self.memory.save_place()
+        place = self.memory.save_state_slot()
         if place is not None:
             self.runner.recurrent.save(slot, place)
             self.memory.attach_state(SCOPE, tokens, place)

@@ -23,8 +23,9 @@ from contract.ir.inputs import input_layout, pack_inputs
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.model.open import open_model
+from tests.model_runs import REQUESTS, generate
 from tests.native.conftest import OpenNative
-from tests.opencl.test_model import REQUESTS, generate
+from tests.needs import machine_lacks
 from tests.paths import ROOT
 
 WIDTH = 64
@@ -239,11 +240,12 @@ print(*set(found["y"].view(np.uint32).tolist()))
 """
 
 
-@pytest.mark.skipif(machine() != "x86_64", reason="the control register of x86")
 def test_subnormals_stay_whatever_the_caller_s_thread_does(
     kernel_cache: Path, tmp_path: Path
 ) -> None:
     """Threads begin with the control register of the one that makes them."""
+    if machine() != "x86_64":
+        machine_lacks("control register of x86")
     done = subprocess.run(
         [sys.executable, "-c", FLUSHING, str(kernel_cache), str(tmp_path)],
         cwd=ROOT,

@@ -122,7 +122,7 @@ def test_labels_that_age_alone_are_noticed(monkeypatch: Patch) -> None:
 
 def test_a_quantum_of_nothing_is_noticed(monkeypatch: Patch) -> None:
     """Negative control: QUANTUM positions beyond those found in the cache, as if none were lost."""
-    for module in ("residents", "placing"):
+    for module in ("slot_manager", "scheduler"):
         monkeypatch.setattr(
             f"reference.engine.{module}.goal", lambda reached, begun, end: begun + QUANTUM
         )
