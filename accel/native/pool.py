@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from accel.native.library import Library
 from accel.native.names import TIER
-from contract.errors import TierUnavailable
+from contract.errors import DeviceLost, TierUnavailable
 from contract.lazy_dataclass import dataclass
 
 MOST_WORKERS = 1024
@@ -75,6 +75,9 @@ def _functions(library: Library) -> Functions:
     )
 
 
+FORKED = "this process was forked from the one that opened the tier; open it in this one"
+
+
 class WorkerPool:
     """``workers`` threads. Not safe to share between threads of Python.
 
@@ -100,7 +103,9 @@ class WorkerPool:
         return os.getpid() != self._process
 
     def submit(self, job: Job) -> int:
-        """Add a step behind all others; its number."""
+        """Add a step behind all others; its number. Raises DeviceLost in a forked process."""
+        if self.forked:
+            raise DeviceLost(FORKED)
         self._last = number = self._functions.submit(self._pool, ctypes.byref(job))
         return int(number)
 

@@ -30,7 +30,7 @@ from accel.packets.schedule import schedule_workers
 from accel.packets.step import Schedule, Step
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
-from contract.errors import DeviceLost, TierUnavailable
+from contract.errors import TierUnavailable
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, Graph
 from contract.lazy_dataclass import dataclass
@@ -39,7 +39,6 @@ from contract.tier import DeviceTier
 
 NativeBatch = FormBatch[Allocation, NativeForm]
 NativeFence = StepFence[Allocation, NativeForm, NativeStep]
-FORKED = "this process was forked from the one that opened the tier; open it in this one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +146,6 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
-        if self._pool.forked:
-            raise DeviceLost(f"{self._info.device}: {FORKED}")
         yield
 
     def _shut_down(self) -> None:

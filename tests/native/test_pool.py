@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.native.pool import RING_STEPS
-from accel.native.tier import FORKED, NativeTier
+from accel.native.pool import FORKED, RING_STEPS
+from accel.native.tier import NativeTier
 from accel.native.variants import machine
 from accel.opencl.worker_tuner import FixedWorkers
 from contract.dtypes import F32
