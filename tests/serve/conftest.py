@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
@@ -36,7 +37,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
     """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, tier=,
     aliases=, sampling=, **ServeOptions)``: a server of its own. The tier ``null`` computes
     nothing: every token is NULL_TOKEN."""
-    folder = tmp_path_factory.mktemp("serve")
+    folder, numbers = tmp_path_factory.mktemp("serve"), itertools.count()
     session = SessionOptions(context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20)
 
     @contextmanager
@@ -62,7 +63,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
             sampling,
         )
         options.setdefault("cache_dir", folder / "models")
-        options.setdefault("ledger", folder / f"{len(list(folder.iterdir()))}.sqlite")
+        options.setdefault("ledger", folder / f"{next(numbers)}.sqlite")
         with pytest.MonkeyPatch.context() as patch:
             known = {**tiers.TIERS, "null": lambda options: NullTier(NULL_TOKEN)}
             patch.setattr(tiers, "TIERS", known)
