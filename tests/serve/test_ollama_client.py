@@ -260,7 +260,11 @@ def test_a_stream_that_fails_ends_with_an_error(
 ) -> None:
     slow_steps(monkeypatch)
     with serve() as server, Http(server.url).connected() as connection:
-        body = {"model": "tiny", "messages": MESSAGES, "options": {"num_predict": 200}}
+        body = {
+            "model": "tiny",
+            "messages": MESSAGES,
+            "options": {"num_predict": 200, "temperature": 0},
+        }
         connection.sendall(posted("/api/chat", body))
         wait_until(lambda: running(server) == 1)
         server.drain(0)
