@@ -125,6 +125,11 @@ class Engine(TenantCalls):
         return not self._live and not self._output_processor.pending
 
     @property
+    def has_events(self) -> bool:
+        """Whether there are events that were not taken."""
+        return self._output_processor.pending
+
+    @property
     def blocked(self) -> bool:
         """Whether the latest ``step`` found nothing to compute or to read: everybody here waits for
         a quota or a consumer."""
