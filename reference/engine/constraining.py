@@ -6,14 +6,13 @@ planned when the host has read its last one, however many steps of others are un
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import numpy as np
 
 from contract.types import Request
-from reference.engine.sequence import RunningSequence
-from reference.engine.sequence import Sequence as RunningRequest
+from reference.engine.sequence import Sequence
 from reference.runner import StepInput, StepOutput
 from reference.sched.constraints import Mask
 from reference.sched.planner import Chunk
@@ -25,21 +24,20 @@ NOT_LISTED: Listed = (None, ())
 
 def with_masks(
     inputs: StepInput,
-    actives: Sequence[RunningSequence],
-    chunks: Sequence[Chunk],
-    rows: Sequence[int],
+    sequences: Items[Sequence],
+    chunks: Items[Chunk],
+    rows: Items[int],
     words: int,
 ) -> StepInput:
     """``inputs`` with the masks, of ``words`` each, of those sequences that have some and get a
     token in this step; ``rows`` are the rows of each chunk."""
-    if not any(active.masked for active in actives):
+    if not any(sequence.masked for sequence in sequences):
         return inputs
     masks: list[Mask] = []
     end = 0
-    for active, (_, start, count), requested in zip(actives, chunks, rows, strict=True):
+    for sequence, (_, start, count), requested in zip(sequences, chunks, rows, strict=True):
         end += requested
-        sequence = active.sequence
-        if not active.masked or not requested or start + count < sequence.known:
+        if not sequence.masked or not requested or start + count < sequence.known:
             continue
         mask = _mask_of(sequence, words)
         if mask is not None:
@@ -48,7 +46,7 @@ def with_masks(
     return replace(inputs, allowed=np.array(masks)) if masks else inputs
 
 
-def _mask_of(sequence: RunningRequest, words: int) -> Mask | None:
+def _mask_of(sequence: Sequence, words: int) -> Mask | None:
     """What the sequence's provider allows next. One that fails allows nothing, which ends its
     sequence with an error and no other."""
     assert sequence.allowed is not None

@@ -21,7 +21,7 @@ from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
 from reference.engine.scheduler import Scheduler
-from reference.engine.sequence import LogitsSink, MaskProvider, RunningSequence, Sequence
+from reference.engine.sequence import LogitsSink, MaskProvider, Sequence
 from reference.engine.slot_manager import SlotManager, memory_of
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
@@ -31,7 +31,6 @@ from reference.ledger import Ledger
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
 from reference.runner import HIDDEN, LOGITS, ModelRunner
-from reference.sched.admission import WaitQueue
 from reference.sched.cost import StepCost
 from reference.sched.queue_depth import may_wait
 from reference.sched.tenants import Tenants
@@ -77,16 +76,16 @@ class Engine(TenantCalls):
         self._failed: list[Sequence] = []
         self._whole = True
         self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost)
-        self._queue = WaitQueue(self.tenants, clock=clock)
-        self._scheduler = Scheduler(
-            self._slot_manager, self.tenants, self._queue, clock, observer, self.ledger
-        )
         cost = StepCost()
         self._speculative = (
             None
             if drafter is None
             else SpeculativeDecoder(runner, self._slot_manager, drafter, options.draft_tokens, cost)
         )
+        self._scheduler = Scheduler(
+            runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.ledger,
+            cost, self._speculative,
+        )  # fmt: skip
         self._pipeline = Pipeline(
             runner, options, self._scheduler, self.tenants, clock, observer, cost,
             self._speculative,
@@ -107,12 +106,12 @@ class Engine(TenantCalls):
     @property
     def chunk_tokens(self) -> int:
         """The most prefill tokens of a step."""
-        return self._pipeline.chunk_tokens
+        return self._scheduler.chunk_tokens
 
     @property
     def chunk_while_decoding(self) -> int:
         """The most prefill tokens of a step in which a sequence decodes."""
-        return self._pipeline.chunk_while_decoding
+        return self._scheduler.chunk_while_decoding
 
     @property
     def steps_ahead(self) -> int:
@@ -220,11 +219,11 @@ class Engine(TenantCalls):
 
     def _check_place(self, tenant: Tenant) -> None:
         """Raises QueueFull where one more request of a tenant may not wait."""
-        own, waiting = self._queue.of_tenant(tenant.id), len(self._scheduler.waiting)
+        own, waiting = self._scheduler.queue.of_tenant(tenant.id), len(self._scheduler.waiting)
         within = own < tenant.max_waiting
         if within and may_wait(own, waiting, self.options.queue_depth, len(self.tenants)):
             return
-        seconds = self._queue.retry_after()
+        seconds = self._scheduler.queue.retry_after()
         if within and waiting >= self.options.queue_depth:
             raise QueueFull(self.options.queue_depth, seconds)
         rate = self.tenants.rates_free_in(tenant.id)
@@ -263,9 +262,9 @@ class Engine(TenantCalls):
     def progress(self, request_id: int) -> int:
         """How many tokens of a request are computed or submitted; 0 for one that waits or ended."""
         sequence = self._live.get(request_id)
-        if sequence is None or sequence.active is None:
+        if sequence is None or not sequence.running:
             return 0
-        return self._slot_manager.table.computed[sequence.active.slot]
+        return self._slot_manager.table.computed[sequence.slot]
 
     def run(self) -> Iterator[TokenEvent]:
         """Step until idle."""
@@ -332,11 +331,11 @@ class Engine(TenantCalls):
             raise
         self._whole = outermost
 
-    def _lost(self, active: RunningSequence) -> None:
+    def _lost(self, sequence: Sequence) -> None:
         """A sequence loses its slot: steps are planned anew, and nobody guesses for it."""
         self._pipeline.changed()
         if self._speculative is not None:
-            self._speculative.forget(active)
+            self._speculative.forget(sequence)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = sequence.request
@@ -362,8 +361,8 @@ class Engine(TenantCalls):
 
     def _set_stalled(self, sequence: Sequence, stalled: bool) -> None:
         sequence.stalled, sequence.stalled_steps = stalled, 0
-        if sequence.active is not None:
-            self._slot_manager.table.stalled[sequence.active.slot] = stalled
+        if sequence.running:
+            self._slot_manager.table.stalled[sequence.slot] = stalled
         self._pipeline.changed()
 
     def _recover(self, *, fault: bool) -> None:

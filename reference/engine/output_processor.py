@@ -10,7 +10,7 @@ from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, TokenEvent
 from reference.engine.constraining import NOT_LISTED, listed_of
 from reference.engine.pipeline import Computed, Pipeline
-from reference.engine.sequence import RunningSequence, Sequence
+from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.ledger import Ledger
@@ -144,7 +144,7 @@ class OutputProcessor:
     def end_early(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a request that no token ends."""
         event = TokenEvent(sequence.request.id, -1, sequence.known, reason)
-        self._append(event, sequence.request.tenant)
+        self._append(event, sequence.tenant)
         self._finish(sequence, reason)
 
     def _append(self, event: TokenEvent, tenant: int) -> None:
@@ -154,55 +154,53 @@ class OutputProcessor:
 
     def _take(self, part: Computed, tokens: list[int], output: StepOutput, now: float) -> None:
         """What one sequence got out of a step."""
-        active, _, stop, first_row, end_row = part
-        sequence = active.sequence
+        sequence, _, stop, first_row, end_row = part
         if sequence.on_logits is not None:
             _hand_over(sequence, part, output)
-            if sequence.active is not active:
-                # Whoever took the logits has cancelled the request.
+            if not sequence.running:
+                # The sink has cancelled the request.
                 return
         if stop < sequence.known:
             return
         if part.drafted:
             given = self._take_guessed(part, tokens, output)
-            self._tenants.count(sequence.request.tenant, 0, max(0, given - 1))
+            self._tenants.count(sequence.tenant, 0, max(0, given - 1))
         else:
             token = tokens[end_row - 1] if end_row > first_row else -1
             given = int(token >= 0 and sequence.samples)
-            self._receive(active, stop, token, output, end_row - 1)
+            self._receive(sequence, stop, token, output, end_row - 1)
         if given:
             self._note_tokens(sequence, now)
-        if self._speculative is not None or active.masked:
+        if self._speculative is not None or sequence.masked:
             self._after_tokens(part)
 
     def _take_guessed(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
         """The tokens up to the first one that was guessed wrongly: how many they are."""
-        sequence = part.active.sequence
+        sequence = part.sequence
         given = 0
         for row in range(part.first_row, part.end_row):
             position = part.start + 1 + row - part.first_row
             token = tokens[row]
             guess = int(sequence.tokens[position]) if position < part.stop else token
             given += token >= 0 and sequence.samples
-            self._receive(part.active, position, token, output, row)
-            if token != guess or sequence.active is None:
+            self._receive(sequence, position, token, output, row)
+            if token != guess or not sequence.running:
                 break
         return given
 
     def _note_tokens(self, sequence: Sequence, now: float) -> None:
-        tenant = sequence.request.tenant
-        if sequence.given is None:
+        tenant = sequence.tenant
+        if sequence.read_at is None:
             self._ledger.first_token(tenant, now - sequence.arrived)
         else:
             # The sequences of a step mostly had their last tokens at the same time, too.
-            self._intervals[tenant, now - sequence.given] += 1
-        sequence.given = now
+            self._intervals[tenant, now - sequence.read_at] += 1
+        sequence.read_at = now
 
     def _receive(
-        self, active: RunningSequence, position: int, token: int, output: StepOutput, row: int
+        self, sequence: Sequence, position: int, token: int, output: StepOutput, row: int
     ) -> None:
         """What ``token``, sampled for ``position`` in ``row``, means: the next one, or the end."""
-        sequence = active.sequence
         request = sequence.request
         reason = None
         listed = NOT_LISTED
@@ -226,17 +224,17 @@ class OutputProcessor:
 
     def _after_tokens(self, part: Computed) -> None:
         """Let a sequence that goes on be planned from the tokens it has."""
-        active, table = part.active, self._slot_manager.table
-        if active.sequence.active is not active:
+        sequence, table = part.sequence, self._slot_manager.table
+        if not sequence.running:
             return
         if part.drafted:
             assert self._speculative is not None
-            self._speculative.settle(active, part.start, part.stop)
+            self._speculative.settle(sequence, part.start, part.stop)
             self._pipeline.changed()
-        elif table.lockstep[active.slot]:
-            table.known[active.slot] = active.sequence.known
+        elif table.lockstep[sequence.slot]:
+            table.known[sequence.slot] = sequence.known
             self._pipeline.changed()
-        if self._speculative is not None and self._speculative.consider(active):
+        if self._speculative is not None and self._speculative.consider(sequence):
             self._pipeline.changed()
 
 

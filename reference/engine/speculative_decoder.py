@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from reference.engine.drafter import AcceptedTokens, Drafter, DraftRequest, SpeculationStatistics
-from reference.engine.sequence import RunningSequence
+from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits
 from reference.runner import ModelRunner
@@ -45,14 +45,14 @@ class SpeculativeDecoder:
         self._cost = cost
         self._yields: dict[int, AcceptedTokens] = {}
 
-    def consider(self, active: RunningSequence) -> bool:
+    def consider(self, sequence: Sequence) -> bool:
         """Let a sequence that has a new token run in lockstep if there is something to guess;
         whether that changed."""
-        table, slot, sequence = self._slot_manager.table, active.slot, active.sequence
-        if table.lockstep[slot] or not self._may(active):
+        table, slot = self._slot_manager.table, sequence.slot
+        if table.lockstep[slot] or not self._may(sequence):
             return False
         tokens = sequence.tokens[: sequence.known]
-        if sequence.known < self._yield(active).paused_until:
+        if sequence.known < self._yield(sequence).paused_until:
             return False
         if not self._drafter.ready(sequence.order, tokens):
             return False
@@ -64,8 +64,8 @@ class SpeculativeDecoder:
         """Guess for every sequence in lockstep whose tokens are all known."""
         table, running = self._slot_manager.table, self._slot_manager.running
         ready = [
-            (slot, active)
-            for slot, active in running.items()
+            (slot, sequence)
+            for slot, sequence in running.items()
             if table.lockstep[slot]
             and not table.stalled[slot]
             and not table.draft[slot]
@@ -73,34 +73,33 @@ class SpeculativeDecoder:
         ]
         room = self._room(len(running))
         opened: list[DraftRequest] = []
-        for slot, active in ready:
-            sequence = active.sequence
-            most = min(self._bound(active), room)
-            if self._may(active) and most > 0:
+        for slot, sequence in ready:
+            most = min(self._bound(sequence), room)
+            if self._may(sequence) and most > 0:
                 tokens = sequence.tokens[: sequence.known]
                 opened.append(DraftRequest(sequence.order, slot, tokens, most))
                 room -= most
         guesses = {one.slot: found for one, found in zip(opened, self._draft(opened), strict=True)}
-        for slot, active in ready:
-            self._write(active, guesses.get(slot))
+        for slot, sequence in ready:
+            self._write(sequence, guesses.get(slot))
 
-    def before_step(self, actives: list[RunningSequence]) -> None:
+    def before_step(self, sequences: list[Sequence]) -> None:
         """Keep the recurrent states that wrong guesses would spoil; just before the submission."""
         if self._slot_manager.keeps_states:
-            for active in actives:
-                if self._slot_manager.table.draft[active.slot] and active.undo is not None:
-                    self._runner.recurrent.save(active.slot, active.undo)
+            for sequence in sequences:
+                if self._slot_manager.table.draft[sequence.slot] and sequence.undo is not None:
+                    self._runner.recurrent.save(sequence.slot, sequence.undo)
 
-    def settle(self, active: RunningSequence, start: int, stop: int) -> None:
+    def settle(self, sequence: Sequence, start: int, stop: int) -> None:
         """After a step over ``start`` to ``stop`` - 1 was read and the tokens it gave are known:
         forget the wrong guesses."""
-        table, slot, known = self._slot_manager.table, active.slot, active.sequence.known
+        table, slot, known = self._slot_manager.table, sequence.slot, sequence.known
         drafted, gained = stop - start - 1, known - 1 - start
         table.draft[slot] = 0
         table.known[slot] = known
         table.computed[slot] = known - 1
-        if gained <= drafted and active.undo is not None:
-            self._runner.recurrent.load(active.undo, slot)
+        if gained <= drafted and sequence.undo is not None:
+            self._runner.recurrent.load(sequence.undo, slot)
             table.computed[slot] = start
         so_far = self.statistics
         self.statistics = replace(
@@ -109,46 +108,44 @@ class SpeculativeDecoder:
             accepted=so_far.accepted + gained - 1,
             steps=so_far.steps + 1,
         )
-        measured = self._yield(active)
+        measured = self._yield(sequence)
         measured.note(gained)
         if measured.steps >= 2 and measured.mean < self._worth(drafted):
-            self._pause(active)
+            self._pause(sequence)
 
-    def forget(self, active: RunningSequence) -> None:
+    def forget(self, sequence: Sequence) -> None:
         """A sequence lost its slot."""
-        self._drafter.forget(active.sequence.order)
-        self._yields.pop(active.sequence.order, None)
+        self._drafter.forget(sequence.order)
+        self._yields.pop(sequence.order, None)
 
     def _draft(self, opened: list[DraftRequest]) -> list[np.ndarray]:
         return self._drafter.draft(opened) if opened else []
 
-    def _write(self, active: RunningSequence, guess: np.ndarray | None) -> None:
-        table, slot, sequence = self._slot_manager.table, active.slot, active.sequence
+    def _write(self, sequence: Sequence, guess: np.ndarray | None) -> None:
+        table, slot = self._slot_manager.table, sequence.slot
         if guess is None or not len(guess):
-            table.lockstep[slot] = active.masked
+            table.lockstep[slot] = sequence.masked
             return
         sequence.tokens[sequence.known : sequence.known + len(guess)] = guess
         table.draft[slot] = len(guess)
 
-    def _may(self, active: RunningSequence) -> bool:
+    def _may(self, sequence: Sequence) -> bool:
         """Whether guessing for a sequence could ever be right to do."""
-        sequence = active.sequence
-        return sequence.samples and sequence.on_logits is None and not active.masked
+        return sequence.samples and sequence.on_logits is None and not sequence.masked
 
-    def _bound(self, active: RunningSequence) -> int:
+    def _bound(self, sequence: Sequence) -> int:
         """The most guesses for one sequence now."""
-        sequence, limits = active.sequence, self._runner.limits
-        slot = active.slot
-        measured = self._yield(active)
+        slot, limits = sequence.slot, self._runner.limits
+        measured = self._yield(sequence)
         most = self._most if measured.mean > FIRST_GUESSES else FIRST_GUESSES
         most = min(most, self._most, sequence.last - sequence.known)
         sampling = sequence.request.sampling
         if sampling.penalizes:
             most = min(most, limits.recent_tokens - sampling.repeat_last_n)
         if self._slot_manager.recurrent:
-            if active.undo is None:
-                active.undo = self._slot_manager.memory.save_state_slot()
-            if active.undo is None:
+            if sequence.undo is None:
+                sequence.undo = self._slot_manager.memory.save_state_slot()
+            if sequence.undo is None:
                 return 0
             table = self._slot_manager.table
             most = min(most, table.cut[slot] - table.computed[slot] - 2)
@@ -166,10 +163,10 @@ class SpeculativeDecoder:
             return UNKNOWN_COST
         return more / alone
 
-    def _pause(self, active: RunningSequence) -> None:
-        self._yield(active).pause(active.sequence.known)
-        self._slot_manager.table.lockstep[active.slot] = active.masked
+    def _pause(self, sequence: Sequence) -> None:
+        self._yield(sequence).pause(sequence.known)
+        self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
         self.statistics = replace(self.statistics, pauses=self.statistics.pauses + 1)
 
-    def _yield(self, active: RunningSequence) -> AcceptedTokens:
-        return self._yields.setdefault(active.sequence.order, AcceptedTokens())
+    def _yield(self, sequence: Sequence) -> AcceptedTokens:
+        return self._yields.setdefault(sequence.order, AcceptedTokens())

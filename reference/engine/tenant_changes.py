@@ -114,6 +114,6 @@ class TenantChanges:
         scope = scope_of(self._tenants[sequence.request.tenant])
         if sequence.scope == scope:
             return
-        if sequence.active is not None:
-            self._scheduler.preempt(sequence.active, published=False)
+        if sequence.running:
+            self._scheduler.preempt(sequence, published=False)
         sequence.scope = scope

@@ -31,7 +31,7 @@ def followed(engine: Engine) -> set[int]:
 
 
 def running(engine: Engine) -> set[int]:
-    return {p.sequence.order for p in engine._slot_manager.running.values()}
+    return {p.order for p in engine._slot_manager.running.values()}
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
