@@ -1,7 +1,7 @@
-"""What requests ask of their tokens: masks on the way into a step, log-probabilities out of it.
+"""Token masks in the inputs of a step, and log-probabilities in its outputs.
 
-A mask depends on the token before it. So a sequence with one runs in lockstep: its next token is
-planned when the host has read its last one, however many steps of others are under way.
+A mask depends on the token before it. So a sequence with masks runs in lockstep: its next token is
+planned when the host has read its last one, however many steps of other sequences are in flight.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reference.sched.constraints import Mask
 from reference.sched.planner import Chunk
 
 Listed = tuple[float | None, tuple[tuple[int, float], ...]]
-"""The log-probability of a token, and of the likeliest ones in its place."""
+"""The log-probability of a token, and (token, log-probability) of the likeliest tokens."""
 NOT_LISTED: Listed = (None, ())
 
 
@@ -29,8 +29,8 @@ def with_masks(
     rows: Items[int],
     words: int,
 ) -> StepInput:
-    """``inputs`` with the masks, of ``words`` each, of those sequences that have some and get a
-    token in this step; ``rows`` are the rows of each chunk."""
+    """``inputs`` with a mask of ``words`` 32-bit words for each masked sequence that gets a token
+    in this step; ``rows`` are the numbers of output rows of the chunks."""
     if not any(sequence.masked for sequence in sequences):
         return inputs
     masks: list[Mask] = []
@@ -47,8 +47,8 @@ def with_masks(
 
 
 def _mask_of(sequence: Sequence, words: int) -> Mask | None:
-    """What the sequence's provider allows next. One that fails allows nothing, which ends its
-    sequence with an error and no other."""
+    """The mask of the sequence's next token. Where the provider fails the mask allows nothing,
+    which ends this sequence with an error and no other."""
     assert sequence.allowed is not None
     generated = sequence.tokens[len(sequence.request.prompt) : sequence.known].tolist()
     try:
@@ -59,7 +59,7 @@ def _mask_of(sequence: Sequence, words: int) -> Mask | None:
             raise ValueError(f"a mask is {mask.dtype}{list(mask.shape)}, not uint32[{words}]")
         return mask
     except Exception:
-        # Loading it is a hundredth of a start, in which nothing is logged.
+        # Importing logging takes a hundredth of the start of a process that logs nothing.
         import logging
 
         logging.getLogger(__name__).exception(
@@ -69,7 +69,7 @@ def _mask_of(sequence: Sequence, words: int) -> Mask | None:
 
 
 def listed_of(request: Request, output: StepOutput, row: int) -> Listed:
-    """What ``request`` wants listed of a row of a step."""
+    """The log-probabilities that ``request`` asked for, of one output row of a step."""
     count = request.log_probabilities
     if count is None:
         return NOT_LISTED

@@ -1,4 +1,4 @@
-"""Guesses of a smaller model of the same vocabulary."""
+"""Tokens drafted by a smaller model of the same vocabulary."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ GREEDY = SamplingParams(repeat_last_n=0)
 
 
 def draft_limits(target: Limits) -> Limits:
-    """The sizes of a draft model's runner beside a target of ``target``: every slot has its whole
-    context, so a draft never waits for memory."""
+    """The sizes of a draft model's runner for a target with the limits ``target``: every slot has
+    pages for its whole context, so a draft never waits for memory."""
     return whole_contexts(
         slots=target.slots,
         context=target.context,
@@ -36,19 +36,19 @@ def draft_limits(target: Limits) -> Limits:
 
 @dataclass(slots=True)
 class _Followed:
-    """What the draft model has computed of a sequence: its tokens, in ``slot``."""
+    """The slot of a sequence in the draft model, and the tokens that are computed in it."""
 
     slot: int
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 class DraftModel:
-    """Guesses the greedy continuation of ``runner``'s model, which computes every sequence in a
-    slot of its own, from the tokens it has in common with what the target knows.
+    """Drafts the greedy continuation by the model of ``runner``. Each sequence has a slot in it, in
+    which only the tokens are computed that it does not have in common with the target's.
 
-    The guesses of one call are steps queued one behind the other: their tokens stay on the device
-    until all are there. Raises RequestError for a model of another vocabulary, and for one with
-    recurrent layers, whose states cannot go back to the last right guess.
+    The drafts of one call are steps queued one after the other: their tokens stay on the device
+    until all are computed. Raises RequestError for a model of another vocabulary, and for a model
+    with recurrent layers, whose states cannot be cut back to the last right draft.
     """
 
     def __init__(self, runner: ModelRunner, target: Model) -> None:
@@ -67,7 +67,7 @@ class DraftModel:
         self._followed: dict[int, _Followed] = {}
 
     def ready(self, key: int, tokens: Tokens) -> bool:
-        """A model always has a guess."""
+        """A model always has a proposal."""
         return True
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
@@ -77,20 +77,20 @@ class DraftModel:
         guesses = self._generate(sequences, followed)
         found = []
         for one, place, guess in zip(sequences, followed, guesses, strict=True):
-            # A logit that is not finite gives -1: no guess, nor anything after it.
+            # A row whose logits are not finite yields the token -1, which ends the draft.
             sound = guess[: guess.index(-1)] if -1 in guess else guess
             place.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
             found.append(np.array(sound, np.int32))
         return found
 
     def forget(self, key: int) -> None:
-        """Give the sequence's slot to another."""
+        """Free the slot of a sequence."""
         self._followed.pop(key, None)
 
     def _generate(
         self, sequences: Items[DraftRequest], followed: Items[_Followed]
     ) -> list[list[int]]:
-        """``most`` tokens for each sequence, one step a token."""
+        """``most`` tokens for each sequence, one in each step."""
         most = [one.most for one in sequences]
         guesses: list[list[int]] = [[] for _ in sequences]
         in_flight: deque[tuple[Submission, list[int]]] = deque()
@@ -119,7 +119,7 @@ class DraftModel:
         return place
 
     def _catch_up(self, sequences: Items[DraftRequest], followed: Items[_Followed]) -> None:
-        """Compute what the target learnt since, but for the last token of each sequence."""
+        """Compute the tokens that the target has read since, without the last of each sequence."""
         for one, place in zip(sequences, followed, strict=True):
             known = one.tokens[:-1]
             computed = _common(place.tokens, known)
@@ -135,7 +135,7 @@ class DraftModel:
         return StepInput(query, none, sampling_record(GREEDY, slot)[None][:0], self._page_table)
 
     def _step(self, chunks: list[tuple[int, int]], tokens: list[int]) -> StepInput:
-        """One token of each (slot, position), and what follows it."""
+        """A step that computes one token for each (slot, position) and samples the next."""
         query = np.zeros(len(chunks), QUERY_TOKEN)
         query["token"] = tokens
         query["slot"], query["position"] = zip(*chunks, strict=True)
@@ -145,7 +145,7 @@ class DraftModel:
 
 
 def _common(computed: Tokens, known: Tokens) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     length = min(len(computed), len(known))
     different: NDArray[np.intp] = np.flatnonzero(computed[:length] != known[:length])
     return int(different[0]) if len(different) else length

@@ -1,9 +1,9 @@
-"""Several models on one machine: each an engine of its own, one step at a time, memory shared.
+"""Several models on one machine: each has an engine, and the engines take turns on the device.
 
-A step is one model's: two sets of weights cannot share a product. Which model's turn it is goes by
-the time its steps took, divided by the weight of the tenants that use it, so that a model that many
-wait for gets as many times the device as tenants wait. What does not fit is loaded when somebody
-asks for it, in place of what nobody has used for longest.
+A step belongs to one model: two sets of weights cannot share a product. The model whose steps have
+taken the least time, divided by the weight of the tenants that use it, has the next turn. So a
+model gets device time in proportion to the tenants that wait for it. A model is loaded when it is
+requested; where it does not fit, the idle model that was unused for longest is unloaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reference.engine.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model in memory: its engine, what it takes, and how to let go of it."""
+    """A model in memory: its engine, its size in bytes, and the function that frees it."""
 
     engine: Engine
     nbytes: int
@@ -27,13 +27,14 @@ class Loaded:
 
 
 Loader = Callable[[str], Loaded]
-"""Makes the engine of a model by its name. Raises DoesNotFit or OutOfMemory when there is no room,
-and whatever is wrong with the model."""
+"""Loads a model by its name. Raises DoesNotFit or OutOfMemory when there is no room, and the errors
+of a model that cannot be loaded."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """A loaded model. ``turn`` is the weighted seconds its steps took, ``used`` when one ended."""
+    """A loaded model. ``turn`` is the weighted seconds its steps took, ``used`` the number of its
+    latest use among the uses of all models."""
 
     loaded: Loaded
     turn: float
@@ -41,15 +42,15 @@ class _Place:
 
 
 def no_loader(name: str) -> Loaded:
-    """The loader of ``Models`` that are only ever added to."""
+    """The loader where models are only added with ``Models.add``."""
     raise RequestError("model", f"{name!r} is not known here")
 
 
 class Models:
-    """Engines by model name, loaded on demand or added; their steps are taken here.
+    """The engines of models by name, loaded on demand or added. ``step`` steps one of them.
 
-    Requests are submitted to an engine itself and cancelled there. ``clock`` measures what a step
-    takes. Engines may share their tenants: quotas of slots, pages and rates are then those of all
+    Requests are submitted to an engine itself and cancelled there. ``clock`` measures how long a
+    step takes. Where engines share their tenants, quotas of slots, pages and rates hold for all
     models together.
     """
 
@@ -66,9 +67,9 @@ class Models:
         return tuple(sorted(self._places, key=lambda name: self._places[name].used))
 
     def engine(self, name: str) -> Engine:
-        """The engine of a model, which is loaded if it is not.
+        """The engine of a model, which is loaded first if it is not in memory.
 
-        Raises DoesNotFit or OutOfMemory when there is no room beside the models in use, and what
+        Raises DoesNotFit or OutOfMemory when there is no room next to the models in use, and what
         the loader raises.
         """
         if name not in self._places:
@@ -78,13 +79,13 @@ class Models:
         return place.loaded.engine
 
     def add(self, name: str, loaded: Loaded) -> None:
-        """Take turns with a model that was loaded elsewhere."""
+        """Let a model that the caller loaded take turns."""
         assert name not in self._places, f"model {name!r} is loaded twice"
         self._places[name] = _Place(loaded, 0.0, 0)
         self._touch(self._places[name])
 
     def put_tenant(self, tenant: Tenant) -> None:
-        """See ``Engine.put_tenant``: in all that are loaded, or in none."""
+        """Do ``Engine.put_tenant`` in all loaded engines, or in none."""
         for engine in self._engines:
             engine.check_tenants([tenant])
         self._in_all(
@@ -94,23 +95,23 @@ class Models:
         )
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
-        """See ``Engine.replace_tenants``: in all that are loaded, or in none."""
+        """Do ``Engine.replace_tenants`` in all loaded engines, or in none."""
         tenants = tuple(tenants)
         for engine in self._engines:
             engine.check_tenants(tenants, whole=True)
         ends = [partial(Engine.end_removed, id=tenant.id) for tenant in tenants]
-        # Once one is gone from the last of them, all of them forget it.
+        # An engine forgets a tenant only when no engine has requests of it.
         self._in_all(*ends, Engine.forget_left, lambda engine: engine.replace_tenants(tenants))
 
     def remove_tenant(self, id: int) -> None:
-        """See ``Engine.remove_tenant``: from all that are loaded."""
+        """Do ``Engine.remove_tenant`` in all loaded engines."""
         for engine in self._engines:
             engine.let_leave(id)
         self._in_all(Engine.forget_left)
 
     def _in_all(self, *changes: Callable[[Engine], None]) -> None:
-        """Make one change after the other in all engines, though the device of one fails meanwhile:
-        its error comes last."""
+        """Make one change after the other in all engines. Where one raises, the others are changed
+        first."""
         failed: Exception | None = None
         for change in changes:
             for engine in self._engines:
@@ -127,16 +128,16 @@ class Models:
         return all(engine.idle for engine in self._engines)
 
     def step(self) -> list[TokenEvent]:
-        """One step of the model whose turn it is; of the next one where all its requests wait for
-        a quota or a consumer. An interrupt loses no event: the events stay with their engine until
-        the last line here."""
+        """One step of the model whose turn it is; of the next model where all its requests wait for
+        a quota or a consumer. The events stay with their engine until the last line, so an
+        interrupt loses none."""
         engine = self._advance()
         return [] if engine is None else engine.take_events()
 
     def _advance(self) -> Engine | None:
-        """Advance the model whose turn it is: the engine that has events, or computed something."""
+        """Advance the model whose turn it is: the engine that has events or computed something."""
         if len(self._places) > 1:
-            # A tenant that was gone with its last request in one is gone from all.
+            # The last request of a removed tenant may have ended in another engine.
             self._in_all(Engine.forget_left)
         busy = {name: p for name, p in self._places.items() if not p.loaded.engine.idle}
         self._let_join(busy)
@@ -147,7 +148,7 @@ class Models:
                 self._step(place)
                 used = engine.has_events or not engine.blocked
             finally:
-                # Who could not use its turn has it no more: nobody waits for it to catch up.
+                # A model that could not use its turn gets no turns later to make up for it.
                 for other in passed if used else ():
                     other.turn = max(other.turn, place.turn)
             if used:
@@ -156,7 +157,7 @@ class Models:
         return None
 
     def unload(self, name: str) -> bool:
-        """Let go of a model nobody uses; False when it is in use or not loaded."""
+        """Free an idle model; False when it is in use or not loaded."""
         place = self._places.get(name)
         if place is None or not place.loaded.engine.idle:
             return False
@@ -164,20 +165,20 @@ class Models:
         return True
 
     def take_out(self, name: str) -> None:
-        """Let go of a model, in use or not."""
+        """Free a model, also when it has requests."""
         self._at_work.discard(name)
         place = self._places.pop(name)
         place.loaded.engine.give_back()
         place.loaded.close()
 
     def longest_idle(self, names: Collection[str]) -> str | None:
-        """Of the models called ``names`` the one to unload first: that is idle, and unused for
-        longest; None where each is in use."""
+        """The idle one of the models called ``names`` that was unused for longest; None where each
+        is in use."""
         idle = [name for name in self.loaded if self._places[name].loaded.engine.idle]
         return next((name for name in idle if name in names), None)
 
     def close(self) -> None:
-        """Let go of all models, in use or not."""
+        """Free all models, also those that have requests."""
         for name in tuple(self._places):
             self.take_out(name)
 
@@ -190,7 +191,7 @@ class Models:
         if len(self._places) == 1:
             engine.advance()
             return
-        # Where there are only events to hand out, nobody computes.
+        # An engine that has only events to hand out has no active tenant.
         began, weight = self._clock(), engine.active_weight or 1.0
         try:
             engine.advance()
@@ -199,7 +200,7 @@ class Models:
             self._touch(place)
 
     def _load_in_background(self, name: str) -> Loaded:
-        """Load a model, unloading idle ones from the one unused for longest until it fits."""
+        """Load a model, unloading idle models, the one unused for longest first, until it fits."""
         while True:
             try:
                 return self._load(name)
@@ -209,9 +210,9 @@ class Models:
                     raise
 
     def _let_join(self, busy: dict[str, _Place]) -> None:
-        """Let those that had nothing to do begin no earlier than those at work, so that nobody
-        waits for them to catch up. What was done while no other wanted the device counts for
-        nothing."""
+        """Let models that were idle begin with the least time of the models that were busy, so that
+        they do not get turns to make up for their idle time. Time that a model had while it was
+        the only busy one does not count."""
         if busy.keys() == self._at_work:
             return
         turns = [place.turn for name, place in busy.items() if name in self._at_work]

@@ -1,5 +1,5 @@
-"""Carries guesses through the engine: written behind the known tokens, checked against what the
-step sampled, taken back where they were wrong."""
+"""Speculative decoding in the engine: drafted tokens are written behind the known ones, compared
+with what the step sampled, and dropped from the first difference on."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from reference.runner import ModelRunner
 from reference.sched.cost import Load, StepCost
 
 FIRST_GUESSES = 3
-"""Guesses of a step until they prove right: a wrong one costs its part of the step."""
+"""Most drafted tokens in a step until drafts were right: a wrong one costs its part of the step."""
 UNKNOWN_COST = 1.5
-"""How much longer a step with guesses is taken to be before there are measurements."""
+"""How many times as long a step with drafts is assumed to be before there are measurements."""
 
 
 class SpeculativeDecoder:
-    """Guesses of at most ``most`` tokens a sequence, by ``drafter``, for an engine's residents.
+    """Adds at most ``most`` tokens drafted by ``drafter`` to each running sequence.
 
-    A sequence that is guessed for runs in lockstep: its next step is planned when the host knows
-    the tokens of the one before. It does so only while guessing pays, by the measured cost of
-    steps; what a guess needs beside it, a row a token, a place for the recurrent state, room among
-    the recent tokens for the penalties, bounds the guesses.
+    A sequence with drafts runs in lockstep: its next step is planned when the host knows the tokens
+    of the one before. It does so only while drafts are worth the measured cost of their steps. The
+    number of drafts is bounded by what they need: an output row each, a state slot for a recurrent
+    model, and room among the recent tokens that penalties look at.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class SpeculativeDecoder:
         self._yields: dict[int, AcceptedTokens] = {}
 
     def consider(self, sequence: Sequence) -> bool:
-        """Let a sequence that has a new token run in lockstep if there is something to guess;
-        whether that changed."""
+        """Let a sequence that has a new token run in lockstep if there is something to draft; True
+        if it did not before."""
         table, slot = self._slot_manager.table, sequence.slot
         if table.lockstep[slot] or not self._may(sequence):
             return False
@@ -61,7 +61,7 @@ class SpeculativeDecoder:
         return True
 
     def draft(self) -> None:
-        """Guess for every sequence in lockstep whose tokens are all known."""
+        """Draft tokens for every sequence in lockstep whose tokens are all known."""
         table, running = self._slot_manager.table, self._slot_manager.running
         ready = [
             (slot, sequence)
@@ -84,7 +84,7 @@ class SpeculativeDecoder:
             self._write(sequence, guesses.get(slot))
 
     def before_step(self, sequences: list[Sequence]) -> None:
-        """Keep the recurrent states that wrong guesses would spoil; just before the submission."""
+        """Save the recurrent states that wrong drafts would spoil, just before the submission."""
         if self._slot_manager.keeps_states:
             for sequence in sequences:
                 if self._slot_manager.table.draft[sequence.slot] and sequence.undo is not None:
@@ -92,7 +92,7 @@ class SpeculativeDecoder:
 
     def settle(self, sequence: Sequence, start: int, stop: int) -> None:
         """After a step over ``start`` to ``stop`` - 1 was read and the tokens it gave are known:
-        forget the wrong guesses."""
+        drop the wrong drafts."""
         table, slot, known = self._slot_manager.table, sequence.slot, sequence.known
         drafted, gained = stop - start - 1, known - 1 - start
         table.draft[slot] = 0
@@ -130,11 +130,11 @@ class SpeculativeDecoder:
         table.draft[slot] = len(guess)
 
     def _may(self, sequence: Sequence) -> bool:
-        """Whether guessing for a sequence could ever be right to do."""
+        """Whether tokens can be drafted for a sequence at all."""
         return sequence.samples and sequence.on_logits is None and not sequence.masked
 
     def _bound(self, sequence: Sequence) -> int:
-        """The most guesses for one sequence now."""
+        """The most drafted tokens for one sequence now."""
         slot, limits = sequence.slot, self._runner.limits
         measured = self._yield(sequence)
         most = self._most if measured.mean > FIRST_GUESSES else FIRST_GUESSES
@@ -152,12 +152,12 @@ class SpeculativeDecoder:
         return most
 
     def _room(self, running: int) -> int:
-        """Guesses that fit a step beside a token and a row of every running sequence."""
+        """Drafted tokens that fit a step next to a token and a row of every running sequence."""
         limits: Limits = self._runner.limits
         return min(limits.step_rows, limits.step_tokens - 1) - running
 
     def _worth(self, drafted: int) -> float:
-        """How many tokens a step with guesses must give to be worth its time."""
+        """How many tokens a step with drafts must yield to be worth its time."""
         alone, more = (self._cost.predict(Load(n, 0)) for n in (1, 1 + drafted))
         if alone is None or more is None or alone <= 0:
             return UNKNOWN_COST
