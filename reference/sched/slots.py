@@ -1,7 +1,7 @@
-"""What the host knows of every slot, and the inputs of a step made of it.
+"""The numbers that the host has for every slot, and the inputs of a step made from them.
 
-Of a step few numbers change, so a slot's are plain integers in lists; only what a device reads is
-in arrays, filled for all slots at once.
+Few of them change from step to step, so they are Python integers in lists; only what a device reads
+is in arrays, which are filled for all slots at once.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ Int32 = NDArray[np.int32]
 
 
 class SlotTable:
-    """The sequences in slots: where each stands, its pages and how it is sampled.
+    """The progress, the pages and the sampling parameters of each slot's sequence.
 
-    Positions below ``computed`` were submitted, and there are ``page_count`` pages for them and
-    those that come next. The first ``known`` tokens are the host's to give, the others the device
-    samples; nothing is computed from position ``end`` on. ``every_row`` marks sequences whose
-    logits are wanted at every position, or ``hidden`` states in their place, ``samples`` those that
-    go on, ``lockstep`` those whose next step needs the token of the one before on the host. A
-    ``stalled`` sequence computes nothing. No chunk reaches across ``cut``, a position where
-    something is to be kept. ``draft`` tokens behind the known ones are guesses, computed in one
-    step with the last known one. Of the ``listed`` ones the log-probabilities are wanted, the
-    ``biased`` ones have logit biases.
+    Positions below ``computed`` were submitted; ``page_count`` pages are in the page table. The
+    host gives the first ``known`` tokens, the device samples the others. Nothing is computed from
+    position ``end`` on. No chunk extends beyond ``cut``, a position at which a recurrent state is
+    saved. ``draft`` drafted tokens lie behind the known ones and are computed in one step with the
+    last known one.
+
+    ``every_row``: logits are requested at every position, or ``hidden`` states instead.
+    ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
+    on the host. ``stalled``: nothing is computed. ``listed``: log-probabilities are requested.
+    ``biased``: there are logit biases.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -73,7 +74,7 @@ class SlotTable:
         listed: bool,
         hidden: bool = False,
     ) -> None:
-        """Begin a sequence of ``known`` given tokens, of which ``computed`` are in its pages.
+        """Begin a sequence of ``known`` tokens, of which ``computed`` are in its pages already.
 
         ``bias`` is LOGIT_BIAS[n] with n at most ``limits.biases``.
         """
@@ -89,7 +90,7 @@ class SlotTable:
         self._sampling["bias_count"][slot] = len(bias)
 
     def add_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """The next pages of the slot's sequence."""
+        """Append pages to those of the slot's sequence."""
         count = self.page_count[slot]
         self.page_table[slot, count : count + len(pages)] = pages
         self.page_count[slot] = count + len(pages)
@@ -97,15 +98,14 @@ class SlotTable:
         self.page_versions[slot] = self._page_changes
 
     def pending(self, slots: Iterable[int]) -> list[Pending]:
-        """What can be computed of ``slots``: the rest of what is known, or the one token that
-        comes next."""
+        """What can be computed of ``slots``: the rest of the known tokens, or the next token."""
         return [
             Pending(slot, self.computed[slot], self._length(slot), self.draft[slot])
             for slot in slots
         ]
 
     def _length(self, slot: int) -> int:
-        """How many tokens of a slot's sequence can be computed by now."""
+        """How many tokens of a slot's sequence can be computed now."""
         computed, known, cut = self.computed[slot], self.known[slot], self.cut[slot]
         if self.stalled[slot]:
             return computed
@@ -116,13 +116,13 @@ class SlotTable:
         return min(length, cut) if computed < cut else length
 
     def missing_pages(self, chunks: Iterable[Chunk]) -> list[int]:
-        """How many more pages each chunk's sequence needs before the chunk can be computed."""
+        """How many more pages each chunk's sequence needs for the chunk."""
         held = self.page_count
         needed = [-(-(start + count) // PAGE_TOKENS) - held[slot] for slot, start, count in chunks]
         return needed if min(needed, default=0) >= 0 else [max(0, pages) for pages in needed]
 
     def rows_of(self, chunks: Iterable[Chunk]) -> list[int]:
-        """Rows of logits each chunk needs."""
+        """The number of output rows of each chunk."""
         return [
             count
             if self.every_row[slot] or self.draft[slot]
@@ -131,7 +131,8 @@ class SlotTable:
         ]
 
     def within_rows(self, chunks: list[Chunk], most: int) -> list[Chunk]:
-        """Shorten chunks that want logits of every position to the ``most`` rows a step has."""
+        """Shorten chunks with logits of every position, so that a step has at most ``most``
+        rows."""
         if True not in [self.every_row[slot] for slot, _, _ in chunks]:
             return chunks
         kept = []
@@ -145,8 +146,8 @@ class SlotTable:
         return kept
 
     def at_page_ends(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Shorten chunks of prompts to whole pages where they reach one, for models whose state can
-        only be kept there."""
+        """Shorten chunks of prompts to end at a page boundary if they reach one, for models whose
+        states are saved only there."""
         aligned = []
         for slot, start, count in chunks:
             stop = (start + count) // PAGE_TOKENS * PAGE_TOKENS
@@ -157,9 +158,9 @@ class SlotTable:
     def step_input(
         self, chunks: Sequence[Chunk], rows: Sequence[int], tokens: Sequence[Int32]
     ) -> StepInput:
-        """The inputs of a step over ``chunks``, ``rows`` rows of each.
+        """The inputs of a step over ``chunks``, with ``rows`` output rows of each.
 
-        ``tokens`` gives what the host knows of each chunk's sequence.
+        ``tokens`` are the tokens of each chunk's sequence that the host knows.
         """
         end = 0
         given: list[tuple[int, int, Int32]] = []
@@ -205,7 +206,7 @@ class SlotTable:
         )
 
     def _requested(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
-        """The outputs that somebody asked for."""
+        """The names of the outputs that a sequence in the step requests."""
         logits: tuple[str, ...] = ()
         states: tuple[str, ...] = ()
         listed: tuple[str, ...] = ()
@@ -222,10 +223,10 @@ class SlotTable:
 
 @dataclass(slots=True)
 class SteadyDecode:
-    """Steps of one token for each of the same sequences: each is the one before, a position on.
+    """A run of steps of one token for each of the same sequences: only positions change.
 
     ``chunks`` are those of the latest step, and ``left`` steps follow before one of the sequences
-    has its last or comes to its ``cut``. Valid until a sequence joins or leaves.
+    has its last token or reaches its ``cut``. Valid until a sequence is admitted or leaves.
     """
 
     table: SlotTable
@@ -237,18 +238,18 @@ class SteadyDecode:
     def after(
         cls, table: SlotTable, chunks: list[Chunk], rows: Sequence[int], inputs: StepInput
     ) -> SteadyDecode | None:
-        """What follows a step, None where that is more than one token for each of its sequences."""
+        """The run that begins with a step; None where a sequence has more than one token in it."""
         left = []
         for (slot, _, count), requested in zip(chunks, rows, strict=True):
             if requested != 1 or count != 1 or table.every_row[slot] or table.lockstep[slot]:
                 return None
             computed, cut, end = table.computed[slot], table.cut[slot], table.end[slot]
-            # The step that reaches a cut is planned: something is kept there.
+            # The step that reaches a cut is planned anew: a state is saved there.
             left.append((min(end, cut - 1) if cut > computed else end) - computed)
         return cls(table, chunks, inputs, min(left)) if min(left) > 0 else None
 
     def at_page_begin(self) -> list[Chunk]:
-        """Of the chunks of the next step those that may need a page."""
+        """The chunks of the next step that begin a page."""
         last = PAGE_TOKENS - 1
         return [
             Chunk(slot, start + 1, 1)
@@ -257,7 +258,7 @@ class SteadyDecode:
         ]
 
     def next(self) -> StepInput:
-        """The inputs of the next step, for which there are pages."""
+        """The inputs of the next step, for which the sequences have their pages."""
         self.left -= 1
         self.chunks = [Chunk(slot, start + 1, 1) for slot, start, _ in self.chunks]
         self.inputs.query["token"] = LAST_TOKEN
