@@ -1,4 +1,4 @@
-"""Which of the places for saved recurrent states belongs to which prefix."""
+"""The state slots: buffers for saved recurrent states, and the prefix that each belongs to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from reference.memory.prefix import Node
 
 
 class StateSlots:
-    """``count`` places: free, taken by a caller that is saving a state, or attached to a node."""
+    """``count`` state slots: each is free, taken by a caller that saves a state, or attached to the
+    node of a prefix."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -18,7 +19,8 @@ class StateSlots:
         self._attached: OrderedDict[Node, None] = OrderedDict()
 
     def take(self) -> int | None:
-        """A place, if need be that of the node least recently used; None when all are taken."""
+        """Take a state slot, if need be that of the least recently used node; None when callers
+        have all of them."""
         if not self._free and self._attached:
             self.forget(next(iter(self._attached)))
         if not self._free:
@@ -28,32 +30,33 @@ class StateSlots:
         return place
 
     def attach(self, node: Node, place: int) -> None:
-        """Let a taken place be the node's."""
+        """Attach a taken state slot to a node."""
         assert node.state is None, "the node has a state"
         self._taken.remove(place)
         node.state = place
         self._attached[node] = None
 
     def drop(self, place: int) -> None:
-        """Give a taken place back."""
+        """Free a taken state slot."""
         if place not in self._taken:
             raise AssertionError(f"place {place} is not taken")
         self._taken.remove(place)
         self._free.append(place)
 
     def touch(self, node: Node) -> None:
-        """Let the node's state be the most recently used."""
+        """Make the node's state the most recently used one."""
         self._attached.move_to_end(node)
 
     def forget(self, node: Node) -> None:
-        """Free the place of the node, if it has one."""
+        """Free the state slot of the node, if it has one."""
         if node.state is not None:
             del self._attached[node]
             self._free.append(node.state)
             node.state = None
 
     def check(self, nodes: Set[Node]) -> None:
-        """Raise AssertionError unless ``nodes`` are those with a state, and no place is lost."""
+        """Raise AssertionError unless ``nodes`` are the nodes with a state, and each state slot is
+        used once."""
         assert nodes == self._attached.keys(), "a state belongs to no prefix"
         places = [*self._free, *self._taken, *(node.state for node in nodes)]
         assert sorted(p for p in places if p is not None) == list(range(self.count)), (
