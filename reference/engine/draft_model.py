@@ -74,12 +74,12 @@ class DraftModel:
         """The model's own continuations, computed for all sequences together."""
         followed = [self._follow(one) for one in sequences]
         self._catch_up(sequences, followed)
-        guesses = self._generate(sequences, followed)
+        drafts = self._generate(sequences, followed)
         found = []
-        for one, place, guess in zip(sequences, followed, guesses, strict=True):
+        for one, own, draft in zip(sequences, followed, drafts, strict=True):
             # A row whose logits are not finite yields the token -1, which ends the draft.
-            sound = guess[: guess.index(-1)] if -1 in guess else guess
-            place.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
+            sound = draft[: draft.index(-1)] if -1 in draft else draft
+            own.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
             found.append(np.array(sound, np.int32))
         return found
 
@@ -92,7 +92,7 @@ class DraftModel:
     ) -> list[list[int]]:
         """``most`` tokens for each sequence, one in each step."""
         most = [one.most for one in sequences]
-        guesses: list[list[int]] = [[] for _ in sequences]
+        drafts: list[list[int]] = [[] for _ in sequences]
         in_flight: deque[tuple[Submission, list[int]]] = deque()
         for number in range(max(most, default=0)):
             active = [i for i, count in enumerate(most) if number < count]
@@ -101,31 +101,31 @@ class DraftModel:
             tokens = first if number == 0 else [LAST_TOKEN] * len(active)
             in_flight.append((self._runner.submit(self._step(chunks, tokens)), active))
             if len(in_flight) == RING_STEPS:
-                self._read(*in_flight.popleft(), guesses)
+                self._read(*in_flight.popleft(), drafts)
         while in_flight:
-            self._read(*in_flight.popleft(), guesses)
-        return guesses
+            self._read(*in_flight.popleft(), drafts)
+        return drafts
 
-    def _read(self, step: Submission, active: list[int], guesses: list[list[int]]) -> None:
+    def _read(self, step: Submission, active: list[int], drafts: list[list[int]]) -> None:
         for index, token in zip(active, self._runner.collect(step).token.tolist(), strict=True):
-            guesses[index].append(token)
+            drafts[index].append(token)
 
     def _follow(self, one: DraftRequest) -> _Followed:
-        place = self._followed.get(one.key)
-        if place is None:
+        own = self._followed.get(one.key)
+        if own is None:
             taken = {other.slot for other in self._followed.values()}
             free = next(slot for slot in range(self._runner.limits.slots) if slot not in taken)
-            place = self._followed[one.key] = _Followed(free)
-        return place
+            own = self._followed[one.key] = _Followed(free)
+        return own
 
     def _catch_up(self, sequences: Items[DraftRequest], followed: Items[_Followed]) -> None:
         """Compute the tokens that the target has read since, without the last of each sequence."""
-        for one, place in zip(sequences, followed, strict=True):
+        for one, own in zip(sequences, followed, strict=True):
             known = one.tokens[:-1]
-            computed = _common(place.tokens, known)
+            computed = _common(own.tokens, known)
             chunk = self._runner.limits.step_tokens
             for start in range(computed, len(known), chunk):
-                self._runner.step(self._prefill(place.slot, start, known[start : start + chunk]))
+                self._runner.step(self._prefill(own.slot, start, known[start : start + chunk]))
 
     def _prefill(self, slot: int, start: int, tokens: Tokens) -> StepInput:
         query = np.zeros(len(tokens), QUERY_TOKEN)

@@ -61,24 +61,24 @@ class PromptLookup:
 
     def __init__(self, match: int = LOOKUP_TOKENS) -> None:
         self._match = match
-        self._places: dict[int, _Occurrences] = {}
+        self._occurrences: dict[int, _Occurrences] = {}
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
-        guesses = []
+        drafts = []
         for one in sequences:
             start = self._start(one.key, one.tokens)
-            guesses.append(one.tokens[start : start + one.most])
-        return guesses
+            drafts.append(one.tokens[start : start + one.most])
+        return drafts
 
     def ready(self, key: int, tokens: Tokens) -> bool:
         return self._start(key, tokens) < len(tokens)
 
     def forget(self, key: int) -> None:
-        self._places.pop(key, None)
+        self._occurrences.pop(key, None)
 
     def _start(self, key: int, tokens: Tokens) -> int:
         """The position of what followed the last tokens earlier; the end where they are new."""
-        return self._places.setdefault(key, _Occurrences()).following(tokens, self._match)
+        return self._occurrences.setdefault(key, _Occurrences()).following(tokens, self._match)
 
 
 @dataclass(slots=True)

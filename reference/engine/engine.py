@@ -188,7 +188,7 @@ class Engine(TenantCalls):
                 raise RequestError("output", "cannot be hidden states: the limits have none")
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
-            self._check_place(tenant)
+            self._check_queue(tenant)
         except ZincError:
             self.ledger.rejected(tenant.id)
             raise
@@ -217,7 +217,7 @@ class Engine(TenantCalls):
             self._scheduler.enqueue(sequence)
             self._observer.submitted(self._clock(), request)
 
-    def _check_place(self, tenant: Tenant) -> None:
+    def _check_queue(self, tenant: Tenant) -> None:
         """Raise QueueFull where one more request of a tenant may not wait."""
         own, waiting = self._scheduler.queue.of_tenant(tenant.id), len(self._scheduler.waiting)
         within = own < tenant.max_waiting

@@ -32,7 +32,7 @@ of a model that cannot be loaded."""
 
 
 @dataclass(slots=True)
-class _Place:
+class _LoadedModel:
     """A loaded model. ``turn`` is the weighted seconds its steps took, ``used`` the number of its
     latest use among the uses of all models."""
 
@@ -57,14 +57,14 @@ class Models:
     def __init__(self, load: Loader, clock: Clock) -> None:
         self._load = load
         self._clock = clock
-        self._places: dict[str, _Place] = {}
+        self._models: dict[str, _LoadedModel] = {}
         self._at_work: set[str] = set()
         self._turns = 0
 
     @property
     def loaded(self) -> tuple[str, ...]:
         """Names of the models in memory, the one used last at the end."""
-        return tuple(sorted(self._places, key=lambda name: self._places[name].used))
+        return tuple(sorted(self._models, key=lambda name: self._models[name].used))
 
     def engine(self, name: str) -> Engine:
         """The engine of a model, which is loaded first if it is not in memory.
@@ -72,17 +72,17 @@ class Models:
         Raises DoesNotFit or OutOfMemory when there is no room next to the models in use, and what
         the loader raises.
         """
-        if name not in self._places:
+        if name not in self._models:
             self.add(name, self._load_in_background(name))
-        place = self._places[name]
-        self._touch(place)
-        return place.loaded.engine
+        model = self._models[name]
+        self._touch(model)
+        return model.loaded.engine
 
     def add(self, name: str, loaded: Loaded) -> None:
         """Let a model that the caller loaded take turns."""
-        assert name not in self._places, f"model {name!r} is loaded twice"
-        self._places[name] = _Place(loaded, 0.0, 0)
-        self._touch(self._places[name])
+        assert name not in self._models, f"model {name!r} is loaded twice"
+        self._models[name] = _LoadedModel(loaded, 0.0, 0)
+        self._touch(self._models[name])
 
     def put_tenant(self, tenant: Tenant) -> None:
         """Do ``Engine.put_tenant`` in all loaded engines, or in none."""
@@ -136,30 +136,30 @@ class Models:
 
     def _advance(self) -> Engine | None:
         """Advance the model whose turn it is: the engine that has events or computed something."""
-        if len(self._places) > 1:
+        if len(self._models) > 1:
             # The last request of a removed tenant may have ended in another engine.
             self._in_all(Engine.forget_left)
-        busy = {name: p for name, p in self._places.items() if not p.loaded.engine.idle}
+        busy = {name: p for name, p in self._models.items() if not p.loaded.engine.idle}
         self._let_join(busy)
-        passed: list[_Place] = []
-        for place in sorted(busy.values(), key=lambda place: (place.turn, place.used)):
-            engine, used = place.loaded.engine, True
+        passed: list[_LoadedModel] = []
+        for model in sorted(busy.values(), key=lambda model: (model.turn, model.used)):
+            engine, used = model.loaded.engine, True
             try:
-                self._step(place)
+                self._step(model)
                 used = engine.has_events or not engine.blocked
             finally:
                 # A model that could not use its turn gets no turns later to make up for it.
                 for other in passed if used else ():
-                    other.turn = max(other.turn, place.turn)
+                    other.turn = max(other.turn, model.turn)
             if used:
                 return engine
-            passed.append(place)
+            passed.append(model)
         return None
 
     def unload(self, name: str) -> bool:
         """Free an idle model; False when it is in use or not loaded."""
-        place = self._places.get(name)
-        if place is None or not place.loaded.engine.idle:
+        model = self._models.get(name)
+        if model is None or not model.loaded.engine.idle:
             return False
         self.take_out(name)
         return True
@@ -167,28 +167,28 @@ class Models:
     def take_out(self, name: str) -> None:
         """Free a model, also when it has requests."""
         self._at_work.discard(name)
-        place = self._places.pop(name)
-        place.loaded.engine.give_back()
-        place.loaded.close()
+        model = self._models.pop(name)
+        model.loaded.engine.give_back()
+        model.loaded.close()
 
     def longest_idle(self, names: Collection[str]) -> str | None:
         """The idle one of the models called ``names`` that was unused for longest; None where each
         is in use."""
-        idle = [name for name in self.loaded if self._places[name].loaded.engine.idle]
+        idle = [name for name in self.loaded if self._models[name].loaded.engine.idle]
         return next((name for name in idle if name in names), None)
 
     def close(self) -> None:
         """Free all models, also those that have requests."""
-        for name in tuple(self._places):
+        for name in tuple(self._models):
             self.take_out(name)
 
     @property
     def _engines(self) -> list[Engine]:
-        return [place.loaded.engine for place in self._places.values()]
+        return [model.loaded.engine for model in self._models.values()]
 
-    def _step(self, place: _Place) -> None:
-        engine = place.loaded.engine
-        if len(self._places) == 1:
+    def _step(self, model: _LoadedModel) -> None:
+        engine = model.loaded.engine
+        if len(self._models) == 1:
             engine.advance()
             return
         # An engine that has only events to hand out has no active tenant.
@@ -196,8 +196,8 @@ class Models:
         try:
             engine.advance()
         finally:
-            place.turn += (self._clock() - began) / weight
-            self._touch(place)
+            model.turn += (self._clock() - began) / weight
+            self._touch(model)
 
     def _load_in_background(self, name: str) -> Loaded:
         """Load a model, unloading idle models, the one unused for longest first, until it fits."""
@@ -205,24 +205,24 @@ class Models:
             try:
                 return self._load(name)
             except (DoesNotFit, OutOfMemory):
-                oldest = self.longest_idle(self._places)
+                oldest = self.longest_idle(self._models)
                 if oldest is None or not self.unload(oldest):
                     raise
 
-    def _let_join(self, busy: dict[str, _Place]) -> None:
+    def _let_join(self, busy: dict[str, _LoadedModel]) -> None:
         """Let models that were idle begin with the least time of the models that were busy, so that
         they do not get turns to make up for their idle time. Time that a model had while it was
         the only busy one does not count."""
         if busy.keys() == self._at_work:
             return
-        turns = [place.turn for name, place in busy.items() if name in self._at_work]
+        turns = [model.turn for name, model in busy.items() if name in self._at_work]
         if not turns:
-            for place in self._places.values():
-                place.turn = 0.0
+            for model in self._models.values():
+                model.turn = 0.0
         for name in busy.keys() - self._at_work if turns else ():
             busy[name].turn = max(busy[name].turn, min(turns))
         self._at_work = set(busy)
 
-    def _touch(self, place: _Place) -> None:
+    def _touch(self, model: _LoadedModel) -> None:
         self._turns += 1
-        place.used = self._turns
+        model.used = self._turns

@@ -163,30 +163,30 @@ class OutputProcessor:
         if stop < sequence.known:
             return
         if part.drafted:
-            given = self._take_guessed(part, tokens, output)
-            self._tenants.count(sequence.tenant, 0, max(0, given - 1))
+            taken = self._take_drafted(part, tokens, output)
+            self._tenants.count(sequence.tenant, 0, max(0, taken - 1))
         else:
             token = tokens[end_row - 1] if end_row > first_row else -1
-            given = int(token >= 0 and sequence.samples)
+            taken = int(token >= 0 and sequence.samples)
             self._receive(sequence, stop, token, output, end_row - 1)
-        if given:
+        if taken:
             self._note_tokens(sequence, now)
         if self._speculative is not None or sequence.masked:
             self._after_tokens(part)
 
-    def _take_guessed(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
+    def _take_drafted(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
         """Take the tokens up to the first that differs from its draft; returns their number."""
         sequence = part.sequence
-        given = 0
+        taken = 0
         for row in range(part.first_row, part.end_row):
             position = part.start + 1 + row - part.first_row
             token = tokens[row]
-            guess = int(sequence.tokens[position]) if position < part.stop else token
-            given += token >= 0 and sequence.samples
+            draft = int(sequence.tokens[position]) if position < part.stop else token
+            taken += token >= 0 and sequence.samples
             self._receive(sequence, position, token, output, row)
-            if token != guess or not sequence.running:
+            if token != draft or not sequence.running:
                 break
-        return given
+        return taken
 
     def _note_tokens(self, sequence: Sequence, now: float) -> None:
         tenant = sequence.tenant

@@ -1,4 +1,4 @@
-"""Who runs next, in one place: who waits, who is admitted, who grows, who is preempted, and the
+"""Who runs next, in one file: who waits, who is admitted, who grows, who is preempted, and the
 chunk of each sequence in the next step.
 
 ``next_chunks`` is the order in which this is decided before every step. Each decision is a policy,
@@ -324,9 +324,9 @@ class Scheduler:
         most = self._limits.step_tokens - left_of(decoding)
         running = self.slot_manager.running
         requests = [running[one.slot].request for one in decoding]
-        asked = {(request.tenant, request.qos) for request in requests}
+        classes = {(request.tenant, request.qos) for request in requests}
         ratios = (
-            INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in asked
+            INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in classes
         )
         ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
         return prefill_tokens(pending, self._cost, ratio, min(self.chunk_while_decoding, most))

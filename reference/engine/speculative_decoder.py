@@ -14,7 +14,7 @@ from reference.limits import Limits
 from reference.runner import ModelRunner
 from reference.sched.cost import Load, StepCost
 
-FIRST_GUESSES = 3
+FIRST_DRAFTS = 3
 """Most drafted tokens in a step until drafts were right: a wrong one costs its part of the step."""
 UNKNOWN_COST = 1.5
 """How many times as long a step with drafts is assumed to be before there are measurements."""
@@ -79,9 +79,9 @@ class SpeculativeDecoder:
                 tokens = sequence.tokens[: sequence.known]
                 opened.append(DraftRequest(sequence.order, slot, tokens, most))
                 room -= most
-        guesses = {one.slot: found for one, found in zip(opened, self._draft(opened), strict=True)}
+        drafts = {one.slot: found for one, found in zip(opened, self._draft(opened), strict=True)}
         for slot, sequence in ready:
-            self._write(sequence, guesses.get(slot))
+            self._write(sequence, drafts.get(slot))
 
     def before_step(self, sequences: list[Sequence]) -> None:
         """Save the recurrent states that wrong drafts would spoil, just before the submission."""
@@ -121,13 +121,13 @@ class SpeculativeDecoder:
     def _draft(self, opened: list[DraftRequest]) -> list[np.ndarray]:
         return self._drafter.draft(opened) if opened else []
 
-    def _write(self, sequence: Sequence, guess: np.ndarray | None) -> None:
+    def _write(self, sequence: Sequence, draft: np.ndarray | None) -> None:
         table, slot = self._slot_manager.table, sequence.slot
-        if guess is None or not len(guess):
+        if draft is None or not len(draft):
             table.lockstep[slot] = sequence.masked
             return
-        sequence.tokens[sequence.known : sequence.known + len(guess)] = guess
-        table.draft[slot] = len(guess)
+        sequence.tokens[sequence.known : sequence.known + len(draft)] = draft
+        table.draft[slot] = len(draft)
 
     def _may(self, sequence: Sequence) -> bool:
         """Whether tokens can be drafted for a sequence at all."""
@@ -137,7 +137,7 @@ class SpeculativeDecoder:
         """The most drafted tokens for one sequence now."""
         slot, limits = sequence.slot, self._runner.limits
         measured = self._yield(sequence)
-        most = self._most if measured.mean > FIRST_GUESSES else FIRST_GUESSES
+        most = self._most if measured.mean > FIRST_DRAFTS else FIRST_DRAFTS
         most = min(most, self._most, sequence.last - sequence.known)
         sampling = sequence.request.sampling
         if sampling.penalizes:

@@ -47,19 +47,19 @@ class KvMemory:
         host_pages: int = 0,
     ) -> None:
         if host_pages and copies is None:
-            raise ValueError("pages can be kept in host memory only with copies")
+            raise ValueError("pages can be saved in host memory only with copies")
         self.total = pages
         self.statistics = PrefixStatistics()
         self._order = tuple(range(pages) if order is None else order)
         self._cache = cache
-        self._most_kept = pages if cached_pages is None else cached_pages
+        self._most_cached = pages if cached_pages is None else cached_pages
         self._copies = copies
         self._host_pages = host_pages
-        self._places = None if states is None else StateSlots(states)
+        self._state_slots = None if states is None else StateSlots(states)
         self.reservations = Reservations(pages)
         self._pool = PagePool(pages, self._order)
         self._trees = PrefixTrees()
-        self._kept: OrderedDict[Node, None] = OrderedDict()
+        self._cached: OrderedDict[Node, None] = OrderedDict()
         self._spilled: OrderedDict[Node, None] = OrderedDict()
 
     @property
@@ -75,7 +75,7 @@ class KvMemory:
     @property
     def cached(self) -> int:
         """Pages that no sequence holds and the prefix cache can find."""
-        return len(self._kept)
+        return len(self._cached)
 
     @property
     def spilled(self) -> int:
@@ -102,15 +102,17 @@ class KvMemory:
         if not leaving and not self.reservations:
             return room
         freed, changes = self._pool.effect_of(leaving)
-        kept = self.reservations.kept_from(tenant, lambda other: self.held(other) + changes[other])
-        return max(0, room + freed - kept)
+        withheld = self.reservations.withheld_from(
+            tenant, lambda other: self.held(other) + changes[other]
+        )
+        return max(0, room + freed - withheld)
 
     def take(self, count: int, tenant: int, slot: int) -> list[int] | None:
         """Take ``count`` pages for ``slot``, charged to ``tenant``; None when there are too few."""
         if count > self.available(tenant):
             return None
         while self.free < count:
-            self._evict(next(iter(self._kept)))
+            self._evict(next(iter(self._cached)))
         return self._pool.take(count, slot, tenant)
 
     def match(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> int:
@@ -126,7 +128,7 @@ class KvMemory:
         """Whether a sequence of ``tokens`` could have ``pages`` pages now: the cached ones of its
         first ``most`` tokens, and available ones. Changes nothing."""
         path = self._usable(self._trees.find(scope, tokens, most))
-        shared = sum(node.page is not None and node not in self._kept for node in path)
+        shared = sum(node.page is not None and node not in self._cached for node in path)
         return pages - shared <= self.available(tenant)
 
     def adopt(
@@ -138,7 +140,7 @@ class KvMemory:
         resident = [node.page for node in path if node.page is not None]
         self._pool.hold(resident, slot, tenant)
         for node in path:
-            self._kept.pop(node, None)
+            self._cached.pop(node, None)
             self._spilled.pop(node, None)
         self._restore([node for node in path if node.page is None], tenant, slot)
         pages = [node.page for node in path if node.page is not None]
@@ -148,9 +150,9 @@ class KvMemory:
         if private is not None:
             pages, covered = [*pages, private], most
         state = None
-        if self._places is not None and path:
+        if self._state_slots is not None and path:
             state = path[-1].state
-            self._places.touch(path[-1])
+            self._state_slots.touch(path[-1])
         self._count(queries=1, tokens_asked=len(tokens), tokens_hit=covered)
         return PrefixHit(tuple(pages), covered, state)
 
@@ -174,7 +176,7 @@ class KvMemory:
             return end
         for number, node in self._trees.extend(scope, tokens, whole, end):
             page = pages[number]
-            if node.page != page and (node.page is None or node in self._kept):
+            if node.page != page and (node.page is None or node in self._cached):
                 self._replace(node, page)
         return PathEnd(node, whole)
 
@@ -187,34 +189,34 @@ class KvMemory:
         # The end of a path is evicted first: a page above it serves more sequences, and without
         # that page those below could not be found.
         for node in reversed(nodes):
-            self._kept[node] = None
+            self._cached[node] = None
         if nodes:
             self._touch(nodes[-1])
-        while len(self._kept) > self._most_kept:
-            self._evict(next(iter(self._kept)))
+        while len(self._cached) > self._most_cached:
+            self._evict(next(iter(self._cached)))
 
     def save_state_slot(self) -> int | None:
         """A state slot for a recurrent state, the caller's until it attaches or drops it; None when
         all are taken. The least recently used state makes room."""
-        return self._places.take() if self._places is not None and self._cache else None
+        return self._state_slots.take() if self._state_slots is not None and self._cache else None
 
-    def attach_state(self, scope: Hashable, tokens: NDArray[np.int32], place: int) -> None:
-        """Let others find in state slot ``place`` the state after exactly ``tokens``, whole pages
+    def attach_state(self, scope: Hashable, tokens: NDArray[np.int32], state_slot: int) -> None:
+        """Let others find in ``state_slot`` the state after exactly ``tokens``, whole pages
         that were published.
 
         Where these pages are not cached any more, or have a state, the state slot becomes free.
         """
-        assert self._places is not None, "the model has no recurrent states"
+        assert self._state_slots is not None, "the model has no recurrent states"
         path = self._trees.find(scope, tokens, len(tokens))
         if path and len(path) * PAGE_TOKENS == len(tokens) and path[-1].state is None:
-            self._places.attach(path[-1], place)
+            self._state_slots.attach(path[-1], state_slot)
         else:
-            self._places.drop(place)
+            self._state_slots.drop(state_slot)
 
-    def drop_state_slot(self, place: int) -> None:
+    def drop_state_slot(self, state_slot: int) -> None:
         """Free a state slot that was not attached."""
-        assert self._places is not None, "the model has no recurrent states"
-        self._places.drop(place)
+        assert self._state_slots is not None, "the model has no recurrent states"
+        self._state_slots.drop(state_slot)
 
     def forget_others(self, scopes: Collection[Hashable]) -> None:
         """Drop the cached pages of all other scopes; no sequence holds a page of them."""
@@ -226,10 +228,10 @@ class KvMemory:
         """Forget everything but reservations and statistics: no page is held or cached."""
         self._trees = PrefixTrees()
         self._pool = PagePool(self.total, self._order)
-        self._kept.clear()
+        self._cached.clear()
         self._spilled.clear()
-        if self._places is not None:
-            self._places = StateSlots(self._places.count)
+        if self._state_slots is not None:
+            self._state_slots = StateSlots(self._state_slots.count)
 
     def check(
         self,
@@ -257,12 +259,12 @@ class KvMemory:
                     f"page {page} counts the holders {tenants}, not {expected.get(page, [])}"
                 )
         assert self.free + held + self.cached == self.total, (
-            f"{self.free} free, {held} held and {self.cached} kept pages of {self.total}"
+            f"{self.free} free, {held} held and {self.cached} cached pages of {self.total}"
         )
         self._check_trees(scope_of)
 
     def _check_trees(self, scope_of: Callable[[int], Hashable] | None) -> None:
-        kept, spilled, stateful = set(), set(), set()
+        cached, spilled, stateful = set(), set(), set()
         for scope, node in self._trees.check():
             if node.state is not None:
                 stateful.add(node)
@@ -271,26 +273,26 @@ class KvMemory:
                 continue
             holders = self._pool.holders(node.page)
             if not holders:
-                kept.add(node)
+                cached.add(node)
             strangers = [t for t in holders if scope_of is not None and scope_of(t) != scope]
             assert not strangers, f"tenants {strangers} hold a page of {scope}"
-        assert kept == self._kept.keys(), "the pages kept are not those nobody holds"
+        assert cached == self._cached.keys(), "the cached pages are not those without holders"
         assert spilled == self._spilled.keys(), "the pages in host memory are others"
         assert len(spilled) <= self._host_pages
-        assert len(kept) <= self._most_kept
-        if self._places is not None:
-            self._places.check(stateful)
+        assert len(cached) <= self._most_cached
+        if self._state_slots is not None:
+            self._state_slots.check(stateful)
 
     def _usable(self, path: list[Node], room: int | None = None) -> list[Node]:
         """The part of a path that can be adopted: within ``room`` pages, and up to a saved state
         where the model has recurrent layers."""
         end = 0
         for length, node in enumerate(path, 1):
-            if room is not None and (node.page is None or node in self._kept):
+            if room is not None and (node.page is None or node in self._cached):
                 room -= 1
                 if room < 0:
                     break
-            if self._places is None or node.state is not None:
+            if self._state_slots is None or node.state is not None:
                 end = length
         return path[:end]
 
@@ -299,7 +301,7 @@ class KvMemory:
     ) -> Node | None:
         """The node after ``path``, where its page is cached but ``most`` ends inside it."""
         useful = most - len(path) * PAGE_TOKENS
-        copies = self._copies is not None and self._places is None
+        copies = self._copies is not None and self._state_slots is None
         if not copies or not LEAST_COPIED_TOKENS <= useful < PAGE_TOKENS:
             return None
         return self._trees.child(scope, path, tokens)
@@ -323,7 +325,7 @@ class KvMemory:
         if source is not None:
             # Held while room is made, so that it is not evicted itself.
             self._pool.hold([source], slot, tenant)
-            self._kept.pop(node, None)
+            self._cached.pop(node, None)
         pages = self.take(1, tenant, slot)
         if pages is not None and source is not None:
             self._copies.copy(source, pages[0])
@@ -339,7 +341,7 @@ class KvMemory:
     def _replace(self, node: Node, page: int) -> None:
         """Let a node whose page no sequence holds have its tokens in ``page``, which is held."""
         old = node.page
-        self._kept.pop(node, None)
+        self._cached.pop(node, None)
         self._spilled.pop(node, None)
         node.saved = None
         self._trees.place(node, page)
@@ -350,7 +352,7 @@ class KvMemory:
     def _touch(self, node: Node) -> None:
         """Make the node and those above it the most recently used ones."""
         for used in node.upward():
-            for recency in (self._kept, self._spilled):
+            for recency in (self._cached, self._spilled):
                 if used in recency:
                     recency.move_to_end(used)
 
@@ -373,21 +375,21 @@ class KvMemory:
         assert page is not None
         node.saved = self._copies.save(page)
         self._trees.place(node, None)
-        del self._kept[node]
+        del self._cached[node]
         self._spilled[node] = None
         self._pool.give_back([page])
         self._count(evicted=1, spilled=1)
 
     def _drop(self, node: Node) -> None:
         for gone in self._trees.drop(node):
-            if gone in self._kept:
-                del self._kept[gone]
+            if gone in self._cached:
+                del self._cached[gone]
                 assert gone.page is not None
                 self._pool.give_back([gone.page])
                 self._count(evicted=1)
             self._spilled.pop(gone, None)
-            if self._places is not None:
-                self._places.forget(gone)
+            if self._state_slots is not None:
+                self._state_slots.forget(gone)
 
     def _count(self, **changes: int) -> None:
         counted = {name: getattr(self.statistics, name) + by for name, by in changes.items()}

@@ -69,7 +69,7 @@ class RecurrentMemory:
             self._nbytes[decl.name] = _bytes_of_one(decl)
         self._buffers = {name: buffers[name] for name in self._nbytes}
         self._positions = np.zeros(slots, np.int64)
-        self._places = np.zeros(places, np.int64)
+        self._saved_positions = np.zeros(places, np.int64)
         self._pool: dict[str, Buffer] = {}
         self._saving: ExecutableGraph | None = None
         self._loading: ExecutableGraph | None = None
@@ -130,7 +130,7 @@ class RecurrentMemory:
         self._check_slot(slot)
         self._check_place(place)
         self._last = _copy(self._saving, slot, place)
-        self._places[place] = self._positions[slot]
+        self._saved_positions[place] = self._positions[slot]
 
     def load(self, place: int, slot: int) -> None:
         """Queue a copy of the state in state slot ``place`` to ``slot``. Raises RequestError for a
@@ -138,7 +138,7 @@ class RecurrentMemory:
         self._check_slot(slot)
         self._check_place(place)
         self._last = _copy(self._loading, place, slot)
-        self._positions[slot] = self._places[place]
+        self._positions[slot] = self._saved_positions[place]
 
     def close(self) -> None:
         """Free the state slots."""
@@ -158,7 +158,7 @@ class RecurrentMemory:
             raise RequestError("slot", f"is {slot}, not one of {slots} with a recurrent state")
 
     def _check_place(self, place: int) -> None:
-        places = len(self._places)
+        places = len(self._saved_positions)
         if not 0 <= place < places:
             raise RequestError("place", f"is {place}, not one of {places} for saved states")
 

@@ -37,7 +37,7 @@ class Reservations:
         """The most pages a tenant can ever have: those that no other tenant has reserved."""
         return self._total - sum(self._pages.values()) + self._pages.get(tenant, 0)
 
-    def kept_from(self, tenant: int, held: Callable[[int], int]) -> int:
+    def withheld_from(self, tenant: int, held: Callable[[int], int]) -> int:
         """Pages that ``tenant`` cannot take, since they are reserved for other tenants that do not
         hold them yet; ``held`` gives the pages that a tenant holds."""
         others = ((other, pages) for other, pages in self._pages.items() if other != tenant)

@@ -25,23 +25,23 @@ class StateSlots:
             self.forget(next(iter(self._attached)))
         if not self._free:
             return None
-        place = self._free.popleft()
-        self._taken.add(place)
-        return place
+        state_slot = self._free.popleft()
+        self._taken.add(state_slot)
+        return state_slot
 
-    def attach(self, node: Node, place: int) -> None:
+    def attach(self, node: Node, state_slot: int) -> None:
         """Attach a taken state slot to a node."""
         assert node.state is None, "the node has a state"
-        self._taken.remove(place)
-        node.state = place
+        self._taken.remove(state_slot)
+        node.state = state_slot
         self._attached[node] = None
 
-    def drop(self, place: int) -> None:
+    def drop(self, state_slot: int) -> None:
         """Free a taken state slot."""
-        if place not in self._taken:
-            raise AssertionError(f"place {place} is not taken")
-        self._taken.remove(place)
-        self._free.append(place)
+        if state_slot not in self._taken:
+            raise AssertionError(f"state slot {state_slot} is not taken")
+        self._taken.remove(state_slot)
+        self._free.append(state_slot)
 
     def touch(self, node: Node) -> None:
         """Make the node's state the most recently used one."""
@@ -58,7 +58,7 @@ class StateSlots:
         """Raise AssertionError unless ``nodes`` are the nodes with a state, and each state slot is
         used once."""
         assert nodes == self._attached.keys(), "a state belongs to no prefix"
-        places = [*self._free, *self._taken, *(node.state for node in nodes)]
-        assert sorted(p for p in places if p is not None) == list(range(self.count)), (
-            "a place is lost or given twice"
+        state_slots = [*self._free, *self._taken, *(node.state for node in nodes)]
+        assert sorted(p for p in state_slots if p is not None) == list(range(self.count)), (
+            "a state slot is lost or used twice"
         )

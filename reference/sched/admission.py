@@ -86,7 +86,7 @@ class WaitQueue:
     a better class does not starve its requests of a lower one.
 
     Starvation bound: let T tenants have requests waiting, and let room for any one request appear
-    within R seconds whenever nobody is admitted (at the latest when all running requests have
+    within R seconds whenever no request is admitted (at the latest when all running requests have
     ended). Then a tenant with requests waiting is without a slot for at most ``aging_seconds + T *
     R`` seconds, time beyond its quotas not counted. Reason: once it is aged no tenant passes it
     twice, since an admission puts that tenant behind it. So the n-th request of a tenant whose

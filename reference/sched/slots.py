@@ -135,15 +135,15 @@ class SlotTable:
         rows."""
         if True not in [self.every_row[slot] for slot, _, _ in chunks]:
             return chunks
-        kept = []
+        shortened = []
         for chunk in chunks:
             if self.every_row[chunk.slot]:
                 chunk = chunk._replace(tokens=min(chunk.tokens, most))
             (rows,) = self.rows_of((chunk,))
             if chunk.tokens and rows <= most:
-                kept.append(chunk)
+                shortened.append(chunk)
                 most -= rows
-        return kept
+        return shortened
 
     def at_page_ends(self, chunks: list[Chunk]) -> list[Chunk]:
         """Shorten chunks of prompts to end at a page boundary if they reach one, for models whose

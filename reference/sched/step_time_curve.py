@@ -83,16 +83,16 @@ class StepTimeCurve:
         self._steps += 1
         factor = min(max(seconds / line, 1 / FARTHEST), FARTHEST)
         number = tokens - tokens % _width(tokens)
-        stair = self._seen.get(number)
-        if stair is None:
+        point = self._seen.get(number)
+        if point is None:
             if seconds > SURPRISE * self.at(tokens) and self._steps > FREE_STEPS:
                 self._careful_until = self._steps + CAREFUL_STEPS
-            stair = self._seen[number] = _CurvePoint(tokens, factor)
+            point = self._seen[number] = _CurvePoint(tokens, factor)
             self._heights = None
-        before = stair.factor
-        stair.add(tokens, factor)
-        stair.latest = self._steps
-        if abs(stair.factor - before) > CHANGED * before:
+        before = point.factor
+        point.add(tokens, factor)
+        point.latest = self._steps
+        if abs(point.factor - before) > CHANGED * before:
             self._heights = None
 
     def at(self, tokens: int) -> float:
@@ -126,12 +126,12 @@ class StepTimeCurve:
     def _rising(self) -> _CurvePoints:
         if self._heights is None:
             fixed, token = self._line
-            curve = sorted(self._seen.values(), key=lambda stair: stair.tokens)
-            heights = [stair.factor * (fixed + token * stair.tokens) for stair in curve]
+            curve = sorted(self._seen.values(), key=lambda point: point.tokens)
+            heights = [point.factor * (fixed + token * point.tokens) for point in curve]
             weights = [
-                stair.seen / (1 + (self._steps - stair.latest) / AGING_STEPS) for stair in curve
+                point.seen / (1 + (self._steps - point.latest) / AGING_STEPS) for point in curve
             ]
-            tokens = np.array([stair.tokens for stair in curve])
+            tokens = np.array([point.tokens for point in curve])
             self._heights = _CurvePoints(tokens, np.array(_rising(heights, weights)))
         return self._heights
 
@@ -143,9 +143,9 @@ def _rising(heights: list[float], weights: list[float]) -> list[float]:
     for height, weight in zip(heights, weights, strict=True):
         count = 1
         while pools and pools[-1][0] >= height:
-            before, beside, many = pools.pop()
-            height = (height * weight + before * beside) / (weight + beside)
-            weight, count = weight + beside, count + many
+            before, other, many = pools.pop()
+            height = (height * weight + before * other) / (weight + other)
+            weight, count = weight + other, count + many
         pools.append((height, weight, count))
     return [height for height, _, count in pools for _ in range(count)]
 

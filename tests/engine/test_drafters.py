@@ -27,7 +27,7 @@ def followed(engine: Engine) -> set[int]:
     speculative = engine._speculative
     assert speculative is not None
     assert isinstance(speculative._drafter, PromptLookup)
-    return {*speculative._yields, *speculative._drafter._places}
+    return {*speculative._yields, *speculative._drafter._occurrences}
 
 
 def running(engine: Engine) -> set[int]:

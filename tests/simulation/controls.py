@@ -154,10 +154,10 @@ def logs_of_another_row(patch: Patch) -> None:
 
 def the_first_model_goes_first(patch: Patch) -> None:
     def broken(self: Models) -> list[TokenEvent]:
-        for place in list(self._places.values()):
-            engine = place.loaded.engine
+        for model in list(self._models.values()):
+            engine = model.loaded.engine
             if not engine.idle:
-                self._step(place)
+                self._step(model)
                 if engine.has_events or not engine.blocked:
                     return engine.take_events()
         return []
