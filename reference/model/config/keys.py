@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import field
 
 import numpy as np
 
@@ -18,13 +19,18 @@ MAX_CONTEXT = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Reads the keys ``architecture.*`` of ``file``. Every error names the file and the key."""
+    """Reads the keys ``architecture.*`` of ``file`` and records in ``used`` which were looked at.
+
+    Every error names the file and the key.
+    """
 
     file: GgufFile
     architecture: str
+    used: set[str] = field(default_factory=set)
 
     def key(self, name: str) -> str:
         """The full name of a key."""
+        self.used.add(name)
         return f"{self.architecture}.{name}"
 
     def has(self, name: str) -> bool:
@@ -51,13 +57,20 @@ class Keys:
             raise self.error(name, f"is {value}, must be {low} to {high}")
         return value
 
-    def positive(self, name: str, default: float | None = None, allow_zero: bool = False) -> float:
-        """A finite number above 0; required when there is no default."""
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number; required when there is no default."""
         if default is None:
             value = self.file.require(self.key(name), float)
         else:
             value = self.file.get(self.key(name), float, default)
-        if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+        if not math.isfinite(value):
+            raise self.error(name, f"is {value}, must be a number")
+        return value
+
+    def positive(self, name: str, default: float | None = None, allow_zero: bool = False) -> float:
+        """A finite number above 0; required when there is no default."""
+        value = self.number(name, default)
+        if value < 0 or (value == 0 and not allow_zero):
             raise self.error(name, f"is {value}, must be a positive number")
         return value
 
