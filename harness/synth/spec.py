@@ -111,7 +111,7 @@ class Scales:
     embedding: float = 12.0
     residual: float = 0.22
     attention: float = 0.015625
-    logits: float = 8.0
+    logits: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

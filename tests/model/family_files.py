@@ -231,6 +231,7 @@ _HYBRID_KEYS = {
 _SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
 _SHARED_KEYS = {"expert_shared_feed_forward_length": SHARED_WIDTH}
 _KEYS: Mapping[str, dict[str, Any]] = {
+    "granite": {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0},
     "qwen3moe": _EXPERT_KEYS,
     "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **_EXPERT_KEYS, **_SHARED_KEYS},
@@ -286,6 +287,31 @@ def _qwen2(file: FamilyFile, layer: int) -> None:
     _llama(file, layer)
     for name, heads in {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}.items():
         file.add(f"blk.{layer}.attn_{name}.bias", heads * HEAD_DIM)
+
+
+def _glm4(file: FamilyFile, layer: int) -> None:
+    _phi3(file, layer)
+    for name in ("post_attention_norm", "post_ffw_norm"):
+        file.vector(f"blk.{layer}.{name}")
+
+
+def _phi3(file: FamilyFile, layer: int) -> None:
+    """Gate rows, then up rows, are one tensor."""
+    _llama(file, layer)
+    prefix = f"blk.{layer}.ffn"
+    file.stack(f"{prefix}_up.weight", f"{prefix}_gate.weight", f"{prefix}_up.weight")
+
+
+def _olmo2(file: FamilyFile, layer: int) -> None:
+    """Norms after the blocks, and over all heads at once."""
+    _attention(file, layer)
+    _dense(file, layer)
+    prefix = f"blk.{layer}"
+    del file.values[f"{prefix}.attn_norm.weight"]
+    file.vector(f"{prefix}.attn_q_norm", HEADS * HEAD_DIM)
+    file.vector(f"{prefix}.attn_k_norm", KV_HEADS * HEAD_DIM)
+    for name in ("post_attention_norm", "post_ffw_norm"):
+        file.vector(f"{prefix}.{name}")
 
 
 def _qwen3(file: FamilyFile, layer: int) -> None:
@@ -371,6 +397,11 @@ def _gemma4(file: FamilyFile, layer: int) -> None:
 
 _LAYERS = {
     "llama": _llama,
+    "smollm3": _llama,
+    "granite": _llama,
+    "glm4": _glm4,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,

@@ -57,20 +57,13 @@ class Keys:
             raise self.error(name, f"is {value}, must be {low} to {high}")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """A finite number; required when there is no default."""
+    def positive(self, name: str, default: float | None = None, allow_zero: bool = False) -> float:
+        """A finite number above 0; required when there is no default."""
         if default is None:
             value = self.file.require(self.key(name), float)
         else:
             value = self.file.get(self.key(name), float, default)
-        if not math.isfinite(value):
-            raise self.error(name, f"is {value}, must be a number")
-        return value
-
-    def positive(self, name: str, default: float | None = None, allow_zero: bool = False) -> float:
-        """A finite number above 0; required when there is no default."""
-        value = self.number(name, default)
-        if value < 0 or (value == 0 and not allow_zero):
+        if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
             raise self.error(name, f"is {value}, must be a positive number")
         return value
 

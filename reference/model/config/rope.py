@@ -151,7 +151,7 @@ def _scaling(
 
 def _yarn(keys: Keys, scaling: RotaryScaling) -> RotaryScaling:
     extrapolation, attention, fast, slow = (f"rope.scaling.{name}" for name in YARN_KEYS)
-    mixed = keys.number(extrapolation, 1.0)
+    mixed = keys.file.get(keys.key(extrapolation), float, 1.0)
     if mixed not in (1.0, -1.0):  # -1 stands for YaRN's own value
         raise keys.unsupported(extrapolation, f"is {mixed}", "supported is 1")
     return replace(
