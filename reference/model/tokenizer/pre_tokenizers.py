@@ -111,7 +111,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "command-r": _pre_tokenizer(*_smollm.passes, nfc=True),
     "dbrx": _cl100k,
     "deepseek-r1-qwen": _qwen2,
-    "glm4": _cl100k,
+    "glm4": _pre_tokenizer(_LLAMA3, whole_piece_first=True),
     "gpt-2": _gpt2,
     "gpt-4o": _gpt4o,
     "lfm2": _llama3,
