@@ -32,6 +32,8 @@ from tests.model.family_files import (
     VOCAB,
     FamilyFile,
     family_file,
+)
+from tests.model.family_variants import (
     legacy_ssm_in,
     make_gemma4_per_layer,
     separate_gate_up,
