@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from harness.serve import listen, streams
 from harness.serve.data_lines import PING
+from harness.serve.driver import EngineDriver
 from harness.serve.run import Running
 from reference.engine import Engine
 from tests.serve.conftest import Serve
@@ -65,33 +67,44 @@ def slow_steps(
 def test_a_client_that_leaves_frees_its_slot(
     server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """Within two steps after the server saw it leave."""
-    left_at: list[int] = []
-    freed_at: list[int] = []
-    seen = threading.Event()
+    """Its slot is free when the engine has made at most one step after the server cancelled.
 
-    def watch(engine: Engine) -> None:
-        if seen.is_set() and not left_at:
-            left_at.append(engine.statistics.steps)
-
+    The engine rests after 100 steps until then, so the answer cannot end by itself first.
+    """
     before = server.service.ledger.total(0)
-    slow_steps(monkeypatch, watch)
-    close = listen._Channel.handle_close
+    start = server.service.model.driver.call(lambda engine: engine.statistics.steps)
+    cancelled_at: list[int] = []
+    freed_at: list[int] = []
+    cancelled = threading.Event()
+    post_cancel, cancel = EngineDriver.cancel, Engine.cancel
 
-    def noted_close(channel: listen._Channel) -> None:
-        seen.set()
-        close(channel)
+    def noted_post(driver: EngineDriver, *arguments: Any, **options: Any) -> None:
+        # While this thread has the lock, the engine begins no turn.
+        with driver._changed:
+            cancelled_at.append(driver._engine.statistics.steps)
+            post_cancel(driver, *arguments, **options)
+        cancelled.set()
 
+    def noted_cancel(engine: Engine, request_id: int) -> None:
+        cancel(engine, request_id)
+        assert engine.statistics.running == 0
+        freed_at.append(engine.statistics.steps)
+
+    def rest(engine: Engine) -> None:
+        if engine.statistics.steps >= start + 100:
+            cancelled.wait(SECONDS)
+
+    monkeypatch.setattr(EngineDriver, "cancel", noted_post)
+    monkeypatch.setattr(Engine, "cancel", noted_cancel)
+    slow_steps(monkeypatch, rest)
     with http.connected() as connection:
         connection.sendall(posted(COMPLETIONS, {**LONG, "stream": stream}))
         wait_until(lambda: running(server) == 1)
         if stream:
             heard_until(connection, b"\n\n")
-        monkeypatch.setattr(listen._Channel, "handle_close", noted_close)
-    wait_until(lambda: running(server) == 0)
-    freed_at.append(server.service.model.driver.call(lambda engine: engine.statistics.steps))
-    assert seen.is_set()
-    assert freed_at[0] - (left_at or freed_at)[0] <= 2
+        assert not cancelled_at
+    wait_until(lambda: bool(freed_at) and running(server) == 0)
+    assert freed_at[0] - cancelled_at[0] <= 1
     wait_until(lambda: server.service.ledger.total(0).abandoned == before.abandoned + 1)
     after = server.service.ledger.total(0)
     assert (after.requests, after.rejected) == (before.requests + 1, before.rejected)
