@@ -35,8 +35,9 @@ from harness.memory import (
 )
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
+from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.memory.recurrent import state_bytes
@@ -325,20 +326,29 @@ def load_runner(
         progress.close()
 
 
-def make_engine(runner: ModelRunner, model: Model, options: SessionOptions, **more: Any) -> Engine:
+def make_engine(
+    runner: ModelRunner,
+    model: Model,
+    options: SessionOptions,
+    *,
+    queue_depth: int = ENGINE_DEFAULTS.queue_depth,
+    stall_steps: int = ENGINE_DEFAULTS.stall_steps,
+    **more: Any,
+) -> Engine:
     """The engine of a loaded model; ``more`` goes to ``Engine``."""
-    kept = options.prefix_cache
-    return Engine(
-        runner,
+    cached = options.prefix_cache
+    engine_options = EngineOptions(
         end_of_generation=model.tokenizer.eog_ids,
         chunk_tokens=options.chunk,
         chunk_while_decoding=PROMPT_TOKENS if options.chunk is None else None,
-        prefix_cache=kept != 0,
-        cached_pages=None if kept is None else pages_in(runner, kept),
+        queue_depth=queue_depth,
+        prefix_cache=cached != 0,
+        cached_pages=None if cached is None else pages_in(runner, cached),
         # Costs a page of memory and three lowered graphs, which one sequence would rarely repay.
-        copy_pages=kept != 0 and options.slots > 1,
+        copy_pages=cached != 0 and options.slots > 1,
         host_pages=pages_in(runner, options.host_cache),
-        drafter=PromptLookup() if options.draft else None,
+        stall_steps=stall_steps,
         draft_tokens=options.draft,
-        **more,
     )
+    drafter = PromptLookup() if options.draft else None
+    return Engine(runner, engine_options, drafter=drafter, **more)

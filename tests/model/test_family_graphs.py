@@ -14,7 +14,7 @@ from contract.ir.graph import BufferKind, Graph
 from contract.opcodes import Opcode
 from contract.types import Request
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.families import FAMILIES
 from reference.model.open import open_model
@@ -58,7 +58,7 @@ def logits(path: Path, chunk: int) -> np.ndarray:
     parts: list[np.ndarray] = []
     model = open_model(path)
     with CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
-        engine = Engine(runner, chunk_tokens=chunk)
+        engine = Engine(runner, EngineOptions(chunk_tokens=chunk))
         engine.submit(Request(1, TOKENS, 0), lambda _, rows: parts.append(rows))
         list(engine.run())
     model.file.close()

@@ -26,7 +26,7 @@ from harness.serve.generation import Generation
 from harness.serve.prompt_scores import PromptScores
 from harness.serve.run import Running
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
@@ -244,7 +244,9 @@ def test_nobody_waits_for_slow_scores(tiny_model_path: Path) -> None:
     model = open_model(tiny_model_path)
     limits = Limits(slots=2, context=96, pages=12, step_tokens=32, step_rows=4)
     with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
-        driver = EngineDriver(lambda observer: Engine(runner, observer=observer, stall_steps=5))
+        driver = EngineDriver(
+            lambda observer: Engine(runner, EngineOptions(stall_steps=5), observer=observer)
+        )
         driver.start()
         try:
             prompt = tuple(range(40, 100))
