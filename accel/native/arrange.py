@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from accel.native.names import ARRANGE
 from accel.native.pool import RING_STEPS, Job, WorkerPool
-from accel.opencl.memory import Allocation, SharedMemory
 from accel.packets.buffers import ArrangedMatrix
+from accel.packets.host_memory import AddressRange, SharedMemory
 from accel.packets.layouts import LANES, WeightLayout, group_bytes
 from accel.packets.packet import PACKET
 from accel.packets.stacks import Stack
@@ -35,7 +35,7 @@ class Arranger:
 
     def upload(
         self, name: str, dtype: DType, data: NDArray[np.uint8], matrices: int
-    ) -> ArrangedMatrix[Allocation]:
+    ) -> ArrangedMatrix[AddressRange]:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, as the products read them.
 
         The workers may still be at it afterwards: steps come behind it, and whoever else reads the
@@ -56,7 +56,7 @@ class Arranger:
             self.pool.finish()
             self._in_flight.clear()
 
-    def _arrange(self, stack: Stack, arranged: Allocation) -> None:
+    def _arrange(self, stack: Stack, arranged: AddressRange) -> None:
         packet = np.zeros(1, PACKET)
         packet["op"] = ARRANGE
         packet["dtype"] = stack.dtype.ggml_id

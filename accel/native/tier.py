@@ -17,12 +17,11 @@ from accel.native.names import TIER
 from accel.native.pool import MOST_WORKERS, WorkerPool
 from accel.native.steps import NativeForm, NativeStep, NativeSubmissions, Scratch
 from accel.native.variants import Variant
-from accel.opencl.memory import Allocation, SharedMemory
-from accel.opencl.worker_tuner import Choice, Crews
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import StepMemory, opencl_footprint
+from accel.packets.host_memory import AddressRange, SharedMemory
 from accel.packets.packet import ALIGNMENT
 from accel.packets.packet_tier import BoundStep, PacketTier
 from accel.packets.rules import lower_graph
@@ -30,6 +29,7 @@ from accel.packets.schedule import schedule_workers
 from accel.packets.step import Schedule, Step
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
+from accel.packets.worker_tuner import AdaptiveWorkers, Choice
 from contract.errors import TierUnavailable
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, Graph
@@ -37,8 +37,8 @@ from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier
 
-NativeBatch = FormBatch[Allocation, NativeForm]
-NativeFence = StepFence[Allocation, NativeForm, NativeStep]
+NativeBatch = FormBatch[AddressRange, NativeForm]
+NativeFence = StepFence[AddressRange, NativeForm, NativeStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class Choices:
     """
 
     threads: int | None = None
-    tuner: Callable[[int], Choice] = Crews
+    tuner: Callable[[int], Choice] = AdaptiveWorkers
     memory_bytes: int | None = None
     cache: Path | None = None
 
 
-class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
+class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
     """See ``contract.tier.Tier``. ``device`` is part of the processor's name.
 
     Raises TierUnavailable for another processor, and what ``find_library`` raises. ``progress`` is
@@ -80,7 +80,7 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
         memory = SharedMemory(min(filter(None, (choices.memory_bytes, total_memory()))))
         self._arranger = Arranger(memory, self._pool)
         self._addresses = Scratch()
-        self._own: Allocation | None = None
+        self._own: AddressRange | None = None
         submissions = NativeSubmissions(
             self._pool, self._addresses, choices.tuner(self._pool.workers)
         )
@@ -117,10 +117,10 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
 
     def _arrange(
         self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
-    ) -> ArrangedMatrix[Allocation]:
+    ) -> ArrangedMatrix[AddressRange]:
         return self._arranger.upload(decl.name, decl.dtype, data, matrices)
 
-    def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> Allocation:
+    def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> AddressRange:
         memory = self._memory
         assert isinstance(memory, SharedMemory)
         return memory.adopt(name, data, borrowed=True)
@@ -128,7 +128,7 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
     def _finish_uploads(self) -> None:
         self._arranger.finish()
 
-    def _record(self, bound: BoundStep[Allocation]) -> NativeForm:
+    def _record(self, bound: BoundStep[AddressRange]) -> NativeForm:
         return NativeForm(bound.stored.address, len(bound.packets))
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
@@ -163,4 +163,4 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
 
 
 if TYPE_CHECKING:
-    _conforms: type[DeviceTier[DeviceBuffer[Allocation], NativeBatch, NativeFence]] = NativeTier
+    _conforms: type[DeviceTier[DeviceBuffer[AddressRange], NativeBatch, NativeFence]] = NativeTier
