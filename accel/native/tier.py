@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from accel.native.arrange import Arranger
 from accel.native.host import processor_name, processors, total_memory
 from accel.native.library import find_library
-from accel.native.names import TIER
+from accel.native.model_weights import ModelWeights
+from accel.native.names import TIER, WEIGHTS_FOLDER
 from accel.native.pool import MOST_WORKERS, WorkerPool
 from accel.native.steps import NativeForm, NativeStep, NativeSubmissions, Scratch
 from accel.native.variants import Variant
-from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import StepMemory, opencl_footprint
@@ -30,13 +31,15 @@ from accel.packets.step import Schedule, Step
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
 from accel.packets.worker_tuner import AdaptiveWorkers, Choice
+from contract.dtypes import StorageClass
 from contract.errors import TierUnavailable
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier
+from contract.tier import DeviceTier, FiniteWords, UploadsLater
 
+NativeBuffer = DeviceBuffer[AddressRange]
 NativeBatch = FormBatch[AddressRange, NativeForm]
 NativeFence = StepFence[AddressRange, NativeForm, NativeStep]
 
@@ -79,6 +82,8 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         self._variant = library.variant
         memory = SharedMemory(min(filter(None, (choices.memory_bytes, total_memory()))))
         self._arranger = Arranger(memory, self._pool)
+        folder = None if choices.cache is None else choices.cache / WEIGHTS_FOLDER
+        self._weights = ModelWeights(self._arranger, folder, progress)
         self._addresses = Scratch()
         self._own: AddressRange | None = None
         submissions = NativeSubmissions(
@@ -100,6 +105,31 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
     def workers(self) -> int:
         """Threads of the pool."""
         return self._pool.workers
+
+    def upload_later(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        finite: FiniteWords,
+        on_bytes: Callable[[int], None],
+    ) -> NativeBuffer:
+        """See ``contract.tier.UploadsLater``. Matrices are arranged by ``finish_uploads``."""
+        buffer: NativeBuffer = DeviceBuffer(decl, data.nbytes, source=data)
+        if not (matrices_of(decl) and decl.dtype.storage is not StorageClass.FLOAT):
+            with self._guarded(decl.name):
+                self._fill(buffer)
+        self._weights.add(buffer, finite, on_bytes)
+        return self._keep(buffer)
+
+    def finish_uploads(self) -> bool:
+        """See ``contract.tier.UploadsLater``."""
+        with self._guarded("uploading"):
+            return self._weights.finish()
+
+    def free(self, buffer: NativeBuffer) -> None:
+        """See ``contract.tier.Tier``."""
+        self._weights.forget(buffer)
+        super().free(buffer)
 
     @property
     def allocated_bytes(self) -> int:
@@ -163,4 +193,5 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
 
 
 if TYPE_CHECKING:
-    _conforms: type[DeviceTier[DeviceBuffer[AddressRange], NativeBatch, NativeFence]] = NativeTier
+    _conforms: type[DeviceTier[NativeBuffer, NativeBatch, NativeFence]] = NativeTier
+    _uploads_later: type[UploadsLater] = NativeTier
