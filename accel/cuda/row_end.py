@@ -79,7 +79,7 @@ class EndPhase:
         number = self._place(op)
         tensor = operand_of(self.ops[number], name)
         assert tensor is not None
-        return Operand(number, self.ops[number].device.places[name], tensor)
+        return Operand(number, self.ops[number].device.index_of[name], tensor)
 
 
 def end_phase(ops: Sequence[Op], first: int, logits: Tensor) -> EndPhase | None:
