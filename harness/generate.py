@@ -33,6 +33,7 @@ from harness.memory import (
     prompt_steps,
     room_for_prompts,
 )
+from harness.prefix_watch import PrefixWatch
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine, EngineOptions
@@ -181,6 +182,7 @@ class Session(ContextManager):
         tier: Tier,
         runner: ModelRunner,
         engine: Engine,
+        prefix_watch: PrefixWatch,
     ) -> None:
         self.model = model
         self.tier = tier
@@ -190,6 +192,7 @@ class Session(ContextManager):
         self._requests = 0
         self._latest: TextGeneration | None = None
         self.engine = engine
+        self._prefix_watch = prefix_watch
 
     @classmethod
     def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
@@ -204,15 +207,15 @@ class Session(ContextManager):
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
-            observer = _observed(options.recording, owned)
+            watch = PrefixWatch(_observed(options.recording, owned))
             engine = make_engine(
                 runner,
                 model,
                 options,
-                observer=observer,
+                observer=watch,
                 clock=time.perf_counter,
             )
-            session = cls(model, tier, runner, engine)
+            session = cls(model, tier, runner, engine, watch)
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
             if prepared.template is not None:
@@ -249,6 +252,10 @@ class Session(ContextManager):
     def step(self, request_id: int) -> list[TokenEvent]:
         """One step of the engine; what it produced for a request."""
         return [event for event in self.engine.step() if event.request_id == request_id]
+
+    def reused(self, request_id: int) -> int:
+        """Prompt tokens of a request that came from the prefix cache."""
+        return self._prefix_watch.reused(request_id)
 
     def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
         """Teacher-forced logits of every position into ``out``, f32[len(tokens), vocab].
