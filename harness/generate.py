@@ -79,7 +79,7 @@ class SessionOptions:
     ``draft`` tokens are guessed ahead. ``slots`` sequences of the whole context run at once, each
     with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
     ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
-    computed from.
+    computed from, with ``scores`` the log-probabilities of prompts.
     """
 
     tier: str = "auto"
@@ -100,6 +100,7 @@ class SessionOptions:
     biases: int = 0
     top_log_probabilities: int = 0
     hidden_states: bool = False
+    scores: bool = False
     recording: Recording = Recording()
 
     def chunks(self, tier: Tier) -> Sequence[int]:
@@ -114,7 +115,7 @@ class SessionOptions:
         """The sizes of a session of so many positions."""
         chunk = room_for_prompts(self.chunk, context, self.slots)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
-        if self.hidden_states:
+        if self.hidden_states or self.scores:
             rows = max(rows, min(READ_ROWS, chunk))
         limits = whole_contexts(
             slots=self.slots,
@@ -131,6 +132,7 @@ class SessionOptions:
             biases=self.biases,
             top_log_probabilities=self.top_log_probabilities,
             hidden_states=self.hidden_states,
+            scores=self.scores,
         )
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_request, check_sizes, reach_of
@@ -21,7 +19,13 @@ from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
 from reference.engine.scheduler import Scheduler
-from reference.engine.sequence import LogitsSink, MaskProvider, RunningSequence, Sequence
+from reference.engine.sequence import (
+    LogitsSink,
+    MaskProvider,
+    RunningSequence,
+    Sequence,
+    new_sequence,
+)
 from reference.engine.slot_manager import SlotManager, memory_of
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
@@ -34,6 +38,7 @@ from reference.runner import HIDDEN, LOGITS, ModelRunner
 from reference.sched.admission import WaitQueue
 from reference.sched.cost import StepCost
 from reference.sched.queue_depth import may_wait
+from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
 
 FAULTS = 2
@@ -168,15 +173,16 @@ class Engine(TenantCalls):
         logits_from: int = 0,
         allowed: MaskProvider | None = None,
         output: str = LOGITS,
+        on_scores: ScoreSink | None = None,
     ) -> None:
-        """Queue a request. Raises RequestError when it can never run here, or when a request with
-        its id waits or runs, and QueueFull when too many wait: TenantQueueFull where there is a
-        place for others.
+        """Queue a request. Raises RequestError when it can never run here or its id is in use,
+        and QueueFull when too many wait: TenantQueueFull where there is room for other tenants.
 
         With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
         handed over chunk by chunk, or in their place the rows of ``output``: HIDDEN, where the
         limits have ``hidden_states``. ``allowed`` is asked before every token which ones it may be;
-        where that is none, or it fails, the request ends with an error.
+        where that is none, or it fails, the request ends with an error. ``on_scores`` receives
+        what ``score_from`` of the request asks for.
         """
         tenant = self.tenants[request.tenant]
         if self.tenants.is_removed(tenant.id):
@@ -193,22 +199,17 @@ class Engine(TenantCalls):
         except ZincError:
             self.ledger.rejected(tenant.id)
             raise
-        reach = reach_of(request, tenant, self.runner.limits)
-        tokens = np.empty(reach, np.int32)
-        tokens[: len(request.prompt)] = request.prompt
-        sequence = Sequence(
-            request=request,
+        sequence = new_sequence(
+            request,
             order=self._arrivals,
-            since=0.0,
             scope=scope_of(tenant),
-            tokens=tokens,
-            known=len(request.prompt),
-            last=reach - 1,
+            reach=reach_of(request, tenant, self.runner.limits),
+            arrived=self._clock(),
             on_logits=on_logits,
+            logits_from=logits_from,
             output=output,
             allowed=allowed,
-            scored=logits_from,
-            arrived=self._clock(),
+            on_scores=on_scores,
         )
         with self._change():
             self.ledger.prompted(tenant.id, len(request.prompt))

@@ -61,8 +61,7 @@ class Computed(NamedTuple):
     @property
     def drafted(self) -> bool:
         """Whether all tokens but the first were guesses."""
-        many = self.end_row - self.first_row > 1
-        return many and self.active.sequence.on_logits is None
+        return self.active.sequence.drafted(self.start, self.end_row - self.first_row)
 
 
 class Pipeline:
@@ -248,7 +247,7 @@ class Pipeline:
             sequence = active.sequence
             of_tenant = counts[sequence.request.tenant]
             sampled = requested > 0 and sequence.samples and start + tokens >= sequence.known
-            guessed = requested > 1 and sequence.on_logits is None
+            guessed = sequence.drafted(start, requested)
             of_tenant[0] += 0 if guessed else tokens - sampled
             of_tenant[1] += sampled
         return [(self._tenants.counter(tenant), count) for tenant, count in counts.items()]

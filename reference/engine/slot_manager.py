@@ -11,7 +11,7 @@ from reference.engine.options import EngineOptions
 from reference.engine.sequence import RunningSequence, Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
-from reference.runner import HIDDEN, ModelRunner
+from reference.runner import ModelRunner
 from reference.sched.constraints import bias_records
 from reference.sched.quantum import goal
 from reference.sched.slots import SlotTable
@@ -222,8 +222,9 @@ class SlotManager:
             # The last token of a sequence is sampled, not computed.
             end=max(sequence.known, sequence.last),
             sampling=sequence.request.sampling,
-            every_row=sequence.on_logits is not None,
-            hidden=sequence.output == HIDDEN,
+            rows_from=sequence.rows_from,
+            scored_to=len(sequence.request.prompt) if sequence.on_scores is not None else 0,
+            output=None if sequence.on_logits is None else sequence.output,
             samples=sequence.samples,
             lockstep=active.masked,
             bias=bias_records(sequence.request),

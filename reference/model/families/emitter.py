@@ -222,8 +222,8 @@ def emit_tokens(
     allowed = bias = None
     if limits.masks:
         allowed = builder.request("request.allowed", limits.masks, mask_words(vocab))
-    if limits.biases:
-        bias = builder.request("request.bias", limits.slots * limits.biases, 2)
+    if limits.bias_records:
+        bias = builder.request("request.bias", limits.bias_records, 2)
     token = builder.emit(
         Opcode.SAMPLE,
         "sample",
