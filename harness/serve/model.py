@@ -15,6 +15,7 @@ from contract.types import MAX_INT32, Tenant
 from harness import catalog
 from harness.generate import (
     SessionOptions,
+    load_drafter,
     load_runner,
     make_engine,
     prepare_session,
@@ -246,6 +247,8 @@ def open_model(
     # Nobody waits for a first token yet, and later no step of others shall.
     runner.prepare()
 
+    drafter = load_drafter(prepared, tier, session.draft, owned, progress)
+
     def engine(observer: Observer) -> Engine:
         return make_engine(
             runner,
@@ -255,6 +258,7 @@ def open_model(
                 Tenants(tenants, clock=time.monotonic) if together is None else together.tenants
             ),
             clock=time.monotonic,
+            drafter=drafter,
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,

@@ -39,5 +39,7 @@ def opening(model: str | Path | None, given: Mapping[str, Any]) -> tuple[Path, S
     """The model's file, fetched if need be, and how an engine for it is opened."""
     settings = settings_of(model, given, NAMES)
     slots = settings["slots"] or SLOTS
-    options = replace(session_options(settings, chat=True), slots=slots, draft=0)
+    options = replace(session_options(settings, chat=True), slots=slots)
+    if options.draft_model is None:
+        options = replace(options, draft=0)
     return model_file(settings), options

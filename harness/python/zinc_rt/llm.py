@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from contract.context_manager import ContextManager
 from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import MAX_INT32, Request
-from harness.generate import load_runner, make_engine, prepare_session
+from harness.generate import load_drafter, load_runner, make_engine, prepare_session
 from harness.progress import NullProgress, Progress, progress_on
 from harness.serve.driver import EngineDriver
 from harness.serve.structured.grammars import Grammars
@@ -96,6 +96,9 @@ class LLM(ContextManager):
                 runner,
                 prepared.model,
                 options,
+                drafter=load_drafter(
+                    prepared, prepared.tier, options.draft, owned, self._progress(True)
+                ),
                 queue_depth=MAX_INT32,
                 stall_steps=MAX_INT32,
                 clock=time.monotonic,
