@@ -8,6 +8,7 @@ import pty
 import select
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.cli.conftest import command, environment
 
@@ -17,11 +18,11 @@ PATIENCE_SECONDS = 60.0
 class Terminal:
     """A command in a pseudo terminal."""
 
-    def __init__(self, *words: object) -> None:
+    def __init__(self, *words: object, hold: Path | None = None) -> None:
         self.seen = ""
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            command(*words),
+            command(*words, hold=hold),
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -51,8 +52,9 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*words: object) -> Iterator[Terminal]:
-    opened = Terminal(*words)
+def terminal(*words: object, hold: Path | None = None) -> Iterator[Terminal]:
+    """A command in a pseudo terminal, whose engine ``hold`` holds."""
+    opened = Terminal(*words, hold=hold)
     try:
         yield opened
     finally:
