@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.cli.conftest import command, environment
-
-PATIENCE_SECONDS = 60.0
+from tests.patience import PATIENCE_SECONDS
 
 
 class Terminal:

@@ -10,7 +10,8 @@ from pathlib import Path
 from contract.types import SamplingParams
 from harness.generate import Session, SessionOptions
 from tests.cli.conftest import Change, zinc_process
-from tests.cli.terminal import PATIENCE_SECONDS, terminal
+from tests.cli.terminal import terminal
+from tests.patience import PATIENCE_SECONDS
 
 
 def expected_answers(model: Path, turns: list[str], max_tokens: int) -> list[str]:

@@ -17,8 +17,9 @@ from harness.serve.keys import key_digest, new_key
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from tests.cli.conftest import zinc_process
-from tests.cli.terminal import PATIENCE_SECONDS, terminal
+from tests.cli.terminal import terminal
 from tests.held_steps import hold_steps
+from tests.patience import PATIENCE_SECONDS
 
 TURNS = b"hello\n\nand then?\n/reset\nhello\n/system Be brief.\nhello\n/exit\nunread\n"
 FLAGS = ("--max-tokens", 5, "--temperature", 0.8, "--seed", 4, "--stop", "zq")
