@@ -35,7 +35,6 @@ def open_draft_model(path: Path, target: Model, owned: ExitStack) -> Model:
     model = open_model(path)
     owned.callback(model.file.close)
     check_vocabularies(model, target)
-    model.file.read_ahead()
     return model
 
 

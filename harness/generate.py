@@ -23,6 +23,7 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import Request, SamplingParams, TokenEvent
+from harness.arranged_weights import needs_model_file
 from harness.drafting import Drafting, drafter_of, open_draft_model, plan_drafting
 from harness.generation import SILENT, TextGeneration
 from harness.memory import (
@@ -167,11 +168,14 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     """
     model = open_model(path)
     owned.callback(model.file.close)
-    model.file.read_ahead()
+    if needs_model_file(options.tier, path):
+        model.file.read_ahead()
     longest_context(model, options.context)
     draft = None
     if options.draft_model is not None and options.draft:
         draft = open_draft_model(options.draft_model, model, owned)
+        if needs_model_file(options.tier, options.draft_model):
+            draft.file.read_ahead()
     template = _chat_template(model, owned) if options.chat else None
     if template is not None:
         template.start()
