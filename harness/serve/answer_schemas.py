@@ -40,15 +40,33 @@ class Usage(Struct):
     completion_tokens_details: dict[str, int]
 
 
+class TokenDifference(Struct):
+    """The first token by which a prompt differs from a cached one: its position in the prompt, and
+    the texts of the token that is cached there and of the prompt's."""
+
+    position: int
+    cached: str
+    new: str
+
+
+class CachedPrompt(Struct):
+    """Prompt tokens that came from the cache, and where a cached prompt went on otherwise."""
+
+    tokens: int
+    first_difference: TokenDifference | UnsetType = UNSET
+
+
 class Provenance(Struct):
-    """What reproduces an answer, and who computed it where; ``trace`` is the file in the folder of
-    ``--record`` that holds it, ``ignored`` are fields of the request that changed nothing, and
-    ``sampling_defaults`` are in force for what the request left out."""
+    """What reproduces an answer, and who computed it where; ``cached`` says what was not computed
+    again, ``trace`` is the file in the folder of ``--record`` that holds it, ``ignored`` are fields
+    of the request that changed nothing, and ``sampling_defaults`` are in force for what the request
+    left out."""
 
     seed: int
     tenant: str
     tier: str
     preemptions: int
+    cached: CachedPrompt
     sampling_defaults: dict[str, float]
     trace: str | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET

@@ -44,13 +44,15 @@ Turn = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """A rendered conversation, the ``grammar`` of its answer if it has one, its form, and the
-    fields of the request that changed nothing."""
+    """A rendered conversation, the ``grammar`` of its answer if it has one, its form, the fields of
+    the request that changed nothing, and the tokens of earlier answers as the request names
+    them."""
 
     prompt: RenderedChat
     grammar: str | None
     form: ReplyForm
     ignored: tuple[str, ...] = ()
+    spoken: tuple[tuple[int, ...], ...] = ()
 
     @property
     def grammar_param(self) -> str:
@@ -94,7 +96,12 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         exact=grammar is not None,
         forced=forced,
     )
-    return ChatPlan(rendered, grammar, form, ("reasoning_effort",) if effort else ())
+    spoken = tuple(
+        tuple(message.token_ids)
+        for message in body.messages
+        if isinstance(message, AssistantMessage) and message.token_ids
+    )
+    return ChatPlan(rendered, grammar, form, ("reasoning_effort",) if effort else (), spoken)
 
 
 def masks_of(

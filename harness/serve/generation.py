@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from contract.errors import RequestError
 from contract.types import (
@@ -116,6 +116,23 @@ class Generation:
         for choice in self.choices:
             first.setdefault(choice.request.prompt, self.facts_of(choice).cached)
         return sum(first.values())
+
+    @property
+    def cached(self) -> dict[str, Any]:
+        """How many prompt tokens came from the cache, and the first token by which the prompt
+        differs from a cached one of the same tenant's, where there is one."""
+        cached: dict[str, Any] = {"tokens": self.cached_tokens}
+        for choice in self.choices:
+            found = self.facts_of(choice).difference
+            if found is not None:
+                text = self.model.tokenizer.token_text
+                cached["first_difference"] = {
+                    "position": found.position,
+                    "cached": text(found.cached),
+                    "new": text(choice.request.prompt[found.position]),
+                }
+                return cached
+        return cached
 
     @property
     def completion_tokens(self) -> int:
@@ -273,9 +290,11 @@ def requests_of(
     max_tokens: int | None,
     log_probabilities: int | None,
     most: int | None = None,
+    turns: tuple[int, ...] = (),
 ) -> list[Request]:
-    """The engine requests of a body: ``n`` choices of each prompt. Without ``max_tokens`` an answer
-    may fill the context, or have ``most`` tokens. Raises ApiError."""
+    """The engine requests of a body: ``n`` choices of each prompt, in which turns of a conversation
+    begin at the positions ``turns``. Without ``max_tokens`` an answer may fill the context, or have
+    ``most`` tokens. Raises ApiError."""
     n = body.n or 1
     check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
@@ -299,6 +318,7 @@ def requests_of(
             logit_bias=_biases(body.logit_bias or {}),
             log_probabilities=log_probabilities,
             qos=CLASS_OF_TIER.get(body.service_tier or "auto"),
+            turns=turns,
         )
         for prompt in prompts
         for choice in range(n)

@@ -65,14 +65,16 @@ class Service:
             self.model.check_name(body.model)
             plan = self.model.chat_plan(body)
             caller.ignore(plan.ignored)
+            prompt = self.model.encode_chat(plan.prompt, plan.spoken)
             requests = requests_of(
                 body,
-                [self.model.encode_chat(plan.prompt)],
+                [prompt],
                 self.model,
                 tenant,
                 max_tokens=body.max_completion_tokens or _most_tokens(body),
                 most=None if body.n_predict == -1 else self.model.sampling.max_tokens,
                 log_probabilities=listed,
+                turns=self.model.turns(plan.prompt, prompt),
             )
             generation = Generation(
                 self.model,

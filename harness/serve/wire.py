@@ -74,7 +74,9 @@ class UserMessage(_MessageFields, tag="user"):
 
 class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
     """What the model said, which may be calls alone. A ``refusal`` is what it said in place of an
-    answer; ``annotations`` and ``audio`` of other servers' answers say nothing to a model."""
+    answer; ``annotations`` and ``audio`` of other servers' answers say nothing to a model.
+    ``token_ids`` are the tokens the answer was made of, as ``return_token_ids`` gives them: where
+    they spell the turn as the template writes it, the prompt has these tokens."""
 
     content: str | list[TextPart] | None = None  # type: ignore[assignment]
     reasoning_content: str | None = None
@@ -83,6 +85,7 @@ class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
     annotations: Any = None
     audio: Any = None
     function_call: None = None
+    token_ids: list[int] | None = None
 
 
 class ToolMessage(_MessageFields, tag="tool", kw_only=True):
