@@ -20,6 +20,12 @@ from harness.serve.dialect_schemas import (
     OllamaVectors,
     OllamaVersion,
 )
+from harness.serve.responses.wire import (
+    Response,
+    ResponseDeleted,
+    ResponseItems,
+    ResponseTokens,
+)
 
 
 class PromptDetails(Struct):
@@ -228,21 +234,6 @@ class Embeddings(Struct):
     x_zinc: dict[str, Any]
 
 
-class Response(Struct):
-    """``POST /v1/responses``, not streamed."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
-    model: str
-    output: list[dict[str, Any]]
-    store: Literal[False]
-    usage: dict[str, Any]
-    system_fingerprint: str
-    x_zinc: Provenance
-
-
 class TenantFacts(Struct):
     """A tenant, with how many keys it has."""
 
@@ -341,6 +332,11 @@ ANSWERS: dict[str, type[Struct]] = {
     "usage": TenantUsage,
     "embed": Embeddings,
     "respond": Response,
+    "response": Response,
+    "count_response": ResponseTokens,
+    "remove_response": ResponseDeleted,
+    "cancel_response": Response,
+    "response_items": ResponseItems,
     "ollama_chat": OllamaAnswered,
     "ollama_generate": OllamaAnswered,
     "ollama_embed": OllamaVectors,

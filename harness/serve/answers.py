@@ -182,7 +182,7 @@ class ChatShape(OpenAiStream):
         if piece.finish is None and not self._tokenwise and piece.choice in self._opened:
             parts = piece.parts if len(piece.parts) < 2 else joined(piece.parts)
             return [self._more(piece.choice, part) for part in parts]
-        return list(map(data_line, map(encode, self._chunks(piece))))
+        return list(map(data_line, map(encode, self.chunks(piece))))
 
     @property
     def _tokenwise(self) -> bool:
@@ -199,7 +199,8 @@ class ChatShape(OpenAiStream):
             (index, name), lambda text: self._chunk(index, {name: text}), part.text
         )
 
-    def _chunks(self, piece: Piece) -> Iterable[Json]:
+    def chunks(self, piece: Piece) -> Iterable[Json]:
+        """The objects of a stream that say what became certain."""
         events = _said(piece.events)
         if not piece.parts and piece.finish is None and not (self._tokenwise and events):
             return
