@@ -11,6 +11,7 @@ from functools import partial
 from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.accounts import Accounts
+from harness.serve.answer_grammar import TextPlan
 from harness.serve.answers import Answer, AnswerFormat, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
 from harness.serve.completion_answers import CompletionShape
@@ -114,14 +115,14 @@ class Service:
                 tenant,
                 max_tokens=_most_completed(body),
                 log_probabilities=body.logprobs,
+                scored=bool(body.echo) and listed,
             )
-            scores = bool(body.echo) and listed
             generation = Generation(
                 self.model,
                 requests,
                 body.logits_digest,
-                scores=scores,
                 stop_tokens=body.stop_token_ids or (),
+                constrained=TextPlan.of(body.grammar),
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)
             echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()

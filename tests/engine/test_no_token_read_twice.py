@@ -19,7 +19,7 @@ from contract.dtypes import I12
 from contract.tier import Tier
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for
 from reference.memory.state_slots import StateSlots
 from reference.model.open import open_model
@@ -67,7 +67,8 @@ def opened(
     )
     reuse = Reuse()
     with model.file, tier() as opened_tier, ModelRunner(model, opened_tier, limits) as runner:
-        yield Engine(runner, prefix_cache=cache, copy_pages=cache, observer=reuse), reuse
+        options = EngineOptions(prefix_cache=cache, copy_pages=cache)
+        yield Engine(runner, options, observer=reuse), reuse
 
 
 @pytest.fixture(params=SHAPES)

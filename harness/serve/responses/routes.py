@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 from flask import g, request
@@ -24,6 +24,7 @@ from harness.serve.responses.wire import LOGPROBS, InputItem, ResponsesRequest
 from harness.serve.service import Answered, Service
 from harness.serve.wire import ChatRequest, converted
 
+T = TypeVar("T")
 RESPONSES_ROUTES = (
     Route("POST", "/v1/responses", "respond", "Answer, and store it.", ResponsesRequest),
     Route(
@@ -155,7 +156,7 @@ def _page_of(items: Sequence[InputItem]) -> Json:
     }  # fmt: skip
 
 
-def _by_our_names(work: Callable[[], Any]) -> Any:
+def _by_our_names(work: Callable[[], T]) -> T:
     """What ``work`` gives; its refusals name fields as they are here."""
     try:
         return work()
