@@ -206,7 +206,7 @@ OUTPUT = (
         "system",
         TEXT,
         None,
-        "system prompt: what the model is told before the conversation",
+        "system prompt: the instructions before the conversation",
         "what the model's chat template says",
         common=True,
         aliases=("-sys", "--system-prompt"),
