@@ -68,8 +68,9 @@ class OutputProcessor:
         return bool(self._batches and self._batches[-1].entries)
 
     def count(self) -> None:
-        """Let the ledger say what is about to be handed out; again and again, if need be."""
-        if not self.pending:
+        """Let the ledger say what is about to be handed out. Counting again changes nothing, but
+        for what was dropped since: that is counted no more."""
+        if not self._batches:
             return
         batch = self._batches[-1]
         tokens, ends = Counter[int](), Counter[tuple[int, FinishReason]]()
@@ -119,17 +120,18 @@ class OutputProcessor:
                 batch.before.pop(tenant, None)
 
     def forget(self, request_id: int) -> int | None:
-        """Drop the events of a request that were not handed out; its tenant, where they ended
-        it."""
-        ended = None
-        if self.pending:
-            batch = self._batches[-1]
-            own = [entry for entry in batch.entries if entry[0].request_id == request_id]
-            if own:
-                batch.entries = [entry for entry in batch.entries if entry not in own]
-                last, tenant = own[-1]
-                ended = None if last.finish_reason is None else tenant
-        return ended
+        """Drop the events of a request that were not handed out, and count them no more; the
+        request's tenant, where they ended it."""
+        if not self.pending:
+            return None
+        batch = self._batches[-1]
+        own = [entry for entry in batch.entries if entry[0].request_id == request_id]
+        if not own:
+            return None
+        batch.entries = [entry for entry in batch.entries if entry[0].request_id != request_id]
+        self.count()
+        last, tenant = own[-1]
+        return None if last.finish_reason is None else tenant
 
     def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> None:
         """A step was read at ``now``."""
