@@ -60,8 +60,11 @@ class Recording:
 
 
 READ_ROWS = 16
-"""Rows of a step where every position of a text is read, for its vector or its log-probabilities:
-with fewer such a text takes many steps, more make a step of others late."""
+"""Fewest rows of a step where every position of a text is read, for its vector or its
+log-probabilities: with fewer such a text takes many steps."""
+TOKENS_A_READ_ROW = 8
+"""Prompt tokens of a step for each row there: more rows take memory, and make a step of others
+late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class SessionOptions:
         chunk = room_for_prompts(self.chunk, context, self.slots)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
         if self.hidden_states or self.scores:
-            rows = max(rows, min(READ_ROWS, chunk))
+            rows = max(rows, min(chunk, max(READ_ROWS, chunk // TOKENS_A_READ_ROW)))
         limits = whole_contexts(
             slots=self.slots,
             context=context,
