@@ -235,6 +235,14 @@ SETTINGS: Mapping[str, Setting] = {
             "nothing is recorded",
         ),
         Setting(
+            "receipts",
+            PATH,
+            None,
+            "folder for signed receipts of all answers, which hold prompts and answers, and for "
+            "the key that signs them (docs/receipts.md)",
+            "no receipts are made",
+        ),
+        Setting(
             "drain_seconds",
             number(0, 3600),
             30.0,

@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT
 from harness.cli.answer import INTERRUPTED
+from harness.cli.receipts_command import (
+    add_receipt_flags,
+    refuse_receipt_flags,
+    verify_receipt_file,
+)
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.console import note
 from harness.sampling_defaults import SamplingDefaults
@@ -39,6 +44,7 @@ NAMES = (
     "drain_seconds",
     "ray",
     "record",
+    "receipts",
     "unknown_fields",
     "cors",
     "repeat_last_n",
@@ -77,6 +83,7 @@ VERIFY_EXAMPLES = """\
 examples:
   zinc-rt verify request.json response.json
   zinc-rt verify request.json response.json --tier cpu     on another device: the same bits
+  zinc-rt verify receipt.json --sample 8                   eight steps of a receipt, drawn here
 
 Exit code 0 when the answer is identical, 1 with the first difference. The model and --kv-dtype must
 be those of the server, and so must --context where the request names no max_tokens.
@@ -90,10 +97,18 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--quiet", action="store_true", help="log problems only, no requests")
     add_flags(parser, NAMES, SHOWN)
     parser.set_defaults(func=serve)
-    text = "replay an answer of a server: identical, or where it first differs"
+    text = "verify a receipt, or replay an answer of a server: identical, or where it first differs"
     parser = subparsers.add_parser("verify", help=text, description=text, epilog=VERIFY_EXAMPLES)
-    parser.add_argument("request", metavar="REQUEST", type=Path, help="JSON that was sent")
-    parser.add_argument("response", metavar="RESPONSE", type=Path, help="JSON that came back")
+    parser.add_argument(
+        "request",
+        metavar="RECEIPT|REQUEST",
+        type=Path,
+        help="a receipt, a chain of them one a line, or the JSON that was sent",
+    )
+    parser.add_argument(
+        "response", metavar="RESPONSE", type=Path, nargs="?", help="the JSON that came back"
+    )
+    add_receipt_flags(parser)
     add_flags(parser, VERIFY_NAMES)
     parser.set_defaults(func=verify)
 
@@ -142,6 +157,9 @@ def verify(args: argparse.Namespace) -> int:
     """Recompute an answer and compare."""
     settings = resolve(args, VERIFY_NAMES)
     need_server_extra()
+    if args.response is None:
+        return verify_receipt_file(args, settings, _model_options)
+    refuse_receipt_flags(args)
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
@@ -205,6 +223,7 @@ def options_of(settings: Settings) -> ServeOptions:
         drain_seconds=settings["drain_seconds"],
         replicas=settings["ray"],
         record=settings["record"],
+        receipts=settings["receipts"],
         cors=tuple(filter(None, map(str.strip, settings["cors"].split(",")))),
         reject_unknown=settings["unknown_fields"] == "reject",
     )

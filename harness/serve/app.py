@@ -29,6 +29,7 @@ from harness.serve.ollama.routes import OllamaHandlers
 from harness.serve.openapi import Route
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
+from harness.serve.receipts.routes import ReceiptHandlers
 from harness.serve.responses import ResponsesHandlers
 from harness.serve.routes import ROUTES, Handlers
 from harness.serve.service import Began
@@ -77,7 +78,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     models = ModelHandlers(serving, options.cache_dir, pulls)
     ollama = OllamaHandlers(serving, pulls, options.version)
     texts = (general, ResponsesHandlers(), AnthropicHandlers(), EmbeddingHandlers(), ollama)
-    handlers = (*texts, models, TenantHandlers(serving))
+    handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())
 
     _add_hooks(app, serving, options)
     app.register_error_handler(Exception, _refused)
