@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError, RequestError
+from harness.cli.run_receipt import receipt_of_run
 from harness.cli.serving import (
     ENGINE_SETTINGS,
     MODEL_SETTINGS,
@@ -60,6 +61,12 @@ def add_parser(subparsers: Any) -> None:
         "--raw", action="store_true", help="continue the text: no chat template, no system prompt"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--receipt",
+        type=Path,
+        metavar="FILE",
+        help="write a signed receipt of the answer, for zinc-rt verify (docs/receipts.md)",
+    )
     _add_common(parser)
     text = "talk to a model; standard input that is no terminal gives one turn a line"
     parser = subparsers.add_parser("chat", help=text, description=text, epilog=CHAT_EXAMPLES)
@@ -69,7 +76,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--key", metavar="KEY", help=f"your API key there [env {KEY_ENV}, which others cannot see]"
     )
-    parser.set_defaults(prompt=None, file=None, chat=True, raw=False, json=False)
+    parser.set_defaults(prompt=None, file=None, chat=True, raw=False, json=False, receipt=None)
     _add_common(parser)
 
 
@@ -99,8 +106,9 @@ def run(args: argparse.Namespace) -> int:
     settings = resolve(args, NAMES)
     if args.raw and settings.sources["system"].startswith("flag"):
         raise RequestError("system", "is not sent with --raw; leave one of them out")
-    if args.chat and args.json:
-        raise ConfigError("--json answers one prompt; leave out --chat")
+    if args.chat and (args.json or args.receipt):
+        flag = "--json" if args.json else "--receipt"
+        raise ConfigError(f"{flag} answers one prompt; leave out --chat")
     if getattr(args, "server", None) is not None:
         from harness.cli.remote_chat import converse_with_server
 
@@ -120,6 +128,7 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.progress import progress_on
 
     prompt = read_prompt(args.prompt, args.file)
+    receipt = None if args.receipt is None else receipt_of_run(args, settings, prompt)
     recording = Recording(args.trace, args.timeline)
     with open_session(settings, chat=not args.raw, recording=recording) as session:
         tokens = encode_turn(
@@ -135,6 +144,7 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
             settings["max_tokens"],
             args.stop,
             progress_on(transient=True),
+            None if receipt is None else receipt.digests,
         )
         if args.json:
             interrupted = follow(generation, lambda text: None)
@@ -142,4 +152,6 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
         else:
             interrupted = show_answer(generation)
             note(closing_line(generation, session))
+        if receipt is not None and not interrupted:
+            receipt.write(generation, session)
     return INTERRUPTED if interrupted else 0

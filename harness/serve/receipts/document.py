@@ -39,7 +39,7 @@ class ModelFacts(Struct, forbid_unknown_fields=True):
     files: list[Hex32]
 
 
-class TenantFacts(Struct, forbid_unknown_fields=True):
+class ReceiptTenant(Struct, forbid_unknown_fields=True):
     """The tenant that asked."""
 
     id: int
@@ -69,7 +69,7 @@ class ReceiptPayload(Struct, forbid_unknown_fields=True):
     id: str
     kind: Literal["chat", "completion", "embedding"]
     time: str
-    tenant: TenantFacts
+    tenant: ReceiptTenant
     number: int
     previous: Hex32 | None
     arithmetic: int

@@ -44,7 +44,7 @@ class ReceiptDemands:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReceiptVerdict:
     """All that was found wrong with a receipt, and what was computed again if anything was."""
 
     receipt: Receipt
@@ -72,7 +72,7 @@ class Verdict:
 
 def verify_receipts(
     receipts: Sequence[Receipt], model: ServedModel, demands: ReceiptDemands
-) -> Iterator[Verdict]:
+) -> Iterator[ReceiptVerdict]:
     """The verdict on each receipt."""
     with _service(model) as service:
         for receipt in receipts:
@@ -88,27 +88,27 @@ def chain_verdict(receipts: Sequence[Receipt]) -> list[str]:
     return problems
 
 
-def _verdict(receipt: Receipt, service: Service, demands: ReceiptDemands) -> Verdict:
+def _verdict(receipt: Receipt, service: Service, demands: ReceiptDemands) -> ReceiptVerdict:
     problems = record_problems(receipt, demands.trusted, demands.tenant)
     problems += model_problems(receipt, service.model)
     if receipt.payload.kind == "embedding":
         problems += derived_prompts(service, receipt)
         if problems:
-            return Verdict(receipt, problems, None)
+            return ReceiptVerdict(receipt, problems, None)
         done = recompute_results(receipt, service, demands.sample)
-        return Verdict(receipt, [done.problem] if done.problem else [], done)
+        return ReceiptVerdict(receipt, [done.problem] if done.problem else [], done)
     derived = derive_requests(receipt, service)
     if not isinstance(derived, DerivedRequests):
-        return Verdict(receipt, [*problems, derived], None)
+        return ReceiptVerdict(receipt, [*problems, derived], None)
     problems += [] if _broken(problems) else request_problems(receipt, derived)
     if problems:
         # What it says is wrong already; the bits of another function would say nothing.
-        return Verdict(receipt, problems, None)
+        return ReceiptVerdict(receipt, problems, None)
     if demands.sample is None:
         done = recompute_all(receipt, derived)
     else:
         done = recompute_sample(receipt, derived, demands.sample)
-    return Verdict(receipt, [done.problem] if done.problem else [], done)
+    return ReceiptVerdict(receipt, [done.problem] if done.problem else [], done)
 
 
 def _broken(problems: Sequence[str]) -> bool:
