@@ -164,7 +164,7 @@ def verify(args: argparse.Namespace) -> int:
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
     from harness.serve.transcripts import read_answer, read_object
-    from harness.serve.verify import first_difference
+    from harness.serve.verify import first_difference, tells_no_usage
 
     request, response = read_object(args.request), read_answer(args.response)
     path = model_file(settings)
@@ -175,6 +175,8 @@ def verify(args: argparse.Namespace) -> int:
             difference = first_difference(model, request, response)
         except ApiError as error:
             raise ConfigError(f"{args.request}: {error}") from None
+    if tells_no_usage(response):
+        note("note: the stream tells no usage, so its counts were not compared")
     print("identical" if difference is None else f"different: {difference}")
     return 0 if difference is None else DIFFERENT
 

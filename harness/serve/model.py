@@ -262,8 +262,7 @@ def open_model(
             observer=observer,
         )
 
-    make_driver = EngineDriver if together is None else together.driver
-    driver = make_driver(engine, options.buffered_events)
+    driver = (together.driver if together else EngineDriver)(engine, options.buffered_events)
     driver.start()
     owned.callback(driver.close)
     grammars = Grammars(model.tokenizer, model.config.vocab)
