@@ -41,6 +41,7 @@ from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import Drafter
 from reference.engine.options import ENGINE_DEFAULTS
+from reference.engine.sequence import LogitsSink
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.memory.recurrent import state_bytes
@@ -263,14 +264,16 @@ class Session(ContextManager):
         max_tokens: int,
         stop: Sequence[str] = (),
         progress: Progress = SILENT,
+        on_logits: LogitsSink | None = None,
     ) -> TextGeneration:
         """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
 
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
-        shows a prompt that takes several steps. Raises RequestError.
+        shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
+        sampled from. Raises RequestError.
         """
         request = Request(self._next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
-        self._latest = TextGeneration(self, request, progress)
+        self._latest = TextGeneration(self, request, progress, on_logits)
         return self._latest
 
     def step(self, request_id: int) -> list[TokenEvent]:
