@@ -1,4 +1,4 @@
-"""Kernels of the package in the GPU's memory, loaded when they are first wanted."""
+"""Kernels of the package in the GPU's memory, loaded at their first use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from contract.errors import CodecError, TierUnavailable
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 
 CODE_END = 0xBF9F0000
-"""S_CODE_END, with which a loader pads code: it is fetched ahead."""
+"""S_CODE_END, with which a loader pads code because the GPU fetches instructions ahead."""
 PADDING_BYTES = 256
-"""Behind the code, since instructions are fetched ahead."""
+"""Padding after the code, because the GPU fetches instructions ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class LoadedKernel:
     """A kernel at an address of the GPU."""
 
     header: KernelHeader
-    place: Allocation
+    allocation: Allocation
 
 
 @dataclass(slots=True)
@@ -35,12 +35,13 @@ class Modules:
     _loaded: dict[str, LoadedKernel] = field(default_factory=dict)
 
     def kernel(self, module: Module, native: bool | None = None) -> LoadedKernel:
-        """Raises TierUnavailable for a damaged package, and OutOfMemory."""
+        """The kernel of a module, loaded if necessary. Raises TierUnavailable for a damaged
+        package, and OutOfMemory."""
         own = self.native if native is None else native
         name = file_name(module, own)
         folder = folder_of(self.device.generation)
         if not (folder / f"{name}.zrt").is_file():
-            # Only modules that divide have another one.
+            # Only modules that divide have a second variant.
             name = file_name(module, True)
         if name not in self._loaded:
             try:
@@ -55,16 +56,16 @@ class Modules:
     def load(self, header: KernelHeader) -> LoadedKernel:
         """A kernel file's code in the GPU's memory. Raises OutOfMemory."""
         nbytes = len(header.code) + PADDING_BYTES
-        place = self.device.allocate(f"kernel {header.name}", nbytes)
-        place.host[: len(header.code)] = np.frombuffer(header.code, np.uint8)
-        place.host[len(header.code) :].view(np.uint32)[:] = CODE_END
+        allocation = self.device.allocate(f"kernel {header.name}", nbytes)
+        allocation.host[: len(header.code)] = np.frombuffer(header.code, np.uint8)
+        allocation.host[len(header.code) :].view(np.uint32)[:] = CODE_END
         requested = header.rsrc1 | self.device.driver.rsrc1
-        return LoadedKernel(replace(header, rsrc1=requested), place)
+        return LoadedKernel(replace(header, rsrc1=requested), allocation)
 
     def close(self) -> None:
-        """Free all."""
+        """Free all kernels."""
         for loaded in self._loaded.values():
-            self.device.free(loaded.place)
+            self.device.free(loaded.allocation)
         self._loaded.clear()
 
 

@@ -1,4 +1,5 @@
-"""The Metal tier: a graph becomes packets, a form's packets commands that are encoded once."""
+"""The Metal tier: a graph becomes packets, and a bucket's packets commands that are encoded
+once."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier
 
 GRACE_SECONDS = 10.0
-"""Longest that a lost device is waited for: macOS ends commands that hang by itself."""
+"""Longest wait for a lost device: macOS ends hanging commands by itself."""
 
 MetalBatch = FormBatch[Allocation, MetalForm]
 MetalFence = StepFence[Allocation, MetalForm, MetalStep]
@@ -40,8 +41,8 @@ MetalFence = StepFence[Allocation, MetalForm, MetalStep]
 class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
     """See ``contract.tier.Tier``. ``device`` is part of the device's name.
 
-    Raises TierUnavailable when there is no such device, it lacks something, or it cannot keep to
-    the arithmetic. ``metal`` is the runtime, by default the one of this machine.
+    Raises TierUnavailable when there is no such device, it lacks something, or its arithmetic is
+    not exact. ``metal`` is the runtime, by default that of this machine.
     """
 
     def __init__(
@@ -52,16 +53,16 @@ class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
         self._arranger = Arranger(runtime.memory, runtime.program)
         found = runtime.queue.device
         info = tier_info(TIER, found.name, found.driver, runtime.memory.capacity, host_unified=True)
-        super().__init__(info, runtime.memory, MetalSubmissions(runtime.memory, runtime.places))
+        super().__init__(info, runtime.memory, MetalSubmissions(runtime.memory, runtime.addresses))
 
     @property
     def device(self) -> Device:
-        """The device it runs on."""
+        """The open device."""
         return self._runtime.queue.device
 
     @property
     def traits(self) -> Traits:
-        """What the device does itself, and integers where it does not."""
+        """The operations that the device computes exactly itself; integers compute the others."""
         return self._runtime.program.traits
 
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
@@ -91,7 +92,7 @@ class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
             recording.close()
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
-        self._runtime.places.move(self._scratch_of(shared).address, 0)
+        self._runtime.addresses.move(self._scratch_of(shared).address, 0)
 
     def _finish(self) -> None:
         self._runtime.queue.finish()
@@ -107,7 +108,7 @@ class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
         return self._runtime.queue.guarded(what, lambda: (memory.held, memory.available))
 
     def _shut_down(self) -> None:
-        """What a lost device may still use after ``GRACE_SECONDS`` is left to it."""
+        """Memory that a lost device may still use after ``GRACE_SECONDS`` is not freed."""
         queue = self._runtime.queue
         try:
             if not self._lost:

@@ -180,12 +180,12 @@ def step_stream(tier: str) -> list[str]:
         *queue.indirect_buffer(recording.buffer, recording.length),
         *pm4.release_memory(queue.fence_address, 1),
     ]
-    offset = recording.buffer - recording.place.address
-    inner = recording.place.host[offset:].view(np.uint32).tolist()
+    offset = recording.buffer - recording.allocation.address
+    inner = recording.allocation.host[offset:].view(np.uint32).tolist()
     lines = [*named("ring", ring), *named("buffer", inner)]
-    arguments = recording.place.host[: 3 * 32].view(np.uint32).tolist()
+    arguments = recording.allocation.host[: 3 * 32].view(np.uint32).tolist()
     lines.append(shown("arguments", arguments))
-    device.free(recording.place)
+    device.free(recording.allocation)
     queue.close()
     device.close()
     return lines
