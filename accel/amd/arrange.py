@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.device import Allocation
-from accel.amd.launcher import MOST_GROUPS, launch_alone
+from accel.amd.launcher import launch_alone
 from accel.amd.runtime import Runtime
+from accel.kernels.launches import MOST_GROUPS
 from accel.kernels.source import Module
 from accel.packets.buffers import ArrangedMatrix
 from accel.packets.device_op import pieces

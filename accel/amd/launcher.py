@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd import pm4
 from accel.amd.device import Device
-from accel.amd.program import LoadedKernel, Modules
+from accel.amd.program import LoadedKernel
 from accel.amd.queue import Queue
-from accel.kernels.source import module_of
+from accel.kernels.launches import PlannedLaunch
 from accel.packets.packet import ABSENT, PACKET, aligned
-from accel.packets.step import Op, Placement
 from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
 
@@ -28,29 +26,6 @@ GUARDED_LEVELS = 8
 """Levels of launches, about a layer, between two checks of the word that cancels; each check reads
 over the bus."""
 GUARDED_WORDS = pm4.MOST_CONDITIONAL_WORDS // 2
-MOST_GROUPS = 4096
-"""Most work-groups of a launch, more than any GPU runs at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedLaunch:
-    """The dispatch of one packet; ``wait`` says that it reads what earlier launches wrote."""
-
-    kernel: LoadedKernel
-    groups: int
-    wait: bool
-
-
-def launches_of(
-    modules: Modules, ops: Sequence[Op], placed: Sequence[Placement]
-) -> list[PlannedLaunch]:
-    """The dispatch of each op of a step. Loads missing kernels."""
-    return [
-        PlannedLaunch(
-            modules.kernel(module), op.launch_groups(module.group_size, MOST_GROUPS), placement.wait
-        )
-        for module, op, placement in zip(map(module_of, ops), ops, placed, strict=True)
-    ]
 
 
 class Recording:
@@ -64,7 +39,7 @@ class Recording:
         self,
         device: Device,
         name: str,
-        launches: Sequence[PlannedLaunch],
+        launches: Sequence[PlannedLaunch[LoadedKernel]],
         packets: int,
         input_bytes: int,
         go: int,

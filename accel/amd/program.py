@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -52,6 +53,10 @@ class Modules:
                 raise TierUnavailable(self.device.tier, reason, "install zinc-rt again") from None
             self._loaded[name] = self.load(header)
         return self._loaded[name]
+
+    def kernels(self, modules: Iterable[Module]) -> dict[Module, LoadedKernel]:
+        """The kernels of modules. Raises TierUnavailable and OutOfMemory."""
+        return {module: self.kernel(module) for module in dict.fromkeys(modules)}
 
     def load(self, header: KernelHeader) -> LoadedKernel:
         """A kernel file's code in the GPU's memory. Raises OutOfMemory."""

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from accel.amd.arrange import arranged
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
-from accel.amd.launcher import Recording, launches_of
+from accel.amd.launcher import Recording
 from accel.amd.memory import HostSeenMemory
 from accel.amd.runtime import Choices, open_runtime
 from accel.amd.steps import buckets_of, for_matrices, step_of
 from accel.amd.submissions import AmdForm, AmdStep, AmdSubmissions
+from accel.kernels.launches import launches_of
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.packet_tier import BoundStep, PacketTier
 from accel.packets.schedule import schedule_levels
@@ -81,7 +82,9 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
 
     def _record(self, bound: BoundStep[Allocation]) -> AmdForm:
         device, address, nbytes = self._device, bound.stored.address, bound.input_bytes
-        launches = launches_of(self._runtime.modules, bound.step.ops, bound.schedule.placements)
+        launches = launches_of(
+            self._runtime.modules.kernels, bound.step.ops, bound.schedule.placements
+        )
 
         def record() -> Recording:
             go = self._runtime.queue.go_address

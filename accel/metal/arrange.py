@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.launches import MOST_GROUPS
 from accel.kernels.source import Module
-from accel.metal.launcher import MOST_GROUPS, launch_alone
+from accel.metal.launcher import launch_alone
 from accel.metal.memory import Allocation, Memory
 from accel.metal.program import Program
 from accel.packets.buffers import ArrangedMatrix

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from accel.kernels.source import ALL_OPS, module_of
+from accel.kernels.launches import PlannedLaunch
+from accel.kernels.source import ALL_OPS
 from accel.metal.memory import Allocation, Kind, Memory
-from accel.metal.program import Pipeline, Program
+from accel.metal.program import Pipeline
 from accel.metal.queue import READ_AND_WRITE, Queue
 from accel.packets import work
 from accel.packets.packet import ABSENT, PACKET, aligned
-from accel.packets.step import Op, Placement
 from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
 
@@ -25,8 +24,6 @@ ARGUMENTS = np.dtype(
 )
 """``LAUNCH`` of ``accel/kernels/msl.h``; its size is a multiple of Metal's alignment of
 constants."""
-MOST_GROUPS = 4096
-"""Most work-groups of a launch, more than any device runs at a time."""
 CONCURRENT_DISPATCH = 1 << 5
 """MTLIndirectCommandTypeConcurrentDispatch."""
 DESCRIPTOR_METHODS = (
@@ -38,32 +35,6 @@ COMMAND_METHODS = (
     "concurrentDispatchThreadgroups:threadsPerThreadgroup:",
 )
 NO_GROUPS = (0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The dispatch of one packet; ``wait`` puts a barrier before it. ``work`` in
-    multiplications."""
-
-    pipeline: Pipeline
-    groups: int
-    wait: bool
-    work: int
-
-
-def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]) -> list[Launch]:
-    """The dispatch of each op of a step. Creates missing pipelines."""
-    modules = [module_of(op) for op in ops]
-    pipelines = program.pipelines(modules)
-    return [
-        Launch(
-            pipelines[module],
-            op.launch_groups(module.group_size, MOST_GROUPS),
-            placement.wait,
-            work.work_of(op),
-        )
-        for module, op, placement in zip(modules, ops, placed, strict=True)
-    ]
 
 
 class Recording:
@@ -78,7 +49,7 @@ class Recording:
         queue: Queue,
         memory: Memory,
         name: str,
-        launches: Sequence[Launch],
+        launches: Sequence[PlannedLaunch[Pipeline]],
         packets: int,
         input_bytes: int,
     ) -> None:
@@ -90,7 +61,7 @@ class Recording:
         self._scratch = -1
         self.runs = work.cut([launch.work for launch in launches], work.BATCH_WORK)
         self._pipelines = [
-            list(dict.fromkeys(launches[index].pipeline for index in run)) for run in self.runs
+            list(dict.fromkeys(launches[index].kernel for index in run)) for run in self.runs
         ]
         self.allocation = memory.allocate(
             f"launches of {name}", self._inputs_at + input_bytes, Kind.STEPS
@@ -157,13 +128,13 @@ class Recording:
                 self._encode(command, index, launch)
             return objc.retain(commands)
 
-    def _encode(self, command: Any, index: int, launch: Launch) -> None:
+    def _encode(self, command: Any, index: int, launch: PlannedLaunch[Pipeline]) -> None:
         send, arena = self._queue.objc.send, self.allocation.arena
         offset = self.allocation.offset + index * ARGUMENTS.itemsize
-        send(command, "setComputePipelineState:", launch.pipeline.handle)
+        send(command, "setComputePipelineState:", launch.kernel.handle)
         send(command, "setKernelBuffer:offset:atIndex:", arena.buffer, offset, 0)
         selector = "concurrentDispatchThreadgroups:threadsPerThreadgroup:"
-        send(command, selector, (launch.groups, 1, 1), (launch.pipeline.items, 1, 1))
+        send(command, selector, (launch.groups, 1, 1), (launch.kernel.items, 1, 1))
         if launch.wait and index:
             send(command, "setBarrier")
 

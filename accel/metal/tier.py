@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.launches import launches_of
 from accel.kernels.source import Traits
 from accel.metal.arrange import Arranger
 from accel.metal.device import Device
-from accel.metal.launcher import Recording, launches_of
+from accel.metal.launcher import Recording
 from accel.metal.memory import VIEW_BYTES, Allocation
 from accel.metal.objc import TIER, ObjectiveC, load_metal
 from accel.metal.runtime import Choices, open_runtime
@@ -80,7 +81,7 @@ class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
     def _record(self, bound: BoundStep[Allocation]) -> MetalForm:
         queue, memory, address = self._runtime.queue, self._runtime.memory, bound.stored.address
         ops, placements = bound.step.ops, bound.schedule.placements
-        launches = launches_of(self._runtime.program, ops, placements)
+        launches = launches_of(self._runtime.program.pipelines, ops, placements)
 
         def record() -> Recording:
             return Recording(queue, memory, bound.name, launches, address, bound.input_bytes)

@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from accel.kernels.source import module_of
+from accel.kernels.launches import MOST_GROUPS, PlannedLaunch
 from accel.packets import work
-from accel.packets.device_op import DeviceOp
-from accel.packets.step import Op, Placement
 from accel.packets.step_memory import StepAddresses
 from accel.vulkan.device import Device
 from accel.vulkan.program import Pipeline, Program
 from accel.vulkan.pushed import Packets, pushed
 from accel.vulkan.queue import Queue
 
-MOST_GROUPS = 4096
-"""Most work-groups of a launch, more than any device runs at a time."""
 MOST_GROUPS_OF_A_CPU = 64
 MATRIX_SPEED = 16
 """How many times faster a device with matrix units multiplies."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The dispatch of one packet; ``wait`` puts a barrier before it. ``work`` in
-    multiplications."""
-
-    pipeline: Pipeline
-    op: DeviceOp
-    groups: int
-    wait: bool
-    work: int
-
-
 def most_groups(device: Device) -> int:
     """Most work-groups of a launch; each takes several units of work in turn."""
     return MOST_GROUPS_OF_A_CPU if device.is_cpu else min(MOST_GROUPS, device.most_groups)
-
-
-def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]) -> list[Launch]:
-    """The dispatch of each op of a step. Creates missing pipelines."""
-    most = most_groups(program.queue.device)
-    modules = [module_of(op) for op in ops]
-    pipelines = program.pipelines(modules)
-    return [
-        Launch(
-            pipelines[module],
-            op.device,
-            op.launch_groups(module.group_size, most),
-            placement.wait,
-            work.work_of(op),
-        )
-        for module, op, placement in zip(modules, ops, placed, strict=True)
-    ]
 
 
 class Recording:
@@ -65,7 +30,7 @@ class Recording:
         queue: Queue,
         program: Program,
         addresses: StepAddresses,
-        launches: list[Launch],
+        launches: list[PlannedLaunch[Pipeline]],
         packets: Packets,
     ) -> None:
         self._queue = queue
@@ -110,9 +75,9 @@ class Recording:
                 launch = self._launches[index]
                 if launch.wait and index:
                     self._queue.level_barrier(commands)
-                if launch.pipeline is not bound:
-                    self._bind_pipeline(commands, launch.pipeline)
-                    bound = launch.pipeline
+                if launch.kernel is not bound:
+                    self._bind_pipeline(commands, launch.kernel)
+                    bound = launch.kernel
                 self._dispatch(commands, index, launch)
             if last:
                 self._queue.barrier(commands)
@@ -122,7 +87,7 @@ class Recording:
     def _bind_pipeline(self, commands: Any, pipeline: Pipeline) -> None:
         self._queue.vulkan.run("CmdBindPipeline", commands, self._bind, pipeline.handle)
 
-    def _dispatch(self, commands: Any, index: int, launch: Launch) -> None:
+    def _dispatch(self, commands: Any, index: int, launch: PlannedLaunch[Pipeline]) -> None:
         vulkan = self._queue.vulkan
         data = vulkan.ffi.from_buffer(pushed(launch.op, self._packets, index, self._addresses))
         vulkan.run("CmdPushConstants", commands, self._layout, self._stage, 0, len(data), data)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.launches import launches_of
 from accel.kernels.source import Traits
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.fused import fuse
@@ -24,7 +25,7 @@ from accel.vulkan.api import TIER, Vulkan, load_vulkan
 from accel.vulkan.arrange import Arranger
 from accel.vulkan.device import Device
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
-from accel.vulkan.launcher import Recording, launches_of
+from accel.vulkan.launcher import Recording, most_groups
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.pushed import Packets
 from accel.vulkan.runtime import Choices, open_runtime
@@ -106,7 +107,12 @@ class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
 
     def _record(self, bound: BoundStep[Allocation]) -> Recording:
         runtime = self._runtime
-        launches = launches_of(runtime.program, bound.step.ops, bound.schedule.placements)
+        launches = launches_of(
+            runtime.program.pipelines,
+            bound.step.ops,
+            bound.schedule.placements,
+            most_groups(self.device),
+        )
         packets = Packets(bound.packets, bound.stored.address)
         return Recording(runtime.queue, runtime.program, runtime.addresses, launches, packets)
 

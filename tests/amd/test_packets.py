@@ -24,6 +24,7 @@ from accel.amd.sim.memory_view import GpuFault
 from accel.amd.tier import AmdTier
 from accel.amd.tools import trace
 from accel.amd.tools.trace import Trace, Tracer, load_trace, packets_of, replay, shown
+from accel.packets.ops import TABLE
 from contract.errors import CodecError, TierUnavailable
 from contract.kernel import GpuTarget, KernelHeader
 
@@ -168,11 +169,11 @@ def step_stream(tier: str) -> list[str]:
     kernel = FakeKernel()
     device = Device(kernel, DRIVERS[tier](kernel, ""))
     queue = Queue(device)
-    one, other = made_up("one", 1), made_up("other", 2)
+    one, other, op = made_up("one", 1), made_up("other", 2), TABLE["add"]
     launches = [
-        PlannedLaunch(one, 4, False),
-        PlannedLaunch(one, 2, False),
-        PlannedLaunch(other, 1, True),
+        PlannedLaunch(one, op, 4, wait=False, work=1),
+        PlannedLaunch(one, op, 2, wait=False, work=1),
+        PlannedLaunch(other, op, 1, wait=True, work=1),
     ]
     recording = Recording(device, "step", launches, 0x7F00_9000_0000, 64, queue.go_address)
     recording.bind(StepAddresses(0x7F00_A000_0000))

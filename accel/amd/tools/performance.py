@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from accel.amd.kernel import MAP_NORESERVE
 from accel.amd.kernel_files import FOLDER
-from accel.amd.launcher import ARGUMENTS, MOST_GROUPS
+from accel.amd.launcher import ARGUMENTS
 from accel.amd.sim.execute import Launch, Program, run_launch
 from accel.amd.sim.memory_view import PAGE, MemoryView
 from accel.amd.steps import SPLIT_TOKENS, step_of
 from accel.amd.tools.listing import occupancy
+from accel.kernels.launches import MOST_GROUPS
 from accel.kernels.source import Module, module_of
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout, tile_bytes
