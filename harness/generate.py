@@ -33,10 +33,12 @@ from harness.memory import (
     prompt_steps,
     room_for_prompts,
 )
+from harness.prefix_watch import PrefixWatch
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
+from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.memory.recurrent import state_bytes
@@ -77,7 +79,7 @@ class SessionOptions:
     ``draft`` tokens are guessed ahead. ``slots`` sequences of the whole context run at once, each
     with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
     ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
-    computed from.
+    computed from, with ``scores`` the log-probabilities of prompts.
     """
 
     tier: str = "auto"
@@ -98,6 +100,7 @@ class SessionOptions:
     biases: int = 0
     top_log_probabilities: int = 0
     hidden_states: bool = False
+    scores: bool = False
     recording: Recording = Recording()
 
     def chunks(self, tier: Tier) -> Sequence[int]:
@@ -112,7 +115,7 @@ class SessionOptions:
         """The sizes of a session of so many positions."""
         chunk = room_for_prompts(self.chunk, context, self.slots)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
-        if self.hidden_states:
+        if self.hidden_states or self.scores:
             rows = max(rows, min(READ_ROWS, chunk))
         limits = whole_contexts(
             slots=self.slots,
@@ -129,6 +132,7 @@ class SessionOptions:
             biases=self.biases,
             top_log_probabilities=self.top_log_probabilities,
             hidden_states=self.hidden_states,
+            scores=self.scores,
         )
 
 
@@ -180,6 +184,7 @@ class Session(ContextManager):
         tier: Tier,
         runner: ModelRunner,
         engine: Engine,
+        prefix_watch: PrefixWatch,
     ) -> None:
         self.model = model
         self.tier = tier
@@ -189,6 +194,7 @@ class Session(ContextManager):
         self._requests = 0
         self._latest: TextGeneration | None = None
         self.engine = engine
+        self._prefix_watch = prefix_watch
 
     @classmethod
     def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
@@ -203,15 +209,15 @@ class Session(ContextManager):
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
-            observer = _observed(options.recording, owned)
+            watch = PrefixWatch(_observed(options.recording, owned))
             engine = make_engine(
                 runner,
                 model,
                 options,
-                observer=observer,
+                observer=watch,
                 clock=time.perf_counter,
             )
-            session = cls(model, tier, runner, engine)
+            session = cls(model, tier, runner, engine, watch)
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
             if prepared.template is not None:
@@ -248,6 +254,10 @@ class Session(ContextManager):
     def step(self, request_id: int) -> list[TokenEvent]:
         """One step of the engine; what it produced for a request."""
         return [event for event in self.engine.step() if event.request_id == request_id]
+
+    def reused(self, request_id: int) -> int:
+        """Prompt tokens of a request that came from the prefix cache."""
+        return self._prefix_watch.reused(request_id)
 
     def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
         """Teacher-forced logits of every position into ``out``, f32[len(tokens), vocab].
@@ -325,20 +335,29 @@ def load_runner(
         progress.close()
 
 
-def make_engine(runner: ModelRunner, model: Model, options: SessionOptions, **more: Any) -> Engine:
+def make_engine(
+    runner: ModelRunner,
+    model: Model,
+    options: SessionOptions,
+    *,
+    queue_depth: int = ENGINE_DEFAULTS.queue_depth,
+    stall_steps: int = ENGINE_DEFAULTS.stall_steps,
+    **more: Any,
+) -> Engine:
     """The engine of a loaded model; ``more`` goes to ``Engine``."""
-    kept = options.prefix_cache
-    return Engine(
-        runner,
+    cached = options.prefix_cache
+    engine_options = EngineOptions(
         end_of_generation=model.tokenizer.eog_ids,
         chunk_tokens=options.chunk,
         chunk_while_decoding=PROMPT_TOKENS if options.chunk is None else None,
-        prefix_cache=kept != 0,
-        cached_pages=None if kept is None else pages_in(runner, kept),
+        queue_depth=queue_depth,
+        prefix_cache=cached != 0,
+        cached_pages=None if cached is None else pages_in(runner, cached),
         # Costs a page of memory and three lowered graphs, which one sequence would rarely repay.
-        copy_pages=kept != 0 and options.slots > 1,
+        copy_pages=cached != 0 and options.slots > 1,
         host_pages=pages_in(runner, options.host_cache),
-        drafter=PromptLookup() if options.draft else None,
+        stall_steps=stall_steps,
         draft_tokens=options.draft,
-        **more,
     )
+    drafter = PromptLookup() if options.draft else None
+    return Engine(runner, engine_options, drafter=drafter, **more)

@@ -90,9 +90,9 @@ def converse(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def first_turn(args: argparse.Namespace) -> str | None:
-    """The first message, from the command line, or None."""
+    """The first message, from the command line, or None. Piped text is the turns after it."""
     given = args.prompt is not None or args.file is not None
-    return read_prompt(args.prompt, args.file) if given else None
+    return read_prompt(args.prompt, args.file, append=False) if given else None
 
 
 def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:

@@ -22,7 +22,7 @@ EXAMPLES = """\
 examples:
   zinc-rt inspect model.gguf
   zinc-rt inspect model.gguf --context 32K --kv-dtype f32
-  zinc-rt inspect model.gguf --slots 8 --tier cpu --memory-budget 6G
+  zinc-rt inspect model.gguf --slots 8 --tier cpu --memory-budget 6GB
   zinc-rt inspect model.gguf --metadata tokenizer.chat_template
 """
 
@@ -110,7 +110,7 @@ def _text(facts: Mapping[str, Any], with_tensors: bool) -> str:
 
 
 def _overview(facts: Mapping[str, Any]) -> str:
-    from harness.progress import format_bytes
+    from contract.amounts import format_bytes
 
     run = facts["run"]
     rows = [
@@ -166,9 +166,11 @@ def _vocabulary(facts: Mapping[str, Any]) -> str:
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
-    from harness.progress import format_bytes
+    from contract.amounts import format_bytes
 
-    tier = "as declared" if memory["tier"] is None else f"on {memory['tier']}"
+    tier = f"on {memory['tier']}"
+    if memory["tier"] is None:
+        tier = "without a tier's own copies; --tier auto adds them"
     if memory["devices"] > 1:
         tier += f", each of {memory['devices']} devices"
     where = "in the budget" if memory["fits"] else "MORE THAN the budget"
@@ -204,7 +206,7 @@ def _memory(memory: Mapping[str, Any]) -> str:
 
 
 def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
-    from harness.progress import format_bytes
+    from contract.amounts import format_bytes
 
     rows = [("KEYS AND VALUES", "BYTES A TOKEN", "CONTEXT THAT FITS", "TOTAL")]
     for name, kind in kinds.items():
@@ -220,7 +222,7 @@ def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _sequences(memory: Mapping[str, Any]) -> str:
     """How many sequences of what context fit, and what prevents more."""
-    from harness.progress import format_bytes
+    from contract.amounts import format_bytes
 
     rows = [("SLOTS", "CONTEXT OF EACH", "TOTAL", "WHY NOT MORE")]
     for row in memory["sequences"]:

@@ -16,6 +16,7 @@ from contract.types import LOCAL_TENANT
 from harness.cli.answer import INTERRUPTED
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.console import note
+from harness.extras import optional_libraries
 from harness.sampling_defaults import SamplingDefaults
 from harness.settings import Settings, add_flags, resolve
 
@@ -179,10 +180,8 @@ def _ways_in(server: Running) -> Iterator[str]:
 
 def need_server_extra() -> None:
     """Raise ConfigError when the server's libraries are not installed."""
-    try:
+    with optional_libraries():
         import harness.serve.run  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
 
 
 def options_of(settings: Settings) -> ServeOptions:

@@ -7,34 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.settings import Settings
+from harness.settings_table import names_in
 
 if TYPE_CHECKING:
     from contract.types import SamplingParams
     from harness.generate import Recording, Session, SessionOptions
     from harness.tiers import TierOptions
 
-MODEL_SETTINGS = ("model", "cache_dir")
-TIER_SETTINGS = ("tier", "threads", "device", "opencl_mode", "opencl_device")
-ENGINE_SETTINGS = (
-    *TIER_SETTINGS,
-    "context",
-    "kv_dtype",
-    "chunk",
-    "draft",
-    "memory_budget",
-    "prefix_cache",
-    "host_cache",
-    "state_cache",
-)
-SAMPLING_SETTINGS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "repeat_last_n",
-    "seed",
-)
+MODEL_SETTINGS = names_in("model")
+TIER_SETTINGS = names_in("device")
+ENGINE_SETTINGS = names_in("device", "memory", "speed")
+RUN_SETTINGS = names_in("model", "device", "sampling", "memory", "speed", "output")
+"""What one user of one model can set."""
 
 
 def model_file(settings: Settings, model: str | None = None, *, pull_missing: bool = True) -> Path:

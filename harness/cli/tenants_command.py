@@ -13,6 +13,7 @@ from typing import Any
 from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
 from harness.console import table
+from harness.extras import optional_libraries
 from harness.settings import add_flags, resolve
 from harness.tenants import RIGHTS, account_facts, named_account, read_accounts
 
@@ -183,10 +184,8 @@ def check_file(args: argparse.Namespace) -> int:
 
 def _editor() -> ModuleType:
     """The module that edits tenants files; its library is installed with the server."""
-    try:
+    with optional_libraries():
         from harness import tenants_file
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
     return tenants_file
 
 

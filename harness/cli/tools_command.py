@@ -16,7 +16,7 @@ TOOLS = {
     ),
     "bench": ("harness.bench.__main__", "measure speed and memory"),
 }
-"""Module and description of each tool by name; a module has ``main(argv) -> exit code``."""
+"""Module and description of each tool by name; a module has ``main(argv, prog) -> exit code``."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,5 +30,5 @@ def run_tool(words: Sequence[str]) -> int | None:
     if not words or words[0] not in TOOLS:
         return None
     module = import_module(TOOLS[words[0]][0])
-    code: int = module.main(words[1:])
+    code: int = module.main(words[1:], prog=f"zinc-rt {words[0]}")
     return code

@@ -13,18 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
-from contract.types import Request, Tenant, TokenEvent
+from contract.types import Tenant, TokenEvent
 from harness.serve.background_work import IN_TIME_SECONDS, BackgroundWork
 from harness.serve.event_queue import Delivered, EventQueue, Offer
 from harness.serve.faults import log_fault
 from harness.serve.submissions import EngineStopped, Submission, Submits
 from harness.serve.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
-from reference.engine.sequence import LogitsSink
 from reference.observer import Observer
 
 T = TypeVar("T")
@@ -215,9 +213,15 @@ class EngineDriver(Submits[EventStream]):
             for request in submission.requests:
                 self._streams[request.id] = stream
                 stream.facts[request.id] = RequestFacts(now, engine.tenants[request.tenant])
-                sink, first = self._sink_of(submission, request)
                 mask = submission.masks.get(request.id)
-                engine.submit(request, sink, first, mask, output=submission.output)
+                engine.submit(
+                    request,
+                    submission.logits.get(request.id),
+                    submission.first_row_of(request),
+                    mask,
+                    output=submission.output,
+                    on_scores=submission.scores.get(request.id),
+                )
                 accepted.append(request.id)
                 if mask is not None:
                     self._background.add(request.id, mask)
@@ -234,17 +238,6 @@ class EngineDriver(Submits[EventStream]):
                 problem = f"times the prompts is above {most}, the most that may wait at once"
                 raise RequestError("n", problem) from None
             raise
-
-    def _sink_of(self, submission: Submission, request: Request) -> tuple[LogitsSink | None, int]:
-        """Who receives the logits of a request, and from which position on."""
-        sink, first = submission.logits.get(request.id), submission.logits_from
-        scores = submission.scores.get(request.id)
-        if first is None:
-            first = len(request.prompt) - 1
-        if scores is None:
-            return sink, first if sink else 0
-        begin = partial(self._background.start, request.id, scores.work)
-        return scores.sink(begin, sink, first), 0
 
     def _post(self, work: Callable[[], None], waiting: Future[Any] | None = None) -> None:
         with self._changed:

@@ -28,7 +28,6 @@ from harness.serve.errors import ApiError
 from harness.serve.event_queue import Delivered
 from harness.serve.model import ServedModel
 from harness.serve.prompt_scores import PromptScores
-from harness.serve.submissions import EngineStopped
 from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.model.text_stream import TextStream
@@ -43,8 +42,6 @@ TIER_OF_CLASS = {
 }
 """What OpenAI's clients call the classes."""
 CLASS_OF_TIER = {tier: qos for qos, tier in TIER_OF_CLASS.items()}
-SCORES_SECONDS = 0.5
-"""How often who waits for the scores of a prompt looks whether the engine still works."""
 LIGHT_STOP_CHARACTERS = 128
 """Stop strings of more take a while to look for."""
 COMPLETION_TOKENS = 16
@@ -58,10 +55,9 @@ Told = Callable[[Callable[[], Sequence[Piece]]], bool]
 class Generation:
     """The choices of one HTTP request, under way in the engine from its construction on.
 
-    ``plan`` says what the answers of a chat are made of; with ``scores`` the tokens of the prompts
-    are told as those of the answers are; one of ``stop_tokens`` ends an answer and is no part of
-    its text. Raises RequestError, QueueFull, EngineStopped and ApiError
-    when it cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
+    ``plan`` says what the answers of a chat are made of; one of ``stop_tokens`` ends an answer and
+    is no part of its text. Raises RequestError, QueueFull, EngineStopped and ApiError when it
+    cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
     """
 
     def __init__(
@@ -70,7 +66,6 @@ class Generation:
         requests: Sequence[Request],
         digests: bool = False,
         plan: ChatPlan | None = None,
-        scores: bool = False,
         stop_tokens: Collection[int] = (),
     ) -> None:
         self.began = time.monotonic()
@@ -88,7 +83,9 @@ class Generation:
         self._shown = frozenset() if plan is None else plan.form.dialect.shown
         self._by_id = {choice.request.id: choice for choice in self.choices}
         self._digests = {request.id: RunningDigest() for request in requests if digests}
-        self._scores = {request.id: PromptScores(request) for request in requests if scores}
+        self._scores = {
+            request.id: PromptScores(request) for request in requests if request.score_from
+        }
         self._plan = plan
         self._masks = {} if plan is None else masks_of(plan, model.grammars, requests)
         self._events: EventStream = model.driver.submit(
@@ -144,17 +141,11 @@ class Generation:
         return self._events.facts[choice.request.id]
 
     def prompt_events(self, choice: int) -> Sequence[TokenEvent]:
-        """The tokens of a choice's prompt, none unless they were asked for. They are there soon
-        after its first token. Raises ApiError and EngineStopped when they will not be."""
-        scores = self._scores.get(self.choices[choice].request.id)
-        if scores is None:
-            return ()
-        while not scores.wait(SCORES_SECONDS):
-            if self.model.driver.failure is not None:
-                raise EngineStopped(self.model.driver.failure)
-        if any(event.log_probability is None for event in scores.tokens[1:]):
-            raise FAILURES[FinishReason.ERROR]
-        return scores.tokens
+        """The tokens of a choice's prompt, which are there once its first piece is: those from its
+        ``score_from`` on have log-probabilities."""
+        request = self.choices[choice].request
+        scores = self._scores.get(request.id)
+        return PromptScores(request).tokens if scores is None else scores.tokens
 
     def pieces(self, wait: float, tell: Told | None = None) -> Iterator[list[Piece]]:
         """What became certain, until every choice has ended; an empty list after each ``wait``
@@ -273,9 +264,11 @@ def requests_of(
     max_tokens: int | None,
     log_probabilities: int | None,
     most: int | None = None,
+    scored: bool = False,
 ) -> list[Request]:
     """The engine requests of a body: ``n`` choices of each prompt. Without ``max_tokens`` an answer
-    may fill the context, or have ``most`` tokens. Raises ApiError."""
+    may fill the context, or have ``most`` tokens. With ``scored`` the tokens of the prompts have
+    log-probabilities, too. Raises ApiError."""
     n = body.n or 1
     check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
@@ -299,6 +292,7 @@ def requests_of(
             logit_bias=_biases(body.logit_bias or {}),
             log_probabilities=log_probabilities,
             qos=CLASS_OF_TIER.get(body.service_tier or "auto"),
+            score_from=1 if scored and len(prompt) > 1 else None,
         )
         for prompt in prompts
         for choice in range(n)

@@ -221,7 +221,7 @@ def sampling_of_file(path: Path, model: Model, options: ModelOptions) -> Samplin
 
 def served_session(session: SessionOptions) -> SessionOptions:
     """``session`` with all that a server's requests may want of it."""
-    return replace(session, chat=True, masks=True, hidden_states=True)
+    return replace(session, chat=True, masks=True, hidden_states=True, scores=True)
 
 
 def open_model(

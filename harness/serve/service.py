@@ -112,13 +112,12 @@ class Service:
                 tenant,
                 max_tokens=_most_completed(body),
                 log_probabilities=body.logprobs,
+                scored=bool(body.echo) and listed,
             )
-            scores = bool(body.echo) and listed
             generation = Generation(
                 self.model,
                 requests,
                 body.logits_digest,
-                scores=scores,
                 stop_tokens=body.stop_token_ids or (),
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import Request
+from reference.engine.options import EngineOptions
 from reference.engine.sequence import RunningSequence, Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
-from reference.runner import HIDDEN, ModelRunner
+from reference.runner import ModelRunner
 from reference.sched.constraints import bias_records
 from reference.sched.quantum import goal
 from reference.sched.slots import SlotTable
@@ -21,10 +22,16 @@ class SlotManager:
     """The running sequences of one model, by slot in order of admission.
 
     Every change of slots and pages goes through here, so that table, memory and the tenants' use
-    always agree. ``on_lost`` is called with whoever loses its slot.
+    always agree. ``on_lost`` is called with every sequence that loses its slot.
     """
 
-    def __init__(self, runner: ModelRunner, memory: KvMemory, tenants: Tenants) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        memory: KvMemory,
+        tenants: Tenants,
+        on_lost: Callable[[RunningSequence], None],
+    ) -> None:
         self._runner = runner
         self._tenants = tenants
         self.memory = memory
@@ -34,7 +41,7 @@ class SlotManager:
         self.recurrent = runner.recurrent.slot_bytes > 0
         self.keeps_states = self.recurrent and runner.limits.saved_states > 0
         self._payers: set[int] = set()
-        self.on_lost: Callable[[RunningSequence], None] = lambda active: None
+        self._on_lost = on_lost
 
     def runs(self, active: RunningSequence) -> bool:
         """Whether it still has its slot."""
@@ -165,7 +172,7 @@ class SlotManager:
         """Take the slot and the pages from a sequence; what it computed stays in the cache unless
         it is not to be ``published``. One that did not get on was not ``served``."""
         sequence, slot = active.sequence, active.slot
-        self.on_lost(active)
+        self._on_lost(active)
         if published:
             self.publish(active)
             self._attach_state(active)
@@ -186,7 +193,7 @@ class SlotManager:
         """Take everything from all ``live`` sequences after a fault, whatever was being done."""
         live = list(live)
         for active in self.running.values():
-            self.on_lost(active)
+            self._on_lost(active)
         for sequence in live:
             sequence.active = None
         self.running.clear()
@@ -215,8 +222,9 @@ class SlotManager:
             # The last token of a sequence is sampled, not computed.
             end=max(sequence.known, sequence.last),
             sampling=sequence.request.sampling,
-            every_row=sequence.on_logits is not None,
-            hidden=sequence.output == HIDDEN,
+            rows_from=sequence.rows_from,
+            scored_to=len(sequence.request.prompt) if sequence.on_scores is not None else 0,
+            output=None if sequence.on_logits is None else sequence.output,
             samples=sequence.samples,
             lockstep=active.masked,
             bias=bias_records(sequence.request),
@@ -261,22 +269,16 @@ class SlotManager:
                 self.memory.drop_state_slot(place)
 
 
-def memory_of(
-    runner: ModelRunner,
-    page_order: Iterable[int] | None,
-    cache: bool,
-    cached_pages: int | None,
-    copy_pages: bool,
-    host_pages: int,
-) -> KvMemory:
+def memory_of(runner: ModelRunner, options: EngineOptions) -> KvMemory:
     """The pages and saved states of a runner."""
     limits = runner.limits
+    copies = options.copy_pages or options.host_pages > 0
     return KvMemory(
         limits.pages,
-        order=page_order,
+        order=options.page_order,
         states=limits.saved_states if runner.recurrent.slot_bytes else None,
-        cache=cache,
-        cached_pages=cached_pages,
-        copies=runner.page_copies() if host_pages or copy_pages else None,
-        host_pages=host_pages,
+        cache=options.prefix_cache,
+        cached_pages=options.cached_pages,
+        copies=runner.page_copies() if copies else None,
+        host_pages=options.host_pages,
     )

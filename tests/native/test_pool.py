@@ -15,7 +15,7 @@ import pytest
 from accel.native.pool import FORKED, RING_STEPS
 from accel.native.tier import NativeTier
 from accel.native.variants import machine
-from accel.opencl.worker_tuner import FixedWorkers
+from accel.packets.worker_tuner import FixedWorkers
 from contract.dtypes import F32
 from contract.errors import DeviceLost
 from contract.ir.graph import BufferKind, Graph, GraphBuilder

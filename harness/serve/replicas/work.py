@@ -18,15 +18,14 @@ from reference.engine.statistics import EngineStatistics
 class Work:
     """A request for whichever replica suits it, which has come to ``tokens`` elsewhere.
 
-    Its tokens obey ``grammar``. Wanted are also the digests of its logits, how likely its prompt
-    is, or the vector that ``pool`` makes of its hidden states.
+    Its tokens obey ``grammar``. Wanted are also the digests of its logits, the log-probabilities
+    that its ``score_from`` asks for, or the vector that ``pool`` makes of its hidden states.
     """
 
     request: Request
     tokens: tuple[int, ...] = ()
     grammar: str | None = None
     digested: bool = False
-    scored: bool = False
     pool: Pool | None = None
 
     @property
