@@ -250,7 +250,7 @@ class Generation:
                 choice.masked.append(event.token)
         if event.token in choice.stop_tokens and reason is not FinishReason.STOP:
             # As if the engine had ended it; of what it computes behind, nothing is delivered.
-            self._events.cancel(event.request_id)
+            self._events.cancel(event.request_id, choice.tokens)
             reason = FinishReason.STOP
             event = event._replace(finish_reason=reason)
         said = event.token >= 0 and reason is not FinishReason.STOP
