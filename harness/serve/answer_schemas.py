@@ -234,6 +234,19 @@ class Embeddings(Struct):
     x_zinc: dict[str, Any]
 
 
+class Infilled(Struct):
+    """``POST /infill``, not streamed."""
+
+    content: str
+    stop: bool
+    stop_type: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    model: str
+    system_fingerprint: str
+    x_zinc: dict[str, Any]
+
+
 class TenantFacts(Struct):
     """A tenant, with how many keys it has."""
 
@@ -331,6 +344,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "apply_template": Prompt,
     "usage": TenantUsage,
     "embed": Embeddings,
+    "infill": Infilled,
     "respond": Response,
     "response": Response,
     "count_response": ResponseTokens,
@@ -362,7 +376,7 @@ ANSWERS: dict[str, type[Struct]] = {
 }
 STREAMED = frozenset(
     (
-        *("chat", "complete", "respond", "message", "pull_model"),
+        *("chat", "complete", "infill", "respond", "message", "pull_model"),
         *("ollama_chat", "ollama_generate", "ollama_pull"),
     )
 )

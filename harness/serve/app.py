@@ -24,6 +24,7 @@ from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
+from harness.serve.infill import InfillHandlers
 from harness.serve.model_routes import ModelHandlers
 from harness.serve.ollama.routes import OllamaHandlers
 from harness.serve.openapi import Route
@@ -81,7 +82,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     responses = ResponseStore()
     serving.accounts.on_change.append(responses.forget_others)
     dialects = (ResponsesHandlers(responses), AnthropicHandlers(), ollama)
-    texts = (general, EmbeddingHandlers(), *dialects)
+    texts = (general, InfillHandlers(), EmbeddingHandlers(), *dialects)
     handlers = (*texts, models, TenantHandlers(serving))
 
     _add_hooks(app, serving, options)

@@ -17,6 +17,7 @@ from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.hosted import without_hosted_tools
+from harness.serve.infill import INFILL_ROUTES
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
@@ -36,6 +37,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
     Route("POST", "/v1/chat/completions", "chat", "Answer a conversation.", ChatRequest),
     Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
+    *INFILL_ROUTES,
     *EMBEDDING_ROUTES,
     *RESPONSES_ROUTES,
     *ANTHROPIC_ROUTES,

@@ -82,7 +82,7 @@ class OllamaHandlers:
             return _loaded(body.model, {"response": ""})
         g.generates = True
         service, tenant = _service(), g.account.tenant
-        plain = body.raw or service.model.template is None
+        plain = body.raw or bool(body.suffix) or service.model.template is None
         try:
             if plain:
                 text = text_of_prompt(body)
