@@ -247,6 +247,25 @@ class Infilled(Struct):
     x_zinc: dict[str, Any]
 
 
+class Ranked(Struct):
+    """A document of a request by its index, and how well it answers the query: 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | UnsetType = UNSET
+
+
+class Reranked(Struct):
+    """``POST /v1/rerank``: the best documents first."""
+
+    object: Literal["list"]
+    model: str
+    results: list[Ranked]
+    usage: dict[str, int]
+    system_fingerprint: str
+    x_zinc: dict[str, Any]
+
+
 class TenantFacts(Struct):
     """A tenant, with how many keys it has."""
 
@@ -345,6 +364,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "usage": TenantUsage,
     "embed": Embeddings,
     "infill": Infilled,
+    "rerank": Reranked,
     "respond": Response,
     "response": Response,
     "count_response": ResponseTokens,

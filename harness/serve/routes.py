@@ -22,6 +22,7 @@ from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
 from harness.serve.openapi import Route, openapi_document
+from harness.serve.rerank import RERANK_ROUTES
 from harness.serve.responses.routes import RESPONSES_ROUTES
 from harness.serve.service import Answered, Service
 from harness.serve.tenant_routes import TENANT_ROUTES
@@ -39,6 +40,7 @@ ROUTES = (
     Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
     *INFILL_ROUTES,
     *EMBEDDING_ROUTES,
+    *RERANK_ROUTES,
     *RESPONSES_ROUTES,
     *ANTHROPIC_ROUTES,
     *OLLAMA_ROUTES,

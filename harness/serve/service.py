@@ -103,7 +103,7 @@ class Service:
 
         def begin() -> tuple[Generation, AnswerFormat]:
             self.model.check_name(body.model)
-            encode = partial(
+            encode: Callable[[str], list[int]] = partial(
                 self.model.encode,
                 parse_special=body.parse_special,
                 add_special_tokens=body.add_special_tokens,

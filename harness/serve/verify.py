@@ -23,6 +23,7 @@ from harness.serve.hosted import without_hosted_tools
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
+from harness.serve.rerank import RerankRequest, rerank
 from harness.serve.responses.parse import readable_items
 from harness.serve.responses.routes import respond
 from harness.serve.responses.wire import ResponsesRequest
@@ -87,7 +88,7 @@ def _told(response: Json) -> Json:
         named = [{key: item[key] for key in item if key != "id"} for item in output]
         ends = {name: response.get(name) for name in ("status", "incomplete_details")}
         return {"output": named, **ends, **digests}
-    for name in ("choices", "data"):
+    for name in ("choices", "data", "results"):
         if isinstance(response.get(name), list) and response[name]:
             return {name: list(map(_without_empty, response[name])), **digests}
     raise ConfigError("the response has no choices, no output and no vectors: it is no answer")
@@ -146,6 +147,8 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         return respond(
             service, decode(raw, ResponsesRequest, [], readable_items), LOCAL_TENANT, Caller()
         )
+    if "results" in response:
+        return rerank(service, decode(raw, RerankRequest, []), LOCAL_TENANT, Caller())
     if "data" in response:
         return embed(service, decode(raw, EmbeddingRequest, []), LOCAL_TENANT, Caller())
     return service.complete(decode(raw, CompletionRequest, []), LOCAL_TENANT, Caller())
