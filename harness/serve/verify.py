@@ -23,6 +23,9 @@ from harness.serve.hosted import without_hosted_tools
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
+from harness.serve.ollama.parse import plain_schemas
+from harness.serve.ollama.routes import answer_chat, answer_prompt
+from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
 from harness.serve.rerank import RerankRequest, rerank
 from harness.serve.responses.parse import readable_items
 from harness.serve.responses.routes import respond
@@ -39,6 +42,7 @@ COUNTS = (
     *("prompt_tokens", "completion_tokens", "total_tokens"),
     *("input_tokens", "output_tokens"),
 )
+OLLAMA_ENDS = ("done_reason", "prompt_eval_count", "eval_count")
 NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_INT32}
 """OpenAI's sampling: no filter and no limit."""
 
@@ -83,6 +87,11 @@ def _told(response: Json) -> Json:
     if response.get("type") == MESSAGE:
         ends = {name: response.get(name) for name in ("stop_reason", "stop_sequence")}
         return {"content": response.get("content"), **ends, **digests}
+    if "done_reason" in response:
+        ends = {name: response.get(name) for name in OLLAMA_ENDS}
+        message = response.get("message")
+        said = {name: response.get(name) for name in ("response", "thinking")}
+        return {"message": message, **said, **ends}
     output = response.get("output")
     if isinstance(output, list) and all(isinstance(item, dict) for item in output):
         named = [{key: item[key] for key in item if key != "id"} for item in output]
@@ -138,6 +147,8 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         raw = msgspec.json.encode(asked | {"model": service.model.name})
         body = decode(raw, MessagesRequest, [], readable_blocks)
         return answer_message(service, body, LOCAL_TENANT, Caller())
+    if "done_reason" in response:
+        return _ask_as_ollama(service, asked)
     raw = msgspec.json.encode(asked)
     if "messages" in asked:
         return service.chat(
@@ -152,6 +163,19 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
     if "data" in response:
         return embed(service, decode(raw, EmbeddingRequest, []), LOCAL_TENANT, Caller())
     return service.complete(decode(raw, CompletionRequest, []), LOCAL_TENANT, Caller())
+
+
+def _ask_as_ollama(service: Service, asked: Json) -> Answered:
+    """By Ollama's routes, where seeds are among the options."""
+    options = dict(asked.get("options") or {})
+    options.setdefault("seed", asked["seed"])
+    rest = {name: given for name, given in asked.items() if name != "seed"}
+    whole = rest | {"options": options, "stream": False, "model": service.model.name}
+    raw = msgspec.json.encode(whole)
+    if "messages" in asked:
+        body = decode(raw, OllamaChatRequest, [], plain_schemas)
+        return answer_chat(service, body, LOCAL_TENANT, Caller())
+    return answer_prompt(service, decode(raw, GenerateRequest, []), LOCAL_TENANT, Caller())
 
 
 def _difference(place: str, then: object, now: object) -> str | None:
