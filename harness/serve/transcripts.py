@@ -28,9 +28,9 @@ def read_answer(path: Path) -> Json:
     ConfigError."""
     data = _bytes(path)
     if not data.lstrip().startswith(BEGINNINGS):
-        lines = data.strip().split(b"\n")
+        told = data.strip().split(b"\n")
         if len(lines) > 1 and b'"done"' in lines[0]:
-            return _whole_of_lines([_object(line, path) for line in lines], path)
+            return _whole_of_lines([_object(line, path) for line in told], path)
         return _object(data, path)
     lines = list(data_lines([data, b"\n"]))
     objects = [_object(line.encode(), path) for line in lines if line != DONE]
