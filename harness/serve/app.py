@@ -30,6 +30,7 @@ from harness.serve.ollama.routes import OllamaHandlers
 from harness.serve.openapi import Route
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
+from harness.serve.receipts.routes import ReceiptHandlers
 from harness.serve.rerank import RerankHandlers
 from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
 from harness.serve.responses.store import ResponseStore
@@ -84,7 +85,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     serving.accounts.on_change.append(responses.forget_others)
     dialects = (ResponsesHandlers(responses), AnthropicHandlers(), ollama)
     texts = (general, InfillHandlers(), EmbeddingHandlers(), RerankHandlers(), *dialects)
-    handlers = (*texts, models, TenantHandlers(serving))
+    handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())
 
     _add_hooks(app, serving, options)
     app.register_error_handler(Exception, _refused)

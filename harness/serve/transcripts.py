@@ -29,7 +29,7 @@ def read_answer(path: Path) -> Json:
     data = _bytes(path)
     if not data.lstrip().startswith(BEGINNINGS):
         told = data.strip().split(b"\n")
-        if len(lines) > 1 and b'"done"' in lines[0]:
+        if len(told) > 1 and b'"done"' in told[0]:
             return _whole_of_lines([_object(line, path) for line in told], path)
         return _object(data, path)
     lines = list(data_lines([data, b"\n"]))
