@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from accel.native.pool import Copies, Job, WorkerPool, copies_of
 from accel.packets.host_memory import AddressRange, aligned_bytes
-from accel.packets.submissions import FormBatch, HostSlot, Submissions
+from accel.packets.submissions import FormBatch, Submissions
 from accel.packets.worker_tuner import Choice
-from contract.ir.inputs import InputCopy, step_of
+from contract.ir.inputs import InputCopy
 from contract.lazy_dataclass import dataclass
 
 
@@ -72,14 +72,23 @@ class TimedWorkers:
         self._started.append((number, tokens, workers))
 
 
-class NativeSubmissions(Submissions[AddressRange, NativeForm, HostSlot, NativeStep]):
-    """See Submissions. The workers read a step's inputs where its slot has them."""
+@dataclass(frozen=True, slots=True)
+class NativeSlot:
+    """A slot in host memory, and the address of its inputs."""
+
+    inputs: InputCopy
+    address: int
+
+
+class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, NativeStep]):
+    """See Submissions. The workers read a step's inputs in its slot."""
 
     def __init__(self, pool: WorkerPool, scratch: Scratch, choice: Choice) -> None:
         super().__init__()
         self._pool = pool
         self._scratch = scratch
         self._workers = TimedWorkers(pool, choice)
+        self._job = Job()
 
     @property
     def nbytes(self) -> int:
@@ -88,32 +97,29 @@ class NativeSubmissions(Submissions[AddressRange, NativeForm, HostSlot, NativeSt
         used = [slot for _, slot in self._in_flight]
         return sum(slot.inputs.data.nbytes for slot in (*free, *used))
 
-    def _new_slot(self, batch: FormBatch[AddressRange, NativeForm]) -> HostSlot:
-        return HostSlot(InputCopy(aligned_bytes(batch.input_bytes)))
+    def _new_slot(self, batch: FormBatch[AddressRange, NativeForm]) -> NativeSlot:
+        data = aligned_bytes(batch.input_bytes)
+        return NativeSlot(InputCopy(data), data.ctypes.data)
 
     def _launch(
         self,
         batch: FormBatch[AddressRange, NativeForm],
-        slot: HostSlot,
+        slot: NativeSlot,
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> NativeStep:
-        data = slot.inputs.data
-        tokens = step_of(data).tokens
+        tokens = self._step.tokens
         workers = self._workers.choose(tokens)
         scratch, bucket = self._scratch, batch.launch
         copied = [(batch.outputs[name][1].address, to) for name, to in outputs.items()]
         copies = copies_of(copied) if copied else None
-        job = Job(
-            scratch=scratch.shared,
-            own=scratch.own,
-            own_bytes=scratch.own_bytes,
-            input=data.ctypes.data,
-            packets=bucket.address,
-            copies=0 if copies is None else copies.ctypes.data,
-            count=bucket.count,
-            copy_count=len(copied),
-            workers=workers,
-        )
+        # The pool copies the job, so that one object serves every step.
+        job = self._job
+        job.scratch, job.own, job.own_bytes = scratch.shared, scratch.own, scratch.own_bytes
+        job.input = slot.address
+        job.packets, job.count = bucket.address, bucket.count
+        job.copies = 0 if copies is None else copies.ctypes.data
+        job.copy_count = len(copied)
+        job.workers = workers
         number = self._pool.submit(job)
         self._workers.started(number, tokens, workers)
         return NativeStep(self._pool, number, copies)
