@@ -1,4 +1,4 @@
-"""Steps in flight on the worker pool, and how many workers each of them gets."""
+"""Submits steps to the worker pool and chooses how many workers each step gets."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from contract.lazy_dataclass import dataclass
 
 @dataclass(slots=True)
 class Scratch:
-    """Addresses of the scratch memory all workers share and of the first worker's own, of which
-    each has ``own_bytes``."""
+    """Addresses of scratch memory: ``shared`` by all workers, and the first worker's ``own``.
+
+    Each worker has ``own_bytes`` of its own, one after the other.
+    """
 
     shared: int = 0
     own: int = 0
@@ -29,7 +31,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class NativeForm:
-    """What submits a form: its packets in memory."""
+    """The lowered packets of one shape bucket: their address in host memory and their number."""
 
     address: int
     count: int
@@ -37,7 +39,7 @@ class NativeForm:
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """A step that was submitted. ``copies`` is read until it has ended."""
+    """A submitted step. The workers read ``copies``, so it lives until the step has ended."""
 
     pool: WorkerPool
     number: int
@@ -48,27 +50,27 @@ class NativeStep:
         return self.pool.done(self.number)
 
     def collect(self) -> None:
-        """See Completion: the workers have copied the outputs."""
+        """Do nothing: the workers have copied the outputs (see Completion)."""
 
 
 @dataclass(slots=True)
 class TimedWorkers:
-    """Chooses the workers of each step by how long steps took."""
+    """Chooses the workers of each step from the times of earlier steps."""
 
     pool: WorkerPool
     choice: Choice
     _started: deque[tuple[int, int, int]] = field(default_factory=deque)
-    """Number, tokens and workers of steps whose time was not noted yet."""
+    """Number, tokens and workers of each step whose time was not noted yet."""
 
     def choose(self, tokens: int) -> int:
-        """Workers of the next step."""
+        """The number of workers for the next step."""
         while self._started and self.pool.done(self._started[0][0]):
             number, ended_tokens, workers = self._started.popleft()
             self.choice.note(ended_tokens, workers, self.pool.seconds(number))
         return self.choice.choose(tokens)
 
     def started(self, number: int, tokens: int, workers: int) -> None:
-        """A step was submitted."""
+        """Note that a step was submitted."""
         self._started.append((number, tokens, workers))
 
 
@@ -92,7 +94,7 @@ class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, Native
 
     @property
     def nbytes(self) -> int:
-        """Host memory of all slots."""
+        """Bytes of host memory in all slots."""
         free = [slot for slots in self._free.values() for slot in slots]
         used = [slot for _, slot in self._in_flight]
         return sum(slot.inputs.data.nbytes for slot in (*free, *used))
