@@ -44,7 +44,7 @@ LOCK_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A loaded library. Calls through ``quick`` hold Python's lock, calls through ``handle`` not."""
+    """A loaded library. Calls of ``quick`` hold Python's lock, those of ``handle`` do not."""
 
     path: Path
     variant: Variant
