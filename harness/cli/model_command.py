@@ -110,7 +110,7 @@ def list_models(args: argparse.Namespace) -> int:
 
 
 def _same(facts: dict[str, Any], active: dict[str, Any]) -> bool:
-    return facts["id"] == active["id"] or facts["path"] == active["path"] is not None
+    return bool(facts["id"] == active["id"] or facts["path"] == active["path"] is not None)
 
 
 def _state(row: dict[str, Any]) -> str:
