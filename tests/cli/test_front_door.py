@@ -194,7 +194,7 @@ class TestModels:
         )  # fmt: skip
         assert (result.code, result.out) == (2, "")
         assert result.err.count("\n") == 1
-        assert "check the connection, or name a GGUF file" in result.err
+        assert "check the connection" in result.err
 
 
 class TestStop:
@@ -260,6 +260,8 @@ def test_card_test_without_a_card_writes_nothing(
     zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("harness.best_tier.card_makers", frozenset)
+    monkeypatch.setattr("harness.best_tier.lists_cards", lambda: True)
     before = set(tmp_path.iterdir())
     result = zinc("card-test", "--device", "no such card")
     assert result.code == 1
