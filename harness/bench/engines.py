@@ -120,7 +120,7 @@ class TierEngine:
 
         options = SessionOptions(
             tier=tier,
-            tier_options=TierOptions(setup.threads, opencl_workers=fixed_workers(name)),
+            tier_options=TierOptions(setup.threads, workers=fixed_workers(name)),
             context=setup.context,
             kv_dtype=setup.kv_dtype,
             prefix_cache=False,
