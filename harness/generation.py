@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from contract.lazy_dataclass import dataclass
-from contract.types import FinishReason, Request, TokenEvent
+from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from harness.answer_text import AnswerText
 from harness.progress import NullProgress, Progress
 
@@ -31,20 +31,22 @@ class TextPiece:
 class GenerationStats:
     """What a generation took, in tokens and seconds.
 
+    ``cached_tokens`` of the prompt came from the prefix cache and were not computed.
     ``prefill_seconds`` lasts until the first token is there, ``decode_seconds`` from then on.
     ``decode_steps`` counts the tokens computed in that second part, one that ended the text
     included.
     """
 
     prompt_tokens: int
+    cached_tokens: int
     prefill_seconds: float
     decode_steps: int
     decode_seconds: float
 
     @property
     def prompt_rate(self) -> float:
-        """Prompt tokens per second."""
-        return _rate(self.prompt_tokens, self.prefill_seconds)
+        """Computed prompt tokens per second."""
+        return _rate(self.prompt_tokens - self.cached_tokens, self.prefill_seconds)
 
     @property
     def decode_rate(self) -> float:
@@ -65,6 +67,9 @@ class EngineSession(Protocol):
 
     def step(self, request_id: int) -> list[TokenEvent]:
         """Run the engine's next step; the events of one request."""
+
+    def reused(self, request_id: int) -> int:
+        """Prompt tokens of a request that came from the prefix cache."""
 
 
 class TextGeneration(Iterator[TextPiece]):
@@ -123,10 +128,16 @@ class TextGeneration(Iterator[TextPiece]):
         return self._answer.stop_string
 
     @property
+    def sampling(self) -> SamplingParams:
+        """How its tokens are chosen."""
+        return self._request.sampling
+
+    @property
     def stats(self) -> GenerationStats:
         """Counts and times so far."""
         return GenerationStats(
             prompt_tokens=len(self._request.prompt),
+            cached_tokens=self._session.reused(self._request.id),
             prefill_seconds=self._first - self._started,
             decode_steps=max(0, self._steps - 1),
             decode_seconds=self._latest - self._first,

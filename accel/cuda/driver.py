@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any
 
 from contract.errors import TierUnavailable
+from contract.extras import install_command
 
 TIER = "cuda"
 
-EXTRA_HINT = "pip install 'zinc-rt[cuda]'"
 DRIVER_HINT = "install NVIDIA's driver, version 580 or newer"
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 NO_DRIVER = f"there is no CUDA driver ({LIBRARY})"
@@ -61,7 +61,9 @@ def import_binding() -> ModuleType:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise TierUnavailable(TIER, f"cuda-bindings is missing ({error})", EXTRA_HINT) from None
+        raise TierUnavailable(
+            TIER, f"cuda-bindings is missing ({error})", install_command("cuda")
+        ) from None
     module: ModuleType = driver
     return module
 

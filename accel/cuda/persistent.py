@@ -25,7 +25,7 @@ from accel.cuda.phases import (
     next_phase,
     readers_of,
 )
-from accel.cuda.plan import Plan, PlannedLaunch
+from accel.cuda.plan import LongStep, Plan, PlannedLaunch
 from accel.cuda.products import (
     BARRIER_BYTES,
     BLOCK_BYTES,
@@ -33,7 +33,7 @@ from accel.cuda.products import (
     row_macros,
 )
 from accel.cuda.program import tuned_source
-from accel.cuda.row_end import EndPhase, LongStep, end_phase, short_step
+from accel.cuda.row_end import EndPhase, end_phase, short_step
 from accel.cuda.runs import ABSENT
 from accel.cuda.step_choice import MOST_TOKENS, Block, StepChoice
 from accel.cuda.step_table import (
@@ -147,7 +147,7 @@ def compose(
             at += count
             continue
         launches.append(made)
-        assert made.table is not None
+        assert isinstance(made.table, StepTable)
         if made.table.end is not None:
             short = short_step(made.table.end, len(launches), plan.launches[at + count :])
         workspace += aligned(made.table.workspace_bytes)

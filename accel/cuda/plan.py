@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from accel.cuda.device import Device
 from accel.cuda.program import Source, plain_source, tuned_source
@@ -13,17 +16,24 @@ from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement, last_
 from accel.kernels.source import module_of
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
-from accel.packets.step import Op
+from accel.packets.step import Op, Tensor
 from contract.ir.nodes import BufferDecl
-
-if TYPE_CHECKING:
-    from accel.cuda.persistent import StepTable
-    from accel.cuda.row_end import LongStep, ShortStep
 
 GROUPS_PER_MULTIPROCESSOR = 8
 """Most work-groups a multiprocessor gets at the launch of a plain kernel."""
 PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 """What plain kernels read."""
+
+
+class LaunchTable(Protocol):
+    """What a persistent launch reads instead of packets."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the table on the device, in bytes."""
+
+    def bound(self, packets: NDArray[np.void], stop: int) -> NDArray[np.uint8]:
+        """The table with addresses; ``stop`` is the address of the word that ends a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +51,29 @@ class PlannedLaunch:
     shared_bytes: int = 0
     cooperative: bool = False
     workspace: int | None = None
-    table: StepTable | None = None
+    table: LaunchTable | None = None
     gathers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShortStep:
+    """The launches that suffice where nothing changes the logits of a step's only row.
+
+    The first ``launches`` of the step suffice for a greedy row; a drawn row takes ``drawn`` as
+    well. ``sampling`` is the record that says how the row is sampled.
+    """
+
+    launches: int
+    drawn: tuple[PlannedLaunch, ...]
+    sampling: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LongStep:
+    """All ``launches`` of a step that samples this ``position`` or a later one."""
+
+    launches: tuple[PlannedLaunch, ...]
+    position: int
 
 
 @dataclass(frozen=True, slots=True)

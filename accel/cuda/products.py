@@ -224,7 +224,7 @@ def _row_macros(run: Run, tokens: int, units: int, warps: int) -> dict[str, int]
 
 
 def row_macros(normed: int, plain: int, tokens: int) -> dict[str, int]:
-    """What ``activations.h`` is compiled with for rows of which a warp has so many units at most,
+    """What ``row_quantizer.h`` is compiled with for rows of which a warp has so many units at most,
     with a norm and without one."""
     whole = tokens == SINGLE and normed <= MOST_HELD_UNITS
     normal = min(MOST_HELD_UNITS, max(1, normed))

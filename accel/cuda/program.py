@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from accel.cuda.device import Device
-from accel.cuda.driver import EXTRA_HINT, TIER, Context, CudaError
+from accel.cuda.driver import TIER, Context, CudaError
 from accel.kernels.source import (
     INCLUDE,
     Language,
@@ -29,6 +29,7 @@ from accel.kernels.source import (
 from accel.packets.build import BuildError, Progress, cache_entry
 from accel.packets.disk_cache import read_entry, write_entry
 from contract.errors import TierUnavailable
+from contract.extras import install_command
 
 MAGIC = b"zinc-rt cuda program 1\n"
 NOT_FOUND = "CUDA_ERROR_NOT_FOUND"
@@ -48,7 +49,7 @@ class Compiler:
             _, major, minor = self._nvrtc.nvrtcVersion()
         except RuntimeError as error:
             reason = f"there is no NVRTC ({str(error).splitlines()[0]})"
-            raise TierUnavailable(TIER, reason, EXTRA_HINT) from None
+            raise TierUnavailable(TIER, reason, install_command("cuda")) from None
         self.version = f"{major}.{minor}"
 
     def compile(self, name: str, text: str, architecture: str, options: tuple[str, ...]) -> bytes:
@@ -86,7 +87,9 @@ def import_nvrtc() -> ModuleType:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise TierUnavailable(TIER, f"cuda-bindings is missing ({error})", EXTRA_HINT) from None
+        raise TierUnavailable(
+            TIER, f"cuda-bindings is missing ({error})", install_command("cuda")
+        ) from None
     module: ModuleType = nvrtc
     return module
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.plan import PlannedLaunch
+from accel.cuda.plan import PlannedLaunch, ShortStep
 from accel.cuda.program import tuned_source
 from accel.cuda.runs import operand_index, operand_of, source
 from accel.cuda.step_table import END_FIELDS, END_KIND, END_RECORD, Bound, Operand
@@ -79,7 +79,7 @@ class EndPhase:
         number = self._place(op)
         tensor = operand_of(self.ops[number], name)
         assert tensor is not None
-        return Operand(number, self.ops[number].device.places[name], tensor)
+        return Operand(number, self.ops[number].device.index_of[name], tensor)
 
 
 def end_phase(ops: Sequence[Op], first: int, logits: Tensor) -> EndPhase | None:
@@ -91,25 +91,6 @@ def end_phase(ops: Sequence[Op], first: int, logits: Tensor) -> EndPhase | None:
     if source(rest[0]) != logits or rest[0].most_sizes()["rows"] != 1:
         return None
     return EndPhase(ops, first)
-
-
-@dataclass(frozen=True, slots=True)
-class ShortStep:
-    """What is enough for a step whose row's logits nothing changes before a token is taken: the
-    first ``launches`` of it where that is the largest one's, and those and ``drawn`` where it is
-    drawn. ``sampling`` is where it is said how."""
-
-    launches: int
-    drawn: tuple[PlannedLaunch, ...]
-    sampling: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class LongStep:
-    """All ``launches`` of a step that samples this ``position`` or a later one."""
-
-    launches: tuple[PlannedLaunch, ...]
-    position: int
 
 
 def short_step(end: EndPhase, launches: int, behind: Sequence[PlannedLaunch]) -> ShortStep:

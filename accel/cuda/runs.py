@@ -19,7 +19,7 @@ def operand_index(ops: Sequence[Op], number: int | None, name: str) -> int:
     if number is None:
         return ABSENT
     op = ops[number]
-    index = op.device.places[name]
+    index = op.device.index_of[name]
     if op.operands[index] is None:
         return ABSENT
     return number * OPERANDS_OF_A_PACKET + index
@@ -42,7 +42,7 @@ def size_indices(op: str, *names: str) -> Mapping[str, int]:
 
 def operand_of(op: Op, name: str) -> Tensor | None:
     """An operand by its name."""
-    return op.operands[op.device.places[name]]
+    return op.operands[op.device.index_of[name]]
 
 
 def source(op: Op) -> Tensor | None:

@@ -19,6 +19,7 @@ from accel.metal.signatures import (
     wanted_kinds,
 )
 from contract.errors import TierError, TierUnavailable
+from contract.extras import install_command
 
 TIER = "metal"
 RUNTIME = "/usr/lib/libobjc.A.dylib"
@@ -30,7 +31,6 @@ FRAMEWORKS = (
 )
 NO_METAL = "this system has no Metal.framework"
 NO_METAL_HINT = "Metal is part of macOS; --device simulated runs the tier without a GPU"
-EXTRA_HINT = "pip install 'zinc-rt[metal]'"
 
 
 class MetalError(TierError):
@@ -178,7 +178,7 @@ def import_cffi() -> Any:
     try:
         import cffi
     except ImportError as error:
-        raise TierUnavailable(TIER, f"{error}", EXTRA_HINT) from None
+        raise TierUnavailable(TIER, f"{error}", install_command("metal")) from None
     return cffi
 
 

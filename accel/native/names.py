@@ -14,6 +14,8 @@ from contract.lazy_dataclass import dataclass
 TIER = "native"
 ARRANGE = len(OPS)
 """Number of the op that arranges a matrix for the products."""
+FINITE = ARRANGE + 1
+"""Number of the op that finds scales which are NaN or infinite."""
 PROCESSOR = "processor"
 """The library that says what the processor can do."""
 ENDINGS = {"linux": ".so", "macos": ".dylib", "windows": ".dll"}

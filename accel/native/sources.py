@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accel.native.names import ARRANGE
+from accel.native.names import ARRANGE, FINITE
 from accel.opencl.contents import format_lists
 from accel.opencl.program import CONSTANTS_FILE, HEADERS, kernel_text
 from accel.packets.accessors import packet_accessors, packet_constants
@@ -31,13 +31,19 @@ def library_units() -> dict[str, str]:
         **{f"products_{_name(dtype)}": _products_unit(dtype) for dtype in WEIGHT_DTYPES},
         "ops": _ops_unit(others),
         **{f"arrange_{_name(dtype)}": _arrange_unit(dtype) for dtype in _arranged_dtypes()},
+        "finite": _begin() + _joined(("finite.c", _text("finite.c"))),
         "pool": _pool_unit(),
     }
 
 
 def processor_unit() -> dict[str, str]:
     """The text of the library that says what the processor can do."""
-    return {"processor": (FOLDER / "processor.c").read_text(encoding="utf-8")}
+    return {"processor": _text("processor.c")}
+
+
+def _text(file: str) -> str:
+    """The text of a file of this package."""
+    return (FOLDER / file).read_text(encoding="utf-8")
 
 
 def _name(dtype: DType) -> str:
@@ -61,7 +67,7 @@ def _joined(*files: tuple[str, str]) -> str:
 def _begin(*headers: str) -> str:
     """What every unit begins with."""
     return _joined(
-        ("opencl_c.h", (FOLDER / "opencl_c.h").read_text(encoding="utf-8")),
+        ("opencl_c.h", _text("opencl_c.h")),
         (CONSTANTS_FILE, "#define SHARED_ADDRESSES 1\n" + packet_constants()),
         *((name, kernel_text(name)) for name in ("packet.h", *headers)),
     )
@@ -108,6 +114,7 @@ def _pool_unit() -> str:
         *(f"op_{name}" for name in whole),
         *(f"op_{PRODUCT}_{name}" for name in products),
         *(f"op_arrange_{name}" for name in arranged),
+        "op_finite",
     ]
     number = {op.name: index for index, op in enumerate(OPS)}
     tables = [
@@ -120,11 +127,11 @@ typedef void (*OP){OP_SIGNATURE};
 {"".join(f"void {name}{OP_SIGNATURE};{chr(10)}" for name in functions)}{"".join(tables)}
 static inline OP op_of(const PACKET *packet) {{
     if (packet->op == {number[PRODUCT]}) return PRODUCTS[packet->dtype];
-    return packet->op == {ARRANGE} ? ARRANGERS[packet->dtype] : OPS[packet->op];
+    if (packet->op == {ARRANGE}) return ARRANGERS[packet->dtype];
+    return packet->op == {FINITE} ? op_finite : OPS[packet->op];
 }}
 {_layout_checks()}"""
-    pool = (FOLDER / "pool.c").read_text(encoding="utf-8")
-    return _begin() + _joined(("ops.h", dispatch), ("pool.c", pool))
+    return _begin() + _joined(("ops.h", dispatch), ("pool.c", _text("pool.c")))
 
 
 def _table(name: str, functions: dict[int, str]) -> str:

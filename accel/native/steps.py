@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.native.pool import Copies, Job, WorkerPool, copies_of
-from accel.opencl.memory import Allocation, aligned_bytes
-from accel.opencl.worker_tuner import Choice
+from accel.packets.host_memory import AddressRange, aligned_bytes
 from accel.packets.submissions import FormBatch, HostSlot, Submissions
+from accel.packets.worker_tuner import Choice
 from contract.ir.inputs import InputCopy, step_of
 from contract.lazy_dataclass import dataclass
 
@@ -72,7 +72,7 @@ class TimedWorkers:
         self._started.append((number, tokens, workers))
 
 
-class NativeSubmissions(Submissions[Allocation, NativeForm, HostSlot, NativeStep]):
+class NativeSubmissions(Submissions[AddressRange, NativeForm, HostSlot, NativeStep]):
     """See Submissions. The workers read a step's inputs where its slot has them."""
 
     def __init__(self, pool: WorkerPool, scratch: Scratch, choice: Choice) -> None:
@@ -88,12 +88,12 @@ class NativeSubmissions(Submissions[Allocation, NativeForm, HostSlot, NativeStep
         used = [slot for _, slot in self._in_flight]
         return sum(slot.inputs.data.nbytes for slot in (*free, *used))
 
-    def _new_slot(self, batch: FormBatch[Allocation, NativeForm]) -> HostSlot:
+    def _new_slot(self, batch: FormBatch[AddressRange, NativeForm]) -> HostSlot:
         return HostSlot(InputCopy(aligned_bytes(batch.input_bytes)))
 
     def _launch(
         self,
-        batch: FormBatch[Allocation, NativeForm],
+        batch: FormBatch[AddressRange, NativeForm],
         slot: HostSlot,
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> NativeStep:

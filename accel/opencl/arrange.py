@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.opencl.memory import Allocation
 from accel.opencl.program import CONSTANTS_FILE, build_program, kernel_text
 from accel.opencl.runtime import Runtime
 from accel.packets.accessors import packet_constants
 from accel.packets.buffers import ArrangedMatrix
 from accel.packets.build import Progress
+from accel.packets.host_memory import AddressRange
 from accel.packets.layouts import LANES, TILE_ROWS, WeightLayout, group_bytes, tile_bytes
 from accel.packets.packet import BANK_SHIFT, PACKET
 from accel.packets.stacks import Stack
@@ -58,7 +58,7 @@ class Arranger:
 
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int
-    ) -> ArrangedMatrix[Allocation]:
+    ) -> ArrangedMatrix[AddressRange]:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
 
         Where memory is shared the device may still be at it afterwards: steps come later in its
@@ -105,7 +105,7 @@ class Arranger:
             _, data = self._in_flight.popleft()
             self._ahead_bytes -= data.nbytes
 
-    def _stage(self, stack: Stack, place: Allocation) -> None:
+    def _stage(self, stack: Stack, place: AddressRange) -> None:
         """Copy as many whole row groups as fit, arrange them, and so on."""
         cl, queue = self.runtime.launch.cl, self.runtime.launch.queue
         parts = stack.parts(STAGED_BYTES)

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.contents import StepPrograms, parts_of
-from accel.opencl.memory import Allocation, Memory
-from accel.opencl.worker_tuner import Choice, FixedWorkers
+from accel.opencl.memory import Memory
 from accel.packets.footprint import kinds_of
+from accel.packets.host_memory import AddressRange
 from accel.packets.step import Op
+from accel.packets.worker_tuner import Choice, FixedWorkers
 from contract.lazy_dataclass import dataclass
 
 MEETING_BYTES = 512
@@ -162,7 +163,7 @@ class PersistentLauncher:
         self._started: deque[_Started] = deque()
         self._spin_limit = spin_limit
         meeting = launch.memory.allocate("opencl.meeting", MEETING_BYTES)
-        self._meeting: Allocation | None = meeting
+        self._meeting: AddressRange | None = meeting
         self._address = np.uint64(meeting.address)
         self._words = launch.memory.map(meeting).view(np.uint32)
 

@@ -24,7 +24,7 @@ from accel.opencl.launcher import (
     ScratchAddress,
     WorkersLost,
 )
-from accel.opencl.memory import BankedMemory, Memory, SharedMemory
+from accel.opencl.memory import BankedMemory, Memory
 from accel.opencl.program import (
     BuildOptions,
     base_files,
@@ -34,11 +34,12 @@ from accel.opencl.program import (
     module_options,
 )
 from accel.opencl.self_check import SelfTest, check_layout, native_arithmetic
-from accel.opencl.worker_tuner import Choice, Crews
 from accel.packets.build import Progress
+from accel.packets.host_memory import SharedMemory
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from accel.packets.rules import ROW_PARTS
+from accel.packets.worker_tuner import AdaptiveWorkers, Choice
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 
@@ -61,7 +62,7 @@ class Choices:
 
     mode: Mode = Mode.AUTO
     threads: int | None = None
-    worker_tuner: Callable[[int], Choice] = Crews
+    worker_tuner: Callable[[int], Choice] = AdaptiveWorkers
     memory_bytes: int | None = None
     cache: Path | None = None
     shared_addresses: bool | None = None

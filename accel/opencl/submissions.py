@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from accel.opencl.launcher import LaunchContext, Recording
-from accel.opencl.memory import Allocation, BankedMemory, aligned_bytes
+from accel.opencl.memory import BankedMemory
+from accel.packets.host_memory import AddressRange, aligned_bytes
 from accel.packets.staging_buffers import Bytes
 from accel.packets.submissions import FormBatch, HostSlot, Submissions
 from contract.ir.inputs import InputCopy
@@ -41,7 +42,7 @@ class OpenClStep:
         """See Completion: the device has copied them."""
 
 
-class OpenClSubmissions(Submissions[Allocation, Recording, HostSlot, OpenClStep]):
+class OpenClSubmissions(Submissions[AddressRange, Recording, HostSlot, OpenClStep]):
     """See Submissions. ``place`` is where a device with memory of its own reads the inputs."""
 
     def __init__(self, launch: LaunchContext) -> None:
@@ -50,7 +51,7 @@ class OpenClSubmissions(Submissions[Allocation, Recording, HostSlot, OpenClStep]
         self._complete = launch.cl.COMPLETE
         shared = launch.memory.shared
         self._copy = launch.cl.Kernel(launch.program, "copy_output") if shared else None
-        self.place: Allocation | None = None
+        self.place: AddressRange | None = None
 
     @property
     def nbytes(self) -> int:
@@ -58,12 +59,12 @@ class OpenClSubmissions(Submissions[Allocation, Recording, HostSlot, OpenClStep]
         held = sum(slot.inputs.data.nbytes for _, slot in self._in_flight)
         return held + sum(nbytes * len(free) for nbytes, free in self._free.items())
 
-    def _new_slot(self, batch: FormBatch[Allocation, Recording]) -> HostSlot:
+    def _new_slot(self, batch: FormBatch[AddressRange, Recording]) -> HostSlot:
         return HostSlot(InputCopy(aligned_bytes(batch.input_bytes)))
 
     def _launch(
         self,
-        batch: FormBatch[Allocation, Recording],
+        batch: FormBatch[AddressRange, Recording],
         slot: HostSlot,
         outputs: Mapping[str, Bytes],
     ) -> OpenClStep:
@@ -88,7 +89,7 @@ class OpenClSubmissions(Submissions[Allocation, Recording, HostSlot, OpenClStep]
         sent.append(memory.transfer(self.place, snapshot, to_device=True))
         return self.place.address
 
-    def _copied(self, allocation: Allocation, data: Bytes) -> Any:
+    def _copied(self, allocation: AddressRange, data: Bytes) -> Any:
         """The event of a copy of an output, once all before it in the queue has ended."""
         launch = self._context
         if isinstance(launch.memory, BankedMemory):

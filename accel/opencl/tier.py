@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from accel.opencl.arrange import Arranger
 from accel.opencl.device import TIER, find_device, import_binding
 from accel.opencl.launcher import Mode, Recording, WorkersLost
-from accel.opencl.memory import Allocation, Memory
+from accel.opencl.memory import Memory
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClStep, OpenClSubmissions
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import KnownMemory, StepMemory, opencl_footprint
+from accel.packets.host_memory import AddressRange
 from accel.packets.layouts import planes_bytes
 from accel.packets.packet_tier import BoundStep, PacketTier
 from accel.packets.rules import lower_graph
@@ -35,11 +36,11 @@ from contract.tier import DeviceTier
 
 OWN_ALIGNMENT = 256
 
-OpenClBatch = FormBatch[Allocation, Recording]
-OpenClFence = StepFence[Allocation, Recording, OpenClStep]
+OpenClBatch = FormBatch[AddressRange, Recording]
+OpenClFence = StepFence[AddressRange, Recording, OpenClStep]
 
 
-class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
+class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
     """See ``contract.tier.Tier``. ``device`` is part of a platform's or device's name.
 
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
@@ -59,7 +60,7 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
         self._choices = choices or Choices()
         self._runtime = open_runtime(find_device(device), self._choices, progress)
         self._arranger = Arranger(self._runtime, self._choices.cache, progress)
-        self._own: Allocation | None = None
+        self._own: AddressRange | None = None
         found = self._runtime.device
         driver = f"{found.platform}, {found.driver}"
         info = tier_info(TIER, found.name, driver, found.memory_bytes, found.host_unified)
@@ -126,23 +127,23 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
         arranged = planes_bytes if self._runtime.launcher.by_modules else None
         return opencl_footprint(graph, largest, steps, workers, self._memory.shared, arranged)
 
-    def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
+    def _allocate(self, decl: BufferDecl, nbytes: int) -> AddressRange:
         allocation = self._memory.allocate(decl.name, nbytes)
         sync_as(allocation, decl)
         return allocation
 
     def _arrange(
         self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
-    ) -> ArrangedMatrix[Allocation]:
+    ) -> ArrangedMatrix[AddressRange]:
         return self._arranger.upload(decl.name, decl.dtype, data, matrices)
 
-    def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> Allocation:
+    def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> AddressRange:
         return self._memory.adopt(name, data, borrowed=True)
 
     def _finish_uploads(self) -> None:
         self._arranger.finish()
 
-    def _record(self, bound: BoundStep[Allocation]) -> Recording:
+    def _record(self, bound: BoundStep[AddressRange]) -> Recording:
         launcher = self._runtime.launcher
         return launcher.record(bound.packets, bound.stored.address, bound.step.ops)
 
@@ -161,7 +162,7 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
         self._runtime.launch.queue.finish()
 
     def _until_done(
-        self, fence: StepFence[Allocation, Recording, OpenClStep], seconds: float
+        self, fence: StepFence[AddressRange, Recording, OpenClStep], seconds: float
     ) -> bool:
         if not super()._until_done(fence, seconds):
             return False
@@ -199,4 +200,4 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
 
 
 if TYPE_CHECKING:
-    _conforms: type[DeviceTier[DeviceBuffer[Allocation], OpenClBatch, OpenClFence]] = OpenClTier
+    _conforms: type[DeviceTier[DeviceBuffer[AddressRange], OpenClBatch, OpenClFence]] = OpenClTier

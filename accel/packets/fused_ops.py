@@ -1,5 +1,6 @@
-"""Ops of work-groups that stand for several of a step, or for one in certain steps. Kernels of
-``accel/kernels`` alone have them; ``fuse`` and what comes behind it put them into a step.
+"""The table of fused ops: each replaces several ops of a step, or one op in certain steps.
+
+Only ``accel/kernels`` has kernels for them; ``fuse`` and the passes after it put them into a step.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from accel.packets.ops import TABLE
 from contract.arithmetic import SEGMENT
 
 GROUP_ROWS, GROUP_TOKENS = 128, 64
-"""What a group of ``accel/kernels/matmul_tiles.k`` takes of a product."""
+"""Rows and tokens of a product that a group of ``accel/kernels/matmul_tiles.k`` computes."""
 WIDE_TILE = 128
-"""Rows and tokens a group of ``accel/kernels/matmul_wide.k`` takes."""
+"""Rows and tokens that a group of ``accel/kernels/matmul_wide.k`` computes."""
 FEW_TOKENS = 16
-"""Tokens a group of ``accel/kernels/matmul_few.k`` takes."""
+"""Tokens that a group of ``accel/kernels/matmul_few.k`` computes."""
 NARROW_TOKENS = 64
-"""Tokens a group of ``accel/kernels/matmul_narrow.k`` takes, with WIDE_TILE rows."""
+"""Tokens that a group of ``accel/kernels/matmul_narrow.k`` computes, with WIDE_TILE rows."""
 NORMED_SEGMENTS = 8
 """Segments a group of ``accel/kernels/rms_norm_quantize.k`` quantizes at a time."""
 ROW_QUERIES = 4
-"""Queries a group of ``accel/kernels/row_attention.k`` takes at most."""
+"""Most queries of a group of ``accel/kernels/row_attention.k``."""
 
 
 def _row(
@@ -196,4 +197,4 @@ FUSED = MappingProxyType(
         )
     }
 )
-"""By their names, which are those of their kernels."""
+"""The fused ops by name; the name is also that of the kernel file."""

@@ -6,10 +6,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from contract.errors import TierUnavailable
+from contract.extras import install_command
 
 TIER = "vulkan"
 LIBRARIES = ("libvulkan.so.1", "libvulkan.so", "vulkan-1.dll", "libvulkan.1.dylib")
-EXTRA_HINT = "pip install 'zinc-rt[vulkan]'"
 LOADER_HINT = "apt install libvulkan1, or install the graphics card's driver"
 
 
@@ -133,7 +133,9 @@ def _declared() -> Any:
     try:
         from accel.vulkan.bindings import ffi
     except ImportError as error:
-        raise TierUnavailable(TIER, f"cffi cannot be imported ({error})", EXTRA_HINT) from None
+        raise TierUnavailable(
+            TIER, f"cffi cannot be imported ({error})", install_command("vulkan")
+        ) from None
     return ffi
 
 

@@ -44,11 +44,13 @@ of a given shape to measure with:
 """
 SETTINGS = ("model", "cache_dir", "kv_dtype", "threads")
 
+PROG = "python -m harness.bench"
 
-def build_parser() -> argparse.ArgumentParser:
+
+def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """The flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.bench",
+        prog=prog,
         description="Measure tiers, and a peer on the same file with the same threads, in turn.",
         epilog=f"{SERVE_HELP}\n{load_command.HELP}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -88,9 +90,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Measure and print; returns 0, or 2 with one line on standard error."""
-    args = build_parser().parse_args(argv)
+    args = build_parser(prog).parse_args(argv)
     try:
         if args.server is not None:
             return load_command.run(args, SETTINGS)

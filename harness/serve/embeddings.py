@@ -23,7 +23,7 @@ from harness.serve.generation import FAILURES
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
-from harness.serve.pooling import Pool, Pooling, pooling_of
+from harness.serve.pooling import Pool, Pooling, pooling_of, tokens_to_embed
 from harness.serve.receipts.make import store_results
 from harness.serve.service import Began, Service
 from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
@@ -127,10 +127,8 @@ def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequen
         prompts = service.prompts_of(body.input, "input", MOST_INPUTS)
     except RequestError as error:
         raise _told(error) from None
-    metadata, end = model.model.file.metadata, model.tokenizer.eos_id
     of_texts = isinstance(body.input, str) or isinstance(body.input[0], str)
-    if of_texts and end is not None and metadata.get("tokenizer.ggml.add_eos_token") is True:
-        prompts = [[*prompt, end] for prompt in prompts]
+    prompts = [tokens_to_embed(model.model, prompt, of_texts) for prompt in prompts]
     most = min(model.context, tenant.max_context)
     for index, prompt in enumerate(prompts):
         if not prompt:

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from contract.errors import RequestError
 from contract.types import (
@@ -21,14 +21,15 @@ from contract.types import (
     TokenEvent,
 )
 from harness.digest import RowDigests, RunningDigest
-from harness.serve.chat import ChatPlan, grammar_error, masks_of
+from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
+from harness.serve.chat import ChatPlan
 from harness.serve.choices import Choice, Piece, count, joined_pieces, parts_of
 from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
 from harness.serve.event_queue import Delivered
 from harness.serve.model import ServedModel
 from harness.serve.prompt_scores import PromptScores
-from harness.serve.submissions import EngineStopped, joined_sinks
+from harness.serve.submissions import joined_sinks
 from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.model.text_stream import TextStream
@@ -43,8 +44,6 @@ TIER_OF_CLASS = {
 }
 """What OpenAI's clients call the classes."""
 CLASS_OF_TIER = {tier: qos for qos, tier in TIER_OF_CLASS.items()}
-SCORES_SECONDS = 0.5
-"""How often who waits for the scores of a prompt looks whether the engine still works."""
 LIGHT_STOP_CHARACTERS = 128
 """Stop strings of more take a while to look for."""
 COMPLETION_TOKENS = 16
@@ -58,11 +57,11 @@ Told = Callable[[Callable[[], Sequence[Piece]]], bool]
 class Generation:
     """The choices of one HTTP request, under way in the engine from its construction on.
 
-    ``plan`` says what the answers of a chat are made of; with ``scores`` the tokens of the prompts
-    are told as those of the answers are; one of ``stop_tokens`` ends an answer and is no part of
-    its text. With ``rows`` it has its ``tokens`` and ``step_digests`` for a receipt, which
-    ``make_receipt`` makes once. Raises RequestError, QueueFull, EngineStopped and ApiError
-    when it cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
+    ``plan`` says what the answers of a chat are made of, ``constrained`` what texts that are no
+    chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. With
+    ``rows`` it has its ``tokens`` and ``step_digests`` for a receipt, which ``make_receipt`` makes
+    once. Raises RequestError, QueueFull, EngineStopped and ApiError when it cannot begin. Iterate
+    ``pieces``, and ``cancel`` whatever happens.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Generation:
         requests: Sequence[Request],
         digests: bool = False,
         plan: ChatPlan | None = None,
-        scores: bool = False,
+        constrained: Constrained | None = None,
         stop_tokens: Collection[int] = (),
         rows: bool = False,
     ) -> None:
@@ -94,9 +93,11 @@ class Generation:
         self.tokens: list[list[int]] = [[] for _ in requests]
         self.make_receipt: Callable[[], dict[str, str]] | None = None
         self._receipt: dict[str, str] | None = None
-        self._scores = {request.id: PromptScores(request) for request in requests if scores}
-        self._plan = plan
-        self._masks = {} if plan is None else masks_of(plan, model.grammars, requests)
+        self._scores = {
+            request.id: PromptScores(request) for request in requests if request.score_from
+        }
+        self._constrained = constrained = plan if constrained is None else constrained
+        self._masks = {} if constrained is None else masks_of(constrained, model.grammars, requests)
         self._events: EventStream = model.driver.submit(
             requests, joined_sinks(self._digests, self._rows), self._masks, self._scores
         )
@@ -122,6 +123,23 @@ class Generation:
         for choice in self.choices:
             first.setdefault(choice.request.prompt, self.facts_of(choice).cached)
         return sum(first.values())
+
+    @property
+    def cached(self) -> dict[str, Any]:
+        """How many prompt tokens came from the cache, and the first token by which the prompt
+        differs from a cached one of the same tenant's, where there is one."""
+        cached: dict[str, Any] = {"tokens": self.cached_tokens}
+        for choice in self.choices:
+            found = self.facts_of(choice).difference
+            if found is not None:
+                text = self.model.tokenizer.token_text
+                cached["first_difference"] = {
+                    "position": found.position,
+                    "cached": text(found.cached),
+                    "new": text(choice.request.prompt[found.position]),
+                }
+                return cached
+        return cached
 
     @property
     def completion_tokens(self) -> int:
@@ -163,17 +181,11 @@ class Generation:
         return self._events.facts[choice.request.id]
 
     def prompt_events(self, choice: int) -> Sequence[TokenEvent]:
-        """The tokens of a choice's prompt, none unless they were asked for. They are there soon
-        after its first token. Raises ApiError and EngineStopped when they will not be."""
-        scores = self._scores.get(self.choices[choice].request.id)
-        if scores is None:
-            return ()
-        while not scores.wait(SCORES_SECONDS):
-            if self.model.driver.failure is not None:
-                raise EngineStopped(self.model.driver.failure)
-        if any(event.log_probability is None for event in scores.tokens[1:]):
-            raise FAILURES[FinishReason.ERROR]
-        return scores.tokens
+        """The tokens of a choice's prompt, which are there once its first piece is: those from its
+        ``score_from`` on have log-probabilities."""
+        request = self.choices[choice].request
+        scores = self._scores.get(request.id)
+        return PromptScores(request).tokens if scores is None else scores.tokens
 
     def pieces(self, wait: float, tell: Told | None = None) -> Iterator[list[Piece]]:
         """What became certain, until every choice has ended; an empty list after each ``wait``
@@ -267,12 +279,13 @@ class Generation:
     def _failure(self, choice: Choice, reason: FinishReason) -> ApiError:
         """Why a choice failed: a grammar that cannot go on is its request's own fault."""
         masks = self._masks.get(choice.request.id)
-        if masks is None or self._plan is None or reason is not FinishReason.ERROR:
+        constrained = self._constrained
+        if masks is None or constrained is None or reason is not FinishReason.ERROR:
             return FAILURES[reason]
         problem = masks.problem_after(choice.masked)
         if problem is None:
             return FAILURES[reason]
-        return grammar_error(self._plan.grammar_param, f"cannot be held to any longer: {problem}")
+        return grammar_error(constrained.grammar_param, f"cannot be held to any longer: {problem}")
 
 
 FAILURES = {
@@ -294,9 +307,13 @@ def requests_of(
     max_tokens: int | None,
     log_probabilities: int | None,
     most: int | None = None,
+    scored: bool = False,
+    turns: tuple[int, ...] = (),
 ) -> list[Request]:
-    """The engine requests of a body: ``n`` choices of each prompt. Without ``max_tokens`` an answer
-    may fill the context, or have ``most`` tokens. Raises ApiError."""
+    """The engine requests of a body: ``n`` choices of each prompt, in which turns of a conversation
+    begin at the positions ``turns``. Without ``max_tokens`` an answer may fill the context, or have
+    ``most`` tokens. With ``scored`` the tokens of the prompts have log-probabilities, too. Raises
+    ApiError."""
     n = body.n or 1
     check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
@@ -320,6 +337,8 @@ def requests_of(
             logit_bias=_biases(body.logit_bias or {}),
             log_probabilities=log_probabilities,
             qos=CLASS_OF_TIER.get(body.service_tier or "auto"),
+            score_from=1 if scored and len(prompt) > 1 else None,
+            turns=turns,
         )
         for prompt in prompts
         for choice in range(n)

@@ -15,6 +15,7 @@ from contract.types import MAX_INT32, Tenant
 from harness import catalog
 from harness.generate import (
     SessionOptions,
+    load_drafter,
     load_runner,
     make_engine,
     prepare_session,
@@ -36,8 +37,9 @@ from harness.trace.record import RecordedTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan
-from reference.model.chat_template import ChatTemplate, RenderedChat, encode_rendered
+from reference.model.chat_template import ChatTemplate, RenderedChat
 from reference.model.open import Model
+from reference.model.spoken_turns import encode_spoken
 from reference.model.tokenizer import Tokenizer
 from reference.observer import Observer
 from reference.sched.tenants import Tenants
@@ -180,10 +182,23 @@ class ServedModel:
             generic=self.dialect.calls is None,
         )
 
-    def encode_chat(self, rendered: RenderedChat) -> list[int]:
-        """Token ids of a conversation and the start of its answer. Raises RequestError."""
+    def encode_chat(
+        self, rendered: RenderedChat, spoken: Sequence[Sequence[int]] = ()
+    ) -> list[int]:
+        """Token ids of a conversation and the start of its answer; ``spoken`` are the tokens of
+        earlier answers, see ``encode_spoken``. Raises RequestError."""
         self.check_length(rendered.text)
-        return encode_rendered(self.tokenizer, rendered)
+        return encode_spoken(self.tokenizer, rendered, spoken)
+
+    def turns(self, rendered: RenderedChat, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The position at which the model's turn begins in the tokens of a prompt, if it is
+        known."""
+        opening = rendered.opening
+        if not opening:
+            return ()
+        ids = self.tokenizer.encode_spans(opening, [(0, len(opening))], add_bos=False)
+        begin = len(prompt) - len(ids)
+        return (begin,) if list(prompt[begin:]) == ids else ()
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
@@ -223,7 +238,7 @@ def sampling_of_file(path: Path, model: Model, options: ModelOptions) -> Samplin
 
 def served_session(session: SessionOptions) -> SessionOptions:
     """``session`` with all that a server's requests may want of it."""
-    return replace(session, chat=True, masks=True, hidden_states=True)
+    return replace(session, chat=True, masks=True, hidden_states=True, scores=True)
 
 
 def open_model(
@@ -242,21 +257,20 @@ def open_model(
     session = options.session
     prepared = prepare_session(path, served_session(session), owned)
     model, limits = prepared.model, prepared.limits
-    fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
     tier = recorded_tier(prepared, session.recording, owned, patient=True)
     runner = owned.enter_context(load_runner(model, tier, limits, progress))
     # Nobody waits for a first token yet, and later no step of others shall.
     runner.prepare()
+    drafter = load_drafter(prepared, tier, session.draft, owned, progress)
 
     def engine(observer: Observer) -> Engine:
         return make_engine(
             runner,
             model,
             session,
-            tenants=(
-                Tenants(tenants, clock=time.monotonic) if together is None else together.tenants
-            ),
+            tenants=together.tenants if together else Tenants(tenants, clock=time.monotonic),
             clock=time.monotonic,
+            drafter=drafter,
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,
@@ -277,7 +291,7 @@ def open_model(
         plan=prepared.plan,
         tier=prepared.tier.info.name,
         device=prepared.tier.info.device,
-        fingerprint=fingerprint,
+        fingerprint=system_fingerprint(model, session.kv_dtype, options.digests),
         created=int(path.stat().st_mtime),
         trace=None if session.recording.trace is None else session.recording.trace.name,
         names=names_of(path, options),

@@ -11,6 +11,7 @@ from functools import partial
 from contract.errors import RequestError
 from contract.types import Request, Tenant
 from harness.serve.accounts import Accounts
+from harness.serve.answer_grammar import TextPlan
 from harness.serve.answers import Answer, AnswerFormat, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
 from harness.serve.chat import ChatPlan
@@ -98,13 +99,12 @@ class Service:
         def begin() -> tuple[Generation, AnswerFormat]:
             self.model.check_name(body.model)
             prompts, requests = self.completion_requests(body, tenant)
-            scores = bool(body.echo) and listed
             generation = Generation(
                 self.model,
                 requests,
                 body.logits_digest,
-                scores=scores,
                 stop_tokens=body.stop_token_ids or (),
+                constrained=TextPlan.of(body.grammar),
                 rows=self._makes_receipt(body),
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)
@@ -120,14 +120,16 @@ class Service:
         """What the engine is asked for a conversation. Raises ApiError, RequestError and
         TemplateError."""
         plan = self.model.chat_plan(body)
+        prompt = self.model.encode_chat(plan.prompt, plan.spoken)
         return plan, requests_of(
             body,
-            [self.model.encode_chat(plan.prompt)],
+            [prompt],
             self.model,
             tenant,
             max_tokens=most_chat_tokens(body),
             most=None if body.n_predict == -1 else self.model.sampling.max_tokens,
             log_probabilities=(body.top_logprobs or 0) if body.logprobs else None,
+            turns=self.model.turns(plan.prompt, prompt),
         )
 
     def completion_requests(
@@ -148,6 +150,7 @@ class Service:
             tenant,
             max_tokens=most_completed(body),
             log_probabilities=body.logprobs,
+            scored=bool(body.echo) and body.logprobs is not None,
         )
 
     def _makes_receipt(self, body: Sampled) -> bool:

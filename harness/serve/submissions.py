@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from contract.errors import ZincError
 from contract.types import Request
-from harness.serve.prompt_scores import PromptScores
 from harness.serve.structured.grammars import TokenMasks
 from reference.engine.sequence import LogitsSink
 from reference.runner import LOGITS
+from reference.sched.scores import ScoreSink
 
 Stream = TypeVar("Stream")
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
 NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
-NO_SCORES: Mapping[int, PromptScores] = MappingProxyType({})
+NO_SCORES: Mapping[int, ScoreSink] = MappingProxyType({})
 
 
 class EngineStopped(ZincError):
@@ -34,7 +34,7 @@ class Submission:
     ``logits`` receive, by request id and on the engine's thread, those of every position from
     ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
     ``output``; each before the event with the last such token. ``masks``, by request id, say which
-    token may come next, and ``scores`` are given the logits of their prompts to work on.
+    token may come next, and ``scores`` receive the log-probabilities of prompts.
     """
 
     requests: Sequence[Request]
@@ -42,7 +42,11 @@ class Submission:
     logits_from: int | None = None
     output: str = LOGITS
     masks: Mapping[int, TokenMasks] = field(default_factory=dict)
-    scores: Mapping[int, PromptScores] = field(default_factory=dict)
+    scores: Mapping[int, ScoreSink] = field(default_factory=dict)
+
+    def first_row_of(self, request: Request) -> int:
+        """The first position of a request whose row ``logits`` receive."""
+        return len(request.prompt) - 1 if self.logits_from is None else self.logits_from
 
 
 class Submits(Protocol[Stream]):
@@ -61,7 +65,7 @@ class Submits(Protocol[Stream]):
         requests: Sequence[Request],
         logits: Mapping[int, LogitsSink] = NO_SINKS,
         masks: Mapping[int, TokenMasks] = NO_MASKS,
-        scores: Mapping[int, PromptScores] = NO_SCORES,
+        scores: Mapping[int, ScoreSink] = NO_SCORES,
     ) -> Stream:
         """Queue requests that belong together, on a stream of their own; see ``Submission``.
 

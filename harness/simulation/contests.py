@@ -13,7 +13,7 @@ from harness.simulation.clock import VirtualClock
 from harness.simulation.history import VOCAB
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.runner import SimulatedRunner, StepSeconds
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for
 from reference.sched.quantum import most_turns
 from reference.sched.tenants import Tenants
@@ -219,11 +219,13 @@ def _engine(
     )
     engine = Engine(
         runner,
+        EngineOptions(
+            chunk_tokens=random.choice([3, CHUNK]),
+            steps_ahead=random.choice([0, 1, 3]),
+            prefix_cache=random.random() < 0.7,
+        ),
         tenants=Tenants(tenants, clock=clock),
         clock=clock,
-        chunk_tokens=random.choice([3, CHUNK]),
-        steps_ahead=random.choice([0, 1, 3]),
-        prefix_cache=random.random() < 0.7,
     )
     return engine, clock
 

@@ -26,13 +26,16 @@ from harness.bench.serving.host import idle_runner, measure_host, smallest_model
 from harness.bench.serving.measure import TARGETS, judged, run_serving
 from harness.bench.serving.plan import SEQUENCES, ServingPlan, serving_runner
 from harness.bench.serving.report import METRICS, render_serving
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.needs import need_installed
 
 CHAT_HITS = 0.8
 """The share of prompt tokens that a chat's turns find in the prefix cache."""
+
+
+UNCACHED = EngineOptions(prefix_cache=False)
 
 
 def plan_of(path: Path, **fields: Any) -> ServingPlan:
@@ -82,12 +85,8 @@ def test_a_chat_without_cache_hits_nothing(
 ) -> None:
     """The control."""
     monkeypatch.setattr(alone, "ANSWER_TOKENS", 1)
-    monkeypatch.setattr(alone, "Engine", lambda *args, **named: uncached(*args, **named))
+    monkeypatch.setattr(alone, "Engine", lambda runner, **named: Engine(runner, UNCACHED, **named))
     assert replay_chat(runner, turns=3).hit == 0
-
-
-def uncached(*args: Any, **named: Any) -> Engine:
-    return Engine(*args, **{**named, "prefix_cache": False})
 
 
 def test_guessing_an_edit_changes_no_token_and_saves_steps(

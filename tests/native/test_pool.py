@@ -15,7 +15,7 @@ import pytest
 from accel.native.pool import FORKED, RING_STEPS
 from accel.native.tier import NativeTier
 from accel.native.variants import machine
-from accel.opencl.worker_tuner import FixedWorkers
+from accel.packets.worker_tuner import FixedWorkers
 from contract.dtypes import F32
 from contract.errors import DeviceLost
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
@@ -186,8 +186,8 @@ with NativeTier(choices=Choices(threads=2, cache=Path(sys.argv[1]))) as tier:
     counter = Counter(tier)
     pool, done = tier._pool, tier._pool.done
     fence = counter.submit(0)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         # A step of a number that was not submitted yet never ends.
         pool.wait(fence.completion.number + 1, 60.0)
     except KeyboardInterrupt:

@@ -14,11 +14,12 @@ from ollama import Client
 
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
+from tests.held_steps import hold_steps
 from tests.serve.calling import TOOLS
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
 from tests.serve.speaking_models import CONTEXT, speaking_model
-from tests.serve.test_connections import running, slow_steps, wait_until
+from tests.serve.test_connections import running, wait_until
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -258,7 +259,7 @@ def test_a_key_is_asked_for(serve: Serve, tmp_path: Path) -> None:
 def test_a_stream_that_fails_ends_with_an_error(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_steps(monkeypatch)
+    hold_steps(monkeypatch, 5)
     with serve() as server, Http(server.url).connected() as connection:
         body = {
             "model": "tiny",

@@ -11,6 +11,7 @@ from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ZincError
 from contract.types import LOCAL_TENANT, Request
 from harness.sampling_defaults import sampling_defaults
+from harness.serve.answer_grammar import Constrained, TextPlan
 from harness.serve.chat import ChatPlan
 from harness.serve.errors import ApiError
 from harness.serve.hosted import without_hosted_tools
@@ -26,11 +27,13 @@ from harness.serve.wire import ChatRequest, CompletionRequest, decode
 @dataclass(frozen=True)
 class DerivedRequests:
     """What a receipt's request asks the engine, derived anew: one request a choice, and the plan of
-    a conversation. ``served`` is the model with the defaults of the server that answered."""
+    a conversation, or what holds another text to a form. ``served`` is the model with the defaults
+    of the server that answered."""
 
     served: ServedModel
     requests: Sequence[Request]
     plan: ChatPlan | None
+    constrained: Constrained | None
     stop_tokens: Sequence[int]
 
 
@@ -140,14 +143,17 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
         defaults = sampling_defaults({}, given={n: _whole(x) for n, x in given.items()})
         served = replace(service.model, sampling=defaults)
         deriving = replace(service, model=served)
-        plan, limit = None, None
+        plan: ChatPlan | None = None
+        constrained: Constrained | None = None
         if payload.kind == "chat":
             body = decode(raw, ChatRequest, [], without_hosted_tools)
             plan, requests = deriving.chat_requests(body, LOCAL_TENANT)
+            constrained = plan
             limit, stop = most_chat_tokens(body), body.stop_token_ids
         else:
             text = decode(raw, CompletionRequest, [])
             _, requests = deriving.completion_requests(text, LOCAL_TENANT)
+            constrained = TextPlan.of(text.grammar)
             limit, stop = most_completed(text), text.stop_token_ids
     except (BadJson, ZincError, ApiError, ValueError) as error:
         return f"request: this model refuses it: {error}"
@@ -159,7 +165,7 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
         # The server's context decided: what it allowed is taken for granted.
         limits = [choice.max_tokens for choice in payload.choices]
         requests = [replace(r, max_tokens=n) for r, n in zip(requests, limits, strict=True)]
-    return DerivedRequests(served, requests, plan, stop or ())
+    return DerivedRequests(served, requests, plan, constrained, stop or ())
 
 
 def _whole(value: float) -> float:

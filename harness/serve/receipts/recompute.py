@@ -12,8 +12,8 @@ from math import comb
 
 from contract.types import LOCAL_TENANT, FinishReason
 from harness.digest import RowDigests
+from harness.serve.answer_grammar import masks_of
 from harness.serve.caller import Caller
-from harness.serve.chat import masks_of
 from harness.serve.choices import TOOL_CALLS
 from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.event_queue import Delivered
@@ -50,6 +50,7 @@ def recompute_all(receipt: Receipt, derived: DerivedRequests) -> Recomputed:
         derived.served,
         derived.requests,
         plan=derived.plan,
+        constrained=derived.constrained,
         stop_tokens=derived.stop_tokens,
         rows=True,
     )
@@ -133,10 +134,12 @@ def _step_problem(
         stop=(),
         ignore_end=True,
         log_probabilities=None,
+        score_from=None,
     )
     masks = {}
-    if derived.plan is not None and derived.plan.grammar is not None:
-        masks = masks_of(derived.plan, derived.served.grammars, [replace(one, ignore_end=False)])
+    held = derived.constrained
+    if held is not None and held.grammar is not None:
+        masks = masks_of(held, derived.served.grammars, [replace(one, ignore_end=False)])
         masks[one.id].before = before
     digests = RowDigests()
     stream = driver.open_stream()

@@ -1,13 +1,13 @@
 """How many workers a step gets, chosen from how long steps took.
 
-Beside other work every barrier may wait for a worker that has no core, so fewer workers can be
-faster. Nothing tells from outside which number is best: now and then a few steps run with another
-number, and the better one stays. Such a trial ends as soon as it has cost a step more than it had
-to, its cost is paid back out of a small share of the time before the next one, and each that
-changes nothing doubles the distance to the next. A lasting change of the usual step time brings
-the next trial forward.
+When other processes use the cores, every barrier may wait for a worker that has no core, so fewer
+workers can be faster. The best number is found by trials: now and then a few steps run with another
+number, and the faster number stays. A trial ends as soon as it has cost about one step. Its cost is
+limited to a small share of the time until the next trial, and each trial that changes nothing
+doubles the distance to the next one. A lasting change of the usual step time brings the next trial
+forward.
 
-Nothing here asks a clock or a device: step times in, numbers of workers out.
+This module reads no clock and no device: step times go in, numbers of workers come out.
 """
 
 from __future__ import annotations
@@ -22,33 +22,32 @@ from contract.lazy_dataclass import dataclass
 
 TRIAL_STEPS = 8
 LONG_TRIAL_STEPS = 3 * TRIAL_STEPS
-"""Of a trial that has saved something, but less than shows through what steps differ by anyway."""
+"""Steps of a trial that has saved time, but less than the step times usually differ."""
 FIRST_GAP = 3
 MIN_GAP, MAX_GAP = 8, 256
 """Ordinary steps between two trials."""
 MAX_GAP_DOWN = 1024
-"""The same where only fewer workers are left to try: more than are good show by themselves."""
+"""The same where only fewer workers are left to try: slower steps alone start such a trial."""
 TRIAL_SHARE = 0.03
-"""Of the time of ordinary steps, what trials may cost beyond it."""
+"""Most time that trials may cost, as a share of the time of ordinary steps."""
 TOO_MUCH = 0.75
-"""Of an ordinary step, what a trial costs before it is given up."""
+"""Cost of a trial that ends it, as a share of an ordinary step."""
 WORTH_CHANGING = 0.97
-"""A trial must take less than this share of the usual time to win."""
+"""A trial wins when its steps take less than this share of the usual time."""
 LONG_MEAN = 1 / 32
 """Weight of a new step time in the long running mean."""
 CHANGED = 1.25
-"""Ratio of the last TRIAL_STEPS to the long mean that says the machine is no longer the same."""
+"""Ratio between the last TRIAL_STEPS and the long mean from which on the step time has changed."""
 BEYOND_SPREAD = 1.0
-"""By how many times what steps usually differ from it they must differ, too: where each step takes
-another time anyway, eight of them say little, and each of the trials they would bring forward is a
-step that takes longer."""
+"""A change must also exceed the usual spread of step times this many times: where step times vary
+anyway, eight of them prove little, and a trial that they start costs a slower step."""
 SINGLE_SIZES = 8
-"""Steps of up to so many tokens are told apart, larger ones by powers of two."""
+"""Steps of up to so many tokens have a class each; larger ones share classes by powers of two."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """Steps with another number of workers, against the ``usual`` seconds of one before."""
+    """Steps with another number of workers, compared with the ``usual`` seconds a step took."""
 
     workers: int
     usual: float
@@ -62,43 +61,43 @@ class Trial:
 
     @property
     def finished(self) -> bool:
-        """There are steps enough to tell."""
+        """Whether it has all its steps."""
         return len(self.seconds) >= self.steps
 
     @property
     def steps(self) -> int:
-        """How many it takes: more where they save something."""
+        """How many steps it has: more where they save time."""
         long = len(self.seconds) >= TRIAL_STEPS and self.saved > 0
         return LONG_TRIAL_STEPS if long else TRIAL_STEPS
 
     @property
-    def wants_another(self) -> bool:
-        """One step goes ahead alone: the queue is not filled with what may be slow."""
+    def takes_next(self) -> bool:
+        """Whether the next step belongs to it. Its first step runs alone, since it may be slow."""
         return self.submitted < min(self.steps, 1 + 2 * len(self.seconds))
 
     @property
     def won(self) -> bool:
-        """It has saved a whole step, or a little on each."""
+        """Whether it has saved a whole step, or a little on each step."""
         faster = typical(self.seconds) < WORTH_CHANGING * self.usual
         return self.saved > self.usual or (len(self.seconds) >= TRIAL_STEPS and faster)
 
     @property
     def costly(self) -> bool:
-        """It has cost too much."""
+        """Whether it has cost too much."""
         return self.saved < -TOO_MUCH * self.usual
 
     @property
     def lost(self) -> bool:
-        """It was costly, or ended without winning."""
+        """Whether it was costly, or ended without winning."""
         return self.costly or (self.finished and not self.won)
 
 
 @dataclass(slots=True)
 class WorkerTuner:
-    """The number of workers, 1 to ``most``, for steps of one size, and what is known of them.
+    """Chooses the number of workers, 1 to ``most``, for steps of one size.
 
     ``workers`` is in use; ``pending`` are the numbers to try before any is tried again. ``spread``
-    is how far steps lie from ``long_mean``, on average; a hiccup counts as no more than the mean.
+    is the mean distance of step times from ``long_mean``, each distance limited to the mean.
     """
 
     most: int
@@ -116,7 +115,7 @@ class WorkerTuner:
         """Workers of the next step."""
         if self.trial is None and self.most > 1 and self.waited >= self.gap and self.debt <= 0:
             self.trial = Trial(self._next(), typical(self.recent))
-        if self.trial is not None and self.trial.wants_another:
+        if self.trial is not None and self.trial.takes_next:
             self.trial.submitted += 1
             return self.trial.workers
         return self.workers
@@ -152,7 +151,7 @@ class WorkerTuner:
             self._look_again(downward=slower)
 
     def _look_again(self, downward: bool) -> None:
-        """The machine has changed: a trial soon, and on that side."""
+        """Start a trial soon, with fewer workers if ``downward``, else with more."""
         if self.workers == (1 if downward else self.most):
             return
         self.gap = MIN_GAP
@@ -172,9 +171,9 @@ class WorkerTuner:
         self.debt += max(0.0, -trial.saved)
         self.pending.remove(trial.workers)
         if trial.costly:
-            # What is farther off on that side is no better.
+            # Numbers farther away on that side are no better.
             self.pending = [n for n in self.pending if not between(self.workers, trial.workers, n)]
-        # A trial of fewer is soon, too, where one of more waits behind it.
+        # A trial of fewer workers also comes soon where one of more workers is behind it.
         fewer_alone = max(self._next(), *self.pending) < self.workers
         limit = MAX_GAP_DOWN if fewer_alone else MAX_GAP
         self._rest(min(limit, max(MIN_GAP, (4 if trial.costly else 2) * self.gap)))
@@ -192,7 +191,7 @@ class WorkerTuner:
 
 
 class Choice(Protocol):
-    """Who says how many workers a step gets."""
+    """Chooses how many workers a step gets."""
 
     def choose(self, tokens: int) -> int:
         """Workers of the next step, which computes ``tokens``."""
@@ -203,7 +202,7 @@ class Choice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedWorkers:
-    """Always the same number."""
+    """The same number of workers for every step."""
 
     workers: int
 
@@ -216,8 +215,8 @@ class FixedWorkers:
 
 
 @dataclass(slots=True)
-class Crews:
-    """One Crew for every size of step. A new one begins as the last one stands."""
+class AdaptiveWorkers:
+    """One WorkerTuner for every size of step; a new one begins with the number last in use."""
 
     most: int
     by_size: dict[int, WorkerTuner] = field(default_factory=dict)
@@ -239,10 +238,10 @@ class Crews:
 
 
 def candidates(workers: int, most: int, downward: bool) -> list[int]:
-    """Other numbers worth a trial, far ones first, smaller and larger in turn.
+    """Other numbers worth a trial, distant ones first, smaller and larger in turn.
 
-    Halves down to one, and doubles up to ``most``; then what refines the number in use. The first
-    is smaller if ``downward``, as far as there is one.
+    They are halves down to one, doubles up to ``most``, then numbers near the one in use. The
+    first is smaller if ``downward``, where there is a smaller one.
     """
     bits = range(1, most.bit_length() + 1)
     fewer = [max(1, workers >> bit) for bit in bits] + [workers - (workers >> bit) for bit in bits]
@@ -255,16 +254,16 @@ def candidates(workers: int, most: int, downward: bool) -> list[int]:
 
 
 def between(first: int, middle: int, last: int) -> bool:
-    """Whether ``middle`` lies on the way from ``first`` to ``last``."""
+    """Whether ``middle`` lies strictly between ``first`` and ``last``."""
     return first < middle < last or first > middle > last
 
 
 def typical(seconds: Collection[float]) -> float:
-    """The mean of step times but for the slowest quarter of them: hiccups say nothing."""
-    kept = sorted(seconds)[: max(1, len(seconds) - (len(seconds) + 2) // 4)]
-    return sum(kept) / len(kept)
+    """The mean of step times without the slowest quarter, which hides interruptions."""
+    usual = sorted(seconds)[: max(1, len(seconds) - (len(seconds) + 2) // 4)]
+    return sum(usual) / len(usual)
 
 
 def size_class(tokens: int) -> int:
-    """Steps of one class take about the same time a token."""
+    """The class of steps of so many tokens, which take about the same time a token."""
     return tokens if tokens <= SINGLE_SIZES else SINGLE_SIZES + tokens.bit_length()

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from accel.opencl.worker_tuner import (
+from accel.packets.worker_tuner import (
     MAX_GAP,
     SINGLE_SIZES,
-    Crews,
+    AdaptiveWorkers,
     WorkerTuner,
     candidates,
     size_class,
@@ -35,18 +35,20 @@ def beside_two(workers: int) -> float:
     return 20.0 if workers == 1 else 400.0
 
 
-def run(crews: Crews, machine: Machine, steps: int, ahead: int = 0, tokens: int = DECODE) -> float:
+def run(
+    adaptive: AdaptiveWorkers, machine: Machine, steps: int, ahead: int = 0, tokens: int = DECODE
+) -> float:
     """Seconds of ``steps``; each is chosen when ``ahead`` before it are not yet noted."""
     seconds = 0.0
     queued: deque[tuple[int, float]] = deque()
     for _ in range(steps):
-        workers = crews.choose(tokens)
+        workers = adaptive.choose(tokens)
         queued.append((workers, machine(workers)))
         seconds += queued[-1][1]
         if len(queued) > ahead:
-            crews.note(tokens, *queued.popleft())
+            adaptive.note(tokens, *queued.popleft())
     for one in queued:
-        crews.note(tokens, *one)
+        adaptive.note(tokens, *one)
     return seconds
 
 
@@ -59,7 +61,7 @@ def best(machine: Machine, most: int, steps: int) -> float:
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 8, 64])
 def test_alone_next_to_nothing_is_lost(most: int, ahead: int) -> None:
     steps = 4000
-    assert run(Crews(most), alone, steps, ahead) <= 1.01 * best(alone, most, steps)
+    assert run(AdaptiveWorkers(most), alone, steps, ahead) <= 1.01 * best(alone, most, steps)
 
 
 @settings(deadline=None)
@@ -69,27 +71,27 @@ def test_a_hiccup_now_and_then_changes_nothing(seed: int, length: float) -> None
     chance = random.Random(seed)
     hiccups = [alone(2) * (length - 1) * (chance.random() < 0.02) for _ in range(3000)]
     pending = iter(hiccups)
-    seconds = run(Crews(2), lambda workers: alone(workers) + next(pending), len(hiccups))
+    seconds = run(AdaptiveWorkers(2), lambda workers: alone(workers) + next(pending), len(hiccups))
     assert seconds <= 1.03 * (alone(2) * len(hiccups) + sum(hiccups))
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_a_load_that_starts_is_noticed_within_a_few_steps(ahead: int) -> None:
-    crews = Crews(2)
-    run(crews, alone, 1000, ahead)
-    run(crews, beside_two, 30, ahead)
-    assert crews.workers == 1
+    adaptive = AdaptiveWorkers(2)
+    run(adaptive, alone, 1000, ahead)
+    run(adaptive, beside_two, 30, ahead)
+    assert adaptive.workers == 1
 
 
 def trials(ahead: int, seed: int) -> float:
     """The share of steps with another number than is best, where each takes another time."""
-    chance, crews, chosen = random.Random(seed), Crews(2), []
+    chance, adaptive, chosen = random.Random(seed), AdaptiveWorkers(2), []
 
     def machine(workers: int) -> float:
         chosen.append(workers)
         return alone(workers) * chance.lognormvariate(0.0, 0.4)
 
-    run(crews, machine, 4000, ahead)
+    run(adaptive, machine, 4000, ahead)
     return chosen[1000:].count(1) / 3000
 
 
@@ -100,7 +102,7 @@ def test_steps_that_differ_anyway_bring_no_trials_forward(
     """A trial is a step that takes longer, so they shall be hardly more than those that take longer
     anyway."""
     assert sum(trials(ahead, seed) for seed in range(9)) / 9 < 0.015
-    monkeypatch.setattr("accel.opencl.worker_tuner.BEYOND_SPREAD", 0.0)
+    monkeypatch.setattr("accel.packets.worker_tuner.BEYOND_SPREAD", 0.0)
     assert sum(trials(ahead, seed) for seed in range(9)) / 9 > 0.025
 
 
@@ -117,25 +119,27 @@ def test_fewer_workers_are_found_where_steps_are_cut_into_slices(ahead: int) -> 
                 seconds += chance.uniform(0.0, 12.0)
             return seconds
 
-        parts.append(run(Crews(2), sliced, 4000, ahead) / run(Crews(1), sliced, 4000))
+        parts.append(
+            run(AdaptiveWorkers(2), sliced, 4000, ahead) / run(AdaptiveWorkers(1), sliced, 4000)
+        )
     assert sum(parts) / 9 < 1.08
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_beside_a_load_trials_cost_little(ahead: int) -> None:
-    crews = Crews(2)
-    run(crews, beside_two, 100, ahead)
+    adaptive = AdaptiveWorkers(2)
+    run(adaptive, beside_two, 100, ahead)
     steps = 4000
-    assert run(crews, beside_two, steps, ahead) <= 1.08 * best(beside_two, 2, steps)
+    assert run(adaptive, beside_two, steps, ahead) <= 1.08 * best(beside_two, 2, steps)
 
 
 @pytest.mark.parametrize("most", [2, 4, 6, 64])
 def test_all_workers_return_when_the_load_ends(most: int) -> None:
-    crews = Crews(most)
-    run(crews, lambda workers: 10.0 * workers, 500)
-    assert crews.workers == 1
-    run(crews, alone, 40 * MAX_GAP)
-    assert crews.workers == most
+    adaptive = AdaptiveWorkers(most)
+    run(adaptive, lambda workers: 10.0 * workers, 500)
+    assert adaptive.workers == 1
+    run(adaptive, alone, 40 * MAX_GAP)
+    assert adaptive.workers == most
 
 
 @example(most=3, free=1, ahead=0, noise=0.0, seed=0)
@@ -160,11 +164,11 @@ def test_some_free_cores_are_found(
         seconds = 10.0 / workers if workers <= free else 15.0 / free + 0.1 * workers
         return seconds * chance.uniform(1 - noise, 1 + noise)
 
-    crews = Crews(most)
-    run(crews, machine, 1500, ahead)
+    adaptive = AdaptiveWorkers(most)
+    run(adaptive, machine, 1500, ahead)
     steps = 3000
     ideal = steps * min(10.0 / min(most, free), 15.0 / free + 0.1 * most if most > free else 1e9)
-    assert run(crews, machine, steps, ahead) <= ideal / 0.8
+    assert run(adaptive, machine, steps, ahead) <= ideal / 0.8
 
 
 @settings(deadline=None)
@@ -174,7 +178,7 @@ def test_some_free_cores_are_found(
 def test_the_choice_is_in_range_and_knows_no_unit_of_time(
     seconds: list[float], most: int, power: int
 ) -> None:
-    one, other = Crews(most), Crews(most)
+    one, other = AdaptiveWorkers(most), AdaptiveWorkers(most)
     for value in seconds:
         workers = one.choose(DECODE)
         assert 1 <= workers <= most
@@ -197,20 +201,20 @@ def test_trials_reach_one_all_and_the_neighbours(most: int, workers: int, downwa
 
 
 def test_a_prompt_is_no_slow_decode_step() -> None:
-    crews = Crews(2)
+    adaptive = AdaptiveWorkers(2)
     for _ in range(40):
-        run(crews, alone, 20)
-        run(crews, lambda workers: 300 * alone(workers), 1, tokens=512)
-    assert crews.workers == 2
-    assert all(worker_tuner.workers == 2 for worker_tuner in crews.by_size.values())
+        run(adaptive, alone, 20)
+        run(adaptive, lambda workers: 300 * alone(workers), 1, tokens=512)
+    assert adaptive.workers == 2
+    assert all(worker_tuner.workers == 2 for worker_tuner in adaptive.by_size.values())
     assert size_class(1) < size_class(2) < size_class(SINGLE_SIZES) < size_class(100)
     assert size_class(100) == size_class(127) < size_class(128)
 
 
 def test_a_new_size_begins_as_the_last_one_stands() -> None:
-    crews = Crews(2)
-    run(crews, beside_two, 100)
-    assert crews.choose(7) == 1
+    adaptive = AdaptiveWorkers(2)
+    run(adaptive, beside_two, 100)
+    assert adaptive.choose(7) == 1
 
 
 def test_a_bad_trial_is_one_step_whatever_is_queued() -> None:
