@@ -23,6 +23,8 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import Request, SamplingParams, TokenEvent
+from harness.arranged_weights import needs_model_file
+from harness.drafting import Drafting, drafter_of, open_draft_model, plan_drafting
 from harness.generation import SILENT, TextGeneration
 from harness.memory import (
     LimitsAt,
@@ -37,8 +39,9 @@ from harness.prefix_watch import PrefixWatch
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine, EngineOptions
-from reference.engine.drafter import PromptLookup
+from reference.engine.drafter import Drafter
 from reference.engine.options import ENGINE_DEFAULTS
+from reference.engine.sequence import LogitsSink
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.memory.recurrent import state_bytes
@@ -58,8 +61,11 @@ class Recording:
 
 
 READ_ROWS = 16
-"""Rows of a step where every position of a text is read, for its vector or its log-probabilities:
-with fewer such a text takes many steps, more make a step of others late."""
+"""Fewest rows of a step where every position of a text is read, for its vector or its
+log-probabilities: with fewer such a text takes many steps."""
+TOKENS_A_READ_ROW = 8
+"""Prompt tokens of a step for each row there: more rows take memory, and make a step of others
+late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,8 @@ class SessionOptions:
     state a slot where there are several.
 
     Logits of every position, as ``Session.logits`` gives them, need ``all_logits``. At most
-    ``draft`` tokens are guessed ahead. ``slots`` sequences of the whole context run at once, each
+    ``draft`` tokens are guessed ahead, from the prompt or by the model in the file ``draft_model``,
+    whose memory is part of the budget. ``slots`` sequences of the whole context run at once, each
     with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
     ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
     computed from, with ``scores`` the log-probabilities of prompts.
@@ -95,6 +102,7 @@ class SessionOptions:
     prefix_cache: int | None = None
     state_cache: int | None = None
     draft: int = 0
+    draft_model: Path | None = None
     slots: int = 1
     masks: bool = False
     biases: int = 0
@@ -116,7 +124,7 @@ class SessionOptions:
         chunk = room_for_prompts(self.chunk, context, self.slots)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
         if self.hidden_states or self.scores:
-            rows = max(rows, min(READ_ROWS, chunk))
+            rows = max(rows, min(chunk, max(READ_ROWS, chunk // TOKENS_A_READ_ROW)))
         limits = whole_contexts(
             slots=self.slots,
             context=context,
@@ -154,6 +162,7 @@ class Prepared:
     template: ChatTemplate | None
     plan: MemoryPlan
     limits: Limits
+    drafting: Drafting | None = None
 
 
 def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Prepared:
@@ -163,8 +172,14 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     """
     model = open_model(path)
     owned.callback(model.file.close)
-    model.file.read_ahead()
+    if needs_model_file(options.tier, path):
+        model.file.read_ahead()
     longest_context(model, options.context)
+    draft = None
+    if options.draft_model is not None and options.draft:
+        draft = open_draft_model(options.draft_model, model, owned)
+        if needs_model_file(options.tier, options.draft_model):
+            draft.file.read_ahead()
     template = _chat_template(model, owned) if options.chat else None
     if template is not None:
         template.start()
@@ -172,7 +187,13 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     budget = budget_of(tier.available_bytes, options.memory_budget)
     by_chunk = [limits_at(model, replace(options, chunk=n)) for n in options.chunks(tier)]
     plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget)
-    return Prepared(model, tier, template, plan, sizes(plan.context))
+    if draft is None:
+        return Prepared(model, tier, template, plan, sizes(plan.context))
+    # The draft model of the longest context leaves that much less; a shorter one needs no more.
+    beside = plan_drafting(draft, tier, sizes(plan.context)).plan.budgeted
+    plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget - beside)
+    limits = sizes(plan.context)
+    return Prepared(model, tier, template, plan, limits, plan_drafting(draft, tier, limits))
 
 
 class Session(ContextManager):
@@ -209,11 +230,13 @@ class Session(ContextManager):
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
+            drafter = load_drafter(prepared, tier, options.draft, owned, progress)
             watch = PrefixWatch(_observed(options.recording, owned))
             engine = make_engine(
                 runner,
                 model,
                 options,
+                drafter=drafter,
                 observer=watch,
                 clock=time.perf_counter,
             )
@@ -241,14 +264,16 @@ class Session(ContextManager):
         max_tokens: int,
         stop: Sequence[str] = (),
         progress: Progress = SILENT,
+        on_logits: LogitsSink | None = None,
     ) -> TextGeneration:
         """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
 
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
-        shows a prompt that takes several steps. Raises RequestError.
+        shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
+        sampled from. Raises RequestError.
         """
         request = Request(self._next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
-        self._latest = TextGeneration(self, request, progress)
+        self._latest = TextGeneration(self, request, progress, on_logits)
         return self._latest
 
     def step(self, request_id: int) -> list[TokenEvent]:
@@ -335,11 +360,28 @@ def load_runner(
         progress.close()
 
 
+def load_drafter(
+    prepared: Prepared,
+    tier: Tier,
+    draft: int,
+    owned: ExitStack,
+    progress: Progress = SILENT,
+) -> Drafter | None:
+    """What guesses for a session; ``owned`` closes a draft model, which is uploaded to ``tier``."""
+    runner = None
+    if prepared.drafting is not None:
+        model, limits = prepared.drafting.model, prepared.drafting.limits
+        runner = owned.enter_context(load_runner(model, tier, limits, progress))
+        runner.prepare()
+    return drafter_of(draft, runner, prepared.model)
+
+
 def make_engine(
     runner: ModelRunner,
     model: Model,
     options: SessionOptions,
     *,
+    drafter: Drafter | None = None,
     queue_depth: int = ENGINE_DEFAULTS.queue_depth,
     stall_steps: int = ENGINE_DEFAULTS.stall_steps,
     **more: Any,
@@ -359,5 +401,4 @@ def make_engine(
         stall_steps=stall_steps,
         draft_tokens=options.draft,
     )
-    drafter = PromptLookup() if options.draft else None
     return Engine(runner, engine_options, drafter=drafter, **more)

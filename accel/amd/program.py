@@ -9,6 +9,7 @@ import numpy as np
 
 from accel.amd.device import Allocation, Device
 from accel.amd.kernel_files import file_name, folder_of
+from accel.kernels.compiled import has_compiled, read_compiled
 from accel.kernels.source import Module
 from contract.errors import CodecError, TierUnavailable
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
@@ -41,12 +42,14 @@ class Modules:
         own = self.native if native is None else native
         name = file_name(module, own)
         folder = folder_of(self.device.generation)
-        if not (folder / f"{name}.zrt").is_file():
-            # Only modules that divide have a second variant.
-            name = file_name(module, True)
         if name not in self._loaded:
             try:
-                data = (folder / f"{name}.zrt").read_bytes()
+                if not has_compiled(folder, name):
+                    # Only modules that divide have another one.
+                    name = file_name(module, True)
+                if name in self._loaded:
+                    return self._loaded[name]
+                data = read_compiled(folder, name)
                 header = checked(decode_kernel(data), self.device.generation.target)
             except (OSError, CodecError) as error:
                 reason = f"the kernel {name} of this installation: {error}"

@@ -7,14 +7,14 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from accel.kernels.accessors import MOST_PUSHED_BYTES
+from accel.kernels.compiled import read_compiled
 from accel.kernels.source import MATRIX_OPS, PLANE_PRODUCT, Module, Traits
 from accel.packets.disk_cache import read_entry, write_entry
-from accel.vulkan.build import file_name
+from accel.vulkan.build import FOLDER, file_name
 from accel.vulkan.device import CacheKey, Device
 from accel.vulkan.queue import Queue
 from accel.vulkan.spirv import with_float_controls
@@ -30,8 +30,7 @@ CACHE_VERSION = 1
 @functools.cache
 def kernel_of(name: str) -> KernelHeader:
     """The module of the package with this name. Raises FileNotFoundError when there is none."""
-    file = resources.files("accel.vulkan").joinpath("modules", f"{name}.zrt")
-    return decode_kernel(file.read_bytes())
+    return decode_kernel(read_compiled(FOLDER, name))
 
 
 def cache_file(folder: Path, device: Device) -> Path:

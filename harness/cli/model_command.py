@@ -21,7 +21,7 @@ EXAMPLES = """\
 examples:
   zinc-rt model list
   zinc-rt model pull qwen3-0.6b
-  zinc-rt model use ./model.gguf              what run, chat and serve take from now on
+  zinc-rt model use ./model.gguf        run, chat and serve take it from now on
   zinc-rt model pull hf.co/unsloth/Qwen3-4B-GGUF:Q4_K_M
 """
 COLUMNS = ("ID", "SIZE", "MEMORY", "QUANT", "LICENCE", "STATE")
@@ -110,7 +110,8 @@ def list_models(args: argparse.Namespace) -> int:
 
 
 def _same(facts: dict[str, Any], active: dict[str, Any]) -> bool:
-    return facts["id"] == active["id"] or facts["path"] == active["path"] is not None
+    same_file = facts["path"] is not None and facts["path"] == active["path"]
+    return bool(facts["id"] == active["id"] or same_file)
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
@@ -87,16 +88,21 @@ class EngineDriver(Submits[EventStream]):
     """Runs the engine that ``make_engine`` builds around the observer it is given.
 
     ``start`` it, and ``close`` it when done. All other methods may be called from any thread.
+    ``words`` are what callers are told when it has ended.
     """
 
     def __init__(
-        self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
+        self,
+        make_engine: Callable[[Observer], Engine],
+        buffered_events: int = BUFFERED_EVENTS,
+        words: EndWords | None = None,
     ) -> None:
         self._streams: dict[int, EventStream] = {}
         self._watch = StreamWatch(self._streams)
         self._background = BackgroundWork(self._work_done)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events
+        self._words = words or EndWords()
         self._ids = itertools.count(1)
         self._commands: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
@@ -256,7 +262,7 @@ class EngineDriver(Submits[EventStream]):
                 self._step()
             self._note_statistics()
 
-        self._end(reason_of_end(self._wait, turn, "engine"))
+        self._end(reason_of_end(self._wait, turn, "engine", self._words))
 
     def _wait(self) -> bool:
         """Rest while there is nothing to do; False when it is time to end."""
@@ -364,7 +370,20 @@ class EngineDriver(Submits[EventStream]):
             command()
 
 
-def reason_of_end(wait: Callable[[], bool], turn: Callable[[], None], what: str) -> EngineStopped:
+@dataclass(frozen=True, slots=True)
+class EndWords:
+    """What callers are told of an engine that was closed, and what to do after a failure."""
+
+    closed: str = "the server is shutting down"
+    remedy: str = "restart the server"
+
+
+def reason_of_end(
+    wait: Callable[[], bool],
+    turn: Callable[[], None],
+    what: str,
+    words: EndWords = EndWords(),
+) -> EngineStopped:
     """Take turns until ``wait`` says that there are no more, or one fails; what those who wait for
     ``what`` are told then."""
     try:
@@ -372,11 +391,11 @@ def reason_of_end(wait: Callable[[], bool], turn: Callable[[], None], what: str)
             turn()
     except DeviceLost as error:
         log.error("the device was lost: %s", error)
-        return EngineStopped("the device was lost; restart the server")
+        return EngineStopped(f"the device was lost; {words.remedy}")
     except BaseException as error:
         log_fault(f"the {what} ended", error)
-        return EngineStopped(f"the {what} failed; restart the server")
-    return EngineStopped("the server is shutting down")
+        return EngineStopped(f"the {what} failed; {words.remedy}")
+    return EngineStopped(words.closed)
 
 
 def answering(work: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:

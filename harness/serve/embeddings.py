@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -22,7 +23,8 @@ from harness.serve.generation import FAILURES
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
-from harness.serve.pooling import Pool, Pooling, pooling_of
+from harness.serve.pooling import Pool, Pooling, pooling_of, tokens_to_embed
+from harness.serve.receipts.make import store_results
 from harness.serve.service import Began, Service
 from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
 from harness.serve.submissions import EngineStopped, Submission
@@ -70,7 +72,7 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
     width = model.model.config.hidden
     if body.dimensions is not None and body.dimensions > width:
         raise RequestError("dimensions", f"is at most {width}, the width of {model.name}")
-    prompts = _inputs(service, body, tenant)
+    prompts = texts_of(service, body, tenant)
     vectors: list[Vector] = []
     tokens = sum(map(len, prompts))
     try:
@@ -90,6 +92,12 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
         raise Began(told) from error
     service.metrics.embedded(tenant, tokens, "stop")
     service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
+    extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
+    if service.receipts is not None:
+        name, results = f"embd-{secrets.token_hex(12)}", [_octets(vector) for vector in vectors]
+        extra["receipt"] = store_results(
+            service.receipts, model, "embedding", body, tenant, name, prompts, results
+        )
     return {
         "object": "list",
         "data": [
@@ -99,8 +107,7 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
         "model": model.name,
         "system_fingerprint": model.fingerprint,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "x_zinc": {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
-        | ({"ignored": caller.ignored} if caller.ignored else {}),
+        "x_zinc": extra | ({"ignored": caller.ignored} if caller.ignored else {}),
     }
 
 
@@ -113,17 +120,15 @@ def _pooling(model: ServedModel) -> Pooling:
         ) from None
 
 
-def _inputs(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
+def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
     """The token ids of every text, with the end that a model was trained to read after each."""
     model = service.model
     try:
         prompts = service.prompts_of(body.input, "input", MOST_INPUTS)
     except RequestError as error:
         raise _told(error) from None
-    metadata, end = model.model.file.metadata, model.tokenizer.eos_id
     of_texts = isinstance(body.input, str) or isinstance(body.input[0], str)
-    if of_texts and end is not None and metadata.get("tokenizer.ggml.add_eos_token") is True:
-        prompts = [[*prompt, end] for prompt in prompts]
+    prompts = [tokens_to_embed(model.model, prompt, of_texts) for prompt in prompts]
     most = min(model.context, tenant.max_context)
     for index, prompt in enumerate(prompts):
         if not prompt:
@@ -190,6 +195,11 @@ def _told(error: Exception) -> ApiError:
 
 def _encoded(vector: Vector, body: EmbeddingRequest) -> str | list[float]:
     if body.encoding_format == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        return base64.b64encode(_octets(vector)).decode()
     numbers: list[float] = vector.tolist()
     return numbers
+
+
+def _octets(vector: Vector) -> bytes:
+    """A vector as little-endian binary32."""
+    return vector.astype("<f4").tobytes()

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from contract.errors import ZincError
 from contract.types import Request
 from harness.serve.structured.grammars import TokenMasks
@@ -74,3 +77,21 @@ class Submits(Protocol[Stream]):
         if error is not None:
             raise error
         return stream
+
+
+def joined_sinks(
+    first: Mapping[int, LogitsSink], second: Mapping[int, LogitsSink]
+) -> Mapping[int, LogitsSink]:
+    """Who receives the logits of each request: of either mapping, or of both one after the
+    other."""
+    if not (first and second):
+        return first or second
+
+    def joined(request_id: int) -> LogitsSink:
+        def divide(position: int, logits: NDArray[np.float32]) -> None:
+            first[request_id](position, logits)
+            second[request_id](position, logits)
+
+        return divide
+
+    return {request_id: joined(request_id) for request_id in first}

@@ -175,14 +175,14 @@ class Engine(TenantCalls):
         output: str = LOGITS,
         on_scores: ScoreSink | None = None,
     ) -> None:
-        """Queue a request. Raises RequestError when it can never run here or its id is in use,
-        and QueueFull when too many wait: TenantQueueFull where there is room for other tenants.
+        """Queue a request. Raises RequestError when it can never run here or its id is in use, and
+        QueueFull when too many wait, TenantQueueFull when too many of its tenant do.
 
         With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
         handed over chunk by chunk, or in their place the rows of ``output``: HIDDEN, where the
-        limits have ``hidden_states``. ``allowed`` is asked before every token which ones it may be;
-        where that is none, or it fails, the request ends with an error. ``on_scores`` receives
-        what ``score_from`` of the request asks for.
+        limits have ``hidden_states``. ``on_scores`` receives what ``score_from`` asks for.
+        ``allowed`` is asked before every token which ones it may be; where that is none, or it
+        fails, the request ends with an error.
         """
         tenant = self.tenants[request.tenant]
         if self.tenants.is_removed(tenant.id):

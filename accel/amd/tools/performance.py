@@ -22,6 +22,7 @@ from accel.amd.sim.execute import Launch, Program, run_launch
 from accel.amd.sim.memory_view import PAGE, MemoryView
 from accel.amd.steps import SPLIT_TOKENS, step_of
 from accel.amd.tools.listing import occupancy
+from accel.kernels.compiled import read_compiled
 from accel.kernels.launches import MOST_GROUPS
 from accel.kernels.source import Module, module_of
 from accel.packets.binding import bind_step
@@ -191,7 +192,7 @@ class Paper:
     def _program(self, module: Module) -> tuple[KernelHeader, Program]:
         name = str(module)
         if name not in self._programs:
-            header = decode_kernel((FOLDER / f"{name}.zrt").read_bytes())
+            header = decode_kernel(read_compiled(FOLDER, name))
             self._programs[name] = header, Program(name, header.code)
         return self._programs[name]
 
