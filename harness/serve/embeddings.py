@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from flask import g
@@ -35,6 +35,17 @@ MOST_INPUTS = 2048
 """OpenAI's number."""
 Inputs = Annotated[list[str | int | list[int]], Meta(min_length=1)]
 Vector = NDArray[np.float32]
+
+
+class RowSink(Protocol):
+    """Receives rows of a prompt, from position ``rows_from`` on."""
+
+    @property
+    def rows_from(self) -> int:
+        """The first position whose row is needed."""
+
+    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Take the rows of the positions from ``first`` on."""
 
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True):
@@ -73,25 +84,13 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
     if body.dimensions is not None and body.dimensions > width:
         raise RequestError("dimensions", f"is at most {width}, the width of {model.name}")
     prompts = texts_of(service, body, tenant)
+    pools = [Pool(pooling, len(prompt)) for prompt in prompts]
     vectors: list[Vector] = []
-    tokens = sum(map(len, prompts))
-    try:
-        while len(vectors) < len(prompts):
-            wave = prompts[len(vectors) : len(vectors) + model.limits.slots]
-            pools = [Pool(pooling, len(prompt)) for prompt in wave]
-            taken = _compute(model, wave, pools, tenant, caller.gone)
-            vectors += [pool.vector(body.dimensions) for pool in pools[:taken]]
-    except Exception as error:
-        told = _told(error)
-        if not vectors and isinstance(error, QueueFull | RequestError | EngineStopped):
-            raise told from error
-        left = told is CLIENT_LEFT
-        service.metrics.embedded(tenant, 0, "cancelled" if left else "error")
-        counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
-        service.ledger.add(tenant.id, counts)
-        raise Began(told) from error
-    service.metrics.embedded(tenant, tokens, "stop")
-    service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
+
+    def taken(first: int, stop: int) -> None:
+        vectors.extend(pool.vector(body.dimensions) for pool in pools[first:stop])
+
+    tokens = in_waves(service, prompts, pools, tenant, caller, HIDDEN, taken)
     extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
     if service.receipts is not None:
         name, results = f"embd-{secrets.token_hex(12)}", [_octets(vector) for vector in vectors]
@@ -109,6 +108,40 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "x_zinc": extra | ({"ignored": caller.ignored} if caller.ignored else {}),
     }
+
+
+def in_waves(
+    service: Service,
+    prompts: Sequence[Sequence[int]],
+    sinks: Sequence[RowSink],
+    tenant: Tenant,
+    caller: Caller,
+    output: str,
+    taken: Callable[[int, int], None] = lambda first, stop: None,
+) -> int:
+    """Give each sink the rows of ``output`` of its prompt, as many prompts at a time as there are
+    slots, and count the request; the tokens of all prompts. ``taken`` is called with the first and
+    the end of those that have theirs. Raises as ``embed`` does."""
+    model, done = service.model, 0
+    tokens = sum(map(len, prompts))
+    try:
+        while done < len(prompts):
+            end = done + model.limits.slots
+            wave = _compute(model, prompts[done:end], sinks[done:end], tenant, caller.gone, output)
+            taken(done, done + wave)
+            done += wave
+    except Exception as error:
+        told = _told(error)
+        if not done and isinstance(error, QueueFull | RequestError | EngineStopped):
+            raise told from error
+        left = told is CLIENT_LEFT
+        service.metrics.embedded(tenant, 0, "cancelled" if left else "error")
+        counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
+        service.ledger.add(tenant.id, counts)
+        raise Began(told) from error
+    service.metrics.embedded(tenant, tokens, "stop")
+    service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
+    return tokens
 
 
 def _pooling(model: ServedModel) -> Pooling:
@@ -146,12 +179,13 @@ def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequen
 def _compute(
     model: ServedModel,
     prompts: Sequence[Sequence[int]],
-    pools: Sequence[Pool],
+    sinks: Sequence[RowSink],
     tenant: Tenant,
     gone: Gone,
+    output: str,
 ) -> int:
-    """Give pools the hidden states of their prompts; so many of them, the first ones, for which
-    there was a place in the queue. Raises QueueFull when there was none."""
+    """Give sinks the rows of their prompts; so many of them, the first ones, for which there was
+    room in the queue. Raises QueueFull when there was none."""
     driver = model.driver
     stream = driver.open_stream()
     unpenalized = SamplingParams(repeat_last_n=0)
@@ -163,8 +197,8 @@ def _compute(
         refused = driver.submit_to(
             stream,
             [
-                Submission([request], {request.id: pool}, pool.rows_from, HIDDEN)
-                for request, pool in zip(requests, pools, strict=True)
+                Submission([request], {request.id: sink}, sink.rows_from, output)
+                for request, sink in zip(requests, sinks, strict=True)
             ],
         )
         for number, error in enumerate(refused):

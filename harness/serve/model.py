@@ -13,9 +13,9 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness import catalog
+from harness.drafting import load_drafter
 from harness.generate import (
     SessionOptions,
-    load_drafter,
     load_runner,
     make_engine,
     prepare_session,
@@ -263,8 +263,6 @@ def open_model(
     # Nobody waits for a first token yet, and later no step of others shall.
     runner.prepare()
 
-    drafter = load_drafter(prepared, tier, session.draft, owned, progress)
-
     def engine(observer: Observer) -> Engine:
         return make_engine(
             runner,
@@ -274,7 +272,7 @@ def open_model(
                 Tenants(tenants, clock=time.monotonic) if together is None else together.tenants
             ),
             clock=time.monotonic,
-            drafter=drafter,
+            drafter=load_drafter(prepared.drafting, model, tier, session.draft, owned, progress),
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,
