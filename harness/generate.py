@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from contract.arithmetic import PAGE_TOKENS
 from contract.context_manager import ContextManager
 from contract.dtypes import BY_NAME, DEFAULT_KV
+from contract.errors import NonFiniteLogits
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
-from contract.types import Request, SamplingParams, TokenEvent
+from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from harness.generation import SILENT, TextGeneration
 from harness.memory import (
     LimitsAt,
@@ -46,6 +47,7 @@ from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.open import Model, open_model
 from reference.observer import NOBODY, Observer
 from reference.runner import ModelRunner
+from reference.sched.scores import TokenScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,30 @@ class Session(ContextManager):
                 pass
         finally:
             self.engine.cancel(request.id)
+
+    def score(self, tokens: Sequence[int], start: int, top: int) -> list[TokenScores]:
+        """The log-probabilities of the tokens from position ``start`` on, with ``top`` listed.
+
+        A generation that is not finished is cancelled. Raises RequestError, and NonFiniteLogits for
+        a model that fails; the session must have been opened with ``scores``.
+        """
+        found: list[TokenScores] = []
+        request = Request(
+            self._next_id(),
+            tuple(tokens),
+            max_tokens=0,
+            sampling=SamplingParams(repeat_last_n=0),
+            log_probabilities=top,
+            score_from=start,
+        )
+        self.engine.submit(request, on_scores=found.append)
+        try:
+            for event in self.engine.run():
+                if event.finish_reason is FinishReason.ERROR:
+                    raise NonFiniteLogits("the logits hold NaN or infinity; the file is damaged")
+        finally:
+            self.engine.cancel(request.id)
+        return found
 
     def _next_id(self) -> int:
         """The id of a new request, for which whatever still runs makes room."""
