@@ -24,6 +24,8 @@ from contract.errors import NonFiniteLogits
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
+from harness.arranged_weights import needs_model_file
+from harness.drafting import Drafting, drafter_of, open_draft_model, plan_drafting
 from harness.generation import SILENT, TextGeneration
 from harness.memory import (
     LimitsAt,
@@ -38,7 +40,7 @@ from harness.prefix_watch import PrefixWatch
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine, EngineOptions
-from reference.engine.drafter import PromptLookup
+from reference.engine.drafter import Drafter
 from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
@@ -81,7 +83,8 @@ class SessionOptions:
     state a slot where there are several.
 
     Logits of every position, as ``Session.logits`` gives them, need ``all_logits``. At most
-    ``draft`` tokens are guessed ahead. ``slots`` sequences of the whole context run at once, each
+    ``draft`` tokens are guessed ahead, from the prompt or by the model in the file ``draft_model``,
+    whose memory is part of the budget. ``slots`` sequences of the whole context run at once, each
     with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
     ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
     computed from, with ``scores`` the log-probabilities of prompts.
@@ -100,6 +103,7 @@ class SessionOptions:
     prefix_cache: int | None = None
     state_cache: int | None = None
     draft: int = 0
+    draft_model: Path | None = None
     slots: int = 1
     masks: bool = False
     biases: int = 0
@@ -159,6 +163,7 @@ class Prepared:
     template: ChatTemplate | None
     plan: MemoryPlan
     limits: Limits
+    drafting: Drafting | None = None
 
 
 def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Prepared:
@@ -168,8 +173,14 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     """
     model = open_model(path)
     owned.callback(model.file.close)
-    model.file.read_ahead()
+    if needs_model_file(options.tier, path):
+        model.file.read_ahead()
     longest_context(model, options.context)
+    draft = None
+    if options.draft_model is not None and options.draft:
+        draft = open_draft_model(options.draft_model, model, owned)
+        if needs_model_file(options.tier, options.draft_model):
+            draft.file.read_ahead()
     template = _chat_template(model, owned) if options.chat else None
     if template is not None:
         template.start()
@@ -177,7 +188,13 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     budget = budget_of(tier.available_bytes, options.memory_budget)
     by_chunk = [limits_at(model, replace(options, chunk=n)) for n in options.chunks(tier)]
     plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget)
-    return Prepared(model, tier, template, plan, sizes(plan.context))
+    if draft is None:
+        return Prepared(model, tier, template, plan, sizes(plan.context))
+    # The draft model of the longest context leaves that much less; a shorter one needs no more.
+    beside = plan_drafting(draft, tier, sizes(plan.context)).plan.budgeted
+    plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget - beside)
+    limits = sizes(plan.context)
+    return Prepared(model, tier, template, plan, limits, plan_drafting(draft, tier, limits))
 
 
 class Session(ContextManager):
@@ -214,11 +231,13 @@ class Session(ContextManager):
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
+            drafter = load_drafter(prepared, tier, options.draft, owned, progress)
             watch = PrefixWatch(_observed(options.recording, owned))
             engine = make_engine(
                 runner,
                 model,
                 options,
+                drafter=drafter,
                 observer=watch,
                 clock=time.perf_counter,
             )
@@ -364,11 +383,28 @@ def load_runner(
         progress.close()
 
 
+def load_drafter(
+    prepared: Prepared,
+    tier: Tier,
+    draft: int,
+    owned: ExitStack,
+    progress: Progress = SILENT,
+) -> Drafter | None:
+    """What guesses for a session; ``owned`` closes a draft model, which is uploaded to ``tier``."""
+    runner = None
+    if prepared.drafting is not None:
+        model, limits = prepared.drafting.model, prepared.drafting.limits
+        runner = owned.enter_context(load_runner(model, tier, limits, progress))
+        runner.prepare()
+    return drafter_of(draft, runner, prepared.model)
+
+
 def make_engine(
     runner: ModelRunner,
     model: Model,
     options: SessionOptions,
     *,
+    drafter: Drafter | None = None,
     queue_depth: int = ENGINE_DEFAULTS.queue_depth,
     stall_steps: int = ENGINE_DEFAULTS.stall_steps,
     **more: Any,
@@ -388,5 +424,4 @@ def make_engine(
         stall_steps=stall_steps,
         draft_tokens=options.draft,
     )
-    drafter = PromptLookup() if options.draft else None
     return Engine(runner, engine_options, drafter=drafter, **more)

@@ -180,8 +180,17 @@ SPEED = (
         "draft",
         integer(0, 63),
         11,
-        "most tokens guessed ahead from text that repeats itself; changes speed, never the "
-        "answer; 0 guesses none",
+        "most tokens guessed ahead, from text that repeats itself or by the draft model; changes "
+        "speed, never the answer; 0 guesses none",
+    ),
+    Setting(
+        "draft_model",
+        TEXT,
+        None,
+        "smaller model of the same vocabulary that guesses ahead: a file or a name, as for "
+        "--model; changes speed, never the answer",
+        "none: guesses come from the prompt",
+        aliases=("--model-draft", "-md"),
     ),
 )
 OUTPUT = (
@@ -197,7 +206,7 @@ OUTPUT = (
         "system",
         TEXT,
         None,
-        "system prompt: what the model is told before the conversation",
+        "system prompt: the instructions before the conversation",
         "what the model's chat template says",
         common=True,
         aliases=("-sys", "--system-prompt"),

@@ -68,6 +68,11 @@ def kernel_cache(tier: str) -> Path:
     return platformdirs.user_cache_path("zinc-rt") / tier
 
 
+def arranged_folder() -> Path:
+    """The folder in which the native tier stores arranged weights; it may be deleted any time."""
+    return kernel_cache("native") / "weights"
+
+
 def _open_cpu(options: TierOptions) -> Tier:
     from accel.native.host import processor_name
 
@@ -106,7 +111,10 @@ def _open_native(options: TierOptions) -> Tier:
     from accel.native.tier import Choices, NativeTier
 
     choices = Choices(
-        threads=options.threads, tuner=_worker_choice(options), cache=kernel_cache("native")
+        threads=options.threads,
+        tuner=_worker_choice(options),
+        cache=kernel_cache("native"),
+        weights=arranged_folder(),
     )
     return NativeTier(options.device, choices, options.note)
 

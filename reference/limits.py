@@ -22,7 +22,8 @@ class Limits:
 
     A step has at most ``step_tokens`` query tokens and ``step_rows`` rows of logits.
     ``recent_tokens`` is the number of tokens stored for the sampling penalties, ``saved_states``
-    the number of recurrent states stored in addition to those of the slots.
+    the number of recurrent states stored in addition to those of the slots; one is saved after
+    every ``state_interval`` tokens of a prompt.
 
     Up to ``masks`` rows of a step can have an allowed-token mask, and every sequence up to
     ``biases`` logit biases; ``top_log_probabilities`` is the most tokens per row whose
@@ -43,6 +44,7 @@ class Limits:
     step_tokens: int = 64
     step_rows: int = 16
     saved_states: int = 0
+    state_interval: int = 1024
     masks: int = 0
     biases: int = 0
     top_log_probabilities: int = 0

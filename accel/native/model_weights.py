@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.native import weight_cache
 from accel.native.arrange import (
     Arranger,
     arrange_packets,
@@ -20,7 +21,7 @@ from accel.native.arrange import (
     stack_of,
 )
 from accel.native.names import text_digest
-from accel.native.weight_cache import CAN_ALLOCATE, Entry, entry_of, open_entry, write_entry
+from accel.native.weight_cache import Entry, entry_of, open_entry, write_entry
 from accel.packets.buffers import DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.host_memory import AddressRange
@@ -119,7 +120,11 @@ class ModelWeights:
     def _entry(self, weights: Sequence[Weight]) -> Entry | None:
         """The cache entry of weights; None where there is nothing to write."""
         nbytes = sum(weight.nbytes for weight in weights)
-        if not nbytes or self.folder is None or not CAN_ALLOCATE:
+        if (
+            nbytes < weight_cache.LEAST_BYTES
+            or self.folder is None
+            or not weight_cache.CAN_ALLOCATE
+        ):
             return None
         described = [(w.source, w.form) for w in weights if w.source is not None]
         try:

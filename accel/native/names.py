@@ -16,8 +16,6 @@ ARRANGE = len(OPS)
 """Number of the op that arranges a matrix for the products."""
 FINITE = ARRANGE + 1
 """Number of the op that finds scales which are NaN or infinite."""
-WEIGHTS_FOLDER = "weights"
-"""The folder of arranged weights in the cache folder of the tier."""
 PROCESSOR = "processor"
 """The library that says what the processor can do."""
 ENDINGS = {"linux": ".so", "macos": ".dylib", "windows": ".dll"}

@@ -14,7 +14,7 @@ from accel.native.arrange import Arranger
 from accel.native.host import processor_name, processors, total_memory
 from accel.native.library import find_library
 from accel.native.model_weights import ModelWeights
-from accel.native.names import TIER, WEIGHTS_FOLDER
+from accel.native.names import TIER
 from accel.native.pool import MOST_WORKERS, WorkerPool
 from accel.native.steps import NativeForm, NativeStep, NativeSubmissions, Scratch
 from accel.native.variants import Variant
@@ -48,15 +48,16 @@ NativeFence = StepFence[AddressRange, NativeForm, NativeStep]
 class Choices:
     """What a caller may decide; None leaves it to the machine.
 
-    ``threads`` is how many workers there are, ``tuner`` makes, of that number, what says how many
-    of them each step gets. ``memory_bytes`` is the most memory, ``cache`` the folder of what is
-    kept between starts, None to keep nothing.
+    ``threads`` is the number of workers; ``tuner`` makes, of that number, what chooses how many of
+    them each step gets. ``memory_bytes`` is the most memory. ``cache`` is the folder of compiled
+    libraries and ``weights`` that of arranged weights; None stores none.
     """
 
     threads: int | None = None
     tuner: Callable[[int], Choice] = AdaptiveWorkers
     memory_bytes: int | None = None
     cache: Path | None = None
+    weights: Path | None = None
 
 
 class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
@@ -82,8 +83,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         self._variant = library.variant
         memory = SharedMemory(min(filter(None, (choices.memory_bytes, total_memory()))))
         self._arranger = Arranger(memory, self._pool)
-        folder = None if choices.cache is None else choices.cache / WEIGHTS_FOLDER
-        self._weights = ModelWeights(self._arranger, folder, progress)
+        self._weights = ModelWeights(self._arranger, choices.weights, progress)
         self._addresses = Scratch()
         self._own: AddressRange | None = None
         submissions = NativeSubmissions(

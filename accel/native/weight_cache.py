@@ -7,8 +7,8 @@ is complete. A complete entry that may not be on disk yet ends in UNSYNCED and i
 machine restarts; after a sync in the background it ends in SYNCED. Whoever opens an entry compares
 its size and its time of change with its header, so an entry that was cut or written to is not used.
 
-The folder holds at most MOST_BYTES: the entries that were opened least recently are removed. An
-entry that a process has mapped may be removed at any time, since the process keeps the file.
+The folder holds at most MOST_BYTES and MOST_ENTRIES: the entries that were opened least recently
+are removed. An entry that a process has mapped may be removed too: the process keeps the file.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from contract.lazy_dataclass import dataclass
 
 CAN_ALLOCATE = hasattr(os, "posix_fallocate")
 """Whether the system reserves disk space for a file; without that no entry is written."""
-MOST_BYTES = 32 << 30
-"""Most bytes of all entries together."""
+MOST_BYTES, MOST_ENTRIES = 32 << 30, 256
+"""Most bytes of all entries together, and most entries."""
+LEAST_BYTES = 4 << 20
+"""Fewer bytes are arranged at every start, which takes less than a millisecond."""
 FREE_SHARE = 2
 """An entry is written where the disk has this many times its size left."""
 HEADER_BYTES = 4096
@@ -124,7 +126,7 @@ def remove_entries(folder: Path, models: Iterable[Path]) -> int:
         header = _header(path)
         if header is not None and any((s[0], s[1]) in names for s in header["sources"]):
             with contextlib.suppress(OSError):
-                path.unlink()
+                _remove(path)
                 freed += size
     return freed
 
@@ -277,6 +279,13 @@ def _files(folder: Path) -> list[tuple[Path, int, int]]:
     return found
 
 
+def _remove(path: Path) -> None:
+    """Remove an entry and its lock. A process that holds the lock loses nothing: the files that it
+    and another one write have names of their own."""
+    path.unlink(missing_ok=True)
+    path.with_name(f"{path.name.partition('.')[0]}.lock").unlink(missing_ok=True)
+
+
 def _make_room(folder: Path, nbytes: int) -> None:
     """Remove entries that were not used lately until ``nbytes`` more are allowed. Raises OSError
     where they are too many."""
@@ -285,10 +294,10 @@ def _make_room(folder: Path, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     found = sorted(_files(folder), key=lambda file: file[2])
     total = sum(size for _, size, _ in found)
-    for path, size, _ in found:
-        if total + nbytes <= MOST_BYTES:
+    for number, (path, size, _) in enumerate(found):
+        if total + nbytes <= MOST_BYTES and len(found) - number < MOST_ENTRIES:
             break
-        path.unlink(missing_ok=True)
+        _remove(path)
         total -= size
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from contract.errors import CatalogError
 from contract.lazy_dataclass import dataclass
+from harness.arranged_weights import remove_arranged
 from harness.catalog import names
 from harness.catalog.entries import ManagedModel, find
 from harness.catalog.hub import hub_folder
@@ -133,7 +134,8 @@ def locked(name: str, cache_dir: Path, progress: Progress) -> Iterator[None]:
 
 
 def remove(spec: str, cache_dir: Path, progress: Progress) -> int:
-    """Delete a pulled model, clear it as the active one, and return the bytes freed.
+    """Delete a pulled model and what tiers stored of it, clear it as the active one, and return the
+    bytes freed.
 
     Raises CatalogError if the model is not in the cache.
     """
@@ -144,6 +146,7 @@ def remove(spec: str, cache_dir: Path, progress: Progress) -> int:
         path = model_folder(found.folder, cache_dir)
         try:
             freed = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            freed += remove_arranged(path.rglob("*.gguf"))
             shutil.rmtree(path)
         except OSError as error:
             raise CatalogError(f"{error.filename}: cannot remove: {error.strerror}") from None

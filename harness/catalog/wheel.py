@@ -19,10 +19,11 @@ from harness.catalog.entries import WheelMember
 from harness.progress import Progress
 
 POLL_SECONDS = 0.1
+RESOLVER_OPTIONS = "timeout:1 attempts:2"
 IMPATIENT = {
     "PIP_RETRIES": "1",
     "PIP_TIMEOUT": "4",
-    "RES_OPTIONS": "timeout:1 attempts:2",
+    "RES_OPTIONS": RESOLVER_OPTIONS,
 }
 """Settings of pip and of the resolver for which a machine that is offline notices in seconds; the
 user's own settings come first."""

@@ -11,12 +11,12 @@ from contract.errors import ConfigError
 TIERS = ("t1", "t2")
 EPILOG = """\
 examples:
-  zinc-rt card-test                         both tiers; writes card.tar.gz, to send
-  zinc-rt card-test --tier t1 --quick       a quick look: one case in 25 of one tier
-  zinc-rt card-test --device simulated --quick     without a GPU
+  zinc-rt card-test                          both tiers; writes card.tar.gz
+  zinc-rt card-test --tier t1 --quick        one case in 25, on one tier
+  zinc-rt card-test --device simulated --quick     without a card
 
-Exit code 0: every tier that opens passes all; 1: something differs, or no tier opens.
-Without a card that a tier can open nothing is written.
+Exit code 0: every tier that opens passes everything; 1: something differs, or
+no tier opens a card. Then nothing is written.
 """
 
 
@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``card-test`` command; its parser sets ``func(args) -> exit code``."""
     text = "test an AMD card and write an archive of the results to send"
     parser = subparsers.add_parser("card-test", help=text, description=text, epilog=EPILOG)
-    parser.add_argument("--tier", choices=TIERS, help="only this one [both]")
+    parser.add_argument("--tier", choices=TIERS, help="test one tier only [both]")
     parser.add_argument("--device", default="", help="part of a GPU's name, or simulated")
     parser.add_argument(
         "--out",

@@ -18,6 +18,7 @@ from contract.amounts import format_bytes
 from contract.errors import CatalogError, DoesNotFit, RequestError, TierUnavailable, ZincError
 from contract.ir.nodes import BufferKind
 from harness import catalog
+from harness.arranged_weights import arranged_usage
 from harness.catalog import CatalogEntry, WheelMember
 from harness.cli.exactness import broken_rules
 from harness.cli.prompt import encode_messages, opening, user
@@ -25,7 +26,7 @@ from harness.cli.serving import model_file, session_options
 from harness.digest import file_digest
 from harness.generate import Prepared, prepare_session
 from harness.settings import Settings
-from harness.tiers import AUTO, TierOptions, open_tier, probe
+from harness.tiers import AUTO, TierOptions, arranged_folder, open_tier, probe
 from reference.model.weights import weight_bytes
 
 GREETING = "Hello"
@@ -49,6 +50,7 @@ def all_findings(settings: Settings) -> Iterator[Finding]:
     yield tier_finding(settings["tier"], settings["device"])
     yield configuration_finding(settings.path)
     yield cache_finding(settings["cache_dir"])
+    yield arranged_finding()
     yield from model_findings(settings)
 
 
@@ -115,6 +117,14 @@ def cache_finding(folder: Path) -> Finding:
         remedy = "make the folder writable, or set --cache-dir or ZINC_RT_CACHE_DIR"
         return Finding("cache", False, f"{folder}: cannot write: {error.strerror}", remedy)
     return Finding("cache", True, f"{folder}, {format_bytes(free)} of disk free")
+
+
+def arranged_finding() -> Finding:
+    """The weights that the native tier stores, and how to remove them."""
+    entries, nbytes = arranged_usage()
+    held = f"{entries} models, {format_bytes(nbytes)}" if entries else "none"
+    detail = f"{held} in {arranged_folder()}; delete that folder to clear it"
+    return Finding("arranged weights", True, detail)
 
 
 def model_findings(settings: Settings) -> Iterator[Finding]:

@@ -29,8 +29,8 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``inspect`` command; its parser sets ``func(args) -> exit code``."""
-    text = "show what a model file holds, whether it can run here and what memory it takes"
-    described = f"{text}; with --tier, as that tier keeps it"
+    text = "show what is in a model file, whether it runs here, and what memory it takes"
+    described = f"{text}; with --tier in the form that this tier stores"
     parser = subparsers.add_parser("inspect", help=text, description=described, epilog=EXAMPLES)
     parser.add_argument(
         "model",
@@ -40,7 +40,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--metadata", metavar="KEY", help="print this value whole, nothing else")
+    parser.add_argument(
+        "--metadata", metavar="KEY", help="print this value of the file only, uncut"
+    )
     add_flags(parser, ("cache_dir", *ENGINE_NAMES))
     parser.set_defaults(func=inspect)
 
@@ -189,10 +191,10 @@ def _memory(memory: Mapping[str, Any]) -> str:
         ("tables", memory["constants"], "rotary angles"),
         ("step data", memory["step_data"], "inputs and logits"),
         ("scratch", memory["scratch"], f"a step of {_count(memory['step_tokens'], 'token')}"),
-        ("lowered steps", memory["variants"], "as many as are kept"),
+        ("lowered steps", memory["variants"], "one for each size of a step"),
         ("workspace", memory["workspace"], "during a step"),
         ("other state", memory["state"], ""),
-        ("host copies", memory["staging"], "of what is exchanged with the device"),
+        ("host copies", memory["staging"], "of what the device reads and writes"),
         ("total", memory["total"], f"{where} of {format_bytes(memory['budget'])}"),
     ]
     always = ("MEMORY", "weights", "keys and values", "total")

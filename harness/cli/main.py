@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import stat
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -48,26 +49,26 @@ COMMANDS = MappingProxyType(
 """The module of ``harness.cli`` that adds each command, in the order of the help."""
 DEBUG_ENV = f"{ENV_PREFIX}DEBUG"
 FAILED = 1
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EBADF)
 """Errors of a system call that are the machine's, wherever they come from."""
 BROKEN_PIPE = 141
 
 EXAMPLES = """\
 examples:
-  zinc-rt run "Why is the sky blue?"       answer; fetches the default model if needed
+  zinc-rt run "Why is the sky blue?"    fetches the default model if needed
   git diff | zinc-rt run "Write a commit message:"
-  zinc-rt chat --model ./model.gguf        a conversation with a model file
-  zinc-rt serve                            chat page and API on http://127.0.0.1:8080
-  zinc-rt check                            is this machine ready, and if not, why
-  zinc-rt help serve                       the help of a command
-  zinc-rt help memory                      every command and option about a word
+  zinc-rt chat --model ./model.gguf     a conversation with a model file
+  zinc-rt serve                         chat page and API on port 8080
+  zinc-rt check                         is this machine ready, and if not, why
+  zinc-rt help serve                    the help of a command
+  zinc-rt help memory                   all commands and options about a word
 """
 MODELS = """\
 models (GGUF, also split files):
-  architectures    llama, smollm3, granite, glm4, phi3, olmo2, qwen2, qwen3, qwen3moe, qwen35,
-                   qwen35moe, qwen3next, gemma3, gemma4
-  weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k,
-                   iq4_nl, iq4_xs, mxfp4
+  architectures    llama, smollm3, granite, glm4, phi3, olmo2, qwen2, qwen3,
+                   qwen3moe, qwen35, qwen35moe, qwen3next, gemma3, gemma4
+  weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k,
+                   q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
   keys and values  f16, f32, i12, q8_0 (--kv-dtype)
 """
 
@@ -107,6 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ZincError as error:
         return _report(str(error), error.exit_code, debug)
     except Exception as error:
+        missing = missing_module(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            return _report(missing, ConfigError.exit_code, debug)
         problem = machine_problem(error)
         if problem is None:
             hint = "" if debug else "; run again with --debug for a traceback"
@@ -211,6 +215,8 @@ def _run(words: list[str]) -> int:
 
 def _parse(words: list[str]) -> argparse.Namespace:
     """Parse a command line; only the module of its command is imported. Raises ConfigError."""
+    if words[:1] == ["help"] and words[1:2] not in (["-h"], ["--help"]):
+        words = ["help", "--", *words[1:]]
     named = bool(words) and words[0] in COMMANDS
     parser = build_parser(words[:1]) if named else build_parser()
     first = next((word for word in words if not word.startswith("-")), None)
@@ -225,20 +231,21 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def machine_problem(error: Exception) -> str | None:
-    """What the machine refused, in one line: room, an output, a library; None if it is a fault of
-    the program."""
-    if isinstance(error, ModuleNotFoundError):
-        return missing_module(error)
-    if not isinstance(error, OSError):
+    """What the machine refused, in one line: room or an output; None if it is a fault of the
+    program."""
+    if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
+    where = "standard output" if error.filename is None and _may_refuse() else error.filename
+    return f"{'' if where is None else f'{where}: '}cannot write: {error.strerror}"
+
+
+def _may_refuse() -> bool:
+    """Whether standard output is a file, a device or closed, rather than a terminal or a pipe."""
     try:
-        sys.stdout.flush()
-    except OSError as output:
-        return f"standard output: cannot write: {output.strerror}"
-    if error.errno not in REFUSALS:
-        return None
-    where = "" if error.filename is None else f"{error.filename}: "
-    return f"{where}cannot write: {error.strerror}"
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+        return (stat.S_ISREG(mode) or stat.S_ISCHR(mode)) and not sys.stdout.isatty()
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 def open_closed_streams() -> None:

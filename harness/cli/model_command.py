@@ -21,7 +21,7 @@ EXAMPLES = """\
 examples:
   zinc-rt model list
   zinc-rt model pull qwen3-0.6b
-  zinc-rt model use ./model.gguf              what run, chat and serve take from now on
+  zinc-rt model use ./model.gguf        run, chat and serve take it from now on
   zinc-rt model pull hf.co/unsloth/Qwen3-4B-GGUF:Q4_K_M
 """
 COLUMNS = ("ID", "SIZE", "MEMORY", "QUANT", "LICENCE", "STATE")

@@ -14,7 +14,7 @@ from harness.settings_table import GROUPS, SETTINGS
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    not ready, a difference was found, or a fault of the program (see --debug)
+  1    not ready, a difference was found, or the machine or the program failed
   2    bad input: a file, a flag, a setting or a request that cannot be used
   130  interrupted with Ctrl-C"""
 ENVIRONMENT = re.compile(r" \[env [^]]*\]")
@@ -67,6 +67,10 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--help-all", action=_CompleteHelp, nargs=0, help="show every option and exit"
         )
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help; unlike the library's own, raises OSError when the output fails."""
+        print(message, end="", file=file)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")

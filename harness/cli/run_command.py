@@ -25,7 +25,7 @@ examples:
 CHAT_EXAMPLES = """\
 examples:
   zinc-rt chat
-  zinc-rt chat --model qwen3-0.6b --system "Answer in one sentence." --thinking off
+  zinc-rt chat --model qwen3-0.6b --system "Be brief." --thinking off
   zinc-rt chat --server http://127.0.0.1:8080
 """
 

@@ -19,6 +19,7 @@ from harness.console import note
 from harness.extras import optional_libraries
 from harness.sampling_defaults import SamplingDefaults
 from harness.settings import Settings, add_flags, resolve
+from harness.settings_table import names_in
 
 if TYPE_CHECKING:
     from harness.serve.model import ModelOptions
@@ -26,26 +27,7 @@ if TYPE_CHECKING:
 
 SAMPLED = tuple(SamplingDefaults().values)
 """The sampling settings for parameters that a request omits."""
-NAMES = (
-    *MODEL_SETTINGS,
-    "host",
-    "port",
-    "slots",
-    "queue_depth",
-    "tenants",
-    "ledger",
-    "beside",
-    "alias",
-    "allowed_hosts",
-    "drain_seconds",
-    "ray",
-    "record",
-    "unknown_fields",
-    "cors",
-    "repeat_last_n",
-    *SAMPLED,
-    *ENGINE_SETTINGS,
-)
+NAMES = (*names_in("model", "server"), "repeat_last_n", *SAMPLED, *ENGINE_SETTINGS)
 OF_MODEL = "what the model's file or the catalog says, else {}"
 SHOWN = {name: OF_MODEL.format(value) for name, value in SamplingDefaults().values.items()} | {
     "max_tokens": f"{SamplingDefaults().max_tokens} for a conversation, 16 for a text"
@@ -61,40 +43,55 @@ LISTED = 20
 
 EXAMPLES = """\
 examples:
-  zinc-rt serve                                  the default model on http://127.0.0.1:8080
+  zinc-rt serve                                the default model on port 8080
   zinc-rt serve --model qwen3-0.6b --slots 8 --context 8K
-  zinc-rt serve --host 0.0.0.0 --tenants tenants.toml --allowed-hosts llm.example.org
+  zinc-rt serve --host 0.0.0.0 --tenants tenants.toml
 
-  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "seed": 7}'
+  curl http://127.0.0.1:8080/v1/chat/completions \\
+    -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
   from openai import OpenAI
   client = OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="unused")
 
-SIGTERM lets running answers end, Ctrl-C does not; SIGHUP reads the file of tenants again.
-See docs/serving.md.
+SIGTERM lets running answers end and Ctrl-C cuts them. SIGHUP reads the file of
+tenants again.
 """
 VERIFY_EXAMPLES = """\
 examples:
   zinc-rt verify request.json response.json
-  zinc-rt verify request.json response.json --tier cpu     on another device: the same bits
+  zinc-rt verify request.json response.json --tier cpu   the same bits elsewhere
 
-Exit code 0 when the answer is identical, 1 with the first difference. The model and --kv-dtype must
-be those of the server, and so must --context where the request names no max_tokens.
+Exit code 0: the answer is identical; 1: it differs, with the first difference.
+The model and --kv-dtype must be those of the server, and so must --context
+where the request names no max_tokens.
 """
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``serve`` and ``verify`` commands; their parsers set ``func(args) -> exit code``."""
-    text = "answer OpenAI's HTTP requests: one model, many tenants, the same bits for everybody"
-    parser = subparsers.add_parser("serve", help=text, description=text, epilog=EXAMPLES)
-    parser.add_argument("--quiet", action="store_true", help="log problems only, no requests")
+    text = "serve a model over HTTP, with a chat page"
+    described = (
+        "Serve a model to many users over HTTP: a chat page, and the APIs of OpenAI, Anthropic "
+        "and Ollama."
+    )
+    parser = subparsers.add_parser("serve", help=text, description=described, epilog=EXAMPLES)
+    parser.add_argument_group("output").add_argument(
+        "-q", "--quiet", action="store_true", help="log problems only, no requests"
+    )
     add_flags(parser, NAMES, SHOWN)
     parser.set_defaults(func=serve)
-    text = "replay an answer of a server: identical, or where it first differs"
-    parser = subparsers.add_parser("verify", help=text, description=text, epilog=VERIFY_EXAMPLES)
-    parser.add_argument("request", metavar="REQUEST", type=Path, help="JSON that was sent")
-    parser.add_argument("response", metavar="RESPONSE", type=Path, help="JSON that came back")
+    text = "check an answer of a server by computing it again"
+    described = "Compute an answer of a server again: identical, or where it first differs."
+    parser = subparsers.add_parser(
+        "verify", help=text, description=described, epilog=VERIFY_EXAMPLES
+    )
+    parser.add_argument(
+        "request", metavar="REQUEST", type=Path, help="file: the JSON that was sent"
+    )
+    parser.add_argument(
+        "response", metavar="RESPONSE", type=Path, help="file: the JSON or the events received"
+    )
     add_flags(parser, VERIFY_NAMES)
     parser.set_defaults(func=verify)
 
@@ -128,7 +125,7 @@ def serve(args: argparse.Namespace) -> int:
         note(f"sampling, where a request names none: {_shown(model.sampling.values)}")
         began_with, _ = server.serving.began_with
         if model.name != began_with:
-            note(f"it was activated in place of {began_with}, which is back once activated itself")
+            note(f"it was chosen at the server in place of {began_with}, which can be chosen again")
         with announced(server, settings["drain_seconds"]):
             note(f"listening on {server.url}")
             if not args.quiet:

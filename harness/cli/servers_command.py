@@ -22,9 +22,9 @@ SPARE_SECONDS = 10.0
 """Seconds a server gets to end in addition to the time its answers may take."""
 EXAMPLES = """\
 examples:
-  zinc-rt stop                        the only server of this user; asks on a terminal
-  zinc-rt stop 8080                   the one with that port, address or process number
-  zinc-rt stop 8080 --now             cut its running answers
+  zinc-rt stop                your only server; asks on a terminal
+  zinc-rt stop 8080           the one with that port, address or process number
+  zinc-rt stop 8080 --now     cut its running answers
 """
 
 

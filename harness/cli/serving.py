@@ -35,6 +35,12 @@ def model_file(settings: Settings, model: str | None = None, *, pull_missing: bo
     )
 
 
+def draft_model_file(settings: Settings) -> Path | None:
+    """The file of the draft model in the settings, pulled if needed. Raises CatalogError."""
+    named = settings.get("draft_model")
+    return None if named is None or not settings["draft"] else model_file(settings, named)
+
+
 def tier_options(settings: Settings) -> TierOptions:
     """The tier options in the settings; its notes go to standard error."""
     from harness.console import note
@@ -86,6 +92,7 @@ def session_options(
         kv_dtype=settings["kv_dtype"],
         chunk=settings["chunk"],
         draft=settings.get("draft", 0),
+        draft_model=draft_model_file(settings),
         repeat_last_n=settings.get("repeat_last_n", 1),
         all_logits=all_logits,
         memory_budget=settings["memory_budget"],

@@ -93,7 +93,9 @@ def refuse_arguments(
     unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
     if unknown is None:
         takes = (
-            "quote a prompt of several words" if parser.prog.endswith(" run") else "leave it out"
+            "put a prompt of several words in quotes"
+            if parser.prog.endswith(" run")
+            else "leave it out"
         )
         raise ConfigError(f"unexpected argument {rest[0]!r}: {takes}; see {parser.prog} --help")
     own = flags_of(parser)

@@ -7,14 +7,17 @@ from importlib import import_module
 from typing import Any
 
 TOOLS = {
-    "synth": ("harness.synth.__main__", "write a model file with random weights"),
-    "validate": ("harness.validate.__main__", "compare tiers with the reference, op by op"),
-    "goldens": ("harness.goldens", "check or update the stored digests"),
+    "synth": ("harness.synth.__main__", "write a small model file with random weights"),
+    "validate": (
+        "harness.validate.__main__",
+        "compare tiers with the definitions, op by op",
+    ),
+    "goldens": ("harness.goldens", "check the stored digests of a checkout"),
     "conformance": (
         "harness.conformance.__main__",
-        "run the must-pass list on a device, or verify a package",
+        "test a device with every case, or check the results",
     ),
-    "bench": ("harness.bench.__main__", "measure speed and memory"),
+    "bench": ("harness.bench.__main__", "measure speed and memory, also of a server"),
 }
 """Module and description of each tool by name; a module has ``main(argv, prog) -> exit code``."""
 

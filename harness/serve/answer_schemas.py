@@ -20,6 +20,12 @@ from harness.serve.dialect_schemas import (
     OllamaVectors,
     OllamaVersion,
 )
+from harness.serve.responses.wire import (
+    Response,
+    ResponseDeleted,
+    ResponseItems,
+    ResponseTokens,
+)
 
 
 class PromptDetails(Struct):
@@ -40,15 +46,33 @@ class Usage(Struct):
     completion_tokens_details: dict[str, int]
 
 
+class TokenDifference(Struct):
+    """The first token by which a prompt differs from a cached one: its position in the prompt, and
+    the texts of the token that is cached there and of the prompt's."""
+
+    position: int
+    cached: str
+    new: str
+
+
+class CachedPrompt(Struct):
+    """Prompt tokens that came from the cache, and where a cached prompt went on otherwise."""
+
+    tokens: int
+    first_difference: TokenDifference | UnsetType = UNSET
+
+
 class Provenance(Struct):
-    """What reproduces an answer, and who computed it where; ``trace`` is the file in the folder of
-    ``--record`` that holds it, ``ignored`` are fields of the request that changed nothing, and
-    ``sampling_defaults`` are in force for what the request left out."""
+    """What reproduces an answer, and who computed it where; ``cached`` says what was not computed
+    again, ``trace`` is the file in the folder of ``--record`` that holds it, ``ignored`` are fields
+    of the request that changed nothing, and ``sampling_defaults`` are in force for what the request
+    left out."""
 
     seed: int
     tenant: str
     tier: str
     preemptions: int
+    cached: CachedPrompt
     sampling_defaults: dict[str, float]
     trace: str | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
@@ -210,21 +234,6 @@ class Embeddings(Struct):
     x_zinc: dict[str, Any]
 
 
-class Response(Struct):
-    """``POST /v1/responses``, not streamed."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
-    model: str
-    output: list[dict[str, Any]]
-    store: Literal[False]
-    usage: dict[str, Any]
-    system_fingerprint: str
-    x_zinc: Provenance
-
-
 class TenantFacts(Struct):
     """A tenant, with how many keys it has."""
 
@@ -323,6 +332,11 @@ ANSWERS: dict[str, type[Struct]] = {
     "usage": TenantUsage,
     "embed": Embeddings,
     "respond": Response,
+    "response": Response,
+    "count_response": ResponseTokens,
+    "remove_response": ResponseDeleted,
+    "cancel_response": Response,
+    "response_items": ResponseItems,
     "ollama_chat": OllamaAnswered,
     "ollama_generate": OllamaAnswered,
     "ollama_embed": OllamaVectors,

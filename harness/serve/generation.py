@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from contract.errors import RequestError
 from contract.types import (
@@ -21,7 +21,8 @@ from contract.types import (
     TokenEvent,
 )
 from harness.digest import RunningDigest
-from harness.serve.chat import ChatPlan, grammar_error, masks_of
+from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
+from harness.serve.chat import ChatPlan
 from harness.serve.choices import Choice, Piece, count, joined_pieces, parts_of
 from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
@@ -55,9 +56,10 @@ Told = Callable[[Callable[[], Sequence[Piece]]], bool]
 class Generation:
     """The choices of one HTTP request, under way in the engine from its construction on.
 
-    ``plan`` says what the answers of a chat are made of; one of ``stop_tokens`` ends an answer and
-    is no part of its text. Raises RequestError, QueueFull, EngineStopped and ApiError when it
-    cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
+    ``plan`` says what the answers of a chat are made of, ``constrained`` what texts that are no
+    chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. Raises
+    RequestError, QueueFull, EngineStopped and ApiError when it cannot begin. Iterate ``pieces``,
+    and ``cancel`` whatever happens.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Generation:
         requests: Sequence[Request],
         digests: bool = False,
         plan: ChatPlan | None = None,
+        constrained: Constrained | None = None,
         stop_tokens: Collection[int] = (),
     ) -> None:
         self.began = time.monotonic()
@@ -86,8 +89,8 @@ class Generation:
         self._scores = {
             request.id: PromptScores(request) for request in requests if request.score_from
         }
-        self._plan = plan
-        self._masks = {} if plan is None else masks_of(plan, model.grammars, requests)
+        self._constrained = constrained = plan if constrained is None else constrained
+        self._masks = {} if constrained is None else masks_of(constrained, model.grammars, requests)
         self._events: EventStream = model.driver.submit(
             requests, self._digests, self._masks, self._scores
         )
@@ -113,6 +116,23 @@ class Generation:
         for choice in self.choices:
             first.setdefault(choice.request.prompt, self.facts_of(choice).cached)
         return sum(first.values())
+
+    @property
+    def cached(self) -> dict[str, Any]:
+        """How many prompt tokens came from the cache, and the first token by which the prompt
+        differs from a cached one of the same tenant's, where there is one."""
+        cached: dict[str, Any] = {"tokens": self.cached_tokens}
+        for choice in self.choices:
+            found = self.facts_of(choice).difference
+            if found is not None:
+                text = self.model.tokenizer.token_text
+                cached["first_difference"] = {
+                    "position": found.position,
+                    "cached": text(found.cached),
+                    "new": text(choice.request.prompt[found.position]),
+                }
+                return cached
+        return cached
 
     @property
     def completion_tokens(self) -> int:
@@ -237,12 +257,13 @@ class Generation:
     def _failure(self, choice: Choice, reason: FinishReason) -> ApiError:
         """Why a choice failed: a grammar that cannot go on is its request's own fault."""
         masks = self._masks.get(choice.request.id)
-        if masks is None or self._plan is None or reason is not FinishReason.ERROR:
+        constrained = self._constrained
+        if masks is None or constrained is None or reason is not FinishReason.ERROR:
             return FAILURES[reason]
         problem = masks.problem_after(choice.masked)
         if problem is None:
             return FAILURES[reason]
-        return grammar_error(self._plan.grammar_param, f"cannot be held to any longer: {problem}")
+        return grammar_error(constrained.grammar_param, f"cannot be held to any longer: {problem}")
 
 
 FAILURES = {
@@ -265,10 +286,12 @@ def requests_of(
     log_probabilities: int | None,
     most: int | None = None,
     scored: bool = False,
+    turns: tuple[int, ...] = (),
 ) -> list[Request]:
-    """The engine requests of a body: ``n`` choices of each prompt. Without ``max_tokens`` an answer
-    may fill the context, or have ``most`` tokens. With ``scored`` the tokens of the prompts have
-    log-probabilities, too. Raises ApiError."""
+    """The engine requests of a body: ``n`` choices of each prompt, in which turns of a conversation
+    begin at the positions ``turns``. Without ``max_tokens`` an answer may fill the context, or have
+    ``most`` tokens. With ``scored`` the tokens of the prompts have log-probabilities, too. Raises
+    ApiError."""
     n = body.n or 1
     check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
@@ -293,6 +316,7 @@ def requests_of(
             log_probabilities=log_probabilities,
             qos=CLASS_OF_TIER.get(body.service_tier or "auto"),
             score_from=1 if scored and len(prompt) > 1 else None,
+            turns=turns,
         )
         for prompt in prompts
         for choice in range(n)

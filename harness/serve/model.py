@@ -15,6 +15,7 @@ from contract.types import MAX_INT32, Tenant
 from harness import catalog
 from harness.generate import (
     SessionOptions,
+    load_drafter,
     load_runner,
     make_engine,
     prepare_session,
@@ -36,8 +37,9 @@ from harness.trace.record import RecordedTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan
-from reference.model.chat_template import ChatTemplate, RenderedChat, encode_rendered
+from reference.model.chat_template import ChatTemplate, RenderedChat
 from reference.model.open import Model
+from reference.model.spoken_turns import encode_spoken
 from reference.model.tokenizer import Tokenizer
 from reference.observer import Observer
 from reference.sched.tenants import Tenants
@@ -178,10 +180,23 @@ class ServedModel:
             generic=self.dialect.calls is None,
         )
 
-    def encode_chat(self, rendered: RenderedChat) -> list[int]:
-        """Token ids of a conversation and the start of its answer. Raises RequestError."""
+    def encode_chat(
+        self, rendered: RenderedChat, spoken: Sequence[Sequence[int]] = ()
+    ) -> list[int]:
+        """Token ids of a conversation and the start of its answer; ``spoken`` are the tokens of
+        earlier answers, see ``encode_spoken``. Raises RequestError."""
         self.check_length(rendered.text)
-        return encode_rendered(self.tokenizer, rendered)
+        return encode_spoken(self.tokenizer, rendered, spoken)
+
+    def turns(self, rendered: RenderedChat, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The position at which the model's turn begins in the tokens of a prompt, if it is
+        known."""
+        opening = rendered.opening
+        if not opening:
+            return ()
+        ids = self.tokenizer.encode_spans(opening, [(0, len(opening))], add_bos=False)
+        begin = len(prompt) - len(ids)
+        return (begin,) if list(prompt[begin:]) == ids else ()
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
@@ -246,6 +261,8 @@ def open_model(
     # Nobody waits for a first token yet, and later no step of others shall.
     runner.prepare()
 
+    drafter = load_drafter(prepared, tier, session.draft, owned, progress)
+
     def engine(observer: Observer) -> Engine:
         return make_engine(
             runner,
@@ -255,6 +272,7 @@ def open_model(
                 Tenants(tenants, clock=time.monotonic) if together is None else together.tenants
             ),
             clock=time.monotonic,
+            drafter=drafter,
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,

@@ -21,7 +21,7 @@ from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
 from harness.serve.openapi import Route, openapi_document
-from harness.serve.responses import RESPONSES_ROUTES
+from harness.serve.responses.routes import RESPONSES_ROUTES
 from harness.serve.service import Answered, Service
 from harness.serve.tenant_routes import TENANT_ROUTES
 from harness.serve.wire import (

@@ -17,6 +17,7 @@ from harness import catalog
 from harness.generate import Recording
 from harness.progress import NullProgress, Progress
 from harness.serve.accounts import Accounts
+from harness.serve.addresses import reachable_host
 from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
@@ -115,7 +116,7 @@ def running(
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
         about_to_listen()
         http.start()
-        host = f"[{options.host}]" if ":" in options.host else options.host
+        host = reachable_host(options.host)
         server = Running(serving, http, f"http://{host}:{http.port}")
         try:
             yield server

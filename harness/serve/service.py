@@ -11,6 +11,7 @@ from functools import partial
 from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.accounts import Accounts
+from harness.serve.answer_grammar import TextPlan
 from harness.serve.answers import Answer, AnswerFormat, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
 from harness.serve.completion_answers import CompletionShape
@@ -65,14 +66,16 @@ class Service:
             self.model.check_name(body.model)
             plan = self.model.chat_plan(body)
             caller.ignore(plan.ignored)
+            prompt = self.model.encode_chat(plan.prompt, plan.spoken)
             requests = requests_of(
                 body,
-                [self.model.encode_chat(plan.prompt)],
+                [prompt],
                 self.model,
                 tenant,
                 max_tokens=body.max_completion_tokens or _most_tokens(body),
                 most=None if body.n_predict == -1 else self.model.sampling.max_tokens,
                 log_probabilities=listed,
+                turns=self.model.turns(plan.prompt, prompt),
             )
             generation = Generation(
                 self.model,
@@ -119,6 +122,7 @@ class Service:
                 requests,
                 body.logits_digest,
                 stop_tokens=body.stop_token_ids or (),
+                constrained=TextPlan.of(body.grammar),
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)
             echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()

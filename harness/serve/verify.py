@@ -23,12 +23,12 @@ from harness.serve.hosted import without_hosted_tools
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
-from harness.serve.responses import respond
+from harness.serve.responses.parse import readable_items
+from harness.serve.responses.routes import respond
+from harness.serve.responses.wire import ResponsesRequest
 from harness.serve.service import Answered, Began, Service
 from harness.serve.strict_json import loads
 from harness.serve.wire import ChatRequest, CompletionRequest, decode
-from harness.serve.wire_items import readable_items
-from harness.serve.wire_responses import ResponsesRequest
 
 Json = dict[str, Any]
 NOTHING = object()

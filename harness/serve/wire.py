@@ -74,7 +74,9 @@ class UserMessage(_MessageFields, tag="user"):
 
 class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
     """What the model said, which may be calls alone. A ``refusal`` is what it said in place of an
-    answer; ``annotations`` and ``audio`` of other servers' answers say nothing to a model."""
+    answer; ``annotations`` and ``audio`` of other servers' answers say nothing to a model.
+    ``token_ids`` are the tokens the answer was made of, as ``return_token_ids`` gives them: where
+    they spell the turn as the template writes it, the prompt has these tokens."""
 
     content: str | list[TextPart] | None = None  # type: ignore[assignment]
     reasoning_content: str | None = None
@@ -83,6 +85,7 @@ class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
     annotations: Any = None
     audio: Any = None
     function_call: None = None
+    token_ids: list[int] | None = None
 
 
 class ToolMessage(_MessageFields, tag="tool", kw_only=True):
@@ -150,9 +153,15 @@ class ChatRequest(Sampled, kw_only=True):
 
     ``enable_thinking``, here or in ``chat_template_kwargs``, and ``reasoning_effort`` say whether
     the model thinks first: effort "none" and "minimal" that it does not, any other that it does.
+    With ``continue_final_message`` the answer continues the last message, a text of the
+    assistant's; without ``add_generation_prompt`` the prompt ends with the last message.
+    A ``grammar`` in GBNF holds the answer.
     """
 
     messages: Messages
+    grammar: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -171,7 +180,7 @@ class CompletionRequest(Sampled, kw_only=True):
     list of lists of ids. The text of a control token is that token, unless ``parse_special`` is
     false; with ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text of an
     answer begins with its prompt, and with ``logprobs`` so do its tokens, of which the first has
-    none; 0 ``max_tokens`` are the prompt alone."""
+    none; 0 ``max_tokens`` are the prompt alone. A ``grammar`` in GBNF holds the answers."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     parse_special: bool = True
@@ -179,6 +188,7 @@ class CompletionRequest(Sampled, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
+    grammar: str | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from reference.limits import RING_STEPS, pages_for
-from reference.memory.prefix import PathEnd
+from reference.memory.prefix import Difference, PathEnd
 from reference.runner import LOGITS
 from reference.sched.constraints import Mask
 from reference.sched.scores import ScoreSink
@@ -122,7 +122,9 @@ class RunningSequence:
     ``published`` is how far the prefix cache knows its pages. ``states`` are recurrent states that
     are kept of its answer, (tokens, place) each: the place of that after so many tokens. ``undo``
     is the place of the one before guesses. A sequence that has computed ``quantum`` positions has
-    got on; while it has not, nobody takes the slot of one that is ``protected``.
+    got on; while it has not, nobody takes the slot of one that is ``protected``. Pages of its first
+    ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
+    sequence of its tenant went on otherwise.
     """
 
     sequence: Sequence
@@ -133,6 +135,8 @@ class RunningSequence:
     undo: int | None = None
     quantum: int = 0
     protected: bool = False
+    matched: int = 0
+    difference: Difference | None = None
 
     @property
     def masked(self) -> bool:

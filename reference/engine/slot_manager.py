@@ -40,6 +40,7 @@ class SlotManager:
         self.running: dict[int, RunningSequence] = {}
         self.recurrent = runner.recurrent.slot_bytes > 0
         self.keeps_states = self.recurrent and runner.limits.saved_states > 0
+        self._interval = whole_pages(runner.limits.state_interval + PAGE_TOKENS - 1)
         self._payers: set[int] = set()
         self._on_lost = on_lost
 
@@ -108,7 +109,13 @@ class SlotManager:
         assert pages is not None, "it fits"
         self.free_slots.popleft()
         active = RunningSequence(
-            sequence, slot, [*hit.pages, *pages], quantum=quantum, protected=protected
+            sequence,
+            slot,
+            [*hit.pages, *pages],
+            quantum=quantum,
+            protected=protected,
+            matched=hit.matched,
+            difference=hit.difference,
         )
         sequence.active = active
         self.running[slot] = active
@@ -135,17 +142,21 @@ class SlotManager:
         sequence = active.sequence
         known = min(self.table.computed[active.slot], sequence.known)
         active.published = self.memory.publish(
-            sequence.scope, sequence.tokens[:known], active.pages, active.published
+            sequence.scope,
+            sequence.tokens[:known],
+            active.pages,
+            active.published,
+            sequence.request.tenant,
         )
 
     def keep_state(self, active: RunningSequence) -> None:
         """Save the recurrent state where the slot stands, at the end of a page, in the queue."""
         if not self.keeps_states:
             return
-        place = self._place_for_state(active)
+        tokens = self.table.computed[active.slot]
+        place = self._place_for_state(active, self._gain_of_state(active, tokens))
         if place is not None:
             self._runner.recurrent.save(active.slot, place)
-            tokens = self.table.computed[active.slot]
             active.states.append((tokens, place))
             if tokens < len(active.sequence.request.prompt):
                 # Of a prompt: whoever asks with the same one goes on there, whatever is answered.
@@ -236,24 +247,43 @@ class SlotManager:
             self._next_cut(active)
 
     def _next_cut(self, active: RunningSequence) -> None:
-        """While the prompt is read a state is kept at its last full page, and where a protected
-        sequence has got on and may lose its slot; then at every page."""
+        """Choose the next position at which the recurrent state is saved.
+
+        In a prompt these are: every ``state_interval`` tokens, so that an edit in the middle costs
+        no more; the end of what was cached, since others who share it differ there too; the
+        beginnings of turns; the last full page; and the position at which a protected sequence has
+        got on and may lose its slot. Behind the prompt every page ends with one.
+        """
         slot = active.slot
         computed, known = self.table.computed[slot], self.table.known[slot]
-        end_of_prompt = (known - 1) // PAGE_TOKENS * PAGE_TOKENS
-        following = (computed // PAGE_TOKENS + 1) * PAGE_TOKENS
-        cut = end_of_prompt if computed < end_of_prompt else following
-        quantum = active.quantum
-        if active.protected and computed < quantum and quantum % PAGE_TOKENS == 0:
-            cut = min(cut, quantum)
-        self.table.cut[slot] = cut
+        end_of_prompt = whole_pages(known - 1)
+        if computed < end_of_prompt:
+            quantum = active.quantum if active.protected else 0
+            cuts = [end_of_prompt, *self._lasting_cuts(active)]
+            cuts += [self._interval * (computed // self._interval + 1)] if self._interval else []
+            cuts += [quantum] if quantum % PAGE_TOKENS == 0 else []
+            self.table.cut[slot] = min(cut for cut in cuts if cut > computed)
+        else:
+            self.table.cut[slot] = whole_pages(computed) + PAGE_TOKENS
 
-    def _place_for_state(self, active: RunningSequence) -> int | None:
+    def _lasting_cuts(self, active: RunningSequence) -> list[int]:
+        """Positions within a prompt, at the ends of pages, from which others are likely to go
+        on."""
+        return [active.matched, *map(whole_pages, active.sequence.request.turns)]
+
+    def _gain_of_state(self, active: RunningSequence, tokens: int) -> int | None:
+        """Tokens that a state in the middle of a prompt would save, None for one that is saved
+        whatever others are worth."""
+        if tokens >= whole_pages(active.sequence.known - 1) or tokens in self._lasting_cuts(active):
+            return None
+        return self._interval
+
+    def _place_for_state(self, active: RunningSequence, gain: int | None = None) -> int | None:
         """A place for the next state of a sequence: beside one, since steps ahead may have computed
         tokens that the sequence never gets, or that of the older of two, since they compute less
         than a page."""
         if len(active.states) < 2:
-            return self.memory.save_state_slot()
+            return self.memory.save_state_slot(gain)
         _, place = active.states.pop(0)
         return place
 
@@ -267,6 +297,11 @@ class SlotManager:
                 self.memory.attach_state(sequence.scope, sequence.tokens[:tokens], place)
             else:
                 self.memory.drop_state_slot(place)
+
+
+def whole_pages(tokens: int) -> int:
+    """As many tokens as the whole pages among ``tokens`` have."""
+    return tokens // PAGE_TOKENS * PAGE_TOKENS
 
 
 def memory_of(runner: ModelRunner, options: EngineOptions) -> KvMemory:

@@ -49,6 +49,7 @@ class ModelSettings(TypedDict, total=False):
     kv_dtype: Literal["f32", "f16", "q8_0", "i12"] | None
     chunk: Size | None
     draft: int | None
+    draft_model: str | Path | None
     memory_budget: Size | None
     prefix_cache: Size | None
     host_cache: Size | None
@@ -100,7 +101,9 @@ def opening(model: str | Path | None, given: Mapping[str, Any]) -> tuple[Path, S
     """The model's file, fetched if need be, and how an engine for it is opened."""
     settings = settings_of(model, given, NAMES, "LLM")
     slots = settings["slots"] or SLOTS
-    options = replace(session_options(settings, chat=True), slots=slots, draft=0)
+    options = replace(session_options(settings, chat=True), slots=slots)
+    if options.draft_model is None:
+        options = replace(options, draft=0)
     return model_file(settings), options
 
 

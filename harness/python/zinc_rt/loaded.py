@@ -17,7 +17,7 @@ from typing import TypeVar, Unpack
 from contract.context_manager import ContextManager
 from contract.errors import RequestError
 from contract.types import MAX_INT32
-from harness.generate import load_runner, make_engine, prepare_session
+from harness.generate import load_drafter, load_runner, make_engine, prepare_session
 from harness.progress import NullProgress, Progress, progress_on
 from harness.serve.driver import EndWords, EngineDriver
 from harness.serve.structured.grammars import Grammars
@@ -72,11 +72,14 @@ class LoadedModel(ContextManager):
             runner = owned.enter_context(
                 load_runner(prepared.model, prepared.tier, prepared.limits, self._progress(True))
             )
+            bar = self._progress(True)
+            drafter = load_drafter(prepared, prepared.tier, options.draft, owned, bar)
             engine = partial(
                 make_engine,
                 runner,
                 prepared.model,
                 options,
+                drafter=drafter,
                 queue_depth=MAX_INT32,
                 stall_steps=MAX_INT32,
                 clock=time.monotonic,

@@ -21,6 +21,7 @@ CHAT_NAMES = {
     "response_format": "format",
     "max_tokens": "options.num_predict",
     "stop": "options.stop",
+    "continue_final_message": "messages",
 }
 """What chat completions call a field that is called otherwise here."""
 SAME = (
@@ -53,6 +54,9 @@ def chat_of(body: OllamaChatRequest) -> ChatRequest:
     chat = _common(body) | {"messages": list(_messages(body.messages))}
     if body.tools:
         chat["tools"] = body.tools
+    last = body.messages[-1] if body.messages else None
+    if last is not None and last.role == "assistant" and last.content and not last.tool_calls:
+        chat["continue_final_message"] = True
     return converted(chat, ChatRequest)
 
 

@@ -76,6 +76,7 @@ class Replica:
             replica=self._name,
             events=events,
             cached=facts.cached,
+            difference=facts.difference,
             preempted=facts.preempted,
             admitted=facts.admitted is not None,
             statistics=self._driver.statistics,

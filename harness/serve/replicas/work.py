@@ -12,6 +12,7 @@ from harness.serve.pooling import Pool
 from harness.serve.submissions import EngineStopped
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
+from reference.memory.prefix import Difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class RequestUpdate:
     digests: tuple[str, ...] = ()
     scores: tuple[TokenEvent, ...] = ()
     pool: Pool | None = None
+    difference: Difference | None = None
 
 
 @dataclass(frozen=True, slots=True)
