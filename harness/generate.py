@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from contract.arithmetic import PAGE_TOKENS
 from contract.context_manager import ContextManager
 from contract.dtypes import BY_NAME, DEFAULT_KV
-from contract.errors import NonFiniteLogits
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
-from contract.types import FinishReason, Request, SamplingParams, TokenEvent
+from contract.types import Request, SamplingParams, TokenEvent
 from harness.arranged_weights import needs_model_file
 from harness.drafting import Drafting, drafter_of, open_draft_model, plan_drafting
 from harness.generation import SILENT, TextGeneration
@@ -49,7 +48,6 @@ from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.open import Model, open_model
 from reference.observer import NOBODY, Observer
 from reference.runner import ModelRunner
-from reference.sched.scores import TokenScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +269,7 @@ class Session(ContextManager):
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
         shows a prompt that takes several steps. Raises RequestError.
         """
-        request = Request(self._next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
+        request = Request(self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
         self._latest = TextGeneration(self, request, progress)
         return self._latest
 
@@ -284,11 +282,8 @@ class Session(ContextManager):
         return self._prefix_watch.reused(request_id)
 
     def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Teacher-forced logits of every position into ``out``, f32[len(tokens), vocab].
-
-        A generation that is not finished is cancelled.
-        Raises RequestError; the session must have been opened with ``all_logits``.
-        """
+        """Write the logits of every position to ``out``, f32[len(tokens), vocab]; the session needs
+        ``all_logits``. A generation that is not finished is cancelled. Raises RequestError."""
         if self.runner.limits.step_rows < self.engine.chunk_tokens:
             raise AssertionError("the session was opened without all_logits")
 
@@ -296,7 +291,7 @@ class Session(ContextManager):
             out[first : first + len(rows)] = rows
 
         unpenalized = SamplingParams(repeat_last_n=0)
-        request = Request(self._next_id(), tuple(tokens), 0, unpenalized)
+        request = Request(self.next_id(), tuple(tokens), 0, unpenalized)
         self.engine.submit(request, store)
         try:
             for _ in self.engine.run():
@@ -304,31 +299,7 @@ class Session(ContextManager):
         finally:
             self.engine.cancel(request.id)
 
-    def score(self, tokens: Sequence[int], start: int, top: int) -> list[TokenScores]:
-        """The log-probabilities of the tokens from position ``start`` on, with ``top`` listed.
-
-        A generation that is not finished is cancelled. Raises RequestError, and NonFiniteLogits for
-        a model that fails; the session must have been opened with ``scores``.
-        """
-        found: list[TokenScores] = []
-        request = Request(
-            self._next_id(),
-            tuple(tokens),
-            max_tokens=0,
-            sampling=SamplingParams(repeat_last_n=0),
-            log_probabilities=top,
-            score_from=start,
-        )
-        self.engine.submit(request, on_scores=found.append)
-        try:
-            for event in self.engine.run():
-                if event.finish_reason is FinishReason.ERROR:
-                    raise NonFiniteLogits("the logits hold NaN or infinity; the file is damaged")
-        finally:
-            self.engine.cancel(request.id)
-        return found
-
-    def _next_id(self) -> int:
+    def next_id(self) -> int:
         """The id of a new request, for which whatever still runs makes room."""
         if self._latest is not None:
             self._latest.cancel()

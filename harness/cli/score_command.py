@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.errors import ConfigError, RequestError
+from contract.errors import ConfigError, NonFiniteLogits, RequestError
 from harness.cli.logits_command import token_ids
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
@@ -17,6 +17,7 @@ from harness.settings import add_flags, resolve
 
 if TYPE_CHECKING:
     from harness.generate import Session
+    from reference.sched.scores import TokenScores
 
 NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS)
 MOST_LISTED = 20
@@ -86,13 +87,15 @@ def _text_of(args: argparse.Namespace) -> str:
 
 
 def _document(session: Session, tokens: list[int], start: int, top: int) -> dict[str, Any]:
+    from reference.sched.scores import perplexity
+
     if len(tokens) < 2:
         count = "is empty" if not tokens else "is one token"
         raise RequestError("prompt", f"{count}; give at least two, since the first has no score")
     if start >= len(tokens):
         raise ConfigError(f"flag --from: {start} is not below the {len(tokens)} tokens of the text")
     scored: list[dict[str, Any]] = []
-    for part in session.score(tokens, start, top):
+    for part in _scores(session, tokens, start, top):
         bits = part.log_probability.view("<u4").tolist()
         logs = part.log_probability.tolist()
         listed = zip(part.top_ids.tolist(), part.top_log_probabilities.tolist(), strict=True)
@@ -119,8 +122,29 @@ def _document(session: Session, tokens: list[int], start: int, top: int) -> dict
         "tokens": tokens,
         "scored": scored,
         "sum": total,
-        "perplexity": math.exp(-total / len(scored)),
+        "perplexity": perplexity(total, len(scored)),
     }
+
+
+def _scores(session: Session, tokens: list[int], start: int, top: int) -> list[TokenScores]:
+    """The log-probabilities of the tokens from position ``start`` on. Raises RequestError, and
+    NonFiniteLogits for a model that fails."""
+    from contract.types import FinishReason, Request, SamplingParams
+
+    found: list[TokenScores] = []
+    request = Request(
+        session.next_id(),
+        tuple(tokens),
+        max_tokens=0,
+        sampling=SamplingParams(repeat_last_n=0),
+        score_from=start,
+        score_top=top,
+    )
+    session.engine.submit(request, on_scores=found.append)
+    for event in session.engine.run():
+        if event.finish_reason is FinishReason.ERROR:
+            raise NonFiniteLogits("the logits hold NaN or infinity; the model file is damaged")
+    return found
 
 
 def _shown(session: Session, document: dict[str, Any]) -> str:

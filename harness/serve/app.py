@@ -32,6 +32,7 @@ from harness.serve.pulls import Pulls
 from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
 from harness.serve.responses.store import ResponseStore
 from harness.serve.routes import ROUTES, Handlers
+from harness.serve.scores import ScoreHandlers
 from harness.serve.service import Began
 from harness.serve.serving import Lease, Serving
 from harness.serve.tenant_routes import TenantHandlers
@@ -81,7 +82,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     responses = ResponseStore()
     serving.accounts.on_change.append(responses.forget_others)
     dialects = (ResponsesHandlers(responses), AnthropicHandlers(), ollama)
-    texts = (general, EmbeddingHandlers(), *dialects)
+    texts = (general, EmbeddingHandlers(), ScoreHandlers(), *dialects)
     handlers = (*texts, models, TenantHandlers(serving))
 
     _add_hooks(app, serving, options)

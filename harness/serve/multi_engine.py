@@ -17,9 +17,8 @@ from harness.serve.driver import (
     BUFFERED_EVENTS,
     STALLED_STEP_SECONDS,
     EngineDriver,
-    answering,
-    reason_of_end,
 )
+from harness.serve.engine_thread import answering, reason_of_end
 from harness.serve.faults import log_fault
 from harness.serve.submissions import EngineStopped
 from reference.engine import Engine

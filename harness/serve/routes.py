@@ -22,6 +22,7 @@ from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
 from harness.serve.openapi import Route, openapi_document
 from harness.serve.responses.routes import RESPONSES_ROUTES
+from harness.serve.scores import SCORE_ROUTES
 from harness.serve.service import Answered, Service
 from harness.serve.tenant_routes import TENANT_ROUTES
 from harness.serve.wire import (
@@ -37,6 +38,7 @@ ROUTES = (
     Route("POST", "/v1/chat/completions", "chat", "Answer a conversation.", ChatRequest),
     Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
     *EMBEDDING_ROUTES,
+    *SCORE_ROUTES,
     *RESPONSES_ROUTES,
     *ANTHROPIC_ROUTES,
     *OLLAMA_ROUTES,

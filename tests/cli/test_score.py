@@ -35,7 +35,7 @@ def test_scores_are_those_of_the_definition(
     out = tmp_path / "logits.npy"
     zinc("logits", "--prompt", TEXT, "--model", tiny_model, "--out", out)
     tokens = np.array(said["tokens"], np.int32)
-    chosen, ids, logs = log_probabilities(logits=np.load(out)[:-1], token=tokens[1:], top=3)
+    chosen, ids, _ = log_probabilities(logits=np.load(out)[:-1], token=tokens[1:], top=3)
     assert [one["log_probability"] for one in said["scored"]] == chosen.tolist()
     for one, value, likeliest in zip(said["scored"], chosen, ids.tolist(), strict=True):
         assert struct.pack(">f", value).hex() == one["bits"]

@@ -19,7 +19,8 @@ from contract.errors import RequestError
 from contract.types import MAX_INT32
 from harness.generate import load_drafter, load_runner, make_engine, prepare_session
 from harness.progress import NullProgress, Progress, progress_on
-from harness.serve.driver import EndWords, EngineDriver
+from harness.serve.driver import EngineDriver
+from harness.serve.engine_thread import EndWords
 from harness.serve.structured.grammars import Grammars
 from harness.serve.submissions import EngineStopped
 from zinc_rt.arguments import ModelSettings, opening, signature_of
