@@ -24,7 +24,7 @@ from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.arranged_weights import needs_model_file
-from harness.drafting import Drafting, drafter_of, open_draft_model, plan_drafting
+from harness.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
 from harness.generation import SILENT, TextGeneration
 from harness.memory import (
     LimitsAt,
@@ -41,6 +41,7 @@ from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import Drafter
 from reference.engine.options import ENGINE_DEFAULTS
+from reference.engine.sequence import LogitsSink
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.memory.recurrent import state_bytes
@@ -229,7 +230,7 @@ class Session(ContextManager):
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
-            drafter = load_drafter(prepared, tier, options.draft, owned, progress)
+            drafter = load_drafter(prepared.drafting, model, tier, options.draft, owned, progress)
             watch = PrefixWatch(_observed(options.recording, owned))
             engine = make_engine(
                 runner,
@@ -263,14 +264,16 @@ class Session(ContextManager):
         max_tokens: int,
         stop: Sequence[str] = (),
         progress: Progress = SILENT,
+        on_logits: LogitsSink | None = None,
     ) -> TextGeneration:
         """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
 
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
-        shows a prompt that takes several steps. Raises RequestError.
+        shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
+        sampled from. Raises RequestError.
         """
         request = Request(self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
-        self._latest = TextGeneration(self, request, progress)
+        self._latest = TextGeneration(self, request, progress, on_logits)
         return self._latest
 
     def step(self, request_id: int) -> list[TokenEvent]:
@@ -352,22 +355,6 @@ def load_runner(
         return ModelRunner(model, tier, limits, progress.advance)
     finally:
         progress.close()
-
-
-def load_drafter(
-    prepared: Prepared,
-    tier: Tier,
-    draft: int,
-    owned: ExitStack,
-    progress: Progress = SILENT,
-) -> Drafter | None:
-    """What guesses for a session; ``owned`` closes a draft model, which is uploaded to ``tier``."""
-    runner = None
-    if prepared.drafting is not None:
-        model, limits = prepared.drafting.model, prepared.drafting.limits
-        runner = owned.enter_context(load_runner(model, tier, limits, progress))
-        runner.prepare()
-    return drafter_of(draft, runner, prepared.model)
 
 
 def make_engine(

@@ -13,6 +13,7 @@ from harness.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
     from reference.engine import Engine
+    from reference.engine.sequence import LogitsSink
     from reference.model.open import Model
 
 SILENT = NullProgress()
@@ -78,21 +79,33 @@ class TextGeneration(Iterator[TextPiece]):
     """
 
     def __init__(
-        self, session: EngineSession, request: Request, progress: Progress = SILENT
+        self,
+        session: EngineSession,
+        request: Request,
+        progress: Progress = SILENT,
+        on_logits: LogitsSink | None = None,
     ) -> None:
-        """Submits ``request``; raises RequestError when it cannot be served."""
+        """Submits ``request``; raises RequestError when it cannot be served. ``on_logits`` receives
+        the logits that its tokens are sampled from."""
         self._session = session
         self._request = request
         self._progress = progress
         self._answer = AnswerText(session.model.tokenizer, request.stop)
         self._steps = self._read = 0
         self._reading = False
-        session.engine.submit(request)
+        self.sampled: list[int] = []
+        """Every token so far, the one that ended the text included."""
+        session.engine.submit(request, on_logits, len(request.prompt) - 1 if on_logits else 0)
         self._started = self._first = self._latest = time.perf_counter()
         self._pieces = self._run()
 
     def __next__(self) -> TextPiece:
         return next(self._pieces)
+
+    @property
+    def request(self) -> Request:
+        """What was submitted."""
+        return self._request
 
     @property
     def tokens(self) -> list[int]:
@@ -142,6 +155,8 @@ class TextGeneration(Iterator[TextPiece]):
         while self.finish_reason is None:
             for event in self._events():
                 self._count_step()
+                if event.token >= 0 and self.finish_reason is None:
+                    self.sampled.append(event.token)
                 known = len(self.tokens)
                 text = self._answer.take(event)
                 if self.stop_string is not None:

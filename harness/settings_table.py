@@ -310,6 +310,14 @@ SERVER = (
         "nothing is recorded",
     ),
     Setting(
+        "receipts",
+        PATH,
+        None,
+        "folder for signed receipts of all answers, which hold prompts and answers, and for the "
+        "key that signs them (docs/receipts.md)",
+        "no receipts are made",
+    ),
+    Setting(
         "ray",
         integer(0, 64),
         0,

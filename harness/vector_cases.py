@@ -225,8 +225,8 @@ def _attend(q: Float32, k: Float32, v: Float32, storage: str, scale: float, **mo
     else:
         octets = np.zeros(pages * 16 * I12.row_bytes(width) * 2, np.uint8)
         kv = page_view(octets, I12, (pages, 2, 16, 1, width))
-    positions = np.arange(length)
-    store(kv, positions // 16, positions % 16, k[:, None], v[:, None])  # type: ignore[arg-type]
+    positions = np.arange(length, dtype=np.int32)
+    store(kv, positions // 16, positions % 16, k[:, None], v[:, None])
     table = np.arange(pages, dtype=np.int32)[None]
     query = np.array([(0, 0, length - 1, 0)], np.int32)
     sizes = {"heads": 2, "kv_heads": 1, "head_dim": width}

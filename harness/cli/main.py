@@ -29,6 +29,7 @@ COMMANDS = MappingProxyType(
         "chat": "run_command",
         "serve": "serve_command",
         "verify": "serve_command",
+        "receipts": "receipts_command",
         "ps": "servers_command",
         "stop": "servers_command",
         "tenants": "tenants_command",

@@ -110,7 +110,8 @@ def list_models(args: argparse.Namespace) -> int:
 
 
 def _same(facts: dict[str, Any], active: dict[str, Any]) -> bool:
-    return facts["id"] == active["id"] or facts["path"] == active["path"] is not None
+    same_file = facts["path"] is not None and facts["path"] == active["path"]
+    return bool(facts["id"] == active["id"] or same_file)
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError, RequestError
+from harness.cli.run_receipt import receipt_of_run
 from harness.cli.serving import RUN_SETTINGS, open_session, sampling_of
 from harness.console import note
 from harness.setting_kinds import KEY_ENV
@@ -57,6 +58,12 @@ def add_parser(subparsers: Any) -> None:
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument(
+        "--receipt",
+        type=Path,
+        metavar="FILE",
+        help="write a signed receipt of the answer, for zinc-rt verify (docs/receipts.md)",
+    )
     _add_common(parser, output)
     text = "hold a conversation with a model"
     described = "Hold a conversation with a model. Of piped text every line is one turn."
@@ -72,6 +79,7 @@ def add_parser(subparsers: Any) -> None:
         f"the environment variable {KEY_ENV}",
     )
     parser.set_defaults(prompt=None, prompt_flag=None, file=None, chat=True, raw=False, json=False)
+    parser.set_defaults(receipt=None)
     _add_common(parser, parser.add_argument_group("output"))
 
 
@@ -117,8 +125,9 @@ def run(args: argparse.Namespace) -> int:
         args.prompt = args.prompt_flag
     if args.raw and settings.sources["system"].startswith("flag"):
         raise RequestError("system", "is not sent with --raw; leave one of them out")
-    if args.chat and args.json:
-        raise ConfigError("--json answers one prompt; leave out --chat")
+    if args.chat and (args.json or args.receipt):
+        flag = "--json" if args.json else "--receipt"
+        raise ConfigError(f"{flag} answers one prompt; leave out --chat")
     if getattr(args, "server", None) is not None:
         from harness.cli.remote_chat import converse_with_server
 
@@ -138,6 +147,7 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.progress import progress_on
 
     prompt = read_prompt(args.prompt, args.file)
+    receipt = None if args.receipt is None else receipt_of_run(args, settings, prompt)
     recording = Recording(args.trace, args.timeline)
     with open_session(settings, chat=not args.raw, recording=recording) as session:
         tokens = encode_turn(
@@ -153,6 +163,7 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
             settings["max_tokens"],
             args.stop,
             progress_on(transient=True),
+            None if receipt is None else receipt.digests,
         )
         if args.json:
             interrupted = follow(generation, lambda text: None)
@@ -160,4 +171,6 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
         else:
             interrupted = show_answer(generation)
             note(closing_line(generation, session))
+        if receipt is not None and not interrupted:
+            receipt.write(generation, session)
     return INTERRUPTED if interrupted else 0

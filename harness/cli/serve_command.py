@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT
 from harness.cli.answer import INTERRUPTED
+from harness.cli.receipts_command import (
+    add_receipt_flags,
+    refuse_receipt_flags,
+    verify_receipt_file,
+)
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.console import note
 from harness.extras import optional_libraries
@@ -61,6 +66,7 @@ VERIFY_EXAMPLES = """\
 examples:
   zinc-rt verify request.json response.json
   zinc-rt verify request.json response.json --tier cpu   the same bits elsewhere
+  zinc-rt verify receipt.json --sample 8                 eight steps, drawn here
 
 Exit code 0: the answer is identical; 1: it differs, with the first difference.
 The model and --kv-dtype must be those of the server, and so must --context
@@ -81,17 +87,28 @@ def add_parser(subparsers: Any) -> None:
     )
     add_flags(parser, NAMES, SHOWN)
     parser.set_defaults(func=serve)
-    text = "check an answer of a server by computing it again"
-    described = "Compute an answer of a server again: identical, or where it first differs."
+    text = "verify a receipt, or compute an answer of a server again"
+    described = (
+        "Verify a receipt, or compute an answer of a server again: identical, or where it first "
+        "differs."
+    )
     parser = subparsers.add_parser(
         "verify", help=text, description=described, epilog=VERIFY_EXAMPLES
     )
     parser.add_argument(
-        "request", metavar="REQUEST", type=Path, help="file: the JSON that was sent"
+        "request",
+        metavar="RECEIPT|REQUEST",
+        type=Path,
+        help="file: a receipt, a chain of them one a line, or the JSON that was sent",
     )
     parser.add_argument(
-        "response", metavar="RESPONSE", type=Path, help="file: the JSON or the events received"
+        "response",
+        metavar="RESPONSE",
+        type=Path,
+        nargs="?",
+        help="file: the JSON or the events received",
     )
+    add_receipt_flags(parser)
     add_flags(parser, VERIFY_NAMES)
     parser.set_defaults(func=verify)
 
@@ -140,11 +157,14 @@ def verify(args: argparse.Namespace) -> int:
     """Recompute an answer and compare."""
     settings = resolve(args, VERIFY_NAMES)
     need_server_extra()
+    if args.response is None:
+        return verify_receipt_file(args, settings, _model_options)
+    refuse_receipt_flags(args)
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
     from harness.serve.transcripts import read_answer, read_object
-    from harness.serve.verify import first_difference
+    from harness.serve.verify import first_difference, tells_no_usage
 
     request, response = read_object(args.request), read_answer(args.response)
     path = model_file(settings)
@@ -155,6 +175,8 @@ def verify(args: argparse.Namespace) -> int:
             difference = first_difference(model, request, response)
         except ApiError as error:
             raise ConfigError(f"{args.request}: {error}") from None
+    if tells_no_usage(response):
+        note("note: the stream tells no usage, so its counts were not compared")
     print("identical" if difference is None else f"different: {difference}")
     return 0 if difference is None else DIFFERENT
 
@@ -201,6 +223,7 @@ def options_of(settings: Settings) -> ServeOptions:
         drain_seconds=settings["drain_seconds"],
         replicas=settings["ray"],
         record=settings["record"],
+        receipts=settings["receipts"],
         cors=tuple(filter(None, map(str.strip, settings["cors"].split(",")))),
         reject_unknown=settings["unknown_fields"] == "reject",
     )

@@ -181,6 +181,8 @@ class Answer:
         body["x_zinc"] = self.extra
         if generation.logits_digests is not None:
             body["x_zinc"]["logits_sha256"] = generation.logits_digests
+        if generation.receipt is not None:
+            body["x_zinc"]["receipt"] = generation.receipt
         return body
 
 

@@ -29,6 +29,7 @@ from harness.serve.ollama.routes import OllamaHandlers
 from harness.serve.openapi import Route
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
+from harness.serve.receipts.routes import ReceiptHandlers
 from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
 from harness.serve.responses.store import ResponseStore
 from harness.serve.routes import ROUTES, Handlers
@@ -83,7 +84,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     serving.accounts.on_change.append(responses.forget_others)
     dialects = (ResponsesHandlers(responses), AnthropicHandlers(), ollama)
     texts = (general, EmbeddingHandlers(), ScoreHandlers(), *dialects)
-    handlers = (*texts, models, TenantHandlers(serving))
+    handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())
 
     _add_hooks(app, serving, options)
     app.register_error_handler(Exception, _refused)

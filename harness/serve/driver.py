@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
 from contract.types import Tenant, TokenEvent
 from harness.serve.background_work import IN_TIME_SECONDS, BackgroundWork
-from harness.serve.engine_thread import EndWords, answering, reason_of_end
 from harness.serve.event_queue import Delivered, EventQueue, Offer
 from harness.serve.faults import log_fault
-from harness.serve.submissions import EngineStopped, Submission, Submits
+from harness.serve.submissions import EndWords, EngineStopped, Submission, Submits, reason_of_end
 from harness.serve.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
 from reference.observer import Observer
@@ -368,3 +367,16 @@ class EngineDriver(Submits[EventStream]):
         self._background.close()
         for command in left:
             command()
+
+
+def answering(work: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:
+    """What ``work`` will give, its exceptions too, and what another thread calls to do it."""
+    future: Future[T] = Future()
+
+    def carry_out() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    return future, carry_out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
@@ -21,6 +22,7 @@ from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.pooling import Pool, Pooling, pooling_of, tokens_to_embed
 from harness.serve.readings import checked_inputs, read_texts, told_of_input
+from harness.serve.receipts.make import store_results
 from harness.serve.service import Service
 from harness.serve.submissions import Submission
 from harness.serve.wire import Id
@@ -67,20 +69,24 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
     width = model.model.config.hidden
     if body.dimensions is not None and body.dimensions > width:
         raise RequestError("dimensions", f"is at most {width}, the width of {model.name}")
-    prompts = _inputs(service, body, tenant)
+    prompts = texts_of(service, body, tenant)
 
     def begin(index: int) -> tuple[Submission, Callable[[], Vector]]:
         prompt = prompts[index]
         pool = Pool(pooling, len(prompt))
-        request = Request(
-            model.driver.new_id(), tuple(prompt), 0, SamplingParams(repeat_last_n=0),
-            tenant=tenant.id,
-        )  # fmt: skip
+        id, unpenalized = model.driver.new_id(), SamplingParams(repeat_last_n=0)
+        request = Request(id, tuple(prompt), 0, unpenalized, tenant=tenant.id)
         submission = Submission([request], {request.id: pool}, pool.rows_from, HIDDEN)
         return submission, lambda: pool.vector(body.dimensions)
 
     tokens = sum(map(len, prompts))
     vectors = read_texts(service, list(map(len, prompts)), begin, tenant, caller)
+    extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
+    if service.receipts is not None:
+        name, results = f"embd-{secrets.token_hex(12)}", [_octets(vector) for vector in vectors]
+        extra["receipt"] = store_results(
+            service.receipts, model, "embedding", body, tenant, name, prompts, results
+        )
     return {
         "object": "list",
         "data": [
@@ -90,8 +96,7 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
         "model": model.name,
         "system_fingerprint": model.fingerprint,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "x_zinc": {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
-        | ({"ignored": caller.ignored} if caller.ignored else {}),
+        "x_zinc": extra | ({"ignored": caller.ignored} if caller.ignored else {}),
     }
 
 
@@ -104,7 +109,7 @@ def _pooling(model: ServedModel) -> Pooling:
         ) from None
 
 
-def _inputs(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
+def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
     """The token ids of every text, with the end that a model was trained to read after each."""
     model = service.model
     try:
@@ -118,6 +123,11 @@ def _inputs(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequenc
 
 def _encoded(vector: Vector, body: EmbeddingRequest) -> str | list[float]:
     if body.encoding_format == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        return base64.b64encode(_octets(vector)).decode()
     numbers: list[float] = vector.tolist()
     return numbers
+
+
+def _octets(vector: Vector) -> bytes:
+    """A vector as little-endian binary32."""
+    return vector.astype("<f4").tobytes()

@@ -20,7 +20,7 @@ from contract.types import (
     Tenant,
     TokenEvent,
 )
-from harness.digest import RunningDigest
+from harness.digest import RowDigests, RunningDigest
 from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
 from harness.serve.chat import ChatPlan
 from harness.serve.choices import Choice, Piece, count, joined_pieces, parts_of
@@ -29,6 +29,7 @@ from harness.serve.errors import ApiError
 from harness.serve.event_queue import Delivered
 from harness.serve.model import ServedModel
 from harness.serve.prompt_scores import PromptScores
+from harness.serve.submissions import joined_sinks
 from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.model.text_stream import TextStream
@@ -57,9 +58,10 @@ class Generation:
     """The choices of one HTTP request, under way in the engine from its construction on.
 
     ``plan`` says what the answers of a chat are made of, ``constrained`` what texts that are no
-    chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. Raises
-    RequestError, QueueFull, EngineStopped and ApiError when it cannot begin. Iterate ``pieces``,
-    and ``cancel`` whatever happens.
+    chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. With
+    ``rows`` it has its ``tokens`` and ``step_digests`` for a receipt, which ``make_receipt`` makes
+    once. Raises RequestError, QueueFull, EngineStopped and ApiError when it cannot begin. Iterate
+    ``pieces``, and ``cancel`` whatever happens.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Generation:
         plan: ChatPlan | None = None,
         constrained: Constrained | None = None,
         stop_tokens: Collection[int] = (),
+        rows: bool = False,
     ) -> None:
         self.began = time.monotonic()
         self.model = model
@@ -86,13 +89,17 @@ class Generation:
         self._shown = frozenset() if plan is None else plan.form.dialect.shown
         self._by_id = {choice.request.id: choice for choice in self.choices}
         self._digests = {request.id: RunningDigest() for request in requests if digests}
+        self._rows = {request.id: RowDigests() for request in requests if rows}
+        self.tokens: list[list[int]] = [[] for _ in requests]
+        self.make_receipt: Callable[[], dict[str, str]] | None = None
+        self._receipt: dict[str, str] | None = None
         self._scores = {
             request.id: PromptScores(request) for request in requests if request.score_from
         }
         self._constrained = constrained = plan if constrained is None else constrained
         self._masks = {} if constrained is None else masks_of(constrained, model.grammars, requests)
         self._events: EventStream = model.driver.submit(
-            requests, self._digests, self._masks, self._scores
+            requests, joined_sinks(self._digests, self._rows), self._masks, self._scores
         )
 
     @property
@@ -150,6 +157,19 @@ class Generation:
         if not self._digests:
             return None
         return [self._digests[one.request.id].after(one.tokens) for one in self.choices]
+
+    @property
+    def step_digests(self) -> list[list[str]]:
+        """For each choice the digests of the logits its tokens were sampled from, row by row."""
+        return [self._rows[one.request.id].first(one.tokens) for one in self.choices]
+
+    @property
+    def receipt(self) -> dict[str, str] | None:
+        """The id and digest of the receipt of this answer, which has ended; None where none is
+        made. Raises StorageProblem where it cannot be stored."""
+        if self._receipt is None and self.make_receipt is not None:
+            self._receipt = self.make_receipt()
+        return self._receipt
 
     @property
     def preemptions(self) -> int:
@@ -224,11 +244,13 @@ class Generation:
         text = ""
         if event.token >= 0:
             count(choice, at)
+            if self._rows:
+                self.tokens[choice.index].append(event.token)
             if self._masks:
                 choice.masked.append(event.token)
         if event.token in choice.stop_tokens and reason is not FinishReason.STOP:
             # As if the engine had ended it; of what it computes behind, nothing is delivered.
-            self._events.cancel(event.request_id)
+            self._events.cancel(event.request_id, choice.tokens)
             reason = FinishReason.STOP
             event = event._replace(finish_reason=reason)
         said = event.token >= 0 and reason is not FinishReason.STOP

@@ -13,9 +13,9 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness import catalog
+from harness.drafting import load_drafter
 from harness.generate import (
     SessionOptions,
-    load_drafter,
     load_runner,
     make_engine,
     prepare_session,
@@ -27,7 +27,7 @@ from harness.serve.chat import ChatPlan, plan_chat, render_chat
 from harness.serve.dialect import Dialect, dialect_of
 from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
-from harness.serve.fingerprint import system_fingerprint
+from harness.serve.fingerprint import file_digests, system_fingerprint
 from harness.serve.multi_engine import MultiEngineDriver
 from harness.serve.storage import ProblemLog, StorageProblem
 from harness.serve.structured.grammars import Grammars
@@ -75,7 +75,8 @@ class ServedModel:
     time of its file, in seconds since 1970, ``tier`` and ``device`` say where it runs; ``grammars``
     make masks for its vocabulary. ``trace`` is the name of the file that keeps what it is told.
     Requests may call it by any of ``names``; ``sampling`` is what they leave out. Its trace is
-    written by ``recorded``. It ``keeps_prompts``: what was computed for one is found again."""
+    written by ``recorded``. It ``keeps_prompts``: what was computed for one is found again. The
+    SHA-256 of its files are ``files``."""
 
     name: str
     model: Model
@@ -93,6 +94,7 @@ class ServedModel:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     recorded: RecordedTier | None = None
     keeps_prompts: bool = True
+    files: tuple[str, ...] = ()
     trace_log: ProblemLog = field(default_factory=ProblemLog)
 
     @property
@@ -261,8 +263,6 @@ def open_model(
     # Nobody waits for a first token yet, and later no step of others shall.
     runner.prepare()
 
-    drafter = load_drafter(prepared, tier, session.draft, owned, progress)
-
     def engine(observer: Observer) -> Engine:
         return make_engine(
             runner,
@@ -272,14 +272,13 @@ def open_model(
                 Tenants(tenants, clock=time.monotonic) if together is None else together.tenants
             ),
             clock=time.monotonic,
-            drafter=drafter,
+            drafter=load_drafter(prepared.drafting, model, tier, session.draft, owned, progress),
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,
         )
 
-    make_driver = EngineDriver if together is None else together.driver
-    driver = make_driver(engine, options.buffered_events)
+    driver = (together.driver if together else EngineDriver)(engine, options.buffered_events)
     driver.start()
     owned.callback(driver.close)
     grammars = Grammars(model.tokenizer, model.config.vocab)
@@ -301,4 +300,5 @@ def open_model(
         sampling=sampling_of_file(path, model, options),
         keeps_prompts=session.prefix_cache != 0,
         recorded=tier if isinstance(tier, RecordedTier) else None,
+        files=tuple(file_digests(model, options.digests)),
     )

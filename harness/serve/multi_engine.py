@@ -17,10 +17,10 @@ from harness.serve.driver import (
     BUFFERED_EVENTS,
     STALLED_STEP_SECONDS,
     EngineDriver,
+    answering,
 )
-from harness.serve.engine_thread import answering, reason_of_end
 from harness.serve.faults import log_fault
-from harness.serve.submissions import EngineStopped
+from harness.serve.submissions import EngineStopped, reason_of_end
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
 from reference.observer import Observer

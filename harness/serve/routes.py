@@ -21,6 +21,7 @@ from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
 from harness.serve.openapi import Route, openapi_document
+from harness.serve.receipts.routes import RECEIPT_ROUTES
 from harness.serve.responses.routes import RESPONSES_ROUTES
 from harness.serve.scores import SCORE_ROUTES
 from harness.serve.service import Answered, Service
@@ -48,6 +49,7 @@ ROUTES = (
     Route("GET", "/tokenizer_info", "tokenizer_info", "The model's tokenizer and template."),
     Route("POST", "/apply-template", "apply_template", "Prompt of a chat.", TemplateRequest),
     *TENANT_ROUTES,
+    *RECEIPT_ROUTES,
     Route("GET", "/health", "health", "Whether the server lives. Needs no key."),
     Route("GET", "/ready", "ready", "Whether requests are taken."),
     Route("GET", "/version", "version", "Version and fingerprint."),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from contract.errors import ZincError
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import DeviceLost, ZincError
 from contract.types import Request
+from harness.serve.faults import log_fault
 from harness.serve.structured.grammars import TokenMasks
 from reference.engine.sequence import LogitsSink
 from reference.runner import LOGITS
 from reference.sched.scores import ScoreSink
 
 Stream = TypeVar("Stream")
+log = logging.getLogger("zinc_rt.serve")
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
 NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
 NO_SCORES: Mapping[int, ScoreSink] = MappingProxyType({})
@@ -74,3 +80,49 @@ class Submits(Protocol[Stream]):
         if error is not None:
             raise error
         return stream
+
+
+def joined_sinks(
+    first: Mapping[int, LogitsSink], second: Mapping[int, LogitsSink]
+) -> Mapping[int, LogitsSink]:
+    """Who receives the logits of each request: of either mapping, or of both one after the
+    other."""
+    if not (first and second):
+        return first or second
+
+    def joined(request_id: int) -> LogitsSink:
+        def divide(position: int, logits: NDArray[np.float32]) -> None:
+            first[request_id](position, logits)
+            second[request_id](position, logits)
+
+        return divide
+
+    return {request_id: joined(request_id) for request_id in first}
+
+
+@dataclass(frozen=True, slots=True)
+class EndWords:
+    """What callers are told of an engine that was closed, and what to do after a failure."""
+
+    closed: str = "the server is shutting down"
+    remedy: str = "restart the server"
+
+
+def reason_of_end(
+    wait: Callable[[], bool],
+    turn: Callable[[], None],
+    what: str,
+    words: EndWords = EndWords(),
+) -> EngineStopped:
+    """Take turns until ``wait`` says that there are no more, or one fails; what those who wait for
+    ``what`` are told then."""
+    try:
+        while wait():
+            turn()
+    except DeviceLost as error:
+        log.error("the device was lost: %s", error)
+        return EngineStopped(f"the device was lost; {words.remedy}")
+    except BaseException as error:
+        log_fault(f"the {what} ended", error)
+        return EngineStopped(f"the {what} failed; {words.remedy}")
+    return EngineStopped(words.closed)

@@ -34,10 +34,8 @@ Json = dict[str, Any]
 NOTHING = object()
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
-COUNTS = (
-    *("prompt_tokens", "completion_tokens", "total_tokens"),
-    *("input_tokens", "output_tokens"),
-)
+FROM_CACHE = ("cached_tokens", "cache_write_tokens")
+"""Counts of what the server had computed before."""
 NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_INT32}
 """OpenAI's sampling: no filter and no limit."""
 
@@ -59,13 +57,17 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     model = replace(model, sampling=_defaults_of(response))
     now = _told(_answer(model, asked, response))
     for name in now:
-        if name == "usage" and then[name] is None:
-            # A stream of which nobody asked for a count.
+        if name == "usage" and tells_no_usage(response):
             continue
         place = _difference(name, then[name], now[name])
         if place is not None:
             return place
     return None
+
+
+def tells_no_usage(response: Json) -> bool:
+    """Whether an answer is a stream of which nobody asked for a count: whole answers have one."""
+    return response.get("usage") is None and "object" not in response and "type" not in response
 
 
 def _defaults_of(response: Json) -> SamplingDefaults:
@@ -103,9 +105,16 @@ def _usage(response: Json) -> Json | None:
         # What is read from the cache and what is not is the server's, their sum is everybody's.
         prompt = sum(usage.get(name) or 0 for name in (CACHE_READ, CACHE_WRITTEN, "input_tokens"))
         return {"input_tokens": prompt, "output_tokens": usage.get("output_tokens")}
-    details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-    counts = {name: usage.get(name) for name in COUNTS if name in usage}
-    return {**counts, "reasoning_tokens": details.get("reasoning_tokens")}
+    return _counts(usage)
+
+
+def _counts(usage: Json) -> Json:
+    """A usage without what the cache had of the prompt, which depends on others."""
+    return {
+        name: _counts(value) if isinstance(value, dict) else value
+        for name, value in usage.items()
+        if name not in FROM_CACHE
+    }
 
 
 def _without_empty(choice: object) -> object:

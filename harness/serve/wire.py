@@ -112,7 +112,8 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing: prefixes
     are found by their tokens, and nothing is stored. Without ``seed`` one is drawn; the answer
     names it. Choice i is sampled with seed + i. ``logits_digest`` asks for a SHA-256 of the logits
-    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``. A token of
+    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``; ``receipt`` says
+    whether the answer has a receipt, where the server makes them. A token of
     ``stop_token_ids`` ends a text as stop strings do, of which one may be a control token's;
     ``return_token_ids`` asks for the ids of the prompt and of every generated token,
     ``prompt_logprobs`` for the log-probability of each of the prompt's tokens and of so many of the
@@ -142,6 +143,7 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     repeat_penalty: Repetition | None = None
     logits_digest: bool = False
     prompt_logprobs: TopLogprobs | None = None
+    receipt: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: Tier | None = None

@@ -155,12 +155,10 @@ class Pipeline:
 
     def _start_planned(self) -> bool:
         self._steady = None
-        self._scheduler.admit()
-        if self._speculative is not None:
-            self._speculative.draft()
-        chunks = self._plan()
-        while chunks and not self._scheduler.grow(chunks):
-            chunks = self._plan()
+        chunks = self._planned()
+        if not chunks and self._scheduler.due:
+            # A sequence that needed a page left, and there is room for another now.
+            chunks = self._planned()
         if not chunks:
             return False
         slot_manager = self._slot_manager
@@ -181,6 +179,16 @@ class Pipeline:
         self._publish(chunks, actives)
         self._steady = SteadyDecode.after(table, chunks, rows, inputs)
         return True
+
+    def _planned(self) -> list[Chunk]:
+        """The chunks of the next step, once their sequences have the pages they need."""
+        self._scheduler.admit()
+        if self._speculative is not None:
+            self._speculative.draft()
+        chunks = self._plan()
+        while chunks and not self._scheduler.grow(chunks):
+            chunks = self._plan()
+        return chunks
 
     def _plan(self) -> list[Chunk]:
         slot_manager = self._slot_manager
