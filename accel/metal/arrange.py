@@ -1,4 +1,4 @@
-"""Matrices arranged for the products by the device itself, when they are uploaded."""
+"""The device arranges matrices for the products when they are uploaded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.launches import MOST_GROUPS
 from accel.kernels.source import Module
-from accel.metal.launcher import MOST_GROUPS, launch_alone
+from accel.metal.launcher import launch_alone
 from accel.metal.memory import Allocation, Memory
 from accel.metal.program import Program
 from accel.packets.buffers import ArrangedMatrix
@@ -20,7 +21,7 @@ from contract.dtypes import DType, StorageClass
 Bytes = NDArray[np.uint8]
 
 STORED_BYTES = 1 << 26
-"""Stored bytes that are arranged at a time: a view of the file, or a copy where there is none."""
+"""Most stored bytes that are arranged at a time: a view of the file, or a copy elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Arranger:
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int
     ) -> ArrangedMatrix[Allocation]:
-        """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
+        """Copy uint8[rows, row_bytes], ``matrices`` matrices one after the other, to device memory.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer, and DeviceLost.
         """
@@ -42,16 +43,16 @@ class Arranger:
             return ArrangedMatrix(stored, data.shape[1], WeightLayout.STORED)
         stack = Stack(dtype, data, len(data) // matrices, TILE_ROWS)
         row_bytes = tile_bytes(dtype, stack.columns)
-        place = self.memory.allocate(name, stack.groups * row_bytes)
+        target = self.memory.allocate(name, stack.groups * row_bytes)
         try:
             for groups in stack.parts(STORED_BYTES):
-                self._arrange(name, stack, groups, place)
+                self._arrange(name, stack, groups, target)
         except BaseException:
-            self.memory.free(place)
+            self.memory.free(target)
             raise
-        return ArrangedMatrix(place, row_bytes, WeightLayout.PLANES)
+        return ArrangedMatrix(target, row_bytes, WeightLayout.PLANES)
 
-    def _arrange(self, name: str, stack: Stack, groups: range, place: Allocation) -> None:
+    def _arrange(self, name: str, stack: Stack, groups: range, target: Allocation) -> None:
         module = Module("arrange", stack.dtype)
         pipeline = self.program.pipeline(module)
         row_items = TILE_ROWS * pieces(stack.columns, UNIT_COLUMNS)
@@ -62,7 +63,7 @@ class Arranger:
                 self.memory,
                 pipeline,
                 module.op,
-                [stored.address, place.address],
+                [stored.address, target.address],
                 (len(groups), stack.rows, stack.columns, groups.start),
                 launched,
             )

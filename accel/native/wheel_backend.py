@@ -1,5 +1,7 @@
 """The build backend: setuptools, extended to put the native library into wheels.
 
+It also packs the compiled kernels of each device into one archive in place of hundreds of files.
+
 ``pip install .`` builds the variant for this machine. With ZINC_RT_WHEEL_TARGET, such as
 ``linux-aarch64``, a wheel has every variant of that system. An editable install puts the library
 of this machine into the cache folder, where the tier looks for it.
@@ -27,7 +29,9 @@ from setuptools.build_meta import (
     prepare_metadata_for_build_wheel,
 )
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
 
+from accel.kernels.compiled import SUFFIX, archives
 from accel.native.build import build_all
 from accel.native.library import PACKAGED, default_cache, find_library
 from accel.native.names import PROCESSOR, Target, library_name, this_target
@@ -46,6 +50,7 @@ __all__ = [
 ]
 
 TARGET_SETTING = "ZINC_RT_WHEEL_TARGET"
+ACCEL = Path(__file__).parents[1]
 STALE = Path("build")
 """The folder in which setuptools leaves files of the previous wheel."""
 PLATFORM_TAGS = {
@@ -60,7 +65,7 @@ PLATFORM_TAGS = {
 
 def build_wheel(wheel_directory: str, *arguments: Any, **settings: Any) -> str:
     """See PEP 517."""
-    with _libraries() as tag, _tagged(tag):
+    with _libraries() as tag, _tagged(tag), archives(ACCEL), _without(SUFFIX):
         return str(build_meta.build_wheel(wheel_directory, *arguments, **settings))
 
 
@@ -121,6 +126,21 @@ def _tagged(platform: str) -> Iterator[None]:
         yield
     finally:
         bdist_wheel.get_tag = own
+
+
+@contextmanager
+def _without(suffix: str) -> Iterator[None]:
+    """Package data with such a suffix stays out of the wheel."""
+    own = build_py.find_data_files
+
+    def find_data_files(self: Any, package: str, src_dir: str) -> list[str]:
+        return [name for name in own(self, package, src_dir) if not name.endswith(suffix)]
+
+    build_py.find_data_files = find_data_files
+    try:
+        yield
+    finally:
+        build_py.find_data_files = own
 
 
 def _say(text: str) -> None:

@@ -9,12 +9,11 @@ from accel.opencl import binding
 from accel.opencl.api import LIBRARY, opencl
 from accel.opencl.driver import wait_for_drivers
 from contract.errors import TierUnavailable
+from contract.extras import install_command
 from contract.lazy_dataclass import dataclass
 
 TIER = "opencl"
-INSTALL_EXTRA = "pip install 'zinc-rt[opencl]'"
 ICD_HINT = "apt install pocl-opencl-icd, or install the vendor's OpenCL driver"
-EXTRA_HINT = f"apt install ocl-icd-libopencl1, or {INSTALL_EXTRA}"
 MIN_VERSION = (1, 2)
 POCL = "Portable Computing Language"
 POCL_COMPILES_ONCE = ("POCL_WORK_GROUP_SPECIALIZATION", "0")
@@ -27,7 +26,8 @@ def import_binding() -> ModuleType:
     try:
         opencl()
     except (OSError, AttributeError) as error:
-        raise TierUnavailable(TIER, f"{LIBRARY} cannot be used ({error})", EXTRA_HINT) from None
+        remedy = f"apt install ocl-icd-libopencl1, or {install_command('opencl')}"
+        raise TierUnavailable(TIER, f"{LIBRARY} cannot be used ({error})", remedy) from None
     return binding
 
 

@@ -1,4 +1,4 @@
-"""Matrices arranged for the products by the device itself, when they are uploaded."""
+"""The device arranges matrices for the products when they are uploaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from contract.dtypes import DType, StorageClass
 Bytes = NDArray[np.uint8]
 
 STORED_BYTES = 1 << 26
-"""Stored bytes that are on the device at a time, before they are arranged."""
+"""Most stored bytes on the device at a time before they are arranged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Arranger:
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int
     ) -> ArrangedMatrix[Allocation]:
-        """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
+        """Copy uint8[rows, row_bytes], ``matrices`` matrices one after the other, to device memory.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer.
         """
@@ -45,16 +45,16 @@ class Arranger:
             return ArrangedMatrix(stored, data.shape[1], WeightLayout.STORED)
         stack = Stack(dtype, data, len(data) // matrices, TILE_ROWS)
         row_bytes = tile_bytes(dtype, stack.columns)
-        place = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
+        target = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
         try:
-            self._arrange(name, stack, place)
+            self._arrange(name, stack, target)
         except BaseException:
-            self.memory.free(place)
+            self.memory.free(target)
             raise
-        return ArrangedMatrix(place, row_bytes, WeightLayout.PLANES)
+        return ArrangedMatrix(target, row_bytes, WeightLayout.PLANES)
 
-    def _arrange(self, name: str, stack: Stack, place: Allocation) -> None:
-        """Copy as many whole tiles as fit, arrange them, and so on."""
+    def _arrange(self, name: str, stack: Stack, target: Allocation) -> None:
+        """Copy as many whole tiles as fit into staging memory, arrange them, and repeat."""
         module = Module("arrange", stack.dtype)
         pipeline = self.program.pipelines([module])[module]
         parts = stack.parts(STORED_BYTES)
@@ -70,7 +70,7 @@ class Arranger:
                     self.program,
                     module.op,
                     pipeline,
-                    [staging.address, place.address],
+                    [staging.address, target.address],
                     (len(tiles), stack.rows, stack.columns, tiles.start),
                     min(
                         pieces(len(tiles) * row_items, module.group_size),

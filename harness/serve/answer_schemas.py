@@ -20,6 +20,12 @@ from harness.serve.dialect_schemas import (
     OllamaVectors,
     OllamaVersion,
 )
+from harness.serve.responses.wire import (
+    Response,
+    ResponseDeleted,
+    ResponseItems,
+    ResponseTokens,
+)
 
 
 class PromptDetails(Struct):
@@ -40,15 +46,33 @@ class Usage(Struct):
     completion_tokens_details: dict[str, int]
 
 
+class TokenDifference(Struct):
+    """The first token by which a prompt differs from a cached one: its position in the prompt, and
+    the texts of the token that is cached there and of the prompt's."""
+
+    position: int
+    cached: str
+    new: str
+
+
+class CachedPrompt(Struct):
+    """Prompt tokens that came from the cache, and where a cached prompt went on otherwise."""
+
+    tokens: int
+    first_difference: TokenDifference | UnsetType = UNSET
+
+
 class Provenance(Struct):
-    """What reproduces an answer, and who computed it where; ``trace`` is the file in the folder of
-    ``--record`` that holds it, ``ignored`` are fields of the request that changed nothing, and
-    ``sampling_defaults`` are in force for what the request left out."""
+    """What reproduces an answer, and who computed it where; ``cached`` says what was not computed
+    again, ``trace`` is the file in the folder of ``--record`` that holds it, ``ignored`` are fields
+    of the request that changed nothing, and ``sampling_defaults`` are in force for what the request
+    left out."""
 
     seed: int
     tenant: str
     tier: str
     preemptions: int
+    cached: CachedPrompt
     sampling_defaults: dict[str, float]
     trace: str | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
@@ -210,19 +234,36 @@ class Embeddings(Struct):
     x_zinc: dict[str, Any]
 
 
-class Response(Struct):
-    """``POST /v1/responses``, not streamed."""
+class Infilled(Struct):
+    """``POST /infill``, not streamed."""
 
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
+    content: str
+    stop: bool
+    stop_type: str
+    tokens_predicted: int
+    tokens_evaluated: int
     model: str
-    output: list[dict[str, Any]]
-    store: Literal[False]
-    usage: dict[str, Any]
     system_fingerprint: str
-    x_zinc: Provenance
+    x_zinc: dict[str, Any]
+
+
+class Ranked(Struct):
+    """A document of a request by its index, and how well it answers the query: 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | UnsetType = UNSET
+
+
+class Reranked(Struct):
+    """``POST /v1/rerank``: the best documents first."""
+
+    object: Literal["list"]
+    model: str
+    results: list[Ranked]
+    usage: dict[str, int]
+    system_fingerprint: str
+    x_zinc: dict[str, Any]
 
 
 class TenantFacts(Struct):
@@ -322,7 +363,14 @@ ANSWERS: dict[str, type[Struct]] = {
     "apply_template": Prompt,
     "usage": TenantUsage,
     "embed": Embeddings,
+    "infill": Infilled,
+    "rerank": Reranked,
     "respond": Response,
+    "response": Response,
+    "count_response": ResponseTokens,
+    "remove_response": ResponseDeleted,
+    "cancel_response": Response,
+    "response_items": ResponseItems,
     "ollama_chat": OllamaAnswered,
     "ollama_generate": OllamaAnswered,
     "ollama_embed": OllamaVectors,
@@ -348,7 +396,7 @@ ANSWERS: dict[str, type[Struct]] = {
 }
 STREAMED = frozenset(
     (
-        *("chat", "complete", "respond", "message", "pull_model"),
+        *("chat", "complete", "infill", "respond", "message", "pull_model"),
         *("ollama_chat", "ollama_generate", "ollama_pull"),
     )
 )

@@ -112,6 +112,13 @@ class Answer:
             origin["ignored"] = self.ignored
         return origin
 
+    @property
+    def extra(self) -> Json:
+        """``x_zinc`` of a finished answer: its origin, and how it was computed."""
+        generation = self.generation
+        counts = {"cached": generation.cached, "preemptions": generation.preemptions}
+        return {**self.origin, **counts}
+
     def chunk(self, kind: str, choice: Json, first: bool) -> Json:
         """An object of a stream; the first one names the seed."""
         chunk = self.head(kind, [choice])
@@ -139,9 +146,11 @@ class Answer:
                 "rejected_prediction_tokens": 0,
             },
         }
-        body["x_zinc"] = {**self.origin, "preemptions": generation.preemptions}
+        body["x_zinc"] = self.extra
         if generation.logits_digests is not None:
             body["x_zinc"]["logits_sha256"] = generation.logits_digests
+        if generation.receipt is not None:
+            body["x_zinc"]["receipt"] = generation.receipt
         return body
 
 
@@ -175,7 +184,7 @@ class ChatShape(OpenAiStream):
         if piece.finish is None and not self._tokenwise and piece.choice in self._opened:
             parts = piece.parts if len(piece.parts) < 2 else joined(piece.parts)
             return [self._more(piece.choice, part) for part in parts]
-        return list(map(data_line, map(encode, self._chunks(piece))))
+        return list(map(data_line, map(encode, self.chunks(piece))))
 
     @property
     def _tokenwise(self) -> bool:
@@ -192,7 +201,8 @@ class ChatShape(OpenAiStream):
             (index, name), lambda text: self._chunk(index, {name: text}), part.text
         )
 
-    def _chunks(self, piece: Piece) -> Iterable[Json]:
+    def chunks(self, piece: Piece) -> Iterable[Json]:
+        """The objects of a stream that say what became certain."""
         events = _said(piece.events)
         if not piece.parts and piece.finish is None and not (self._tokenwise and events):
             return
@@ -220,16 +230,16 @@ class ChatShape(OpenAiStream):
         choices = []
         for index, parts in enumerate(pieces):
             events = _said([event for part in parts for event in part.events])
-            choices.append(
-                {
-                    "index": index,
-                    "message": message_of([part for piece in parts for part in piece.parts]),
-                    "logprobs": self._logprobs(events),
-                    "finish_reason": parts[-1].finish,
-                }
-            )
+            message = message_of([part for piece in parts for part in piece.parts])
+            choice: Json = {
+                "index": index,
+                "message": message,
+                "logprobs": self._logprobs(events),
+                "finish_reason": parts[-1].finish,
+            }
             if self.answer.token_ids:
-                choices[-1]["token_ids"] = self.answer.ids_of(parts)
+                choice["token_ids"] = message["token_ids"] = self.answer.ids_of(parts)
+            choices.append(choice)
         whole = self.answer.head("chat.completion", choices)
         if self.answer.token_ids:
             whole["prompt_token_ids"] = self.answer.prompt_ids(0)

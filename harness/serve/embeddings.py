@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from flask import g
@@ -22,7 +23,8 @@ from harness.serve.generation import FAILURES
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
-from harness.serve.pooling import Pool, Pooling, pooling_of
+from harness.serve.pooling import Pool, Pooling, pooling_of, tokens_to_embed
+from harness.serve.receipts.make import store_results
 from harness.serve.service import Began, Service
 from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
 from harness.serve.submissions import EngineStopped, Submission
@@ -33,6 +35,17 @@ MOST_INPUTS = 2048
 """OpenAI's number."""
 Inputs = Annotated[list[str | int | list[int]], Meta(min_length=1)]
 Vector = NDArray[np.float32]
+
+
+class RowSink(Protocol):
+    """Receives rows of a prompt, from position ``rows_from`` on."""
+
+    @property
+    def rows_from(self) -> int:
+        """The first position whose row is needed."""
+
+    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Take the rows of the positions from ``first`` on."""
 
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True):
@@ -70,26 +83,20 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
     width = model.model.config.hidden
     if body.dimensions is not None and body.dimensions > width:
         raise RequestError("dimensions", f"is at most {width}, the width of {model.name}")
-    prompts = _inputs(service, body, tenant)
+    prompts = texts_of(service, body, tenant)
+    pools = [Pool(pooling, len(prompt)) for prompt in prompts]
     vectors: list[Vector] = []
-    tokens = sum(map(len, prompts))
-    try:
-        while len(vectors) < len(prompts):
-            wave = prompts[len(vectors) : len(vectors) + model.limits.slots]
-            pools = [Pool(pooling, len(prompt)) for prompt in wave]
-            taken = _compute(model, wave, pools, tenant, caller.gone)
-            vectors += [pool.vector(body.dimensions) for pool in pools[:taken]]
-    except Exception as error:
-        told = _told(error)
-        if not vectors and isinstance(error, QueueFull | RequestError | EngineStopped):
-            raise told from error
-        left = told is CLIENT_LEFT
-        service.metrics.embedded(tenant, 0, "cancelled" if left else "error")
-        counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
-        service.ledger.add(tenant.id, counts)
-        raise Began(told) from error
-    service.metrics.embedded(tenant, tokens, "stop")
-    service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
+
+    def taken(first: int, stop: int) -> None:
+        vectors.extend(pool.vector(body.dimensions) for pool in pools[first:stop])
+
+    tokens = in_waves(service, prompts, pools, tenant, caller, HIDDEN, taken)
+    extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
+    if service.receipts is not None:
+        name, results = f"embd-{secrets.token_hex(12)}", [_octets(vector) for vector in vectors]
+        extra["receipt"] = store_results(
+            service.receipts, model, "embedding", body, tenant, name, prompts, results
+        )
     return {
         "object": "list",
         "data": [
@@ -99,9 +106,42 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
         "model": model.name,
         "system_fingerprint": model.fingerprint,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "x_zinc": {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
-        | ({"ignored": caller.ignored} if caller.ignored else {}),
+        "x_zinc": extra | ({"ignored": caller.ignored} if caller.ignored else {}),
     }
+
+
+def in_waves(
+    service: Service,
+    prompts: Sequence[Sequence[int]],
+    sinks: Sequence[RowSink],
+    tenant: Tenant,
+    caller: Caller,
+    output: str,
+    taken: Callable[[int, int], None] = lambda first, stop: None,
+) -> int:
+    """Give each sink the rows of ``output`` of its prompt, as many prompts at a time as there are
+    slots, and count the request; the tokens of all prompts. ``taken`` is called with the first and
+    the end of those that have theirs. Raises as ``embed`` does."""
+    model, done = service.model, 0
+    tokens = sum(map(len, prompts))
+    try:
+        while done < len(prompts):
+            end = done + model.limits.slots
+            wave = _compute(model, prompts[done:end], sinks[done:end], tenant, caller.gone, output)
+            taken(done, done + wave)
+            done += wave
+    except Exception as error:
+        told = _told(error)
+        if not done and isinstance(error, QueueFull | RequestError | EngineStopped):
+            raise told from error
+        left = told is CLIENT_LEFT
+        service.metrics.embedded(tenant, 0, "cancelled" if left else "error")
+        counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
+        service.ledger.add(tenant.id, counts)
+        raise Began(told) from error
+    service.metrics.embedded(tenant, tokens, "stop")
+    service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
+    return tokens
 
 
 def _pooling(model: ServedModel) -> Pooling:
@@ -113,17 +153,15 @@ def _pooling(model: ServedModel) -> Pooling:
         ) from None
 
 
-def _inputs(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
+def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
     """The token ids of every text, with the end that a model was trained to read after each."""
     model = service.model
     try:
         prompts = service.prompts_of(body.input, "input", MOST_INPUTS)
     except RequestError as error:
         raise _told(error) from None
-    metadata, end = model.model.file.metadata, model.tokenizer.eos_id
     of_texts = isinstance(body.input, str) or isinstance(body.input[0], str)
-    if of_texts and end is not None and metadata.get("tokenizer.ggml.add_eos_token") is True:
-        prompts = [[*prompt, end] for prompt in prompts]
+    prompts = [tokens_to_embed(model.model, prompt, of_texts) for prompt in prompts]
     most = min(model.context, tenant.max_context)
     for index, prompt in enumerate(prompts):
         if not prompt:
@@ -141,12 +179,13 @@ def _inputs(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequenc
 def _compute(
     model: ServedModel,
     prompts: Sequence[Sequence[int]],
-    pools: Sequence[Pool],
+    sinks: Sequence[RowSink],
     tenant: Tenant,
     gone: Gone,
+    output: str,
 ) -> int:
-    """Give pools the hidden states of their prompts; so many of them, the first ones, for which
-    there was a place in the queue. Raises QueueFull when there was none."""
+    """Give sinks the rows of their prompts; so many of them, the first ones, for which there was
+    room in the queue. Raises QueueFull when there was none."""
     driver = model.driver
     stream = driver.open_stream()
     unpenalized = SamplingParams(repeat_last_n=0)
@@ -158,8 +197,8 @@ def _compute(
         refused = driver.submit_to(
             stream,
             [
-                Submission([request], {request.id: pool}, pool.rows_from, HIDDEN)
-                for request, pool in zip(requests, pools, strict=True)
+                Submission([request], {request.id: sink}, sink.rows_from, output)
+                for request, sink in zip(requests, sinks, strict=True)
             ],
         )
         for number, error in enumerate(refused):
@@ -190,6 +229,11 @@ def _told(error: Exception) -> ApiError:
 
 def _encoded(vector: Vector, body: EmbeddingRequest) -> str | list[float]:
     if body.encoding_format == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        return base64.b64encode(_octets(vector)).decode()
     numbers: list[float] = vector.tolist()
     return numbers
+
+
+def _octets(vector: Vector) -> bytes:
+    """A vector as little-endian binary32."""
+    return vector.astype("<f4").tobytes()

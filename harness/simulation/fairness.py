@@ -12,7 +12,7 @@ from harness.simulation.history import VOCAB
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.schedule import EngineShape
 from harness.simulation.world import SimulatedWorld, World
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for
 from reference.sched.tenants import Tenants
 
@@ -88,12 +88,14 @@ def _compete(
     world.runner.slot_scopes = [0] * shape.limits.slots
     engine = Engine(
         world.runner,
-        end_of_generation=world.end_of_generation,
-        chunk_tokens=shape.chunk_tokens,
-        steps_ahead=shape.steps_ahead,
+        EngineOptions(
+            end_of_generation=world.end_of_generation,
+            chunk_tokens=shape.chunk_tokens,
+            steps_ahead=shape.steps_ahead,
+            prefix_cache=False,
+        ),
         tenants=Tenants(tenants, clock=world.clock),
         clock=world.clock,
-        prefix_cache=False,
     )
     owners: dict[int, int] = {}
     delivered: list[tuple[float, int]] = []

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 INTERRUPTED = "/reference/"
 """Files whose lines count."""
-SPARED = "/models.py"
-"""Takes turns between engines; what one gave is handed on there, in several lines."""
 
 
 def interrupted_at(line: int, call: Callable[[], T]) -> T:
@@ -22,8 +20,7 @@ def interrupted_at(line: int, call: Callable[[], T]) -> T:
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal left
-        name = frame.f_code.co_filename
-        if INTERRUPTED not in name or name.endswith(SPARED):
+        if INTERRUPTED not in frame.f_code.co_filename:
             return None
         if event == "line":
             left -= 1

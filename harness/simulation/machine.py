@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -220,8 +220,10 @@ class Machine:
         served = Served(number, self._schedule, world, self.tenants, self._clients, watch)
         self.served[number] = served
         self._counts["models loaded"] += 1
-        step = served.engine.step
-        served.engine.step = partial(self._watched_step, served, step)  # type: ignore[method-assign]
+        advance = served.engine.advance
+        served.engine.advance = partial(  # type: ignore[method-assign]
+            self._watched_advance, served, advance
+        )
         return Loaded(served.engine, 1, partial(self._unload, served))
 
     def _unload(self, served: Served) -> None:
@@ -240,21 +242,21 @@ class Machine:
             self.latest = None
         self._counts["models unloaded"] += 1
 
-    def _watched_step(self, served: Served, step: Any) -> list[TokenEvent]:
+    def _watched_advance(self, served: Served, advance: Callable[[], None]) -> None:
         self.latest = served
         self._use(served.number)
-        events: list[TokenEvent]
         if len(self._worlds) == 1:
-            events = step()
-            return events
+            advance()
+            served.watch.check_rest()
+            return
         began = self._clock()
         clients = (self._clients.by_id[id] for id in served.watch.live())
         tenants = {one.request.tenant for one in clients}
         # Where there are only events to hand out, nobody computes.
         weight = sum(self.tenants[id].weight for id in tenants) or 1.0
         try:
-            events = step()
-            return events
+            advance()
+            served.watch.check_rest()
         finally:
             share = (self._clock() - began) / weight
             self._largest = max(self._largest, share)

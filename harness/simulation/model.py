@@ -21,7 +21,7 @@ from harness.simulation.invariants import Violation
 from harness.simulation.schedule import EngineShape
 from harness.synth import sized_spec, write_synthetic
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner, StepInput, StepOutput
@@ -112,9 +112,9 @@ class ModelWorld:
         """By running it."""
         engine = Engine(
             self._alone,
-            end_of_generation=self.end_of_generation,
-            prefix_cache=False,
-            steps_ahead=0,
+            EngineOptions(
+                end_of_generation=self.end_of_generation, prefix_cache=False, steps_ahead=0
+            ),
         )
         parts: list[NDArray[np.float32]] = []
         engine.submit(

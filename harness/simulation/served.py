@@ -11,7 +11,7 @@ from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import Schedule
 from harness.simulation.watch import EngineWatch
 from harness.simulation.world import World
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.sched.tenants import Tenants
 
 
@@ -35,19 +35,21 @@ class Served:
         world.runner.watch = watch.submitted_step
         self.engine = Engine(
             world.runner,
-            end_of_generation=world.end_of_generation,
-            chunk_tokens=shape.chunk_tokens,
-            chunk_while_decoding=(shape.chunk_tokens + 1) // 2 if schedule.seed % 2 else None,
-            page_order=shape.page_order,
-            steps_ahead=shape.steps_ahead,
+            EngineOptions(
+                end_of_generation=world.end_of_generation,
+                chunk_tokens=shape.chunk_tokens,
+                chunk_while_decoding=(shape.chunk_tokens + 1) // 2 if schedule.seed % 2 else None,
+                page_order=shape.page_order,
+                steps_ahead=shape.steps_ahead,
+                queue_depth=shape.queue_depth,
+                prefix_cache=shape.prefix_cache,
+                cached_pages=shape.cached_pages,
+                copy_pages=shape.copy_pages,
+                host_pages=shape.host_pages,
+                stall_steps=shape.stall_steps,
+            ),
             tenants=tenants,
             clock=world.clock,
-            queue_depth=shape.queue_depth,
-            prefix_cache=shape.prefix_cache,
-            cached_pages=shape.cached_pages,
-            copy_pages=shape.copy_pages,
-            host_pages=shape.host_pages,
-            stall_steps=shape.stall_steps,
             drafter=self._drafter(schedule.seed) if shape.guesses else None,
             observer=watch,
         )

@@ -39,7 +39,8 @@ def with_masks(
     for active, (_, start, count), requested in zip(actives, chunks, rows, strict=True):
         end += requested
         sequence = active.sequence
-        if not active.masked or not requested or start + count < sequence.known:
+        last = start + count >= sequence.known and sequence.samples
+        if not active.masked or not requested or not last:
             continue
         mask = _mask_of(sequence, words)
         if mask is not None:

@@ -8,19 +8,24 @@ late, and what was computed for it beyond is nobody's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-
-import numpy as np
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_request, check_sizes, reach_of
 from reference.engine.drafter import Drafter, SpeculationStatistics
+from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
 from reference.engine.scheduler import Scheduler
-from reference.engine.sequence import LogitsSink, MaskProvider, RunningSequence, Sequence
+from reference.engine.sequence import (
+    LogitsSink,
+    MaskProvider,
+    RunningSequence,
+    Sequence,
+    new_sequence,
+)
 from reference.engine.slot_manager import SlotManager, memory_of
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
@@ -33,6 +38,7 @@ from reference.runner import HIDDEN, LOGITS, ModelRunner
 from reference.sched.admission import WaitQueue
 from reference.sched.cost import StepCost
 from reference.sched.queue_depth import may_wait
+from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
 
 FAULTS = 2
@@ -48,58 +54,34 @@ def no_clock() -> float:
 class Engine(TenantCalls):
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
-    ``chunk_tokens`` caps the prefill tokens of a step, ``chunk_while_decoding`` those of a step in
-    which sequences decode, None for the same cap; ``end_of_generation`` are the token ids that
-    finish a sequence; ``page_order`` is the order the pool hands out its pages in.
-    ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None
-    is one where the tier works while the host plans, else none. ``queue_depth`` requests may
-    wait, of one tenant among several half as many.
-    With ``prefix_cache`` what was computed is found by those that begin alike, and of the pages
-    that nobody holds any more ``cached_pages`` are kept for them, None for all. With
-    ``copy_pages`` a prefix that ends within a cached page is not computed again, and
-    ``host_pages`` evicted pages are kept in host memory.
-    A request whose consumer stalls for ``stall_steps`` steps ends. Where ``drafter`` is right about
-    at most ``draft_tokens`` tokens, a step yields several. Times are those of ``clock``.
+    Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
+    every decision and measurement. ``drafter`` proposes tokens for speculative decoding, None for
+    none. ``observer`` is called with every decision and every step.
     Not thread-safe: one thread calls it.
     """
 
     def __init__(
         self,
         runner: ModelRunner,
+        options: EngineOptions = ENGINE_DEFAULTS,
         *,
-        end_of_generation: frozenset[int] = frozenset(),
-        chunk_tokens: int | None = None,
-        chunk_while_decoding: int | None = None,
-        page_order: Iterable[int] | None = None,
-        steps_ahead: int | None = None,
         tenants: Tenants | None = None,
         clock: Clock = no_clock,
-        queue_depth: int = 1024,
-        prefix_cache: bool = True,
-        cached_pages: int | None = None,
-        copy_pages: bool = False,
-        host_pages: int = 0,
-        stall_steps: int = 64,
         drafter: Drafter | None = None,
-        draft_tokens: int = 11,
         observer: Observer = NOBODY,
     ) -> None:
         check_sizes(runner.limits)
-        self.runner = runner
-        self.end_of_generation = end_of_generation
+        self.runner, self.options = runner, options
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
         self.ledger = Ledger()
-        self.memory = memory_of(
-            runner, page_order, prefix_cache, cached_pages, copy_pages, host_pages
-        )
+        self.memory = memory_of(runner, options)
         self._clock, self._observer = clock, observer
-        self._queue_depth, self._stall_steps = queue_depth, stall_steps
         self._arrivals, self._blocked = 0, False
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
         self._whole = True
-        self._slot_manager = SlotManager(runner, self.memory, self.tenants)
+        self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost)
         self._queue = WaitQueue(self.tenants, clock=clock)
         self._scheduler = Scheduler(
             self._slot_manager, self.tenants, self._queue, clock, observer, self.ledger
@@ -108,34 +90,24 @@ class Engine(TenantCalls):
         self._speculative = (
             None
             if drafter is None
-            else SpeculativeDecoder(runner, self._slot_manager, drafter, draft_tokens, cost)
+            else SpeculativeDecoder(runner, self._slot_manager, drafter, options.draft_tokens, cost)
         )
         self._pipeline = Pipeline(
-            runner,
-            self._scheduler,
-            self.tenants,
-            chunk_tokens=chunk_tokens,
-            chunk_while_decoding=chunk_while_decoding,
-            steps_ahead=steps_ahead,
-            clock=clock,
-            observer=observer,
-            cost=cost,
-            speculative=self._speculative,
-        )
+            runner, options, self._scheduler, self.tenants, clock, observer, cost,
+            self._speculative,
+        )  # fmt: skip
         self._output_processor = OutputProcessor(
             self._slot_manager,
             self._pipeline,
             self._speculative,
             self.tenants,
             self.ledger,
-            end_of_generation,
+            options.end_of_generation,
             self._end,
         )
-        self._slot_manager.on_lost = self._lost
         self._changes = TenantChanges(
-            self.tenants, self._scheduler, self._output_processor, self.ledger
+            self.tenants, self._scheduler, self._output_processor, self.ledger, self._live.values
         )
-        self._changes.live = self._live.values
 
     @property
     def chunk_tokens(self) -> int:
@@ -156,6 +128,11 @@ class Engine(TenantCalls):
     def idle(self) -> bool:
         """True when nothing is waiting or running, and all that was said of it was heard."""
         return not self._live and not self._output_processor.pending
+
+    @property
+    def has_events(self) -> bool:
+        """Whether there are events that were not taken."""
+        return self._output_processor.pending
 
     @property
     def blocked(self) -> bool:
@@ -196,15 +173,16 @@ class Engine(TenantCalls):
         logits_from: int = 0,
         allowed: MaskProvider | None = None,
         output: str = LOGITS,
+        on_scores: ScoreSink | None = None,
     ) -> None:
-        """Queue a request. Raises RequestError when it can never run here, or when a request with
-        its id waits or runs, and QueueFull when too many wait: TenantQueueFull where there is a
-        place for others.
+        """Queue a request. Raises RequestError when it can never run here or its id is in use, and
+        QueueFull when too many wait, TenantQueueFull when too many of its tenant do.
 
         With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
         handed over chunk by chunk, or in their place the rows of ``output``: HIDDEN, where the
-        limits have ``hidden_states``. ``allowed`` is asked before every token which ones it may be;
-        where that is none, or it fails, the request ends with an error.
+        limits have ``hidden_states``. ``on_scores`` receives what ``score_from`` asks for.
+        ``allowed`` is asked before every token which ones it may be; where that is none, or it
+        fails, the request ends with an error.
         """
         tenant = self.tenants[request.tenant]
         if self.tenants.is_removed(tenant.id):
@@ -221,22 +199,17 @@ class Engine(TenantCalls):
         except ZincError:
             self.ledger.rejected(tenant.id)
             raise
-        reach = reach_of(request, tenant, self.runner.limits)
-        tokens = np.empty(reach, np.int32)
-        tokens[: len(request.prompt)] = request.prompt
-        sequence = Sequence(
-            request=request,
+        sequence = new_sequence(
+            request,
             order=self._arrivals,
-            since=0.0,
             scope=scope_of(tenant),
-            tokens=tokens,
-            known=len(request.prompt),
-            last=reach - 1,
+            reach=reach_of(request, tenant, self.runner.limits),
+            arrived=self._clock(),
             on_logits=on_logits,
+            logits_from=logits_from,
             output=output,
             allowed=allowed,
-            scored=logits_from,
-            arrived=self._clock(),
+            on_scores=on_scores,
         )
         with self._change():
             self.ledger.prompted(tenant.id, len(request.prompt))
@@ -250,11 +223,11 @@ class Engine(TenantCalls):
         """Raises QueueFull where one more request of a tenant may not wait."""
         own, waiting = self._queue.of_tenant(tenant.id), len(self._scheduler.waiting)
         within = own < tenant.max_waiting
-        if within and may_wait(own, waiting, self._queue_depth, len(self.tenants)):
+        if within and may_wait(own, waiting, self.options.queue_depth, len(self.tenants)):
             return
         seconds = self._queue.retry_after()
-        if within and waiting >= self._queue_depth:
-            raise QueueFull(self._queue_depth, seconds)
+        if within and waiting >= self.options.queue_depth:
+            raise QueueFull(self.options.queue_depth, seconds)
         rate = self.tenants.rates_free_in(tenant.id)
         raise TenantQueueFull(own, max(seconds, rate), rate > 0)
 
@@ -301,7 +274,13 @@ class Engine(TenantCalls):
             yield from self.step()
 
     def step(self) -> list[TokenEvent]:
-        """Submit what may be under way, wait for the oldest step, return the tokens it produced.
+        """``advance``, then ``take_events``."""
+        self.advance()
+        return self.take_events()
+
+    def advance(self) -> None:
+        """Submit the steps that may be in flight, wait for the oldest one, and count the tokens it
+        produced. Computes nothing while there are counted events that were not taken.
 
         After an exception, a KeyboardInterrupt among them, what ran waits again with the tokens it
         has and goes on in the next call; an error that comes back ends the requests it hits.
@@ -315,6 +294,10 @@ class Engine(TenantCalls):
             self._recover(fault=isinstance(error, Exception))
             raise
         self._whole = True
+
+    def take_events(self) -> list[TokenEvent]:
+        """Hand out the events that ``advance`` counted. They are removed in one instruction, so an
+        interrupt before it loses none: the next call returns them."""
         return self._output_processor.events()
 
     def give_back(self) -> None:
@@ -371,7 +354,7 @@ class Engine(TenantCalls):
         ending = [(sequence, FinishReason.ERROR) for sequence in (*failed, *unfit)]
         for sequence in self._stalled.values():
             sequence.stalled_steps += not sequence.patient
-            if sequence.stalled_steps > self._stall_steps:
+            if sequence.stalled_steps > self.options.stall_steps:
                 ending.append((sequence, FinishReason.CLIENT_TOO_SLOW))
         self._failed, self._scheduler.unfit = [], []
         for sequence, reason in ending:

@@ -128,27 +128,32 @@ class Models:
 
     def step(self) -> list[TokenEvent]:
         """One step of the model whose turn it is; of the next one where all its requests wait for
-        a quota or a consumer."""
+        a quota or a consumer. An interrupt loses no event: the events stay with their engine until
+        the last line here."""
+        engine = self._advance()
+        return [] if engine is None else engine.take_events()
+
+    def _advance(self) -> Engine | None:
+        """Advance the model whose turn it is: the engine that has events, or computed something."""
         if len(self._places) > 1:
             # A tenant that was gone with its last request in one is gone from all.
             self._in_all(Engine.forget_left)
         busy = {name: p for name, p in self._places.items() if not p.loaded.engine.idle}
         self._let_join(busy)
-        events: list[TokenEvent] = []
         passed: list[_Place] = []
         for place in sorted(busy.values(), key=lambda place: (place.turn, place.used)):
-            used = True
+            engine, used = place.loaded.engine, True
             try:
-                events = self._step(place)
-                used = bool(events) or not place.loaded.engine.blocked
+                self._step(place)
+                used = engine.has_events or not engine.blocked
             finally:
                 # Who could not use its turn has it no more: nobody waits for it to catch up.
                 for other in passed if used else ():
                     other.turn = max(other.turn, place.turn)
             if used:
-                break
+                return engine
             passed.append(place)
-        return events
+        return None
 
     def unload(self, name: str) -> bool:
         """Let go of a model nobody uses; False when it is in use or not loaded."""
@@ -180,14 +185,15 @@ class Models:
     def _engines(self) -> list[Engine]:
         return [place.loaded.engine for place in self._places.values()]
 
-    def _step(self, place: _Place) -> list[TokenEvent]:
+    def _step(self, place: _Place) -> None:
         engine = place.loaded.engine
         if len(self._places) == 1:
-            return engine.step()
+            engine.advance()
+            return
         # Where there are only events to hand out, nobody computes.
         began, weight = self._clock(), engine.active_weight or 1.0
         try:
-            return engine.step()
+            engine.advance()
         finally:
             place.turn += (self._clock() - began) / weight
             self._touch(place)

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
 
+import numpy as np
+
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, TokenEvent
 from reference.engine.constraining import NOT_LISTED, listed_of
@@ -15,6 +17,7 @@ from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.ledger import Ledger
 from reference.runner import StepOutput
+from reference.sched.scores import scores_in
 from reference.sched.tenants import Tenants
 
 COUNTED_ENDS = tuple(reason for reason in FinishReason if reason is not FinishReason.CANCELLED)
@@ -65,8 +68,9 @@ class OutputProcessor:
         return bool(self._batches and self._batches[-1].entries)
 
     def count(self) -> None:
-        """Let the ledger say what is about to be handed out; again and again, if need be."""
-        if not self.pending:
+        """Let the ledger say what is about to be handed out. Counting again changes nothing, but
+        for what was dropped since: that is counted no more."""
+        if not self._batches:
             return
         batch = self._batches[-1]
         tokens, ends = Counter[int](), Counter[tuple[int, FinishReason]]()
@@ -116,17 +120,18 @@ class OutputProcessor:
                 batch.before.pop(tenant, None)
 
     def forget(self, request_id: int) -> int | None:
-        """Drop the events of a request that were not handed out; its tenant, where they ended
-        it."""
-        ended = None
-        if self.pending:
-            batch = self._batches[-1]
-            own = [entry for entry in batch.entries if entry[0].request_id == request_id]
-            if own:
-                batch.entries = [entry for entry in batch.entries if entry not in own]
-                last, tenant = own[-1]
-                ended = None if last.finish_reason is None else tenant
-        return ended
+        """Drop the events of a request that were not handed out, and count them no more; the
+        request's tenant, where they ended it."""
+        if not self.pending:
+            return None
+        batch = self._batches[-1]
+        own = [entry for entry in batch.entries if entry[0].request_id == request_id]
+        if not own:
+            return None
+        batch.entries = [entry for entry in batch.entries if entry[0].request_id != request_id]
+        self.count()
+        last, tenant = own[-1]
+        return None if last.finish_reason is None else tenant
 
     def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> None:
         """A step was read at ``now``."""
@@ -159,6 +164,8 @@ class OutputProcessor:
             if sequence.active is not active:
                 # Whoever took the logits has cancelled the request.
                 return
+        if sequence.on_scores is not None and not self._score(part, output):
+            return
         if stop < sequence.known:
             return
         if part.drafted:
@@ -172,6 +179,25 @@ class OutputProcessor:
             self._note_tokens(sequence, now)
         if self._speculative is not None or active.masked:
             self._after_tokens(part)
+
+    def _score(self, part: Computed, output: StepOutput) -> bool:
+        """Hand over the log-probabilities of the prompt's tokens that a step computed, those of a
+        token once; False where the sequence goes no further: a row was broken, or it left."""
+        active = part.active
+        sequence = active.sequence
+        assert sequence.on_scores is not None
+        first, stop = sequence.next_score, min(part.stop + 1, len(sequence.request.prompt))
+        if first >= stop:
+            return True
+        row = part.end_row - (part.stop + 1 - first)
+        listed = sequence.request.log_probabilities or 0
+        tokens = sequence.tokens[first:stop]
+        scores = scores_in(output, slice(row, row + len(tokens)), first, tokens, listed)
+        # One line: an interrupt comes before both or after both.
+        sequence.next_score, _ = stop, sequence.on_scores(scores)
+        if sequence.active is active and np.isnan(scores.log_probability).any():
+            self.end_early(sequence, FinishReason.ERROR)
+        return sequence.active is active
 
     def _take_guessed(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
         """The tokens up to the first one that was guessed wrongly: how many they are."""
@@ -241,8 +267,9 @@ class OutputProcessor:
 def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:
     """Give the logits of a step to whoever asked, those of a position once."""
     assert sequence.on_logits is not None
-    skipped = max(0, sequence.scored - part.start)
-    if skipped < part.stop - part.start:
-        rows = output.rows(sequence.output)[part.first_row + skipped : part.end_row].copy()
+    first = max(sequence.scored, part.stop - (part.end_row - part.first_row))
+    if first < part.stop:
+        row = part.end_row - (part.stop - first)
+        rows = output.rows(sequence.output)[row : part.end_row].copy()
         # One line: an interrupt comes before both or after both.
-        sequence.scored, _ = part.stop, sequence.on_logits(part.start + skipped, rows)
+        sequence.scored, _ = part.stop, sequence.on_logits(first, rows)

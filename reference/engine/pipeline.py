@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from contract.types import Clock, QosClass
 from reference.engine.constraining import with_masks
+from reference.engine.options import EngineOptions
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import RunningSequence
 from reference.engine.speculative_decoder import SpeculativeDecoder
@@ -60,39 +61,34 @@ class Computed(NamedTuple):
     @property
     def drafted(self) -> bool:
         """Whether all tokens but the first were guesses."""
-        many = self.end_row - self.first_row > 1
-        return many and self.active.sequence.on_logits is None
+        return self.active.sequence.drafted(self.start, self.end_row - self.first_row)
 
 
 class Pipeline:
-    """Keeps ``steps_ahead`` steps under way on a runner; nobody else submits any.
-
-    ``chunk_tokens`` caps the prefill tokens of a step, None leaves it to the limits; for
-    ``chunk_while_decoding`` and for ``steps_ahead`` None see ``Engine``.
-    """
+    """Submits steps to a runner, ``steps_ahead`` of them ahead of the one that is read; nothing
+    else submits any. ``chunk_tokens`` and ``chunk_while_decoding`` are those of the options, within
+    the limits."""
 
     def __init__(
         self,
         runner: ModelRunner,
+        options: EngineOptions,
         scheduler: Scheduler,
         tenants: Tenants,
-        *,
-        chunk_tokens: int | None,
-        chunk_while_decoding: int | None,
-        steps_ahead: int | None,
         clock: Clock,
         observer: Observer,
         cost: StepCost,
         speculative: SpeculativeDecoder | None,
     ) -> None:
+        steps_ahead = options.steps_ahead
         if steps_ahead is None:
             steps_ahead = 1 if runner.tier.info.asynchronous else 0
         if not 0 <= steps_ahead < RING_STEPS:
             raise ValueError(f"steps_ahead is {steps_ahead}, not 0 to {RING_STEPS - 1}")
         most = runner.limits.step_tokens - runner.limits.slots
         self.steps_ahead = steps_ahead
-        self.chunk_tokens = min(chunk_tokens or most, most)
-        self.chunk_while_decoding = min(chunk_while_decoding or most, self.chunk_tokens)
+        self.chunk_tokens = min(options.chunk_tokens or most, most)
+        self.chunk_while_decoding = min(options.chunk_while_decoding or most, self.chunk_tokens)
         self.steps = 0
         self._runner = runner
         self._scheduler = scheduler
@@ -159,12 +155,10 @@ class Pipeline:
 
     def _start_planned(self) -> bool:
         self._steady = None
-        self._scheduler.admit()
-        if self._speculative is not None:
-            self._speculative.draft()
-        chunks = self._plan()
-        while chunks and not self._scheduler.grow(chunks):
-            chunks = self._plan()
+        chunks = self._planned()
+        if not chunks and self._scheduler.due:
+            # A sequence that needed a page left, and there is room for another now.
+            chunks = self._planned()
         if not chunks:
             return False
         slot_manager = self._slot_manager
@@ -185,6 +179,16 @@ class Pipeline:
         self._publish(chunks, actives)
         self._steady = SteadyDecode.after(table, chunks, rows, inputs)
         return True
+
+    def _planned(self) -> list[Chunk]:
+        """The chunks of the next step, once their sequences have the pages they need."""
+        self._scheduler.admit()
+        if self._speculative is not None:
+            self._speculative.draft()
+        chunks = self._plan()
+        while chunks and not self._scheduler.grow(chunks):
+            chunks = self._plan()
+        return chunks
 
     def _plan(self) -> list[Chunk]:
         slot_manager = self._slot_manager
@@ -251,7 +255,7 @@ class Pipeline:
             sequence = active.sequence
             of_tenant = counts[sequence.request.tenant]
             sampled = requested > 0 and sequence.samples and start + tokens >= sequence.known
-            guessed = requested > 1 and sequence.on_logits is None
+            guessed = sequence.drafted(start, requested)
             of_tenant[0] += 0 if guessed else tokens - sampled
             of_tenant[1] += sampled
         return [(self._tenants.counter(tenant), count) for tenant, count in counts.items()]

@@ -178,6 +178,8 @@ class Scheduler:
         self._ledger.admitted(tenant)
         self._ledger.looked_up(tenant, sequence.known, computed)
         self._note_pages(tenant)
+        if active.difference is not None:
+            self._observer.differed(self._clock(), sequence.request.id, active.difference)
         self._observer.admitted(
             self._clock(), sequence.request.id, active.slot, sequence.known, computed
         )

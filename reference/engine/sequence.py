@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from reference.limits import RING_STEPS, pages_for
-from reference.memory.prefix import PathEnd
+from reference.memory.prefix import Difference, PathEnd
 from reference.runner import LOGITS
 from reference.sched.constraints import Mask
+from reference.sched.scores import ScoreSink
+from reference.sched.slots import NO_ROWS
 
 LogitsSink = Callable[[int, NDArray[np.float32]], None]
 """Receives (first position, float32[positions, n]) for every chunk, n being the vocabulary or the
@@ -32,9 +34,10 @@ class Sequence:
     room for all it may ever have; the first ``known`` of them the host knows: the prompt and what
     was sampled and read. ``last`` is the position its last token may have, ``allowed`` says which
     tokens may come next. Logits of the first ``scored`` positions, or rows of another ``output``,
-    were handed over. ``faults`` counts the steps that failed under it, ``stalled_steps`` those
-    since its consumer stopped taking tokens, none while that is ``patient``. It was submitted at
-    ``arrived``, and its last tokens were handed over at ``given``. It once had ``reached``
+    were handed over, and to ``on_scores`` the log-probabilities of the prompt's tokens before
+    position ``next_score``. ``faults`` counts the steps that failed under it, ``stalled_steps``
+    those since its consumer stopped taking tokens, none while that is ``patient``. It was submitted
+    at ``arrived``, and its last tokens were handed over at ``given``. It once had ``reached``
     positions computed.
     """
 
@@ -49,6 +52,8 @@ class Sequence:
     output: str = LOGITS
     allowed: MaskProvider | None = None
     scored: int = 0
+    on_scores: ScoreSink | None = None
+    next_score: int = 0
     faults: int = 0
     stalled: bool = False
     stalled_steps: int = 0
@@ -65,8 +70,16 @@ class Sequence:
         look at, since only a computed token enters the slot's recent ones."""
         sampling = self.request.sampling
         recent = sampling.repeat_last_n if sampling.penalizes else 0
-        most = self.known - max(1, recent)
-        return max(0, min(most, self.scored) if self.on_logits is not None else most)
+        return max(0, min(self.known - max(1, recent), self.rows_from))
+
+    @property
+    def rows_from(self) -> int:
+        """The first position of those that each have a row."""
+        scoring = self.on_scores is not None and self.next_score < len(self.request.prompt)
+        return min(
+            NO_ROWS if self.on_logits is None else self.scored,
+            self.next_score - 1 if scoring else NO_ROWS,
+        )
 
     @property
     def pages_to_begin(self) -> int:
@@ -91,6 +104,10 @@ class Sequence:
         """Positions that are computed at most: the last token is sampled only."""
         return max(self.known, self.last)
 
+    def drafted(self, start: int, rows: int) -> bool:
+        """Whether a chunk from position ``start`` on with so many rows has guessed tokens."""
+        return rows > 1 and self.on_logits is None and start >= len(self.request.prompt) - 1
+
     @property
     def samples(self) -> bool:
         """Whether anything is generated at all."""
@@ -105,7 +122,9 @@ class RunningSequence:
     ``published`` is how far the prefix cache knows its pages. ``states`` are recurrent states that
     are kept of its answer, (tokens, place) each: the place of that after so many tokens. ``undo``
     is the place of the one before guesses. A sequence that has computed ``quantum`` positions has
-    got on; while it has not, nobody takes the slot of one that is ``protected``.
+    got on; while it has not, nobody takes the slot of one that is ``protected``. Pages of its first
+    ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
+    sequence of its tenant went on otherwise.
     """
 
     sequence: Sequence
@@ -116,8 +135,46 @@ class RunningSequence:
     undo: int | None = None
     quantum: int = 0
     protected: bool = False
+    matched: int = 0
+    difference: Difference | None = None
 
     @property
     def masked(self) -> bool:
         """Whether the tokens that may come next depend on the last one."""
         return self.sequence.allowed is not None
+
+
+def new_sequence(
+    request: Request,
+    *,
+    order: int,
+    scope: Hashable,
+    reach: int,
+    arrived: float,
+    on_logits: LogitsSink | None,
+    logits_from: int,
+    output: str,
+    allowed: MaskProvider | None,
+    on_scores: ScoreSink | None,
+) -> Sequence:
+    """The state of a request that was just accepted and can come to ``reach`` positions."""
+    tokens = np.empty(reach, np.int32)
+    tokens[: len(request.prompt)] = request.prompt
+    # Of a prompt that is only scored nothing is read behind the last token.
+    only_scored = on_scores is not None and on_logits is None and not request.max_tokens
+    return Sequence(
+        request=request,
+        order=order,
+        since=0.0,
+        scope=scope,
+        tokens=tokens,
+        known=len(request.prompt) - only_scored,
+        last=reach - 1,
+        on_logits=on_logits,
+        output=output,
+        allowed=allowed,
+        scored=logits_from,
+        on_scores=on_scores,
+        next_score=request.score_from or 0,
+        arrived=arrived,
+    )

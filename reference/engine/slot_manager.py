@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import Request
+from reference.engine.options import EngineOptions
 from reference.engine.sequence import RunningSequence, Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
-from reference.runner import HIDDEN, ModelRunner
+from reference.runner import ModelRunner
 from reference.sched.constraints import bias_records
 from reference.sched.quantum import goal
 from reference.sched.slots import SlotTable
@@ -21,10 +22,16 @@ class SlotManager:
     """The running sequences of one model, by slot in order of admission.
 
     Every change of slots and pages goes through here, so that table, memory and the tenants' use
-    always agree. ``on_lost`` is called with whoever loses its slot.
+    always agree. ``on_lost`` is called with every sequence that loses its slot.
     """
 
-    def __init__(self, runner: ModelRunner, memory: KvMemory, tenants: Tenants) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        memory: KvMemory,
+        tenants: Tenants,
+        on_lost: Callable[[RunningSequence], None],
+    ) -> None:
         self._runner = runner
         self._tenants = tenants
         self.memory = memory
@@ -33,8 +40,9 @@ class SlotManager:
         self.running: dict[int, RunningSequence] = {}
         self.recurrent = runner.recurrent.slot_bytes > 0
         self.keeps_states = self.recurrent and runner.limits.saved_states > 0
+        self._interval = whole_pages(runner.limits.state_interval + PAGE_TOKENS - 1)
         self._payers: set[int] = set()
-        self.on_lost: Callable[[RunningSequence], None] = lambda active: None
+        self._on_lost = on_lost
 
     def runs(self, active: RunningSequence) -> bool:
         """Whether it still has its slot."""
@@ -101,7 +109,13 @@ class SlotManager:
         assert pages is not None, "it fits"
         self.free_slots.popleft()
         active = RunningSequence(
-            sequence, slot, [*hit.pages, *pages], quantum=quantum, protected=protected
+            sequence,
+            slot,
+            [*hit.pages, *pages],
+            quantum=quantum,
+            protected=protected,
+            matched=hit.matched,
+            difference=hit.difference,
         )
         sequence.active = active
         self.running[slot] = active
@@ -128,17 +142,21 @@ class SlotManager:
         sequence = active.sequence
         known = min(self.table.computed[active.slot], sequence.known)
         active.published = self.memory.publish(
-            sequence.scope, sequence.tokens[:known], active.pages, active.published
+            sequence.scope,
+            sequence.tokens[:known],
+            active.pages,
+            active.published,
+            sequence.request.tenant,
         )
 
     def keep_state(self, active: RunningSequence) -> None:
         """Save the recurrent state where the slot stands, at the end of a page, in the queue."""
         if not self.keeps_states:
             return
-        place = self._place_for_state(active)
+        tokens = self.table.computed[active.slot]
+        place = self._place_for_state(active, self._gain_of_state(active, tokens))
         if place is not None:
             self._runner.recurrent.save(active.slot, place)
-            tokens = self.table.computed[active.slot]
             active.states.append((tokens, place))
             if tokens < len(active.sequence.request.prompt):
                 # Of a prompt: whoever asks with the same one goes on there, whatever is answered.
@@ -165,7 +183,7 @@ class SlotManager:
         """Take the slot and the pages from a sequence; what it computed stays in the cache unless
         it is not to be ``published``. One that did not get on was not ``served``."""
         sequence, slot = active.sequence, active.slot
-        self.on_lost(active)
+        self._on_lost(active)
         if published:
             self.publish(active)
             self._attach_state(active)
@@ -186,7 +204,7 @@ class SlotManager:
         """Take everything from all ``live`` sequences after a fault, whatever was being done."""
         live = list(live)
         for active in self.running.values():
-            self.on_lost(active)
+            self._on_lost(active)
         for sequence in live:
             sequence.active = None
         self.running.clear()
@@ -215,8 +233,9 @@ class SlotManager:
             # The last token of a sequence is sampled, not computed.
             end=max(sequence.known, sequence.last),
             sampling=sequence.request.sampling,
-            every_row=sequence.on_logits is not None,
-            hidden=sequence.output == HIDDEN,
+            rows_from=sequence.rows_from,
+            scored_to=len(sequence.request.prompt) if sequence.on_scores is not None else 0,
+            output=None if sequence.on_logits is None else sequence.output,
             samples=sequence.samples,
             lockstep=active.masked,
             bias=bias_records(sequence.request),
@@ -228,24 +247,43 @@ class SlotManager:
             self._next_cut(active)
 
     def _next_cut(self, active: RunningSequence) -> None:
-        """While the prompt is read a state is kept at its last full page, and where a protected
-        sequence has got on and may lose its slot; then at every page."""
+        """Choose the next position at which the recurrent state is saved.
+
+        In a prompt these are: every ``state_interval`` tokens, so that an edit in the middle costs
+        no more; the end of what was cached, since others who share it differ there too; the
+        beginnings of turns; the last full page; and the position at which a protected sequence has
+        got on and may lose its slot. Behind the prompt every page ends with one.
+        """
         slot = active.slot
         computed, known = self.table.computed[slot], self.table.known[slot]
-        end_of_prompt = (known - 1) // PAGE_TOKENS * PAGE_TOKENS
-        following = (computed // PAGE_TOKENS + 1) * PAGE_TOKENS
-        cut = end_of_prompt if computed < end_of_prompt else following
-        quantum = active.quantum
-        if active.protected and computed < quantum and quantum % PAGE_TOKENS == 0:
-            cut = min(cut, quantum)
-        self.table.cut[slot] = cut
+        end_of_prompt = whole_pages(known - 1)
+        if computed < end_of_prompt:
+            quantum = active.quantum if active.protected else 0
+            cuts = [end_of_prompt, *self._lasting_cuts(active)]
+            cuts += [self._interval * (computed // self._interval + 1)] if self._interval else []
+            cuts += [quantum] if quantum % PAGE_TOKENS == 0 else []
+            self.table.cut[slot] = min(cut for cut in cuts if cut > computed)
+        else:
+            self.table.cut[slot] = whole_pages(computed) + PAGE_TOKENS
 
-    def _place_for_state(self, active: RunningSequence) -> int | None:
+    def _lasting_cuts(self, active: RunningSequence) -> list[int]:
+        """Positions within a prompt, at the ends of pages, from which others are likely to go
+        on."""
+        return [active.matched, *map(whole_pages, active.sequence.request.turns)]
+
+    def _gain_of_state(self, active: RunningSequence, tokens: int) -> int | None:
+        """Tokens that a state in the middle of a prompt would save, None for one that is saved
+        whatever others are worth."""
+        if tokens >= whole_pages(active.sequence.known - 1) or tokens in self._lasting_cuts(active):
+            return None
+        return self._interval
+
+    def _place_for_state(self, active: RunningSequence, gain: int | None = None) -> int | None:
         """A place for the next state of a sequence: beside one, since steps ahead may have computed
         tokens that the sequence never gets, or that of the older of two, since they compute less
         than a page."""
         if len(active.states) < 2:
-            return self.memory.save_state_slot()
+            return self.memory.save_state_slot(gain)
         _, place = active.states.pop(0)
         return place
 
@@ -261,22 +299,21 @@ class SlotManager:
                 self.memory.drop_state_slot(place)
 
 
-def memory_of(
-    runner: ModelRunner,
-    page_order: Iterable[int] | None,
-    cache: bool,
-    cached_pages: int | None,
-    copy_pages: bool,
-    host_pages: int,
-) -> KvMemory:
+def whole_pages(tokens: int) -> int:
+    """As many tokens as the whole pages among ``tokens`` have."""
+    return tokens // PAGE_TOKENS * PAGE_TOKENS
+
+
+def memory_of(runner: ModelRunner, options: EngineOptions) -> KvMemory:
     """The pages and saved states of a runner."""
     limits = runner.limits
+    copies = options.copy_pages or options.host_pages > 0
     return KvMemory(
         limits.pages,
-        order=page_order,
+        order=options.page_order,
         states=limits.saved_states if runner.recurrent.slot_bytes else None,
-        cache=cache,
-        cached_pages=cached_pages,
-        copies=runner.page_copies() if host_pages or copy_pages else None,
-        host_pages=host_pages,
+        cache=options.prefix_cache,
+        cached_pages=options.cached_pages,
+        copies=runner.page_copies() if copies else None,
+        host_pages=options.host_pages,
     )

@@ -30,11 +30,12 @@ class TenantChanges:
         scheduler: Scheduler,
         output_processor: OutputProcessor,
         ledger: Ledger,
+        live: Callable[[], Iterable[Sequence]],
     ) -> None:
-        self.live: Callable[[], Iterable[Sequence]] = tuple
         self._tenants, self._ledger = tenants, ledger
         self._scheduler, self._output_processor = scheduler, output_processor
         self._memory = scheduler.slot_manager.memory
+        self._live = live
         self._followed = -1
         self._memory.reservations.check(tenants.reservations)
         self.follow()
@@ -83,7 +84,7 @@ class TenantChanges:
     def end_removed(self, id: int) -> None:
         """End what is left of a removed tenant, if there was one with this id, and forget it."""
         if self._tenants.is_removed(id):
-            for sequence in [s for s in self.live() if s.request.tenant == id]:
+            for sequence in [s for s in self._live() if s.request.tenant == id]:
                 self._output_processor.end_early(sequence, FinishReason.ERROR)
             self._output_processor.disown([id])
         self.follow()
@@ -97,9 +98,9 @@ class TenantChanges:
         with suppress(ValueError):
             # Of several engines with memories of their own only those that were asked said yes.
             memory.reservations.set_all(tenants.reservations)
-        for sequence in tuple(self.live()):
+        for sequence in tuple(self._live()):
             self._follow_scope(sequence)
-        memory.forget_others({scope_of(tenant) for tenant in tenants})
+        memory.forget_others({scope_of(t) for t in tenants}, {t.id for t in tenants})
         gone = [id for id in self._ledger.tenants if id not in tenants]
         self._output_processor.disown(gone)
         for id in gone:

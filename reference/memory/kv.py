@@ -135,7 +135,9 @@ class KvMemory:
     ) -> PrefixHit:
         """Hold the pages of the longest prefix of ``tokens`` that is known in ``scope``, of at most
         ``most`` tokens, for ``slot`` of ``tenant``."""
-        path = self._usable(self._trees.find(scope, tokens, most), self.available(tenant))
+        known = self._trees.find(scope, tokens, most)
+        path = self._usable(known, self.available(tenant))
+        difference = self._trees.difference(scope, known, tokens, tenant)
         resident = [node.page for node in path if node.page is not None]
         self._pool.hold(resident, slot, tenant)
         for node in path:
@@ -153,7 +155,7 @@ class KvMemory:
             state = path[-1].state
             self._places.touch(path[-1])
         self._count(queries=1, tokens_asked=len(tokens), tokens_hit=covered)
-        return PrefixHit(tuple(pages), covered, state)
+        return PrefixHit(tuple(pages), covered, state, len(known) * PAGE_TOKENS, difference)
 
     def publish(
         self,
@@ -161,8 +163,9 @@ class KvMemory:
         tokens: NDArray[np.int32],
         pages: Sequence[int],
         end: PathEnd | None = None,
+        tenant: int | None = None,
     ) -> PathEnd | None:
-        """Make the whole pages of a sequence findable in ``scope``.
+        """Make the whole pages of a sequence of ``tenant`` findable in ``scope``.
 
         ``tokens`` are those known to be in ``pages``, which the caller holds, from the first of the
         sequence on. ``end`` is what this returned for fewer tokens of the same sequence: with it
@@ -173,7 +176,7 @@ class KvMemory:
             end = None
         if not self._cache or whole <= (0 if end is None else end.pages):
             return end
-        for number, node in self._trees.extend(scope, tokens, whole, end):
+        for number, node in self._trees.extend(scope, tokens, whole, end, tenant):
             page = pages[number]
             if node.page != page and (node.page is None or node in self._kept):
                 self._replace(node, page)
@@ -194,10 +197,10 @@ class KvMemory:
         while len(self._kept) > self._most_kept:
             self._evict(next(iter(self._kept)))
 
-    def save_state_slot(self) -> int | None:
-        """A place for a recurrent state, the caller's until it attaches or drops it; None when
-        there is none. The state least recently used makes room."""
-        return self._places.take() if self._places is not None and self._cache else None
+    def save_state_slot(self, gain: int | None = None) -> int | None:
+        """A slot for a recurrent state, the caller's until it attaches or drops it; None when there
+        is none: see ``StateSlots.take``."""
+        return self._places.take(gain) if self._places is not None and self._cache else None
 
     def attach_state(self, scope: Hashable, tokens: NDArray[np.int32], place: int) -> None:
         """Let ``place`` hold the state after exactly ``tokens``, whole pages that were published.
@@ -207,7 +210,7 @@ class KvMemory:
         assert self._places is not None, "the model has no recurrent states"
         path = self._trees.find(scope, tokens, len(tokens))
         if path and len(path) * PAGE_TOKENS == len(tokens) and path[-1].state is None:
-            self._places.attach(path[-1], place)
+            self._places.attach(path[-1], place, len(tokens))
         else:
             self._places.drop(place)
 
@@ -216,8 +219,10 @@ class KvMemory:
         assert self._places is not None, "the model has no recurrent states"
         self._places.drop(place)
 
-    def forget_others(self, scopes: Collection[Hashable]) -> None:
-        """Forget what is cached in all but these scopes: nobody holds a page of the others."""
+    def forget_others(self, scopes: Collection[Hashable], tenants: Collection[int]) -> None:
+        """Forget what is cached in all but these scopes, of which nobody holds a page, and what
+        belonged to all but these ``tenants``."""
+        self._trees.forget_tenants(tenants)
         for scope in [scope for scope, _ in self._trees.scopes() if scope not in scopes]:
             for node in self._trees.below(scope):
                 self._drop(node)

@@ -260,7 +260,7 @@ def test_help_has_examples(zinc: Zinc, name: str) -> None:
 
 
 def test_every_setting_of_run_shows_its_environment_twin(zinc: Zinc) -> None:
-    text = " ".join(zinc("run", "--help").out.split())
+    text = " ".join(zinc("run", "--help-all").out.split())
     for name in ("model", "tier", "max_tokens", "seed", "context", "kv_dtype", "thinking"):
         assert SETTINGS[name].env in text
 
@@ -273,7 +273,7 @@ def test_version(zinc: Zinc) -> None:
 
 
 def test_help_names_what_this_build_runs(zinc: Zinc) -> None:
-    text = zinc("--help").out
+    text = zinc("--help-all").out
     after = text[text.index("models (GGUF") :]
     kinds, weights = after.split("weights  ")
     stored, kv = weights.split("keys and values  ")

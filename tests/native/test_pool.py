@@ -220,8 +220,8 @@ with NativeTier(choices=Choices(threads=2, cache=Path(sys.argv[1]))) as tier:
     counter = Counter(tier)
     pool, done = tier._pool, tier._pool.done
     fence = counter.submit(0)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         # A step of a number that was not submitted yet never ends.
         pool.wait(fence.completion.number + 1, 60.0)
     except KeyboardInterrupt:

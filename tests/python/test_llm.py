@@ -29,10 +29,12 @@ def with_sources() -> dict[str, str]:
 
 
 def test_an_argument_that_is_no_setting() -> None:
-    with pytest.raises(ConfigError, match="unknown key 'slot'; the nearest known key is 'slots'"):
-        LLM("model.gguf", slot=3)
+    with pytest.raises(TypeError, match="LLM has no argument 'tire'; did you mean 'tier'"):
+        LLM("model.gguf", tire="cpu")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="serve has no argument 'prot'; did you mean 'port'"):
+        serve("model.gguf", prot=1)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="argument slots: 'many' is not accepted"):
-        LLM("model.gguf", slots="many")
+        LLM("model.gguf", slots="many")  # type: ignore[arg-type]
 
 
 def test_settings_come_from_the_environment_too(

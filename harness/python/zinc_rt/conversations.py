@@ -51,7 +51,7 @@ class Conversations:
         """Which tokens may come next, for each request of a plan that has a grammar. Raises
         RequestError."""
         with _told_as_request():
-            from harness.serve.chat import masks_of
+            from harness.serve.answer_grammar import masks_of
 
             return masks_of(plan, self._grammars, requests)
 

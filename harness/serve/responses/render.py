@@ -1,18 +1,71 @@
-"""The objects and events of ``/v1/responses``, made from those of a chat completion."""
+"""The objects and events of ``/v1/responses``, made from those of a chat completion.
+
+Its events are named, as its clients expect of this route and of no other.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from harness.serve.answers import Json
+from harness.serve.answers import CHAT_CHUNK, Answer, ChatShape, Json
+from harness.serve.choices import Piece
+from harness.serve.data_lines import PING
+from harness.serve.errors import ApiError
+from harness.serve.responses.wire import ResponsesRequest
 from harness.serve.text_tokens import response_logprobs, tokens_of_text
-from harness.serve.wire_responses import ResponsesRequest
 
 LENGTH = "length"
+Keep = Callable[[Json, Sequence[int]], None]
+"""Stores an answer that was made of these tokens."""
+
+
+class ResponseShape:
+    """An answer as a response and its events. With ``keep`` it is stored once it is whole."""
+
+    ping = PING
+
+    def __init__(
+        self, body: ResponsesRequest, answer: Answer, listed: bool, keep: Keep | None
+    ) -> None:
+        self._body = body
+        self._answer = answer
+        self._chat = ChatShape(answer, listed)
+        self._events = ResponseEvents(body)
+        self._keep = keep
+        self._tokens: list[int] = []
+
+    def lines(self, piece: Piece) -> Iterable[bytes]:
+        """The events that say what became certain."""
+        self._tokens += self._answer.ids_of([piece])
+        return [event for chunk in self._chat.chunks(piece) for event in self._events.chunk(chunk)]
+
+    def end(self, usage: bool) -> bytes:
+        """The event with the whole response."""
+        last = self._answer.with_usage(self._answer.head(CHAT_CHUNK, []))
+        events = b"".join(self._events.chunk(last))
+        self._stored(self._events.response)
+        return events
+
+    def failed(self, error: ApiError) -> bytes:
+        """The event of an answer that failed."""
+        told: Json = msgspec.json.decode(error.encoded())
+        return self._events.failed(told["error"])
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
+        """The response."""
+        (choice,) = pieces
+        self._tokens = self._answer.ids_of(choice)
+        response = response_of(self._body, self._chat.whole(pieces))
+        self._stored(response)
+        return response
+
+    def _stored(self, response: Json) -> None:
+        if self._keep is not None:
+            self._keep(response, self._tokens)
 
 
 def response_of(body: ResponsesRequest, chat: Json) -> Json:
@@ -42,6 +95,7 @@ class ResponseEvents:
 
     def __init__(self, body: ResponsesRequest) -> None:
         self._body = body
+        self.response: Json = {}
         self._head: Json = {}
         self._items: list[_Item] = []
         self._open = False
@@ -86,7 +140,8 @@ class ResponseEvents:
         output.append(last.json("incomplete" if cut else "completed"))
         response = self._head | _end(self._finish, chunk["usage"]) | _ours(chunk)
         name = "incomplete" if self._finish == LENGTH else "completed"
-        yield self._event(f"response.{name}", response=response | {"output": output})
+        self.response = response | {"output": output}
+        yield self._event(f"response.{name}", response=self.response)
 
     def _more(self, kind: str, text: str) -> Iterator[bytes]:
         if not self._open or self._items[-1].kind != kind:
@@ -207,7 +262,7 @@ def _head(body: ResponsesRequest, chat: Json) -> Json:
     text = body.text.format if body.text is not None else None
     defaults = chat.get("x_zinc", {}).get("sampling_defaults", {})
     return {
-        "id": "resp_" + chat["id"].partition("-")[2],
+        "id": chat["id"],
         "object": "response",
         "created_at": chat["created"],
         "status": "in_progress",
@@ -219,13 +274,13 @@ def _head(body: ResponsesRequest, chat: Json) -> Json:
         "metadata": body.metadata or {},
         "model": chat["model"],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {
             "effort": None if body.reasoning is None else body.reasoning.effort,
             "summary": None,
         },
         "service_tier": chat["service_tier"],
-        "store": False,
+        "store": body.store is not False,
         "temperature": _given(body.temperature, defaults.get("temperature")),
         "text": {"format": {"type": "text"} if text is None else msgspec.to_builtins(text)},
         "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
