@@ -115,6 +115,14 @@ def browser(no_event_loop: None) -> Iterator[Any]:
         started.close()
 
 
+@pytest.fixture
+def hold(tmp_path: Path) -> Path:
+    """A file that holds the engines of processes that are given it."""
+    path = tmp_path / "hold"
+    path.touch()
+    return path
+
+
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
     """The default model, pulled if it is missing."""

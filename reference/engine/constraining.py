@@ -37,7 +37,8 @@ def with_masks(
     end = 0
     for sequence, (_, start, count), requested in zip(sequences, chunks, rows, strict=True):
         end += requested
-        if not sequence.masked or not requested or start + count < sequence.known:
+        last = start + count >= sequence.known and sequence.samples
+        if not sequence.masked or not requested or not last:
             continue
         mask = _mask_of(sequence, words)
         if mask is not None:

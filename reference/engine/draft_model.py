@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,14 @@ from contract.records import LAST_TOKEN, QUERY_TOKEN
 from contract.types import SamplingParams
 from reference.engine.drafter import DraftRequest, Tokens
 from reference.limits import RING_STEPS, Limits, whole_contexts
+from reference.model.gguf.strings import StringArray
 from reference.model.open import Model
 from reference.runner import ModelRunner, StepInput, Submission
 from reference.sched.slots import sampling_record
 
 GREEDY = SamplingParams(repeat_last_n=0)
+MOST_PADDING = 1024
+"""How many tokens more one of two vocabularies may have."""
 
 
 def draft_limits(target: Limits) -> Limits:
@@ -42,9 +45,43 @@ class _Followed:
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
+def check_vocabularies(draft: Model, target: Model) -> None:
+    """Raise RequestError unless ``draft`` can guess for ``target``: every id that both have stands
+    for the same token, and the draft model has no recurrent layers.
+
+    Sizes may differ by padding, which files of one family have in different numbers.
+    """
+    if draft.config.delta_net is not None:
+        raise RequestError(
+            "draft_model", "has recurrent layers, which cannot take guesses back; take one without"
+        )
+    pair = zip(_tokens_of(draft), _tokens_of(target), strict=False)
+    different = next((n for n, (ours, theirs) in enumerate(pair) if ours != theirs), None)
+    if different is not None:
+        ours, theirs = (model.tokenizer.token_text(different) for model in (draft, target))
+        raise RequestError(
+            "draft_model",
+            f"has another vocabulary: token {different} is {ours!r}, in the model {theirs!r}; take "
+            "one of the same family",
+        )
+    fewer, more = sorted((draft.config.vocab, target.config.vocab))
+    if more - fewer > MOST_PADDING:
+        raise RequestError(
+            "draft_model",
+            f"has {draft.config.vocab} tokens, the model {target.config.vocab}; take one of the "
+            "same family",
+        )
+
+
+def _tokens_of(model: Model) -> list[bytes]:
+    stored = model.file.require("tokenizer.ggml.tokens", StringArray)
+    return stored.to_list()
+
+
 class DraftModel:
     """Drafts the greedy continuation by the model of ``runner``. Each sequence has a slot in it, in
-    which only the tokens are computed that it does not have in common with the target's.
+    which only the tokens are computed that it does not have in common with the target's. Beyond
+    its own context it has no proposals.
 
     The drafts of one call are steps queued one after the other: their tokens stay on the device
     until all are computed. Raises RequestError for a model of another vocabulary, and for a model
@@ -52,36 +89,40 @@ class DraftModel:
     """
 
     def __init__(self, runner: ModelRunner, target: Model) -> None:
-        if runner.model.config.vocab != target.config.vocab:
-            raise RequestError(
-                "draft model",
-                f"has {runner.model.config.vocab} tokens, the model {target.config.vocab}; "
-                "take one of the same family",
-            )
-        if runner.recurrent.slot_bytes:
-            raise RequestError("draft model", "has recurrent layers; take one without")
+        check_vocabularies(runner.model, target)
         limits = runner.limits
         self._runner = runner
+        self._vocab = min(runner.model.config.vocab, target.config.vocab)
+        self._lacks_tokens = self._vocab < target.config.vocab
         pages = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
         self._page_table = pages.reshape(limits.slots, limits.slot_pages)
         self._followed: dict[int, _Followed] = {}
 
     def ready(self, key: int, tokens: Tokens) -> bool:
-        """A model always has a proposal."""
-        return True
+        """A model has a proposal for every sequence within its context and its vocabulary."""
+        within = len(tokens) < self._runner.limits.context
+        return within and not (self._lacks_tokens and int(tokens.max()) >= self._vocab)
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
         """The model's own continuations, computed for all sequences together."""
+        sequences = [self._bounded(one) for one in sequences]
         followed = [self._follow(one) for one in sequences]
         self._catch_up(sequences, followed)
         drafts = self._generate(sequences, followed)
         found = []
         for one, own, draft in zip(sequences, followed, drafts, strict=True):
-            # A row whose logits are not finite yields the token -1, which ends the draft.
-            sound = draft[: draft.index(-1)] if -1 in draft else draft
+            # A row whose logits are not finite yields -1. The target may know fewer tokens.
+            unknown = (n for n, token in enumerate(draft) if not 0 <= token < self._vocab)
+            sound = draft[: next(unknown, len(draft))]
             own.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
             found.append(np.array(sound, np.int32))
         return found
+
+    def _bounded(self, one: DraftRequest) -> DraftRequest:
+        """The request with no more guesses than the draft model has positions and tokens for."""
+        room = self._runner.limits.context - len(one.tokens)
+        most = min(one.most, room) if self.ready(one.key, one.tokens) else 0
+        return replace(one, most=max(0, most))
 
     def forget(self, key: int) -> None:
         """Free the slot of a sequence."""
@@ -120,11 +161,10 @@ class DraftModel:
 
     def _catch_up(self, sequences: Items[DraftRequest], followed: Items[_Followed]) -> None:
         """Compute the tokens that the target has read since, without the last of each sequence."""
+        chunk = self._runner.limits.step_tokens
         for one, own in zip(sequences, followed, strict=True):
-            known = one.tokens[:-1]
-            computed = _common(own.tokens, known)
-            chunk = self._runner.limits.step_tokens
-            for start in range(computed, len(known), chunk):
+            known = one.tokens[:-1] if one.most else one.tokens[:0]
+            for start in range(_common(own.tokens, known), len(known), chunk):
                 self._runner.step(self._prefill(own.slot, start, known[start : start + chunk]))
 
     def _prefill(self, slot: int, start: int, tokens: Tokens) -> StepInput:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_request, check_sizes, reach_of
@@ -21,7 +19,7 @@ from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
 from reference.engine.scheduler import Scheduler
-from reference.engine.sequence import LogitsSink, MaskProvider, Sequence
+from reference.engine.sequence import LogitsSink, MaskProvider, Sequence, new_sequence
 from reference.engine.slot_manager import SlotManager, memory_of
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
@@ -33,6 +31,7 @@ from reference.observer import NOBODY, Observer
 from reference.runner import HIDDEN, LOGITS, ModelRunner
 from reference.sched.cost import StepCost
 from reference.sched.queue_depth import may_wait
+from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
 
 FAULTS = 2
@@ -167,6 +166,7 @@ class Engine(TenantCalls):
         logits_from: int = 0,
         allowed: MaskProvider | None = None,
         output: str = LOGITS,
+        on_scores: ScoreSink | None = None,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run in this engine, or when a
         request with its id waits or runs. Raises QueueFull when the queue is full, and
@@ -174,8 +174,9 @@ class Engine(TenantCalls):
 
         ``on_logits`` is called with the logits of every position from ``logits_from`` on, chunk by
         chunk. Where ``output`` is HIDDEN and the limits have ``hidden_states``, it receives hidden
-        states instead. ``allowed`` is called before every token and gives the mask of the tokens
-        that it may be. The request ends with an error where no token may come or the call fails.
+        states instead. ``on_scores`` is called with what ``score_from`` of the request asks for.
+        ``allowed`` is called before every token and gives the mask of the tokens that it may be.
+        The request ends with an error where no token may come or the call fails.
         """
         tenant = self.tenants[request.tenant]
         if self.tenants.is_removed(tenant.id):
@@ -192,22 +193,17 @@ class Engine(TenantCalls):
         except ZincError:
             self.ledger.rejected(tenant.id)
             raise
-        reach = reach_of(request, tenant, self.runner.limits)
-        tokens = np.empty(reach, np.int32)
-        tokens[: len(request.prompt)] = request.prompt
-        sequence = Sequence(
-            request=request,
+        sequence = new_sequence(
+            request,
             order=self._arrivals,
-            since=0.0,
             scope=scope_of(tenant),
-            tokens=tokens,
-            known=len(request.prompt),
-            last=reach - 1,
+            reach=reach_of(request, tenant, self.runner.limits),
+            arrived=self._clock(),
             on_logits=on_logits,
+            logits_from=logits_from,
             output=output,
             allowed=allowed,
-            scored=logits_from,
-            arrived=self._clock(),
+            on_scores=on_scores,
         )
         with self._change():
             self.ledger.prompted(tenant.id, len(request.prompt))

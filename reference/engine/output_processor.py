@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
 
+import numpy as np
+
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, TokenEvent
 from reference.engine.constraining import NOT_LISTED, listed_of
@@ -15,6 +17,7 @@ from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.ledger import Ledger
 from reference.runner import StepOutput
+from reference.sched.scores import scores_in
 from reference.sched.tenants import Tenants
 
 COUNTED_ENDS = tuple(reason for reason in FinishReason if reason is not FinishReason.CANCELLED)
@@ -160,6 +163,8 @@ class OutputProcessor:
             if not sequence.running:
                 # The sink has cancelled the request.
                 return
+        if sequence.on_scores is not None and not self._score(part, output):
+            return
         if stop < sequence.known:
             return
         if part.drafted:
@@ -173,6 +178,25 @@ class OutputProcessor:
             self._note_tokens(sequence, now)
         if self._speculative is not None or sequence.masked:
             self._after_tokens(part)
+
+    def _score(self, part: Computed, output: StepOutput) -> bool:
+        """Hand over the log-probabilities of the prompt's tokens that a step computed, those of a
+        token once. False where a row was not finite, or the sequence lost its slot."""
+        sequence = part.sequence
+        assert sequence.on_scores is not None
+        first, stop = sequence.next_score, min(part.stop + 1, len(sequence.request.prompt))
+        if first >= stop:
+            return True
+        row = part.end_row - (part.stop + 1 - first)
+        tokens = sequence.tokens[first:stop]
+        scores = scores_in(
+            output, slice(row, row + len(tokens)), first, tokens, sequence.request.score_top
+        )
+        # One line, so that an interrupt comes before both assignments or after both.
+        sequence.next_score, _ = stop, sequence.on_scores(scores)
+        if sequence.running and np.isnan(scores.log_probability).any():
+            self.end_early(sequence, FinishReason.ERROR)
+        return sequence.running
 
     def _take_drafted(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
         """Take the tokens up to the first that differs from its draft; returns their number."""
@@ -242,8 +266,9 @@ class OutputProcessor:
 def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:
     """Give the logits of a step to the sequence's sink, those of each position once."""
     assert sequence.on_logits is not None
-    skipped = max(0, sequence.scored - part.start)
-    if skipped < part.stop - part.start:
-        rows = output.rows(sequence.output)[part.first_row + skipped : part.end_row].copy()
+    first = max(sequence.scored, part.stop - (part.end_row - part.first_row))
+    if first < part.stop:
+        row = part.end_row - (part.stop - first)
+        rows = output.rows(sequence.output)[row : part.end_row].copy()
         # One line, so that an interrupt comes before both assignments or after both.
-        sequence.scored, _ = part.stop, sequence.on_logits(part.start + skipped, rows)
+        sequence.scored, _ = part.stop, sequence.on_logits(first, rows)

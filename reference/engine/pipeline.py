@@ -64,7 +64,7 @@ class Computed(NamedTuple):
     @property
     def drafted(self) -> bool:
         """Whether all tokens but the first were drafted."""
-        return self.end_row - self.first_row > 1 and self.sequence.on_logits is None
+        return self.sequence.drafted(self.start, self.end_row - self.first_row)
 
 
 class Pipeline:
@@ -210,7 +210,7 @@ class Pipeline:
         for sequence, (_, start, tokens), requested in zip(sequences, chunks, rows, strict=True):
             of_tenant = counts[sequence.tenant]
             sampled = requested > 0 and sequence.samples and start + tokens >= sequence.known
-            drafted = requested > 1 and sequence.on_logits is None
+            drafted = sequence.drafted(start, requested)
             of_tenant[0] += 0 if drafted else tokens - sampled
             of_tenant[1] += sampled
         return [(self._tenants.counter(tenant), count) for tenant, count in counts.items()]

@@ -222,6 +222,8 @@ class Scheduler:
         self._ledger.admitted(sequence.tenant)
         self._ledger.looked_up(sequence.tenant, sequence.known, computed)
         self._note_pages(sequence.tenant)
+        if sequence.difference is not None:
+            self._observer.differed(self._clock(), sequence.request.id, sequence.difference)
         self._observer.admitted(
             self._clock(), sequence.request.id, sequence.slot, sequence.known, computed
         )

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from reference.limits import RING_STEPS, pages_for
-from reference.memory.prefix import PathEnd
+from reference.memory.prefix import Difference, PathEnd, PrefixHit
 from reference.runner import LOGITS
 from reference.sched.constraints import Mask
+from reference.sched.scores import ScoreSink
+from reference.sched.slots import NO_ROWS
 
 LogitsSink = Callable[[int, NDArray[np.float32]], None]
 """Receives (first position, float32[positions, n]) for every chunk; n is the size of the
@@ -33,7 +35,8 @@ class Sequence:
 
     Its tokens: ``tokens`` int32 has room for all of them. The host knows the first ``known``: the
     prompt, and what was sampled and read. ``last`` is the largest position a token may have.
-    ``on_logits`` has received the first ``scored`` positions.
+    ``on_logits`` has received the first ``scored`` positions, and ``on_scores`` the
+    log-probabilities of the prompt's tokens before position ``next_score``.
 
     Its history: ``order`` numbers requests by arrival. It was submitted at ``arrived``, has waited
     ``since``, and its latest token was read at ``read_at``, in seconds. ``faults`` counts the steps
@@ -45,7 +48,9 @@ class Sequence:
     under an earlier admission are dropped. The prefix cache has its pages up to ``published``.
     ``states`` are saved recurrent states of it, (tokens, state slot) each, and ``undo`` is the
     state slot for the state before drafted tokens. Once it has computed ``quantum`` positions it
-    has made progress; until then a ``protected`` sequence cannot lose its slot.
+    has made progress; until then a ``protected`` sequence cannot lose its slot. Pages of its first
+    ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
+    sequence of its tenant continued with another token.
     """
 
     request: Request
@@ -59,6 +64,8 @@ class Sequence:
     output: str = LOGITS
     allowed: MaskProvider | None = None
     scored: int = 0
+    on_scores: ScoreSink | None = None
+    next_score: int = 0
     faults: int = 0
     stalled: bool = False
     stalled_steps: int = 0
@@ -74,11 +81,16 @@ class Sequence:
     undo: int | None = None
     quantum: int = 0
     protected: bool = False
+    matched: int = 0
+    difference: Difference | None = None
 
-    def begin(self, slot: int, pages: list[int], quantum: int, protected: bool) -> None:
-        """Run in a slot with these pages."""
+    def begin(
+        self, slot: int, pages: list[int], hit: PrefixHit, quantum: int, protected: bool
+    ) -> None:
+        """Run in a slot with these pages, the first of which are cached ones."""
         self.pages, self.published, self.states, self.undo = pages, None, [], None
         self.quantum, self.protected = quantum, protected
+        self.matched, self.difference = hit.matched, hit.difference
         self.admission += 1
         self.slot = slot
 
@@ -104,8 +116,16 @@ class Sequence:
         those that penalties look at, since only a computed token enters the slot's recent ones."""
         sampling = self.request.sampling
         recent = sampling.repeat_last_n if sampling.penalizes else 0
-        most = self.known - max(1, recent)
-        return max(0, min(most, self.scored) if self.on_logits is not None else most)
+        return max(0, min(self.known - max(1, recent), self.rows_from))
+
+    @property
+    def rows_from(self) -> int:
+        """The first position of those that each have a row."""
+        scoring = self.on_scores is not None and self.next_score < len(self.request.prompt)
+        return min(
+            NO_ROWS if self.on_logits is None else self.scored,
+            self.next_score - 1 if scoring else NO_ROWS,
+        )
 
     @property
     def pages_to_begin(self) -> int:
@@ -129,7 +149,47 @@ class Sequence:
         """The most positions that are computed: the last token is sampled only."""
         return max(self.known, self.last)
 
+    def drafted(self, start: int, rows: int) -> bool:
+        """Whether a chunk from position ``start`` on with so many rows has guessed tokens."""
+        return rows > 1 and self.on_logits is None and start >= len(self.request.prompt) - 1
+
     @property
     def samples(self) -> bool:
         """Whether any token is generated."""
         return self.request.max_tokens > 0
+
+
+def new_sequence(
+    request: Request,
+    *,
+    order: int,
+    scope: Hashable,
+    reach: int,
+    arrived: float,
+    on_logits: LogitsSink | None,
+    logits_from: int,
+    output: str,
+    allowed: MaskProvider | None,
+    on_scores: ScoreSink | None,
+) -> Sequence:
+    """The state of a request that was just accepted and can come to ``reach`` positions."""
+    tokens = np.empty(reach, np.int32)
+    tokens[: len(request.prompt)] = request.prompt
+    # Of a prompt that is only scored nothing is read behind the last token.
+    only_scored = on_scores is not None and on_logits is None and not request.max_tokens
+    return Sequence(
+        request=request,
+        order=order,
+        since=0.0,
+        scope=scope,
+        tokens=tokens,
+        known=len(request.prompt) - only_scored,
+        last=reach - 1,
+        on_logits=on_logits,
+        output=output,
+        allowed=allowed,
+        scored=logits_from,
+        on_scores=on_scores,
+        next_score=request.score_from or 0,
+        arrived=arrived,
+    )

@@ -10,7 +10,7 @@ from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
-from reference.runner import HIDDEN, ModelRunner
+from reference.runner import ModelRunner
 from reference.sched.constraints import bias_records
 from reference.sched.quantum import goal
 from reference.sched.slots import SlotTable
@@ -39,6 +39,7 @@ class SlotManager:
         self.running: dict[int, Sequence] = {}
         self.recurrent = runner.recurrent.slot_bytes > 0
         self.keeps_states = self.recurrent and runner.limits.saved_states > 0
+        self._interval = whole_pages(runner.limits.state_interval + PAGE_TOKENS - 1)
         self._payers: set[int] = set()
         self._on_lost = on_lost
 
@@ -97,7 +98,7 @@ class SlotManager:
         pages = memory.take(whole - len(hit.pages), tenant, slot)
         assert pages is not None, "it fits"
         self.free_slots.popleft()
-        sequence.begin(slot, [*hit.pages, *pages], quantum, protected)
+        sequence.begin(slot, [*hit.pages, *pages], hit, quantum, protected)
         self.running[slot] = sequence
         self._note_slots(sequence, 1)
         self._note_pages(tenant)
@@ -120,17 +121,21 @@ class SlotManager:
         """Let other sequences find the pages that are full of tokens the host knows."""
         known = self.progress(sequence)
         sequence.published = self.memory.publish(
-            sequence.scope, sequence.tokens[:known], sequence.pages, sequence.published
+            sequence.scope,
+            sequence.tokens[:known],
+            sequence.pages,
+            sequence.published,
+            sequence.tenant,
         )
 
     def keep_state(self, sequence: Sequence) -> None:
         """Queue a copy of the recurrent state of the slot, which stands at the end of a page."""
         if not self.keeps_states:
             return
-        state_slot = self._state_slot_for(sequence)
+        tokens = self.table.computed[sequence.slot]
+        state_slot = self._state_slot_for(sequence, self._gain_of_state(sequence, tokens))
         if state_slot is not None:
             self._runner.recurrent.save(sequence.slot, state_slot)
-            tokens = self.table.computed[sequence.slot]
             sequence.states.append((tokens, state_slot))
             if tokens < len(sequence.request.prompt):
                 # A state inside the prompt serves every request with the same prompt.
@@ -204,8 +209,9 @@ class SlotManager:
             known=sequence.known,
             end=sequence.end,
             sampling=request.sampling,
-            every_row=sequence.on_logits is not None,
-            hidden=sequence.output == HIDDEN,
+            rows_from=sequence.rows_from,
+            scored_to=len(request.prompt) if sequence.on_scores is not None else 0,
+            output=None if sequence.on_logits is None else sequence.output,
             samples=sequence.samples,
             lockstep=sequence.masked,
             bias=bias_records(request),
@@ -217,25 +223,43 @@ class SlotManager:
             self._next_cut(sequence)
 
     def _next_cut(self, sequence: Sequence) -> None:
-        """Set the position at which the next recurrent state is saved: while the prompt is read,
-        the end of its last full page, or the quantum of a protected sequence, which may lose its
-        slot there; then the end of every page."""
+        """Set the position at which the next recurrent state is saved.
+
+        In a prompt these are: every ``state_interval`` tokens, so that an edit in the middle costs
+        no more; the end of what was cached, since others who share it differ there too; the
+        beginnings of turns; the last full page; and the quantum of a protected sequence, which may
+        lose its slot there. Behind the prompt every page ends with one.
+        """
         slot = sequence.slot
         computed, known = self.table.computed[slot], self.table.known[slot]
-        end_of_prompt = (known - 1) // PAGE_TOKENS * PAGE_TOKENS
-        following = (computed // PAGE_TOKENS + 1) * PAGE_TOKENS
-        cut = end_of_prompt if computed < end_of_prompt else following
-        quantum = sequence.quantum
-        if sequence.protected and computed < quantum and quantum % PAGE_TOKENS == 0:
-            cut = min(cut, quantum)
-        self.table.cut[slot] = cut
+        end_of_prompt = whole_pages(known - 1)
+        if computed < end_of_prompt:
+            quantum = sequence.quantum if sequence.protected else 0
+            cuts = [end_of_prompt, *self._lasting_cuts(sequence)]
+            cuts += [self._interval * (computed // self._interval + 1)] if self._interval else []
+            cuts += [quantum] if quantum % PAGE_TOKENS == 0 else []
+            self.table.cut[slot] = min(cut for cut in cuts if cut > computed)
+        else:
+            self.table.cut[slot] = whole_pages(computed) + PAGE_TOKENS
 
-    def _state_slot_for(self, sequence: Sequence) -> int | None:
+    def _lasting_cuts(self, sequence: Sequence) -> list[int]:
+        """Positions within a prompt, at the ends of pages, at which other prompts are likely to
+        differ."""
+        return [sequence.matched, *map(whole_pages, sequence.request.turns)]
+
+    def _gain_of_state(self, sequence: Sequence, tokens: int) -> int | None:
+        """Tokens that a state in the middle of a prompt would save, None for one that is saved
+        whatever others are worth."""
+        if tokens >= whole_pages(sequence.known - 1) or tokens in self._lasting_cuts(sequence):
+            return None
+        return self._interval
+
+    def _state_slot_for(self, sequence: Sequence, gain: int | None = None) -> int | None:
         """A state slot for the next state of a sequence. It has at most two: steps ahead may have
         computed tokens that it never gets, which is less than a page, so the older of two states
         is not needed."""
         if len(sequence.states) < 2:
-            return self.memory.save_state_slot()
+            return self.memory.save_state_slot(gain)
         _, state_slot = sequence.states.pop(0)
         return state_slot
 
@@ -248,6 +272,11 @@ class SlotManager:
                 self.memory.attach_state(sequence.scope, sequence.tokens[:tokens], state_slot)
             else:
                 self.memory.drop_state_slot(state_slot)
+
+
+def whole_pages(tokens: int) -> int:
+    """As many tokens as the whole pages among ``tokens`` have."""
+    return tokens // PAGE_TOKENS * PAGE_TOKENS
 
 
 def memory_of(runner: ModelRunner, options: EngineOptions) -> KvMemory:

@@ -100,7 +100,7 @@ class TenantChanges:
             memory.reservations.set_all(tenants.reservations)
         for sequence in tuple(self._live()):
             self._follow_scope(sequence)
-        memory.forget_others({scope_of(tenant) for tenant in tenants})
+        memory.forget_others({scope_of(t) for t in tenants}, {t.id for t in tenants})
         gone = [id for id in self._ledger.tenants if id not in tenants]
         self._output_processor.disown(gone)
         for id in gone:

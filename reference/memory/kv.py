@@ -134,9 +134,11 @@ class KvMemory:
     def adopt(
         self, scope: Hashable, tokens: NDArray[np.int32], most: int, tenant: int, slot: int
     ) -> PrefixHit:
-        """Hold the pages of the longest prefix of ``tokens`` that is cached in ``scope``, of at
-        most ``most`` tokens, for ``slot`` of ``tenant``."""
-        path = self._usable(self._trees.find(scope, tokens, most), self.available(tenant))
+        """Hold the pages of the longest prefix of ``tokens`` that is known in ``scope``, of at most
+        ``most`` tokens, for ``slot`` of ``tenant``."""
+        known = self._trees.find(scope, tokens, most)
+        path = self._usable(known, self.available(tenant))
+        difference = self._trees.difference(scope, known, tokens, tenant)
         resident = [node.page for node in path if node.page is not None]
         self._pool.hold(resident, slot, tenant)
         for node in path:
@@ -154,7 +156,7 @@ class KvMemory:
             state = path[-1].state
             self._state_slots.touch(path[-1])
         self._count(queries=1, tokens_asked=len(tokens), tokens_hit=covered)
-        return PrefixHit(tuple(pages), covered, state)
+        return PrefixHit(tuple(pages), covered, state, len(known) * PAGE_TOKENS, difference)
 
     def publish(
         self,
@@ -162,8 +164,9 @@ class KvMemory:
         tokens: NDArray[np.int32],
         pages: Sequence[int],
         end: PathEnd | None = None,
+        tenant: int | None = None,
     ) -> PathEnd | None:
-        """Let sequences of ``scope`` find the full pages of a sequence.
+        """Let sequences of ``scope`` find the full pages of a sequence of ``tenant``.
 
         ``tokens`` are the first tokens of the sequence, which are in ``pages``; the caller holds
         these. ``end`` is the result of an earlier call for fewer tokens of the same sequence: only
@@ -174,7 +177,7 @@ class KvMemory:
             end = None
         if not self._cache or whole <= (0 if end is None else end.pages):
             return end
-        for number, node in self._trees.extend(scope, tokens, whole, end):
+        for number, node in self._trees.extend(scope, tokens, whole, end, tenant):
             page = pages[number]
             if node.page != page and (node.page is None or node in self._cached):
                 self._replace(node, page)
@@ -195,10 +198,11 @@ class KvMemory:
         while len(self._cached) > self._most_cached:
             self._evict(next(iter(self._cached)))
 
-    def save_state_slot(self) -> int | None:
+    def save_state_slot(self, gain: int | None = None) -> int | None:
         """A state slot for a recurrent state, the caller's until it attaches or drops it; None when
-        all are taken. The least recently used state makes room."""
-        return self._state_slots.take() if self._state_slots is not None and self._cache else None
+        there is none: see ``StateSlots.take``."""
+        slots = self._state_slots
+        return slots.take(gain) if slots is not None and self._cache else None
 
     def attach_state(self, scope: Hashable, tokens: NDArray[np.int32], state_slot: int) -> None:
         """Let others find in ``state_slot`` the state after exactly ``tokens``, whole pages
@@ -209,7 +213,7 @@ class KvMemory:
         assert self._state_slots is not None, "the model has no recurrent states"
         path = self._trees.find(scope, tokens, len(tokens))
         if path and len(path) * PAGE_TOKENS == len(tokens) and path[-1].state is None:
-            self._state_slots.attach(path[-1], state_slot)
+            self._state_slots.attach(path[-1], state_slot, len(tokens))
         else:
             self._state_slots.drop(state_slot)
 
@@ -218,8 +222,10 @@ class KvMemory:
         assert self._state_slots is not None, "the model has no recurrent states"
         self._state_slots.drop(state_slot)
 
-    def forget_others(self, scopes: Collection[Hashable]) -> None:
-        """Drop the cached pages of all other scopes; no sequence holds a page of them."""
+    def forget_others(self, scopes: Collection[Hashable], tenants: Collection[int]) -> None:
+        """Drop the cached pages of all other scopes, of which no sequence holds a page, and what
+        belonged to all but these ``tenants``."""
+        self._trees.forget_tenants(tenants)
         for scope in [scope for scope, _ in self._trees.scopes() if scope not in scopes]:
             for node in self._trees.below(scope):
                 self._drop(node)

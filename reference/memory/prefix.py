@@ -7,9 +7,10 @@ pages below the root of its own scope.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import field
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from contract.lazy_dataclass import dataclass
 from contract.types import Tenant
 
 KEY_BYTES = PAGE_TOKENS * 4
+NO_TENANTS: frozenset[int] = frozenset()
+MOST_COMPARED = 64
+"""Pages that are compared with a prompt to name the token by which it differs: the newest ones."""
 
 
 def scope_of(tenant: Tenant) -> tuple[str, int]:
@@ -32,10 +36,10 @@ def scope_of(tenant: Tenant) -> tuple[str, int]:
 class Node:
     """A full page of tokens.
 
-    ``page`` is its page, None for a root and for a page in host memory, which is ``saved``.
-    ``state`` is the state slot of the recurrent state after its last token, if one is saved.
-    ``parent`` is None for a root and for a node that was taken out of the tree. Only a root has a
-    ``scope``.
+    ``page`` is its number, None for a root and for a page in host memory, ``saved``. ``state`` is
+    the slot of the recurrent state after its last token, if one is saved. ``parent`` is None for a
+    root and for a node that was taken out of the tree; only a root has a ``scope``. ``tenants`` are
+    those whose own sequences began with these tokens.
     """
 
     key: bytes
@@ -44,6 +48,7 @@ class Node:
     saved: Any = None
     state: int | None = None
     scope: Hashable = None
+    tenants: frozenset[int] = NO_TENANTS
     children: dict[bytes, Node] = field(default_factory=dict)
 
     def upward(self) -> Iterator[Node]:
@@ -68,17 +73,29 @@ class PathEnd:
         return self.node.parent is not None
 
 
+class Difference(NamedTuple):
+    """The first token by which a sequence differs from a cached one: its ``position``, and the
+    token that is ``cached`` there."""
+
+    position: int
+    cached: int
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
     """The first ``tokens`` tokens of a sequence, which are in ``pages`` and need not be computed.
 
-    ``state`` is the state slot of the recurrent state after them, where the model has one. Where
-    ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own.
+    ``state`` is the slot of the recurrent state after them, where the model has any. Where
+    ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own. Whole
+    pages of its first ``matched`` tokens are cached, with or without a state. ``difference`` is
+    where a cached sequence of the same tenant went on otherwise.
     """
 
     pages: tuple[int, ...]
     tokens: int
     state: int | None = None
+    matched: int = 0
+    difference: Difference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,7 @@ class PrefixTrees:
     def __init__(self) -> None:
         self._roots: dict[Hashable, Node] = {}
         self._nodes: dict[int, Node] = {}
+        self._alone: dict[int, frozenset[int]] = {}
 
     def of_page(self, page: int) -> Node | None:
         """The node of a page."""
@@ -128,11 +146,40 @@ class PrefixTrees:
         keys = _keys(tokens, len(above), min(len(tokens) // PAGE_TOKENS, len(above) + 1))
         return node.children.get(keys[0]) if node is not None and keys else None
 
+    def difference(
+        self, scope: Hashable, above: Sequence[Node], tokens: NDArray[np.int32], tenant: int
+    ) -> Difference | None:
+        """The first token of ``tokens`` after the path ``above`` that is not the one in the cached
+        page of the tenant's that agrees longest. None where all agree, or none begins alike."""
+        node = above[-1] if above else self._roots.get(scope)
+        first = len(above) * PAGE_TOKENS
+        rest = tokens[first : first + PAGE_TOKENS]
+        most, found = -1, None
+        newest = () if node is None else islice(reversed(node.children.values()), MOST_COMPARED)
+        for child in newest:
+            if tenant in child.tenants:
+                cached = np.frombuffer(child.key, np.int32)[: len(rest)]
+                differing = np.flatnonzero(cached != rest)
+                if not len(differing):
+                    return None
+                same = int(differing[0])
+                if same > most:
+                    most, found = same, Difference(first + same, int(cached[same]))
+        return None if found is None or not found.position else found
+
     def extend(
-        self, scope: Hashable, tokens: NDArray[np.int32], whole: int, end: PathEnd | None
+        self,
+        scope: Hashable,
+        tokens: NDArray[np.int32],
+        whole: int,
+        end: PathEnd | None,
+        tenant: int | None,
     ) -> Iterator[tuple[int, Node]]:
-        """The nodes of the first ``whole`` pages of ``tokens`` behind ``end``, each with the number
-        of its page in the sequence. Missing nodes are made, without a page."""
+        """The nodes of the first ``whole`` pages of ``tokens``, a tenant's, that come after
+        ``end``, each with the number of its page. Missing ones are made, without a page."""
+        alone = NO_TENANTS
+        if tenant is not None:
+            alone = self._alone.setdefault(tenant, frozenset([tenant]))
         first = 0
         if end is not None:
             node, first = end.node, end.pages
@@ -144,6 +191,8 @@ class PrefixTrees:
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = Node(key, node)
+            if not alone <= child.tenants:
+                child.tenants = child.tenants | alone if child.tenants else alone
             node = child
             yield number, node
 
@@ -182,6 +231,14 @@ class PrefixTrees:
     def scopes(self) -> Iterator[tuple[Hashable, Node]]:
         """Every scope and its root."""
         yield from self._roots.items()
+
+    def forget_tenants(self, tenants: Collection[int]) -> None:
+        """Let cached tokens be nobody's own but of these ``tenants``."""
+        for _, root in self.scopes():
+            for node in self.walk(root):
+                if not node.tenants.issubset(tenants):
+                    node.tenants = node.tenants.intersection(tenants)
+        self._alone.clear()
 
     def check(self) -> Iterator[tuple[Hashable, Node]]:
         """Every node with its scope. Raises AssertionError where nodes and pages contradict each

@@ -49,6 +49,14 @@ def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: b
             raise RequestError("log_probabilities", "this engine was built without any; use None")
         if listed > most:
             raise RequestError("log_probabilities", f"is {listed}, at most {most} are listed")
+    start, tokens = request.score_from, len(request.prompt)
+    if start is not None:
+        if not limits.scores:
+            raise RequestError("score_from", "this engine was built without scores; use None")
+        if type(start) is not int or not 1 <= start < tokens:
+            raise RequestError("score_from", f"is {start!r}, not from 1 to {tokens - 1}")
+        if type(request.score_top) is not int or not 0 <= request.score_top <= most:
+            raise RequestError("score_top", f"is {request.score_top!r}, not from 0 to {most}")
     if masked and not limits.masks:
         raise RequestError("allowed", "this engine was built without masks; use None")
 

@@ -19,8 +19,11 @@ from contract.types import SamplingParams
 from reference.limits import Limits
 from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, StepInput
 from reference.sched.planner import Chunk, Pending
+from reference.sched.scores import force_rows
 
 Int32 = NDArray[np.int32]
+NO_ROWS = 1 << 62
+"""The position from which on a sequence has a row for every position, where it never does."""
 
 
 class SlotTable:
@@ -30,9 +33,10 @@ class SlotTable:
     host gives the first ``known`` tokens, the device samples the others. Nothing is computed from
     position ``end`` on. No chunk extends beyond ``cut``, a position at which a recurrent state is
     saved. ``draft`` drafted tokens lie behind the known ones and are computed in one step with the
-    last known one.
+    last known one. Every position from ``rows_from`` on has an output row, of which ``output``
+    names what is read: logits, hidden states, or None. Rows that sample a position before
+    ``scored_to`` give the token of the prompt there.
 
-    ``every_row``: logits are requested at every position, or ``hidden`` states instead.
     ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
     on the host. ``stalled``: nothing is computed. ``listed``: log-probabilities are requested.
     ``biased``: there are logit biases.
@@ -49,15 +53,18 @@ class SlotTable:
         self.end = [0] * slots
         self.cut = [0] * slots
         self.draft = [0] * slots
-        self.every_row = [False] * slots
-        self.hidden = [False] * slots
+        self.rows_from = [NO_ROWS] * slots
+        self.scored_to = [0] * slots
+        self.output: list[str | None] = [None] * slots
         self.samples = [False] * slots
         self.lockstep = [False] * slots
         self.stalled = [False] * slots
         self.listed = [False] * slots
         self.biased = [False] * slots
         self._sampling = np.zeros(slots, SAMPLING)
-        self._bias = np.zeros((slots, limits.biases), LOGIT_BIAS)
+        self._records = np.zeros(limits.bias_records, LOGIT_BIAS)
+        self._first_bias = limits.score_records
+        self._bias = self._records[self._first_bias :].reshape(slots, limits.biases)
 
     def occupy(
         self,
@@ -67,12 +74,13 @@ class SlotTable:
         known: int,
         end: int,
         sampling: SamplingParams,
-        every_row: bool,
+        rows_from: int,
+        scored_to: int,
         samples: bool,
         lockstep: bool,
         bias: NDArray[np.void],
         listed: bool,
-        hidden: bool = False,
+        output: str | None,
     ) -> None:
         """Begin a sequence of ``known`` tokens, of which ``computed`` are in its pages already.
 
@@ -80,13 +88,14 @@ class SlotTable:
         """
         self.page_count[slot] = self.cut[slot] = self.draft[slot] = 0
         self.computed[slot], self.known[slot], self.end[slot] = computed, known, end
-        self.every_row[slot], self.samples[slot] = every_row, samples
+        self.rows_from[slot], self.scored_to[slot] = rows_from, scored_to
+        self.samples[slot], self.output[slot] = samples, output
         self.lockstep[slot], self.stalled[slot] = lockstep, False
-        self.listed[slot], self.hidden[slot] = listed, hidden
+        self.listed[slot] = listed
         self.biased[slot] = len(bias) > 0
         self._sampling[slot] = sampling_record(sampling, slot)
         self._bias[slot, : len(bias)] = bias
-        self._sampling["bias_first"][slot] = slot * self._bias.shape[1]
+        self._sampling["bias_first"][slot] = self._first_bias + slot * self._bias.shape[1]
         self._sampling["bias_count"][slot] = len(bias)
 
     def add_pages(self, slot: int, pages: Sequence[int]) -> None:
@@ -123,23 +132,29 @@ class SlotTable:
 
     def rows_of(self, chunks: Iterable[Chunk]) -> list[int]:
         """The number of output rows of each chunk."""
-        return [
-            count
-            if self.every_row[slot] or self.draft[slot]
-            else int(self.samples[slot] and start + count >= self.known[slot])
-            for slot, start, count in chunks
-        ]
+        return [self._rows(*chunk) for chunk in chunks]
+
+    def _rows(self, slot: int, start: int, count: int) -> int:
+        """The number of output rows of a chunk; they are those of its last positions."""
+        stop = start + count
+        if self.draft[slot]:
+            return count
+        if stop > self.rows_from[slot]:
+            return stop - max(start, self.rows_from[slot])
+        return int(self.samples[slot] and stop >= self.known[slot])
 
     def within_rows(self, chunks: list[Chunk], most: int) -> list[Chunk]:
-        """Shorten chunks with logits of every position, so that a step has at most ``most``
+        """Shorten chunks with a row for every position, so that a step has at most ``most``
         rows."""
-        if True not in [self.every_row[slot] for slot, _, _ in chunks]:
+        if all(self.rows_from[slot] == NO_ROWS for slot, _, _ in chunks):
             return chunks
         shortened = []
         for chunk in chunks:
-            if self.every_row[chunk.slot]:
-                chunk = chunk._replace(tokens=min(chunk.tokens, most))
-            (rows,) = self.rows_of((chunk,))
+            slot, start, count = chunk
+            if self.rows_from[slot] != NO_ROWS:
+                without = max(0, self.rows_from[slot] - start)
+                chunk = Chunk(slot, start, min(count, without + most))
+            rows = self._rows(*chunk)
             if chunk.tokens and rows <= most:
                 shortened.append(chunk)
                 most -= rows
@@ -169,8 +184,14 @@ class SlotTable:
         output_rows: list[int] = []
         row_slots: list[int] = []
         row_positions: list[int] = []
+        scored: list[int] = []
+        targets: list[int] = []
         for (slot, start, count), requested, known in zip(chunks, rows, tokens, strict=True):
             begin, end, stop = end, end + count, start + count
+            first, last = stop - requested + 1, min(stop + 1, self.scored_to[slot])
+            if first < last:
+                scored += range(len(row_slots), len(row_slots) + last - first)
+                targets += known[first:last].tolist()
             if start < self.known[slot]:
                 given.append((begin, end, known[start:stop]))
             if count == 1:
@@ -195,30 +216,29 @@ class SlotTable:
         query["slot"], query["position"] = token_slots, token_positions
         sampling = self._sampling.take(row_slots)
         sampling["position"] = row_positions
+        bias = self._records if True in [self.biased[slot] for slot in row_slots] else None
+        if scored:
+            force_rows(sampling, self._records, scored, targets)
+            bias = self._records[: len(scored)] if bias is None else bias
         return StepInput(
             query=query,
             output_rows=np.array(output_rows, np.int32),
             sampling=sampling,
             page_table=self.page_table,
             requested=self._requested(chunks),
-            bias=self._bias.reshape(-1) if True in [self.biased[s] for s in row_slots] else None,
+            bias=bias,
             page_versions=self.page_versions,
         )
 
     def _requested(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
         """The names of the outputs that a sequence in the step requests."""
-        logits: tuple[str, ...] = ()
-        states: tuple[str, ...] = ()
+        outputs: set[str | None] = set()
         listed: tuple[str, ...] = ()
-        for slot, _, _ in chunks:
-            if self.every_row[slot]:
-                if self.hidden[slot]:
-                    states = (HIDDEN,)
-                else:
-                    logits = (LOGITS,)
-            if self.listed[slot]:
+        for slot, start, _ in chunks:
+            outputs.add(self.output[slot])
+            if self.listed[slot] or start + 1 < self.scored_to[slot]:
                 listed = LOG_PROBABILITIES
-        return logits + states + listed
+        return tuple(name for name in (LOGITS, HIDDEN) if name in outputs) + listed
 
 
 @dataclass(slots=True)
@@ -240,8 +260,9 @@ class SteadyDecode:
     ) -> SteadyDecode | None:
         """The run that begins with a step; None where a sequence has more than one token in it."""
         left = []
-        for (slot, _, count), requested in zip(chunks, rows, strict=True):
-            if requested != 1 or count != 1 or table.every_row[slot] or table.lockstep[slot]:
+        for (slot, start, count), requested in zip(chunks, rows, strict=True):
+            given = start + 1 < table.scored_to[slot] or table.output[slot] is not None
+            if requested != 1 or count != 1 or given or table.lockstep[slot]:
                 return None
             computed, cut, end = table.computed[slot], table.cut[slot], table.end[slot]
             # The step that reaches a cut is planned anew: a state is saved there.

@@ -23,6 +23,7 @@ from contract.opcodes import Opcode
 from harness.parity import all_cases, compare, run_barrier
 from tests.amd.code import shipped
 from tests.amd.conftest import OpenTier
+from tests.patience import PATIENCE_SECONDS
 
 DEPENDENT = next(case for case in all_cases(1) if case.opcode is Opcode.RMS_NORM_FUSED_MLP_GATE_UP)
 """An opcode whose launches read what those before them wrote."""
@@ -118,7 +119,7 @@ def test_a_fault_says_where(open_amd: OpenTier, name: str) -> None:
     tier._device.free(place)
     queue = tier._runtime.queue
     with pytest.raises(DeviceLost, match=f"a fault at {at:#x} .*INDIRECT_BUFFER"):
-        queue.wait(queue.submit(queue.indirect_buffer(at, 1)), 1)
+        queue.wait(queue.submit(queue.indirect_buffer(at, 1)), PATIENCE_SECONDS)
     tier.close()
     assert kernel.left_over == []
 

@@ -20,6 +20,7 @@ from accel.amd.uapi import Request
 from accel.amd.uapi_drm import Domain
 from accel.amd.userq import DRI, UserQueues
 from contract.errors import DeviceLost, TierUnavailable
+from tests.patience import PATIENCE_SECONDS
 
 BOOT = "boot with amdgpu.user_queue=1"
 MACHINES: dict[str, tuple[Behaviour, str]] = {
@@ -116,7 +117,7 @@ def test_a_queue_says_goodbye(machine: tuple[FakeKernel, Device]) -> None:
     """The driver's own fence follows the last packet, and is waited for."""
     kernel, device = machine
     queue = Queue(device)
-    queue.wait(queue.submit([]), 1)
+    queue.wait(queue.submit([]), PATIENCE_SECONDS)
     assert kernel.calls["USERQ_SIGNAL"] == 0
     queue.close()
     assert (kernel.calls["USERQ_SIGNAL"], kernel.calls["SYNCOBJ_WAIT"]) == (1, 1)
@@ -128,7 +129,7 @@ def test_a_fence_that_is_not_signalled(
     """Negative control: without the packet the driver does not know that the ring was read."""
     _, device = machine
     queue = Queue(device)
-    queue.wait(queue.submit([]), 1)
+    queue.wait(queue.submit([]), PATIENCE_SECONDS)
     with pytest.raises(OSError, match="SYNCOBJ_WAIT"):
         queue._driver.settle()
     queue.close()
@@ -140,9 +141,9 @@ def test_packets_of_the_other_tier_are_refused(machine: tuple[FakeKernel, Device
     queue = Queue(device)
     buffer = device.allocate("buffer", 4, device=False)
     buffer.host.view(np.uint32)[0] = pm4.PADDING
-    queue.wait(queue.submit(queue.indirect_buffer(buffer.address, 1)), 1)
+    queue.wait(queue.submit(queue.indirect_buffer(buffer.address, 1)), PATIENCE_SECONDS)
     with pytest.raises(DeviceLost, match="INDIRECT_BUFFER"):
-        queue.wait(queue.submit(pm4.indirect_buffer(buffer.address, 1)), 1)
+        queue.wait(queue.submit(pm4.indirect_buffer(buffer.address, 1)), PATIENCE_SECONDS)
     queue.close()
 
 
@@ -163,7 +164,7 @@ def test_memory_is_there_once_page_tables_have_it(
     buffer = device.allocate("buffer", 4, device=False)
     monkeypatch.undo()
     with pytest.raises(DeviceLost, match="are not mapped"):
-        queue.wait(queue.submit(queue.indirect_buffer(buffer.address, 1)), 1)
+        queue.wait(queue.submit(queue.indirect_buffer(buffer.address, 1)), PATIENCE_SECONDS)
     device.allocate("another", 4)
     queue.close()
 
@@ -207,6 +208,6 @@ def test_a_lost_gpu_is_told(name: str) -> None:
     number = queue.submit([])
     kernel.reset()
     with pytest.raises(DeviceLost, match=r"the GPU was reset \(reset\)"):
-        queue.wait(number, 1)
+        queue.wait(number, PATIENCE_SECONDS)
     tier.close()
     assert kernel.left_over == []

@@ -18,6 +18,8 @@ from harness.synth import SynthSpec, write_synthetic
 from reference.model.gguf import TensorSource, open_gguf, write_gguf
 from tests.paths import ROOT
 
+HELD_AFTER = 5
+
 Change = Callable[[dict[str, Any], dict[str, TensorSource]], None]
 
 
@@ -87,9 +89,11 @@ def zinc(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     return run
 
 
-def command(*words: object) -> list[str]:
-    """The command line of a new process."""
-    return [sys.executable, "-m", "harness", *(str(word) for word in words)]
+def command(*words: object, hold: Path | None = None) -> list[str]:
+    """The command line of a new process, whose engine makes HELD_AFTER steps before the file
+    ``hold`` is gone."""
+    program = ["harness"] if hold is None else ["tests.held_steps", str(hold), str(HELD_AFTER)]
+    return [sys.executable, "-m", *program, *(str(word) for word in words)]
 
 
 def environment(**changes: str) -> Mapping[str, str]:

@@ -8,20 +8,20 @@ import pty
 import select
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.cli.conftest import command, environment
-
-PATIENCE_SECONDS = 60.0
+from tests.patience import PATIENCE_SECONDS
 
 
 class Terminal:
     """A command in a pseudo terminal."""
 
-    def __init__(self, *words: object) -> None:
+    def __init__(self, *words: object, hold: Path | None = None) -> None:
         self.seen = ""
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            command(*words),
+            command(*words, hold=hold),
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -51,8 +51,9 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*words: object) -> Iterator[Terminal]:
-    opened = Terminal(*words)
+def terminal(*words: object, hold: Path | None = None) -> Iterator[Terminal]:
+    """A command in a pseudo terminal, whose engine ``hold`` holds."""
+    opened = Terminal(*words, hold=hold)
     try:
         yield opened
     finally:

@@ -10,7 +10,8 @@ from pathlib import Path
 from contract.types import SamplingParams
 from harness.generate import Session, SessionOptions
 from tests.cli.conftest import Change, zinc_process
-from tests.cli.terminal import PATIENCE_SECONDS, terminal
+from tests.cli.terminal import terminal
+from tests.patience import PATIENCE_SECONDS
 
 
 def expected_answers(model: Path, turns: list[str], max_tokens: int) -> list[str]:
@@ -77,10 +78,10 @@ def test_a_model_without_template_cannot_chat(variant: Callable[[Change], Path])
     assert "--raw" in result.err
 
 
-def test_at_a_terminal(tiny_model: Path) -> None:
+def test_at_a_terminal(tiny_model: Path, hold: Path) -> None:
     """Ctrl-C stops an answer and not the program, Ctrl-D leaves; commands are explained."""
     words = ("chat", "--model", tiny_model, "--max-tokens", 900)
-    with terminal(*words) as user:
+    with terminal(*words, hold=hold) as user:
         user.wait_for(">>> ")
         user.type("/help\n")
         user.wait_for("/system TEXT")

@@ -16,9 +16,10 @@ from harness.generate import SessionOptions
 from harness.serve.keys import key_digest, new_key
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
-from reference.engine import Engine
 from tests.cli.conftest import zinc_process
-from tests.cli.terminal import PATIENCE_SECONDS, terminal
+from tests.cli.terminal import terminal
+from tests.held_steps import hold_steps
+from tests.patience import PATIENCE_SECONDS
 
 TURNS = b"hello\n\nand then?\n/reset\nhello\n/system Be brief.\nhello\n/exit\nunread\n"
 FLAGS = ("--max-tokens", 5, "--temperature", 0.8, "--seed", 4, "--stop", "zq")
@@ -45,15 +46,8 @@ def test_the_answers_are_those_of_a_local_chat(server: Running, tiny_model: Path
 def test_ctrl_c_stops_the_answer_and_not_the_program(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server hears of it: its slot is free again. Its steps are slow, so that an answer has not
-    ended before somebody can stop it."""
-    step = Engine.step
-
-    def slow(engine: Engine) -> object:
-        time.sleep(0.02)
-        return step(engine)
-
-    monkeypatch.setattr(Engine, "step", slow)
+    """The server hears of it: its slot is free again, though the engine makes no more steps."""
+    hold_steps(monkeypatch, 20)
     words = ("chat", "--server", server.url, "--max-tokens", 900)
     with terminal(*words) as user:
         user.wait_for(">>> ")

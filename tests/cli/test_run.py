@@ -183,11 +183,11 @@ def test_settings_precedence(
     assert count("--max-tokens", 4) == 4
 
 
-def test_ctrl_c_ends_the_line_and_exits_130(tiny_model: Path) -> None:
+def test_ctrl_c_ends_the_line_and_exits_130(tiny_model: Path, hold: Path) -> None:
     """The text so far stands, a closing line says that it was interrupted."""
     words = ("run", "--raw", "hello", "--model", tiny_model, "--max-tokens", 900)
     process = subprocess.Popen(
-        command(*words),
+        command(*words, hold=hold),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -202,10 +202,10 @@ def test_ctrl_c_ends_the_line_and_exits_130(tiny_model: Path) -> None:
     assert "interrupted" in err.decode()
 
 
-def test_a_closed_pipe_is_quiet(tiny_model: Path) -> None:
+def test_a_closed_pipe_is_quiet(tiny_model: Path, hold: Path) -> None:
     words = ("run", "--raw", "hello", "--model", tiny_model, "--max-tokens", 900)
     process = subprocess.Popen(
-        command(*words),
+        command(*words, hold=hold),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -213,6 +213,7 @@ def test_a_closed_pipe_is_quiet(tiny_model: Path) -> None:
     )
     process.stdout.read(1)
     process.stdout.close()
+    hold.unlink()
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(60) == 141

@@ -13,10 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from accel.cuda import phases
-from accel.cuda.persistent import compose
-from accel.cuda.plan import plan_launches
 from accel.cuda.row_end import is_drawn, is_plain
-from accel.cuda.step_choice import BLOCKS, FASTEST, NEVER, VARIABLE, StepChoice, chosen_step
 from accel.cuda.step_table import (
     ATTENTION_KIND,
     ATTENTION_RECORD,
@@ -25,9 +22,7 @@ from accel.cuda.step_table import (
     PRODUCT_RECORD,
 )
 from accel.packets.ops import TABLE
-from accel.packets.rules import lower_graph
 from contract.dtypes import I12
-from contract.errors import ConfigError
 from contract.ir.inputs import pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.records import SAMPLING, SLOT
@@ -38,7 +33,7 @@ from reference.exact.kv_storage import page_view, store
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE, aligned_memory
-from tests.cuda.recorded_step import PersistentSteps, RecordedModel, outside
+from tests.cuda.recorded_step import PersistentSteps, RecordedModel, outside, table_of
 from tests.cuda.test_attention import EVEN, filled_pages
 
 SMALL = {"hidden": 128, "heads": 6, "kv_heads": 1, "head_dim": 64, "feed_forward": 320}
@@ -125,7 +120,7 @@ def test_steps_of_every_family(name: str, phases: list[int], folder: Path) -> No
     launch from its first norm to its logits."""
     one = ShapeKey(1, 1)
     steps = PersistentSteps(recorded(name, folder, one), one, DEVICE, FOUR_WARPS, folder)
-    assert [len(launch.table.phases) for launch in steps.launches if launch.table] == phases
+    assert [len(table_of(launch).phases) for launch in steps.launches] == phases
     for position in range(3):
         run(steps, [5 + position], [position], [1], position)
 
@@ -138,8 +133,7 @@ def test_formats_of_one_step(name: str, seed: int, folder: Path) -> None:
     model = recorded(name, folder, one, "q4_k_m")
     steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
     (launch,) = steps.launches
-    assert launch.table is not None
-    assert len(launch.table.formats) > 1
+    assert len(table_of(launch).formats) > 1
     for position in range(2):
         run(steps, [9 + position], [position], [0], 10 * seed + position)
 
@@ -244,8 +238,7 @@ def test_attention_is_told_of_another_window(folder: Path) -> None:
     one = ShapeKey(1, 1)
     steps = PersistentSteps(recorded("qwen3", folder, one), one, DEVICE, FOUR_WARPS, folder)
     (launch,) = steps.launches
-    table = launch.table
-    assert table is not None
+    table = table_of(launch)
 
     def told(packets: NDArray[np.void]) -> list[int]:
         records = table.bound(packets, 0)[HEAD_BYTES:].view(ATTENTION_RECORD)
@@ -358,55 +351,3 @@ def test_what_others_touch_shares_no_memory_with_a_launch(folder: Path) -> None:
         for other in touched - {name}:
             first, second = place(name), place(other)
             assert first.stop <= second.start or second.stop <= first.start, (name, other)
-
-
-def test_the_variable_says_where_launches_are_put_together(folder: Path) -> None:
-    """It names shapes of a block; anything else is refused by its name."""
-    assert (chosen_step(""), chosen_step("auto")) == (NEVER, FASTEST)
-    assert chosen_step("8x2") == StepChoice(((8, 2), *BLOCKS))
-    for wrong in ("yes", "3x1", "17x1", "4x"):
-        with pytest.raises(ConfigError, match=VARIABLE):
-            chosen_step(wrong)
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "capability", "together"),
-    [
-        ("wide", ShapeKey(1, 1), (9, 0), True),
-        ("wide", ShapeKey(1, 1), (8, 0), False),
-        ("wide", ShapeKey(4, 4), (9, 0), False),
-        ("qwen3", ShapeKey(1, 1), (9, 0), True),
-        ("qwen3", ShapeKey(4, 4), (9, 0), False),
-        ("qwen3moe", ShapeKey(1, 1), (9, 0), False),
-    ],
-    ids=str,
-)
-def test_launches_are_put_together_where_that_is_faster(
-    name: str, key: ShapeKey, capability: tuple[int, int], together: bool, folder: Path
-) -> None:
-    """All of a step of one token, where rows are short not of a long context; never where
-    nothing is to be."""
-    model = recorded(name, folder, key)
-    step = lower_graph(model.graph, key, 64, "cuda")
-    device = replace(DEVICE, capability=capability)
-    plan = plan_launches(step.ops, device, step.scratch)
-    assert compose(plan, step.ops, device, NEVER, step.scratch) is plan
-    composed = compose(plan, step.ops, device, FASTEST, step.scratch)
-    assert any(launch.table for launch in composed.launches) == together
-    longer = plan.launches if together and name == "qwen3" else None
-    assert (composed.long and composed.long.launches) == longer
-
-
-def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
-    """A shape that is too much gives way to the next, and where none fits the plan stays."""
-    model = recorded("qwen3", folder, ShapeKey(1, 1))
-    step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
-    plan = plan_launches(step.ops, DEVICE, step.scratch)
-    for shared_bytes, warps, slots in ((227 << 10, 8, 3), (120 << 10, 8, 1), (16 << 10, 0, 0)):
-        device = replace(DEVICE, shared_bytes=shared_bytes)
-        composed = compose(plan, step.ops, device, chosen_step("16x8"), step.scratch)
-        found = [one for one in composed.launches if one.table is not None]
-        shapes = [(one.block[0], dict(one.source.macros)["SLOTS"]) for one in found]
-        assert shapes == ([(32 * warps, slots)] if warps else [])
-        assert all(one.shared_bytes <= shared_bytes for one in found)
-        assert found or composed.launches == plan.launches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ class Told(Drafter):
     params=[
         *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
         ("qwen35", "cpu"),
+        ("qwen35", "native"),
         ("qwen35", "opencl"),
     ],
     ids=" on ".join,
@@ -180,8 +182,10 @@ def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..
 
 def test_a_draft_model_must_fit(runner: ModelRunner, synthetic_model: Callable[..., Path]) -> None:
     hybrid = synthetic_model(**MODELS["qwen35"])
-    other = synthetic_model(architecture="llama", quant="f32", vocab=333)
-    for path, problem in ((hybrid, "recurrent"), (other, "333 tokens")):
+    other = synthetic_model(architecture="gemma3", quant="f32")
+    larger = synthetic_model(architecture="llama", quant="f32", vocab=1400)
+    problems = ((hybrid, "recurrent"), (other, "token 0 is '<pad>'"), (larger, "1400 tokens"))
+    for path, problem in problems:
         model = open_model(path)
         with (
             model.file,
@@ -189,6 +193,24 @@ def test_a_draft_model_must_fit(runner: ModelRunner, synthetic_model: Callable[.
             pytest.raises(RequestError, match=problem),
         ):
             DraftModel(small, runner.model)
+
+
+@pytest.mark.parametrize("change", [{"vocab": 333}, {"vocab": 310}, {"context": 64}])
+def test_a_draft_model_of_other_sizes_changes_nothing(
+    runner: ModelRunner, synthetic_model: Callable[..., Path], change: dict[str, int]
+) -> None:
+    """More or fewer padding tokens, and a shorter context than the target's: beyond it no guess is
+    made."""
+    requests = [Request(1, tuple(n * 5 % 256 for n in range(40)), 60, ignore_end=True)]
+    expected = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), requests)
+    model = open_model(synthetic_model(architecture="qwen3", quant="q4_k_m", **change))
+    sizes = draft_limits(runner.limits)
+    sizes = replace(sizes, context=min(sizes.context, model.config.context))
+    with model.file, ModelRunner(model, runner.tier, sizes) as small:
+        drafter = DraftModel(small, runner.model)
+        engine = Engine(runner, EngineOptions(draft_tokens=9), drafter=drafter)
+        assert tokens_of(engine, requests) == expected
+        assert engine.statistics.speculation.drafted > 0
 
 
 def test_prompt_lookup_finds_the_latest_occurrence() -> None:

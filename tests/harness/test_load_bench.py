@@ -244,6 +244,7 @@ def test_a_bench_that_is_told_to_end_leaves_nothing(model_path: Path, tmp_path: 
     """SIGTERM in the middle of a load: the server is gone, and so is the folder of its keys."""
     words = [sys.executable, "-m", "harness.bench", "--server", "--model", str(model_path)]
     words += ["--tenants", "2", "--slots", "2", "--clients", "2", "--repeat", "1"]
+    words += ["--requests", "5000"]
     named = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=named) as bench:
         assert bench.stderr is not None

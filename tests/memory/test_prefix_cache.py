@@ -58,7 +58,7 @@ def test_pages_come_back_from_host_memory_as_they_were() -> None:
         contents.pages[page] = "somebody else", b""
     scope = scope_of(TENANTS[1])
     assert memory.match(scope, tokens, 48) == 48
-    assert memory.adopt(scope, tokens, 48, 1, 0) == PrefixHit((), 0)
+    assert memory.adopt(scope, tokens, 48, 1, 0) == PrefixHit((), 0, matched=48)
     memory.release(other, 2)
     hit = memory.adopt(scope, tokens, 48, 1, 0)
     assert hit.tokens == 48
@@ -151,7 +151,7 @@ def test_a_hit_of_a_recurrent_model_ends_at_a_state() -> None:
     # The only one is taken: not even a state that is kept could make room.
     assert memory.save_state_slot() is None
     memory.attach_state(scope, tokens[:32], place)
-    assert memory.adopt(scope, tokens, 48, 1, 1) == PrefixHit(tuple(pages[:2]), 32, place)
+    assert memory.adopt(scope, tokens, 48, 1, 1) == PrefixHit(tuple(pages[:2]), 32, place, 48)
     assert memory.match(scope, tokens, 31) == 0
     # The place is wanted for another state: the older one is forgotten.
     again = memory.save_state_slot()

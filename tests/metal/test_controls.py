@@ -21,6 +21,7 @@ from accel.metal.tier import MetalTier
 from contract.errors import DeviceLost
 from tests.doubling import Doubling, inputs_of, run_doubling, values_of
 from tests.metal.conftest import MakeMac
+from tests.patience import PATIENCE_SECONDS
 
 
 @dataclass
@@ -297,22 +298,23 @@ def test_a_step_without_one_of_its_messages_fails(
 ) -> None:
     """Nothing a step says is there in vain: an error, or wrong bits."""
     selector, instead, error, said = TRICKS[trick]
-    monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.2)
+    seconds = 0.2 if said == "did not end" else PATIENCE_SECONDS
+    monkeypatch.setattr(queue, "PATIENCE_SECONDS", seconds)
     mac = spoiled(make_mac, monkeypatch, selector, instead)
     tier = MetalTier(choices=Choices(traits=Traits()), metal=mac.metal)
     with pytest.raises(error, match=said or None):
-        one_step(tier)
+        one_step(tier, seconds)
     monkeypatch.undo()
     monkeypatch.setattr("accel.metal.tier.GRACE_SECONDS", 0.01)
     tier.close()
 
 
-def one_step(tier: MetalTier) -> None:
-    """Lowered, run within 0.2 s, compared."""
+def one_step(tier: MetalTier, seconds: float) -> None:
+    """Lowered, run within ``seconds``, compared."""
     lowered = Doubling(tier)
     values = values_of(0)
     fence = tier.submit(lowered.batch, inputs_of(values), ("y",))
-    tier.wait(fence, 0.2)
+    tier.wait(fence, seconds)
     lowered.check(fence.outputs["y"], values)
 
 

@@ -32,6 +32,8 @@ from tests.model.family_files import (
     VOCAB,
     FamilyFile,
     family_file,
+)
+from tests.model.family_variants import (
     legacy_ssm_in,
     make_gemma4_per_layer,
     separate_gate_up,
@@ -100,6 +102,17 @@ MIXERS = {
 DENSE_DECODER = {**STEP, **PROJECTED, **DENSE, "matmul": 2 * LAYERS, "add": 2 * LAYERS}
 COMPOSITION: dict[str, dict[str, int]] = {
     "llama": DENSE_DECODER,
+    "smollm3": DENSE_DECODER,
+    "granite": {**DENSE_DECODER, "scale": 2 * LAYERS + 2},
+    "glm4": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1},
+    "phi3": DENSE_DECODER,
+    "olmo2": {
+        **DENSE_DECODER,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm_fused_mlp_gate_up": 0,
+        "rms_norm": 4 * LAYERS + 1,
+        "matmul": 7 * LAYERS,
+    },
     "qwen2": {
         **DENSE_DECODER,
         "rms_norm_fused_qkv": 0,

@@ -25,7 +25,7 @@ TOKENS = 60
 
 def main(path: str, threads: str, workers: str) -> None:
     """Print what was sampled beside what should have been."""
-    options = TierOptions(threads=int(threads), opencl_workers=int(workers))
+    options = TierOptions(threads=int(threads), workers=int(workers))
     largest: list[int] = []
 
     def note(*rows: NDArray[np.float32]) -> None:

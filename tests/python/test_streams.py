@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.held_steps import hold_steps
 from tests.python.test_batches import SAMPLED, idle
 from zinc_rt import LLM, RequestError, SamplingParams, Stream
 
@@ -49,8 +50,9 @@ def test_leaving_early_frees_the_slot(llm: LLM) -> None:
     assert idle(llm)
 
 
-def test_a_cancelled_task_leaves_nothing_behind(llm: LLM) -> None:
+def test_a_cancelled_task_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """At any moment: before the engine has heard of the request too."""
+    hold_steps(monkeypatch, 5)
 
     async def cancelled(seconds: float) -> None:
         task = asyncio.create_task(text_of(llm.stream("one", SAMPLED)))

@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from openai import OpenAI
 
 from harness import tiers
 from harness.generate import SessionOptions
+from harness.serve.driver import EngineDriver
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from harness.serve.structured.grammars import Grammars
+from reference.engine import Engine
+from reference.engine.statistics import EngineStatistics
 from reference.model.open import Model, open_model
 from tests.null_tier import NullTier
 from tests.serve.http import Http
@@ -114,3 +118,34 @@ def grammars(model: Model) -> Iterator[Grammars]:
     """Grammars over its vocabulary."""
     with closing(Grammars(model.tokenizer, model.config.vocab)) as grammars:
         yield grammars
+
+
+@dataclass
+class Cancellations:
+    """What engines did about the requests that servers cancelled."""
+
+    posted_at: list[int] = field(default_factory=list)
+    """Steps that the engine had made when each cancellation was posted."""
+    after: list[EngineStatistics] = field(default_factory=list)
+    """The engine's statistics right after each request was cancelled."""
+
+
+@pytest.fixture
+def cancellations(monkeypatch: pytest.MonkeyPatch) -> Cancellations:
+    """Notes cancellations on the thread and under the lock where each happens."""
+    noted = Cancellations()
+    post, cancel = EngineDriver.cancel, Engine.cancel
+
+    def noted_post(driver: EngineDriver, *arguments: Any, **options: Any) -> None:
+        # While this thread has the lock, the engine begins no turn.
+        with driver._changed:
+            noted.posted_at.append(driver._engine.statistics.steps)
+            post(driver, *arguments, **options)
+
+    def noted_cancel(engine: Engine, request_id: int) -> None:
+        cancel(engine, request_id)
+        noted.after.append(engine.statistics)
+
+    monkeypatch.setattr(EngineDriver, "cancel", noted_post)
+    monkeypatch.setattr(Engine, "cancel", noted_cancel)
+    return noted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,8 @@ import pytest
 from harness.serve import listen, streams
 from harness.serve.data_lines import PING
 from harness.serve.run import Running
-from reference.engine import Engine
-from tests.serve.conftest import Serve
+from tests.held_steps import hold_steps
+from tests.serve.conftest import Cancellations, Serve
 from tests.serve.http import Http, posted
 
 COMPLETIONS = "/v1/completions"
@@ -45,53 +44,33 @@ def heard_until(connection: socket.socket, mark: bytes, times: int = 1) -> bytes
     return heard
 
 
-def slow_steps(
-    monkeypatch: pytest.MonkeyPatch,
-    after: Callable[[Engine], None] = lambda engine: None,
-    seconds: float = 0.02,
-) -> None:
-    """Makes every step take a while, so that there is time for something to happen."""
-    step = Engine.step
-
-    def slow(engine: Engine) -> object:
-        after(engine)
-        time.sleep(seconds)
-        return step(engine)
-
-    monkeypatch.setattr(Engine, "step", slow)
-
-
+@pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, stream: bool
+    server: Running,
+    http: Http,
+    monkeypatch: pytest.MonkeyPatch,
+    cancellations: Cancellations,
+    stream: bool,
+    held: bool,
 ) -> None:
-    """Within two steps after the server saw it leave."""
-    left_at: list[int] = []
-    freed_at: list[int] = []
-    seen = threading.Event()
+    """Its slot is free when the engine has made at most one step after the server cancelled.
 
-    def watch(engine: Engine) -> None:
-        if seen.is_set() and not left_at:
-            left_at.append(engine.statistics.steps)
-
+    With and without tokens that come after the client left, but never the last one.
+    """
+    steps = hold_steps(monkeypatch, 5)
     before = server.service.ledger.total(0)
-    slow_steps(monkeypatch, watch)
-    close = listen._Channel.handle_close
-
-    def noted_close(channel: listen._Channel) -> None:
-        seen.set()
-        close(channel)
-
     with http.connected() as connection:
         connection.sendall(posted(COMPLETIONS, {**LONG, "stream": stream}))
         wait_until(lambda: running(server) == 1)
         if stream:
             heard_until(connection, b"\n\n")
-        monkeypatch.setattr(listen._Channel, "handle_close", noted_close)
-    wait_until(lambda: running(server) == 0)
-    freed_at.append(server.service.model.driver.call(lambda engine: engine.statistics.steps))
-    assert seen.is_set()
-    assert freed_at[0] - (left_at or freed_at)[0] <= 2
+        assert not cancellations.posted_at
+    steps.allow(0 if held else 200)
+    wait_until(lambda: bool(cancellations.after))
+    freed = cancellations.after[0]
+    assert freed.running == 0
+    assert freed.steps - cancellations.posted_at[0] <= 1
     wait_until(lambda: server.service.ledger.total(0).abandoned == before.abandoned + 1)
     after = server.service.ledger.total(0)
     assert (after.requests, after.rejected) == (before.requests + 1, before.rejected)
@@ -100,7 +79,7 @@ def test_a_client_that_leaves_frees_its_slot(
 def test_one_who_leaves_while_waiting_is_forgotten(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_steps(monkeypatch)
+    hold_steps(monkeypatch, 5)
     with serve(slots=1) as server:
         http = Http(server.url)
         driver = server.service.model.driver
@@ -120,7 +99,7 @@ def test_who_waits_hears_that_the_server_lives(
     """Comments come while there is nothing to say for long."""
     assert 10 <= streams.PING_SECONDS <= 30
     monkeypatch.setattr(streams, "PING_SECONDS", 0.5)
-    slow_steps(monkeypatch)
+    hold_steps(monkeypatch, 5)
     with serve(slots=1) as server:
         http = Http(server.url)
         with http.connected() as first, http.connected() as second:
@@ -143,7 +122,7 @@ def test_events_are_never_named(http: Http) -> None:
 def test_a_stream_that_fails_says_so_before_it_closes(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_steps(monkeypatch)
+    hold_steps(monkeypatch, 5)
     with serve() as server:
         http = Http(server.url)
         with http.connected() as connection:
@@ -226,23 +205,23 @@ def gone(connection: socket.socket) -> bool:
 
 def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times what may wait: all are answered or refused at once, and nothing is lost."""
-    slow_steps(monkeypatch)
+    steps = hold_steps(monkeypatch)
     with serve(slots=1, queue_depth=2) as server:
         http = Http(server.url)
         body = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
         with ThreadPoolExecutor(30) as clients:
-            replies = list(clients.map(lambda _: http.post(COMPLETIONS, body), range(30)))
-        statuses = [reply.status for reply in replies]
-        assert set(statuses) == {200, 503}
-        for reply in replies:
-            if reply.status == 503:
-                assert reply.error["code"] == "queue_full"
-                assert int(reply.headers["Retry-After"]) >= 1
-                assert reply.headers["x-should-retry"] == "true"
+            answers = [clients.submit(http.post, COMPLETIONS, body) for _ in range(30)]
+            wait_until(lambda: sum(answer.done() for answer in answers) == 28)
+            steps.allow()
+            replies = [answer.result() for answer in answers]
+        refused = [reply for reply in replies if reply.status == 503]
+        assert sorted(reply.status for reply in replies) == [200] * 2 + [503] * 28
+        for reply in refused:
+            assert reply.error["code"] == "queue_full"
+            assert int(reply.headers["Retry-After"]) >= 1
+            assert reply.headers["x-should-retry"] == "true"
         total = server.service.ledger.total(0)
-        assert total.requests == 30
-        assert total.completed == statuses.count(200)
-        assert total.rejected == statuses.count(503)
+        assert (total.requests, total.completed, total.rejected) == (30, 2, 28)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -23,6 +23,7 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.observer import Observer
 from reference.runner import ModelRunner
+from tests.held_steps import hold_steps
 
 LIMITS = Limits(slots=2, context=96, pages=12, step_tokens=32, step_rows=4)
 Driven = Callable[..., Any]
@@ -84,8 +85,11 @@ def test_many_threads_get_what_each_asked_for(driven: Driven) -> None:
         assert len(alone) == 20
 
 
-def test_refusals_reach_the_caller_and_leave_nothing(driven: Driven) -> None:
+def test_refusals_reach_the_caller_and_leave_nothing(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of requests that belong together all are taken, or none."""
+    hold_steps(monkeypatch, 5)
     with driven(queue_depth=1) as driver:
         with pytest.raises(RequestError) as refused:
             driver.submit([request(driver), request(driver, length=200)])
@@ -189,11 +193,12 @@ def test_a_lost_device_ends_everybody(driven: Driven) -> None:
         assert "device was lost" in driver.failure
 
 
-def test_close_drains_or_cuts(driven: Driven) -> None:
+def test_close_drains_or_cuts(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     with driven() as driver:
         stream = driver.submit([request(driver, 40)])
         driver.close(drain_seconds=60)
         assert len(tokens_of(stream)) == 40
+    hold_steps(monkeypatch, 5)
     with driven() as driver:
         stream = driver.submit([request(driver, 80)])
         driver.close()

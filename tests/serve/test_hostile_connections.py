@@ -18,6 +18,7 @@ from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck
 from harness.serve.pulls import Pulls
 from harness.serve.run import Running
+from tests.held_steps import hold_steps
 from tests.needs import machine_lacks
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
@@ -26,7 +27,6 @@ from tests.serve.test_connections import (
     LONG,
     heard_until,
     running,
-    slow_steps,
     wait_until,
 )
 
@@ -167,7 +167,14 @@ def test_a_request_behind_a_running_one_may_be_slow(
 ) -> None:
     """Being slow with the next one ends nothing that runs."""
     monkeypatch.setattr(listen, "RECEIVE_SECONDS", 1)
-    slow_steps(monkeypatch)
+    steps = hold_steps(monkeypatch, 5)
+    give_up = listen._Channel.give_up
+
+    def noted(channel: listen._Channel) -> None:
+        give_up(channel)
+        steps.allow()
+
+    monkeypatch.setattr(listen._Channel, "give_up", noted)
     with serve() as server:
         body = {**LONG, "max_tokens": 80}
         answer = Http(server.url).raw(posted(COMPLETIONS, body) + b"GET /")
@@ -192,14 +199,16 @@ def test_idle_connections_crowd_out_nobody(serve: Serve) -> None:
 def test_a_crowd_never_closes_who_is_being_answered(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_steps(monkeypatch)
+    steps = hold_steps(monkeypatch, 5)
     with serve(slots=1, queue_depth=1, tier="null") as server, ExitStack() as opened:
         http = Http(server.url)
         with http.connected() as honest:
             honest.sendall(posted(COMPLETIONS, {**LONG, "max_tokens": 60, "stream": True}))
             heard_until(honest, b"\n\n")
-            for _ in range(2 * server.http.connections):
-                opened.enter_context(http.connected())
+            crowd = 2 * server.http.connections
+            silent = [opened.enter_context(http.connected()) for _ in range(crowd)]
+            assert silent[0].recv(1) == b""
+            steps.allow()
             assert b"[DONE]" in heard_until(honest, b"[DONE]")
 
 
@@ -211,7 +220,7 @@ def open_channels(server: Running) -> int:
 def test_a_reset_frees_the_slot(
     server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    slow_steps(monkeypatch)
+    hold_steps(monkeypatch, 5)
     with http.connected() as connection:
         connection.sendall(posted(COMPLETIONS, {**LONG, "stream": stream}))
         wait_until(lambda: running(server) == 1)
@@ -228,16 +237,18 @@ def test_a_client_that_vanished_frees_its_slot(
     if sys.platform != "linux":
         machine_lacks("packet filter that makes a peer vanish: it is not Linux")
     monkeypatch.setattr(listen, "UNREAD_SECONDS", 1)
-    slow_steps(monkeypatch, seconds=0.05)
+    steps = hold_steps(monkeypatch, 5)
     with serve(tier="null") as server:
         http = Http(server.url)
         with http.connected() as connection:
             connection.sendall(posted(COMPLETIONS, {**LONG, "stream": True}))
             heard_until(connection, b"\n\n")
             vanish(connection)
+            steps.allow(200)
             wait_until(lambda: running(server) == 0)
-        steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
-        assert steps < LONG["max_tokens"], "it ran to its end"
+        made = server.service.model.driver.call(lambda engine: engine.statistics.steps)
+        assert made < LONG["max_tokens"], "it ran to its end"
+        steps.allow()
         assert http.post(COMPLETIONS, {**LONG, "max_tokens": 2}).status == 200
 
 

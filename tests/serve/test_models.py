@@ -19,6 +19,7 @@ from harness.serve.keys import key_digest, new_key
 from harness.serve.model import ServedModel
 from harness.serve.run import Running
 from tests.harness.hub_server import Hub, send_file, serving_hub
+from tests.held_steps import hold_steps
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, posted
 from tests.serve.streams import data_of, lines_of
@@ -108,12 +109,15 @@ def wait_for_one_model(served: Running) -> None:
         time.sleep(0.01)
 
 
-def test_what_the_old_model_began_it_ends(served: Running, http: Http) -> None:
+def test_what_the_old_model_began_it_ends(
+    served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Streamed and whole answers under way while the other model takes over are what they would
     have been; then the old one is gone."""
     pull(http)
     long = {**BODY, "max_tokens": 200}
     alone = http.post("/v1/completions", long).json["choices"][0]["text"]
+    steps = hold_steps(monkeypatch, 5)
     replies: list[Reply] = []
 
     def ask(stream: bool) -> None:
@@ -123,8 +127,9 @@ def test_what_the_old_model_began_it_ends(served: Running, http: Http) -> None:
     for thread in threads:
         thread.start()
     while http.get("/health").json["active"] < 2:
-        assert len(replies) < 2
+        assert not replies
     activate(http, NAME)
+    steps.allow()
     for thread in threads:
         thread.join()
     texts = []

@@ -14,11 +14,12 @@ from ollama import Client
 
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
+from tests.held_steps import hold_steps
 from tests.serve.calling import TOOLS
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
 from tests.serve.speaking_models import CONTEXT, speaking_model
-from tests.serve.test_connections import running, slow_steps, wait_until
+from tests.serve.test_connections import running, wait_until
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -213,7 +214,7 @@ def test_a_request_without_a_turn_loads_the_model(llama: Client) -> None:
     [
         ("/api/chat", {"messages": [{**MESSAGES[0], "images": ["aGk="]}]}, "images are not served"),
         ("/api/generate", {"prompt": "a", "images": ["aGk="]}, "images are not served"),
-        ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, "text between a prefix and a suffix"),
         ("/api/generate", {"prompt": "a", "context": [1]}, "context"),
         ("/api/chat", {"messages": MESSAGES, "options": {"temprature": 1}}, "temperature"),
         ("/api/chat", {"messages": MESSAGES, "options": {"top_p": 2}}, "options.top_p"),
@@ -258,7 +259,7 @@ def test_a_key_is_asked_for(serve: Serve, tmp_path: Path) -> None:
 def test_a_stream_that_fails_ends_with_an_error(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_steps(monkeypatch)
+    hold_steps(monkeypatch, 5)
     with serve() as server, Http(server.url).connected() as connection:
         body = {
             "model": "tiny",

@@ -16,7 +16,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.serve.presence import Presence, presence_folder, present
-from tests.serve.http import Reply
+from tests.serve.http import Reply, posted
 from tests.serve.test_process import process
 
 LONG = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}
@@ -57,11 +57,11 @@ def answering(http: Any) -> tuple[threading.Thread, list[Reply]]:
 
 
 def test_a_server_is_listed_while_it_runs(
-    tiny_model_path: Path, tmp_path: Path, zinc: Zinc, own_folder: Path
+    tiny_model_path: Path, tmp_path: Path, zinc: Zinc, own_folder: Path, hold: Path
 ) -> None:
     """With how busy it is; killed, it is gone from the list and so is its file."""
     assert zinc("ps") == (0, "ADDRESS  MODEL  TIER  BUSY  WAITING  UP  PROCESS  STATE\n", "")
-    with process(tiny_model_path, tmp_path) as (server, http):
+    with process(tiny_model_path, tmp_path, hold=hold) as (server, http):
         (listed,) = json.loads(zinc("ps", "--json")[1])
         assert (listed["pid"], listed["tier"], listed["slots"]) == (server.pid, "cpu", 4)
         assert listed["url"] == f"http://127.0.0.1:{http.address[1]}"
@@ -78,11 +78,22 @@ def test_a_server_is_listed_while_it_runs(
         assert list(own_folder.iterdir()) == []
 
 
-def test_stop_lets_answers_end(tiny_model_path: Path, tmp_path: Path, zinc: Zinc) -> None:
-    with process(tiny_model_path, tmp_path) as (server, http):
+def test_stop_lets_answers_end(
+    tiny_model_path: Path, tmp_path: Path, zinc: Zinc, hold: Path
+) -> None:
+    with process(tiny_model_path, tmp_path, hold=hold) as (server, http):
         thread, replies = answering(http)
+
+        def go_on() -> None:
+            while http.get("/health").json["status"] != "draining":
+                pass
+            hold.unlink()
+
+        releasing = threading.Thread(target=go_on)
+        releasing.start()
         code, _, said = zinc("stop")
         thread.join()
+        releasing.join()
         assert (code, server.wait(30)) == (0, 0)
         assert "1 running, 0 waiting" in said
         assert "has ended" in said
@@ -90,14 +101,13 @@ def test_stop_lets_answers_end(tiny_model_path: Path, tmp_path: Path, zinc: Zinc
     assert zinc("stop")[::2] == (2, "error: no server of this user is running\n")
 
 
-def test_stop_now_cuts_them(tiny_model_path: Path, tmp_path: Path, zinc: Zinc) -> None:
+def test_stop_now_cuts_them(tiny_model_path: Path, tmp_path: Path, zinc: Zinc, hold: Path) -> None:
     """After a stop that gave up waiting, which says what to do."""
-    long = {**LONG, "n": 64}
-    with process(tiny_model_path, tmp_path) as (server, http), http.connected() as connection:
-        content = json.dumps(long).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        connection.sendall(head.encode() + content)
+    with (
+        process(tiny_model_path, tmp_path, hold=hold) as (server, http),
+        http.connected() as connection,
+    ):
+        connection.sendall(posted("/v1/completions", LONG))
         while http.get("/health").json["active"] == 0:
             pass
         port = http.address[1]

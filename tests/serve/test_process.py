@@ -8,10 +8,12 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.serve.keys import key_digest, new_key
@@ -22,8 +24,8 @@ ALICE = f'[tenant.alice]\nid = 1\nkeys = ["{key_digest(new_key())}"]\n'
 BOB = f'[tenant.bob]\nid = 2\nkeys = ["{key_digest(new_key())}"]\n'
 
 
-def server_command(model: Path, *words: str) -> list[str]:
-    return command("serve", "--model", model, "--tier", "cpu", *words)
+def server_command(model: Path, *words: str, hold: Path | None = None) -> list[str]:
+    return command("serve", "--model", model, "--tier", "cpu", *words, hold=hold)
 
 
 def server_environment(folder: Path) -> Mapping[str, str]:
@@ -33,8 +35,11 @@ def server_environment(folder: Path) -> Mapping[str, str]:
 
 
 @contextmanager
-def process(model: Path, folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], Http]]:
-    line = server_command(model, "--port", "0", "--context", "256", *words)
+def process(
+    model: Path, folder: Path, *words: str, hold: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Http]]:
+    """A server and requests to it. Its engine makes few steps before the file ``hold`` is gone."""
+    line = server_command(model, "--port", "0", "--context", "256", *words, hold=hold)
     with subprocess.Popen(
         line, env=server_environment(folder), stderr=subprocess.PIPE, text=True
     ) as server:
@@ -49,10 +54,10 @@ def process(model: Path, folder: Path, *words: str) -> Iterator[tuple[subprocess
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_it(
-    tiny_model_path: Path, tmp_path: Path, number: signal.Signals, code: int
+    tiny_model_path: Path, tmp_path: Path, hold: Path, number: signal.Signals, code: int
 ) -> None:
     """SIGTERM lets what runs end, Ctrl-C cuts it, and says so; neither leaves a traceback."""
-    with process(tiny_model_path, tmp_path) as (server, http):
+    with process(tiny_model_path, tmp_path, hold=hold) as (server, http):
         assert http.get("/ready").status == 200
         with http.connected() as connection:
             body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "stream": True}
@@ -61,6 +66,8 @@ def test_a_signal_ends_it(
             while b"\n\ndata: " not in heard and b"\ndata: " not in heard:
                 heard += connection.recv(65536)
             server.send_signal(number)
+            if number == signal.SIGTERM:
+                hold.unlink()
             while part := connection.recv(65536):
                 heard += part
         assert server.wait(60) == code
@@ -79,12 +86,10 @@ def test_a_signal_right_after_it_is_ready_drains(
     tiny_model_path: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     """What asks for ``/ready`` and then has it stop may do so at once."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    line = server_command(tiny_model_path, "--port", str(port))
+    line = server_command(tiny_model_path, "--port", "0")
     with subprocess.Popen(line, env=server_environment(tmp_path), stderr=subprocess.PIPE) as server:
         try:
-            while not is_ready(port):
+            while not is_ready(server.pid):
                 assert server.poll() is None
             server.send_signal(number)
             assert server.wait(60) == 0
@@ -92,15 +97,32 @@ def test_a_signal_right_after_it_is_ready_drains(
             server.kill()
 
 
-def is_ready(port: int) -> bool:
-    with suppress(ConnectionRefusedError):
-        return Http(f"http://127.0.0.1:{port}").get("/ready").status == 200
+def is_ready(process: int) -> bool:
+    """Whether a server says so on the port where it listens, which it has not printed yet."""
+    for one in psutil.Process(process).net_connections("tcp"):
+        if one.status == psutil.CONN_LISTEN:
+            return Http(f"http://127.0.0.1:{one.laddr.port}").get("/ready").status == 200
     return False
+
+
+LOADING = """
+import runpy, sys, time
+from harness.serve import run
+
+def slow(*arguments, load=run.open_model):
+    loaded = load(*arguments)
+    time.sleep(600)
+    return loaded
+
+run.open_model = slow
+sys.argv = ["zinc-rt", *sys.argv[1:]]
+runpy.run_module("harness", run_name="__main__")
+"""
 
 
 def test_a_signal_while_it_loads_ends_it(tiny_model_path: Path, tmp_path: Path) -> None:
     """Nobody is connected yet, so nothing is waited for."""
-    line = server_command(tiny_model_path, "--port", "0", "--context", "128K")
+    line = [sys.executable, "-c", LOADING, *server_command(tiny_model_path, "--port", "0")[3:]]
     named = server_environment(tmp_path)
     with subprocess.Popen(line, env=named, stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -161,8 +183,11 @@ def test_it_says_how_to_ask_and_tells_its_supervisor(
             assert server.wait(60) == 0
 
 
-def test_draining_refuses_new_work(tiny_model_path: Path, tmp_path: Path) -> None:
-    with process(tiny_model_path, tmp_path) as (server, http), http.connected() as connection:
+def test_draining_refuses_new_work(tiny_model_path: Path, tmp_path: Path, hold: Path) -> None:
+    with (
+        process(tiny_model_path, tmp_path, hold=hold) as (server, http),
+        http.connected() as connection,
+    ):
         body = {"prompt": "abc", "max_tokens": 240, "ignore_eos": True}
         connection.sendall(posted("/v1/completions", body))
         while http.get("/health").json["active"] == 0:
@@ -175,6 +200,7 @@ def test_draining_refuses_new_work(tiny_model_path: Path, tmp_path: Path) -> Non
         assert (refused.status, refused.error["code"]) == (503, "draining")
         assert refused.headers["Retry-After"]
         assert http.get("/ready").status == 503
+        hold.unlink()
         assert b"200 OK" in connection.recv(65536)
 
 

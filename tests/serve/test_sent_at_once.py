@@ -15,14 +15,16 @@ import pytest
 from openai import OpenAI
 
 from harness.serve import listen, streams
+from harness.serve.driver import EventStream
 from harness.serve.generation import LIGHT_STOP_CHARACTERS, Generation
 from harness.serve.run import Running
 from reference.engine import Engine
+from tests.held_steps import HeldSteps, hold_steps
 from tests.serve.calling import CALLING, client_of
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, posted
+from tests.serve.http import Http, closing_after, posted, slow_reader, unchunked
 from tests.serve.streams import data_of, lines_of
-from tests.serve.test_connections import heard_until, running, slow_steps, wait_until
+from tests.serve.test_connections import heard_until, running, wait_until
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -65,20 +67,28 @@ def told(body: bytes) -> bytes:
 def answer_of(server: Running, path: str, body: object, at_once: bool = True) -> bytes:
     """An answer each part of which is of one step: none begins before everybody waits for it.
     Without ``at_once`` the threads of HTTP send it alone."""
-    driver = server.service.model.driver
-    step = Engine.step
-
-    def when_all_wait(engine: Engine) -> object:
-        for stream in list(driver._streams.values()):
-            events = stream._events
-            wait_until(lambda events=events: driver._commands or events._offer is not None)
-        return step(engine)
-
     with pytest.MonkeyPatch.context() as patch:
         if not at_once:
             patch.setattr(listen._Channel, "send_at_once", lambda channel, make: False)
-        patch.setattr(Engine, "step", when_all_wait)
+        step_when_all_wait(server, patch)
         return told(Http(server.url).post(path, body).body)
+
+
+def step_when_all_wait(server: Running, patch: pytest.MonkeyPatch) -> None:
+    """The engine begins a step once every stream that is not stalled is waited for, or when a
+    request ends or begins."""
+    driver = server.service.model.driver
+    step = Engine.step
+
+    def ready(stream: EventStream) -> bool:
+        return bool(driver._commands) or stream._stalled or stream._events._offer is not None
+
+    def when_all_wait(engine: Engine) -> object:
+        for stream in list(driver._streams.values()):
+            wait_until(lambda stream=stream: ready(stream))
+        return step(engine)
+
+    patch.setattr(Engine, "step", when_all_wait)
 
 
 def by_the_other_way(server: Running, path: str, body: object) -> bytes:
@@ -202,15 +212,17 @@ def test_one_who_does_not_read_holds_nobody(
     monkeypatch.setattr(listen, "UNREAD_SECONDS", 60)
     long = {**STREAMED, "max_tokens": 200}
     with serve(buffered_events=8) as server:
+        # A stalled request is ended after so many steps, and the engine steps while it waits.
+        server.service.model.driver.call(lambda engine: setattr(engine, "_stall_steps", 10**6))
         http = Http(server.url)
         alone = by_the_other_way(server, COMPLETIONS, long)
         total = server.service.ledger.total(0).completed
         with slow_reader(http) as connection:
-            connection.sendall(closing(posted(COMPLETIONS, long)))
+            connection.sendall(closing_after(posted(COMPLETIONS, long)))
             wait_until(lambda: running(server) == 1)
             wait_until(lambda: stalled(server))
             senders.clear()
-            short = http.post(COMPLETIONS, {**long, "max_tokens": 50}).body
+            short = answer_of(server, COMPLETIONS, {**long, "max_tokens": 50})
             assert text_of(alone).startswith(text_of(short).rstrip("\N{REPLACEMENT CHARACTER}"))
             assert senders[ENGINE] > 40
             assert stalled(server)
@@ -219,29 +231,21 @@ def test_one_who_does_not_read_holds_nobody(
         assert server.service.ledger.total(0).completed == total + 2
 
 
-def slow_reader(http: Http) -> socket.socket:
-    """A connection of which the kernel keeps next to nothing."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-    connection.settimeout(30)
-    connection.connect(http.address)
-    return connection
+def waiting(server: Running) -> int:
+    return server.service.model.driver.call(lambda engine: engine.statistics.waiting)
 
 
-def closing(request: bytes) -> bytes:
-    """A request after which the connection is closed."""
-    return request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
-
-
-def unchunked(answer: bytes) -> bytes:
-    """The body of an answer of parts."""
-    rest, body = answer.partition(b"\r\n\r\n")[2], b""
-    while True:
-        size, _, rest = rest.partition(b"\r\n")
-        if not int(size, 16):
-            return body
-        body += rest[: int(size, 16)]
-        rest = rest[int(size, 16) + 2 :]
+def sent_by_the_engine(server: Running, steps: HeldSteps, senders: Senders) -> None:
+    """One request makes a step whenever its HTTP thread waits, until the engine sent a part."""
+    senders.clear()
+    wait_until(lambda: waiting(server) == 1)
+    steps.allow(1)
+    wait_until(lambda: running(server) == 1)
+    (stream,) = server.service.model.driver._streams.values()
+    while not senders[ENGINE]:
+        wait_until(lambda: stream._events._offer is not None)
+        steps.allow(1)
+        wait_until(lambda: steps.left == 0)
 
 
 def stalled(server: Running) -> bool:
@@ -255,20 +259,23 @@ def test_who_leaves_between_two_steps_frees_its_slot(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, senders: Senders, reset: bool
 ) -> None:
     """Whether its end says so or is just gone; another goes on untouched."""
-    slow_steps(monkeypatch)
     with serve() as server:
         http = Http(server.url)
         alone = http.post(COMPLETIONS, STREAMED).body
+        steps = hold_steps(monkeypatch)
         with ThreadPoolExecutor(1) as background:
             with http.connected() as connection:
                 connection.sendall(posted(COMPLETIONS, {**STREAMED, "max_tokens": 240}))
-                heard_until(connection, b"\n\n", 4)
-                assert senders[ENGINE] > 0
+                sent_by_the_engine(server, steps, senders)
+                heard_until(connection, b"\n\n")
                 other = background.submit(http.post, COMPLETIONS, STREAMED)
+                wait_until(lambda: waiting(server) == 1)
+                steps.allow(2)
                 wait_until(lambda: running(server) == 2)
                 if reset:
                     linger = struct.pack("ii", 1, 0)
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            steps.allow(50)
             wait_until(lambda: running(server) <= 1)
             assert text_of(other.result().body) == text_of(alone)
         wait_until(lambda: server.service.ledger.total(0).abandoned == 1)
@@ -292,6 +299,7 @@ def test_who_leaves_while_its_token_is_told(
 
     monkeypatch.setattr(Generation, "_received", leave)
     with serve() as server:
+        step_when_all_wait(server, monkeypatch)
         http = Http(server.url)
         with http.connected() as connection:
             connection.sendall(posted(COMPLETIONS, {**STREAMED, "max_tokens": 240}))
@@ -308,7 +316,6 @@ def test_a_fault_between_two_steps_is_its_requests_alone(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, senders: Senders, nth: int
 ) -> None:
     """Its client is told, and another's stream is whole."""
-    slow_steps(monkeypatch)
     with serve() as server:
         http = Http(server.url)
         alone = http.post(COMPLETIONS, STREAMED).body
@@ -322,6 +329,7 @@ def test_a_fault_between_two_steps_is_its_requests_alone(
             return receive(generation, events)
 
         monkeypatch.setattr(Generation, "_received", fail)
+        step_when_all_wait(server, monkeypatch)
         with ThreadPoolExecutor(2) as clients:
             failed = clients.submit(http.post, COMPLETIONS, faulty)
             whole = clients.submit(http.post, COMPLETIONS, STREAMED)
@@ -338,13 +346,13 @@ def test_a_fault_between_two_steps_is_its_requests_alone(
 def test_the_end_of_the_server_is_told_to_who_is_told_by_the_engine(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, senders: Senders
 ) -> None:
-    slow_steps(monkeypatch)
+    steps = hold_steps(monkeypatch)
     with serve() as server:
         http = Http(server.url)
         with http.connected() as connection:
             connection.sendall(posted(COMPLETIONS, {**STREAMED, "max_tokens": 240}))
-            heard_until(connection, b"\n\n", 5)
-            assert senders[ENGINE] > 0
+            sent_by_the_engine(server, steps, senders)
+            heard_until(connection, b"\n\n")
             server.drain(0)
             heard = b"".join(iter(lambda: connection.recv(65536), b""))
         assert b'"code":"engine_stopped"' in heard
@@ -355,7 +363,9 @@ def test_pipelined_requests_are_answered_in_order(http: Http, senders: Senders) 
     """One that is sent before the first answer ended. A stream ends its connection."""
     whole = {key: value for key, value in ASKED.items() if key != "stream"}
     with http.connected() as connection:
-        connection.sendall(posted(COMPLETIONS, whole) + closing(posted(COMPLETIONS, STREAMED)))
+        connection.sendall(
+            posted(COMPLETIONS, whole) + closing_after(posted(COMPLETIONS, STREAMED))
+        )
         heard = b"".join(iter(lambda: connection.recv(65536), b""))
     assert heard.count(b"HTTP/1.1 200 OK") == 2
     assert unchunked(heard[heard.rindex(b"HTTP/1.1") :]).endswith(b"data: [DONE]\n\n")

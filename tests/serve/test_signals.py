@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,17 @@ from harness.serve import signals
 from harness.serve.signals import Signals
 
 
-def server_of(reloaded: list[str], drained: list[float], path: str | None = "tenants.toml") -> Any:
-    accounts = SimpleNamespace(path=path, reload=lambda tell: reloaded.append("tenants"))
+def server_of(
+    reload: Callable[[object], None], drained: list[float], path: str | None = "tenants.toml"
+) -> Any:
+    accounts = SimpleNamespace(path=path, reload=reload)
     return SimpleNamespace(
         serving=SimpleNamespace(accounts=accounts, tell=None), drain=drained.append
     )
+
+
+def never(tell: object) -> None:
+    raise AssertionError("the tenants are read again")
 
 
 def test_a_signal_before_the_wait_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,28 +47,28 @@ def test_a_signal_before_the_wait_is_not_missed(monkeypatch: pytest.MonkeyPatch)
     drained: list[float] = []
     with Signals() as caught:
         caught.hold()
-        assert not caught.serve_until_stopped(server_of([], drained), 7.0)
+        assert not caught.serve_until_stopped(server_of(never, drained), 7.0)
     assert drained == [7.0]
 
 
 def test_signals_of_another_thread_wake_the_main_one() -> None:
     """One that reloads, then one that ends; handlers are as they were."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    reloaded: list[str] = []
     drained: list[float] = []
+    threads: list[threading.Timer] = []
+
+    def raise_soon(number: signal.Signals) -> None:
+        threads.append(threading.Timer(0.1, signal.raise_signal, [number]))
+        threads[-1].start()
+
     with Signals() as caught:
         caught.hold()
-        numbers = (signal.SIGHUP, signal.SIGTERM)
-        timers = [
-            threading.Timer(0.1 + n / 5, signal.raise_signal, [one])
-            for n, one in enumerate(numbers)
-        ]
-        for timer in timers:
-            timer.start()
-        assert not caught.serve_until_stopped(server_of(reloaded, drained), 7.0)
-        for timer in timers:
-            timer.join()
-    assert (reloaded, drained) == (["tenants"], [7.0])
+        raise_soon(signal.SIGHUP)
+        server = server_of(lambda tell: raise_soon(signal.SIGTERM), drained)
+        assert not caught.serve_until_stopped(server, 7.0)
+        for thread in threads:
+            thread.join()
+    assert (len(threads), drained) == (2, [7.0])
     assert {number: signal.getsignal(number) for number in before} == before
 
 
@@ -74,7 +81,7 @@ def test_ctrl_c_cuts_and_sighup_without_tenants_drains() -> None:
         with Signals() as caught:
             caught.hold()
             signal.raise_signal(number)
-            interrupted = caught.serve_until_stopped(server_of([], drained, path), 7.0)
+            interrupted = caught.serve_until_stopped(server_of(never, drained, path), 7.0)
         assert (interrupted, drained) == (number == signal.SIGINT, [seconds])
 
 
@@ -84,7 +91,7 @@ def test_a_second_signal_cuts_a_drain() -> None:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         drained: list[float] = []
-        assert caught.serve_until_stopped(server_of([], drained), 7.0)
+        assert caught.serve_until_stopped(server_of(never, drained), 7.0)
     assert drained == []
 
 

@@ -224,10 +224,11 @@ def test_a_late_mask_is_told_once_it_is_there(grammars: Grammars) -> None:
     try:
         background.add(1, _Late(late, gate))
         background.add(2, punctual)
-        for request_id in (1, 2, 3):
+        background.received(1, ord("a"))
+        assert background.settle(0) == [1]
+        for request_id in (2, 3):
             background.received(request_id, ord("a"))
-        assert background.settle(0.5) == [1]
-        assert background.settle() == []
+        assert background.settle(30) == []
         assert background.late == {1}
         gate.set()
         assert told.wait(30)

@@ -44,7 +44,7 @@ def test_labels_and_floods_win_nothing(seed: int) -> None:
 
 
 def scopes_outlive_their_tenants(patch: Patch) -> None:
-    patch.setattr(KvMemory, "forget_others", lambda self, scopes: None)
+    patch.setattr(KvMemory, "forget_others", lambda self, scopes, tenants: None)
 
 
 def who_moves_goes_on_in_its_old_scope(patch: Patch) -> None:

@@ -67,7 +67,6 @@ class Replica:
                 if ended:
                     # So that what is told of the engine no longer counts this request.
                     await self._blocking(self._driver.call, lambda engine: engine.statistics)
-                    await self._blocking(job.finish)
                 sent += sum(event.token >= 0 for event in events)
                 yield self._batch(stream, job, events, ended)
         except ZincError as error:
@@ -94,6 +93,7 @@ class Replica:
             replica=self._name,
             events=events,
             cached=facts.cached,
+            difference=facts.difference,
             preempted=facts.preempted,
             admitted=facts.admitted is not None,
             statistics=self._driver.statistics,
@@ -116,7 +116,7 @@ class _Job:
 
     def __init__(self, work: Work, model: ServedModel) -> None:
         self.work = work
-        self._scores = PromptScores(work.request) if work.scored else None
+        self._scores = PromptScores(work.request) if work.request.score_from else None
         self._scores_told = False
         self._digest = RunningDigest() if work.digested else None
         self._told = 0
@@ -144,13 +144,8 @@ class _Job:
         return first, found
 
     def new_scores(self) -> tuple[TokenEvent, ...]:
-        """How likely the prompt is, once, when that is known."""
-        if self._scores is None or self._scores_told or not self._scores.wait(0):
+        """The log-probabilities of the prompt, once, when all of them are there."""
+        if self._scores is None or self._scores_told or not self._scores.complete:
             return ()
         self._scores_told = True
         return tuple(self._scores.tokens)
-
-    def finish(self) -> None:
-        """Wait for what is worked on beside the engine."""
-        while self._scores is not None and not self._scores.wait(WAIT_SECONDS):
-            pass
