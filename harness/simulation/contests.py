@@ -115,8 +115,8 @@ def play_labels(seed: int) -> Violation | None:
 
 
 def most_loss(tokens: int) -> float:
-    """The largest fraction of its part that an honest tenant may miss in any WINDOW_SECONDS beside
-    a tenant that gives up slots and takes them again, where answers have so many ``tokens``.
+    """The largest fraction of its part that an honest tenant may miss in any WINDOW_SECONDS next
+    to a tenant that gives up slots and takes them again, where answers have so many ``tokens``.
 
     Nobody is preempted for fairness within a class, and no slot idles: a slot that is given up goes
     to another tenant for one answer. When the tenant that gave it up returns, it takes the next

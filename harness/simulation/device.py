@@ -208,14 +208,14 @@ class DeviceMemory:
                     recent += OF_TOKEN[ring[seen % len(ring)]] * OF_POSITION[seen]
             seed = int(record[_LOW]) | int(record[_HIGH]) << 32
             history = after[query_row]
-            beside = recent + self._model
+            others = recent + self._model
             if count := int(record[_BIAS_COUNT]):
                 first = int(record[_BIAS_FIRST])
                 biases = step.bias[first : first + count]
                 if len(biases) != count:
                     raise Violation(Invariant.TOKENS, f"slot {slot} has biases that a step lacks")
-                beside += bias_number(biases)
-            token = sample(history, seed, beside)
+                others += bias_number(biases)
+            token = sample(history, seed, others)
             if record[_MASK]:
                 token = nearest(token, step.allowed[int(record[_MASK]) - 1])
             self.last_token[slot], self.last_position[slot] = token, position

@@ -30,7 +30,7 @@ NON_FINITE_ONE_IN = 512
 
 WORD = (1 << 64) - 1
 _SEED_FACTOR = 0x9E3779B97F4A7C15
-_BESIDE_FACTOR = 0xD1B54A32D192ED03
+_OTHERS_FACTOR = 0xD1B54A32D192ED03
 _MIX_FACTOR = 0xBF58476D1CE4E5B9
 _MODEL_FACTOR = 0x94D049BB133111EB
 _RANDOM = np.random.PCG64(20)
@@ -39,13 +39,13 @@ OF_POSITION: list[int] = (_RANDOM.random_raw(MOST_POSITIONS) | np.uint64(1)).tol
 """A token at a position adds the product of its two numbers to a history, modulo 2^64."""
 
 
-def sample(history: int, seed: int, beside: int) -> int:
+def sample(history: int, seed: int, others: int) -> int:
     """The token that follows, -1 where the logits are not finite.
 
-    ``beside`` is the sum of the other numbers it depends on: the history of the tokens that
+    ``others`` is the sum of the other numbers it depends on: the history of the tokens that
     penalties look at, ``bias_number`` and ``model_number``.
     """
-    mixed = (history + seed * _SEED_FACTOR + beside * _BESIDE_FACTOR) & WORD
+    mixed = (history + seed * _SEED_FACTOR + others * _OTHERS_FACTOR) & WORD
     mixed = ((mixed ^ (mixed >> 32)) * _MIX_FACTOR) & WORD
     mixed ^= mixed >> 29
     return -1 if (mixed >> 40) % NON_FINITE_ONE_IN == 0 else mixed % VOCAB
@@ -110,10 +110,10 @@ def solo_run(
     ends = frozenset() if request.ignore_end else END_OF_GENERATION
     reason = None if not events else FinishReason.LENGTH
     while reason is None:
-        beside = always
+        others = always
         if window:
-            beside += (history - histories[max(0, position - window)]) & WORD
-        token = sample(history, seed, beside)
+            others += (history - histories[max(0, position - window)]) & WORD
+        token = sample(history, seed, others)
         if constraint is not None:
             generated = tokens[len(request.prompt) :]
             token = nearest(token, constraint.allowed(generated, VOCAB))
