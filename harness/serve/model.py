@@ -13,9 +13,9 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness import catalog
+from harness.drafting import load_drafter
 from harness.generate import (
     SessionOptions,
-    load_drafter,
     load_runner,
     make_engine,
     prepare_session,
@@ -257,24 +257,19 @@ def open_model(
     session = options.session
     prepared = prepare_session(path, served_session(session), owned)
     model, limits = prepared.model, prepared.limits
-    fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
     tier = recorded_tier(prepared, session.recording, owned, patient=True)
     runner = owned.enter_context(load_runner(model, tier, limits, progress))
     # Nobody waits for a first token yet, and later no step of others shall.
     runner.prepare()
-
-    drafter = load_drafter(prepared, tier, session.draft, owned, progress)
 
     def engine(observer: Observer) -> Engine:
         return make_engine(
             runner,
             model,
             session,
-            tenants=(
-                Tenants(tenants, clock=time.monotonic) if together is None else together.tenants
-            ),
+            tenants=together.tenants if together else Tenants(tenants, clock=time.monotonic),
             clock=time.monotonic,
-            drafter=drafter,
+            drafter=load_drafter(prepared.drafting, model, tier, session.draft, owned, progress),
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,
@@ -295,7 +290,7 @@ def open_model(
         plan=prepared.plan,
         tier=prepared.tier.info.name,
         device=prepared.tier.info.device,
-        fingerprint=fingerprint,
+        fingerprint=system_fingerprint(model, session.kv_dtype, options.digests),
         created=int(path.stat().st_mtime),
         trace=None if session.recording.trace is None else session.recording.trace.name,
         names=names_of(path, options),
