@@ -33,6 +33,9 @@ UNKNOWN_TENANT = 999
 MOST_BIASES = 3
 MOST_LISTED = 3
 
+STATE_INTERVALS = {0: 1024, 1: 16, 2: 48, 6: 32}
+"""How often a recurrent state is saved in a prompt, by the room for saved states."""
+
 
 @dataclass(frozen=True, slots=True)
 class Features:
@@ -118,7 +121,8 @@ def _shape(random: Random, features: Features, profile: Profile) -> EngineShape:
             recent_tokens=16,
             step_tokens=slots + chunk,
             step_rows=slots + random.choice([0, 1, 8]),
-            saved_states=random.choice([1, 2, 6]) if recurrent else 0,
+            saved_states=(saved := random.choice([1, 2, 6]) if recurrent else 0),
+            state_interval=STATE_INTERVALS[saved],
             masks=slots if features.constraints else 0,
             biases=MOST_BIASES if features.biases else 0,
             top_log_probabilities=MOST_LISTED if features.log_probabilities else 0,
@@ -245,6 +249,7 @@ class _Actions:
             qos=random.choice([None, *QosClass]) if self._features.lowered_classes else None,
             logit_bias=self._biases(),
             log_probabilities=self._listed(),
+            turns=(len(prompt) // 3, len(prompt) - 1),
         )
         if self._features.shared_prefixes:
             tokens = solo_run(request, context, model=model).tokens
