@@ -9,7 +9,7 @@ from types import MappingProxyType
 from contract.errors import ConfigError
 from contract.extras import install_command
 
-SERVER, PEER, BENCH, RAY = "server", "peer", "bench", "ray"
+SERVER, PEER, BENCH, RAY, RECEIPTS = "server", "peer", "bench", "ray", "receipts"
 EXTRA_OF: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -17,6 +17,7 @@ EXTRA_OF: Mapping[str, str] = MappingProxyType(
         ),
         "matplotlib": BENCH,
         "ray": RAY,
+        "cryptography": RECEIPTS,
         "llama_cpp": PEER,
     }
 )

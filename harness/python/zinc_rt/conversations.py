@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, RequestError
+from contract.extras import install_command
 from contract.types import Request
 from harness.serve.dialect import Dialect, dialect_of
 from harness.serve.structured.grammars import Grammars, TokenMasks
@@ -88,5 +89,5 @@ def _told_as_request() -> Iterator[None]:
             raise RequestError(param, problem) from None
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"tools and formats need {error.name}; pip install 'zinc-rt[server]'"
+            f"tools and formats need {error.name}; run {install_command('server')}"
         ) from None

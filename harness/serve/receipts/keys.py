@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
+from contract.extras import install_command
 from contract.lazy_dataclass import dataclass
 from harness.serve.receipts.canonical import canonical
 
@@ -163,5 +164,5 @@ def need_cryptography() -> None:
         import cryptography  # noqa: F401
     except ModuleNotFoundError:
         raise ConfigError(
-            "receipts need cryptography, which is not installed; pip install 'zinc-rt[receipts]'"
+            f"receipts need cryptography, which is not installed; run {install_command('receipts')}"
         ) from None
