@@ -18,6 +18,7 @@ EXTRA_OF: Mapping[str, str] = MappingProxyType(
         "cryptography": RECEIPTS,
         "matplotlib": BENCH,
         "ray": RAY,
+        "cryptography": RECEIPTS,
         "llama_cpp": PEER,
     }
 )
