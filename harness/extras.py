@@ -9,12 +9,13 @@ from types import MappingProxyType
 from contract.errors import ConfigError
 from contract.extras import install_command
 
-SERVER, PEER, BENCH, RAY = "server", "peer", "bench", "ray"
+SERVER, PEER, BENCH, RAY, RECEIPTS = "server", "peer", "bench", "ray", "receipts"
 EXTRA_OF: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
             ("flask", "llguidance", "msgspec", "prometheus_client", "tomlkit", "waitress"), SERVER
         ),
+        "cryptography": RECEIPTS,
         "matplotlib": BENCH,
         "ray": RAY,
         "llama_cpp": PEER,

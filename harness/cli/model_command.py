@@ -154,7 +154,7 @@ def use_model(args: argparse.Namespace) -> int:
     name = catalog.pasted_name(args.id)
     catalog.set_active(name, cache_dir)
     pulled = catalog.find_pulled(name, cache_dir) is not None
-    print(f"using {name}" if pulled else f"using {name}; it is fetched when first needed")
+    print(f"using {name}" if pulled else f"using {name}; it is pulled when first needed")
     return 0
 
 

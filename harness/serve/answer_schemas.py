@@ -227,6 +227,38 @@ class ModelDeleted(Struct):
     deleted: bool
 
 
+class Infilled(Struct):
+    """``POST /infill``, not streamed."""
+
+    content: str
+    stop: bool
+    stop_type: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    model: str
+    system_fingerprint: str
+    x_zinc: dict[str, Any]
+
+
+class Ranked(Struct):
+    """A document of a request by its index, and how well it answers the query: 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | UnsetType = UNSET
+
+
+class Reranked(Struct):
+    """``POST /v1/rerank``: the best documents first."""
+
+    object: Literal["list"]
+    model: str
+    results: list[Ranked]
+    usage: dict[str, int]
+    system_fingerprint: str
+    x_zinc: dict[str, Any]
+
+
 class TenantFacts(Struct):
     """A tenant, with how many keys it has."""
 
@@ -324,6 +356,8 @@ ANSWERS: dict[str, type[Struct]] = {
     "apply_template": Prompt,
     "usage": TenantUsage,
     "embed": Embeddings,
+    "infill": Infilled,
+    "rerank": Reranked,
     "score": Scores,
     "respond": Response,
     "response": Response,
@@ -356,7 +390,7 @@ ANSWERS: dict[str, type[Struct]] = {
 }
 STREAMED = frozenset(
     (
-        *("chat", "complete", "respond", "message", "pull_model"),
+        *("chat", "complete", "infill", "respond", "message", "pull_model"),
         *("ollama_chat", "ollama_generate", "ollama_pull"),
     )
 )

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from contract.errors import RequestError, UnsupportedModel
-from contract.types import Request, SamplingParams, Tenant
+from contract.types import Tenant
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
@@ -21,7 +21,7 @@ from harness.serve.gate import caller_of_request, decoded
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.pooling import Pool, Pooling, pooling_of, tokens_to_embed
-from harness.serve.readings import checked_inputs, read_texts, told_of_input
+from harness.serve.readings import checked_inputs, read_texts, rows_of, told_of_input
 from harness.serve.receipts.make import store_results
 from harness.serve.service import Service
 from harness.serve.submissions import Submission
@@ -36,7 +36,8 @@ Vector = NDArray[np.float32]
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True):
     """``POST /v1/embeddings``. ``input`` is a text, a list of texts, the ids of one text, or a list
-    of lists of ids. With ``dimensions`` the first so many are kept, before normalising."""
+    of lists of ids. With ``dimensions`` only the first so many numbers of a vector
+    are used, before it is normalised."""
 
     input: str | Inputs
     model: Id | None = None
@@ -72,11 +73,8 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
     prompts = texts_of(service, body, tenant)
 
     def begin(index: int) -> tuple[Submission, Callable[[], Vector]]:
-        prompt = prompts[index]
-        pool = Pool(pooling, len(prompt))
-        id, unpenalized = model.driver.new_id(), SamplingParams(repeat_last_n=0)
-        request = Request(id, tuple(prompt), 0, unpenalized, tenant=tenant.id)
-        submission = Submission([request], {request.id: pool}, pool.rows_from, HIDDEN)
+        pool = Pool(pooling, len(prompts[index]))
+        submission = rows_of(model, prompts[index], pool, HIDDEN, tenant)
         return submission, lambda: pool.vector(body.dimensions)
 
     tokens = sum(map(len, prompts))

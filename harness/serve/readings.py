@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from contract.errors import QueueFull, RequestError
-from contract.types import Request, Tenant
+from contract.types import Request, SamplingParams, Tenant
 from harness.serve.caller import Caller, Gone
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.generation import FAILURES
@@ -18,6 +21,19 @@ from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
 from harness.serve.submissions import EngineStopped, Submission
 
 Result = TypeVar("Result")
+
+
+class RowSink(Protocol):
+    """Receives rows of a prompt, from position ``rows_from`` on."""
+
+    @property
+    def rows_from(self) -> int:
+        """The first position whose row is needed."""
+
+    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Take the rows of the positions from ``first`` on."""
+
+
 Begin = Callable[[int], tuple[Submission, Callable[[], Result]]]
 """What the engine is given for a text by its index, and what gives its result afterwards."""
 
@@ -46,6 +62,15 @@ def read_texts(
     service.metrics.embedded(tenant, tokens, "stop")
     service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
     return results
+
+
+def rows_of(
+    model: ServedModel, prompt: Sequence[int], sink: RowSink, output: str, tenant: Tenant
+) -> Submission:
+    """What gives ``sink`` the rows of ``output`` of a prompt."""
+    unpenalized = SamplingParams(repeat_last_n=0)
+    request = Request(model.driver.new_id(), tuple(prompt), 0, unpenalized, tenant=tenant.id)
+    return Submission([request], {request.id: sink}, sink.rows_from, output)
 
 
 def checked_inputs(

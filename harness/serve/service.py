@@ -18,6 +18,7 @@ from harness.serve.chat import ChatPlan
 from harness.serve.completion_answers import CompletionShape
 from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
+from harness.serve.infill_prompt import infill_prompt
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
@@ -138,11 +139,13 @@ class Service:
     ) -> tuple[list[Sequence[int]], list[Request]]:
         """The prompts of texts to continue, and what the engine is asked. Raises ApiError and
         RequestError."""
-        encode = partial(
+        encode: Callable[[str], list[int]] = partial(
             self.model.encode,
             parse_special=body.parse_special,
             add_special_tokens=body.add_special_tokens,
         )
+        if body.suffix:
+            encode = _between(self.model, body, body.suffix)
         prompts = self.prompts_of(body.prompt, encode=encode)
         return prompts, requests_of(
             body,
@@ -307,6 +310,17 @@ class Service:
         if len(lists) == len(prompt):
             return list(lists)
         raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
+
+
+def _between(
+    model: ServedModel, body: CompletionRequest, suffix: str
+) -> Callable[[str], list[int]]:
+    """What makes a prompt of a text that goes before a ``suffix``. Raises ApiError."""
+    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if body.echo or not all(isinstance(text, str) for text in texts):
+        problem = "suffix needs prompts that are texts, and no echo"
+        raise ApiError(400, problem, param="suffix", code="invalid_value")
+    return lambda text: infill_prompt(model, text, suffix)
 
 
 def _most_tokens(body: Sampled) -> int | None:

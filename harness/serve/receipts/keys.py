@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
+from harness.extras import optional_libraries
 from harness.serve.receipts.canonical import canonical
 
 if TYPE_CHECKING:
@@ -159,9 +160,5 @@ def _read(path: Path) -> ReceiptKey:
 
 def need_cryptography() -> None:
     """Raise ConfigError when the library of signatures is not installed."""
-    try:
+    with optional_libraries():
         import cryptography  # noqa: F401
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "receipts need cryptography, which is not installed; pip install 'zinc-rt[receipts]'"
-        ) from None
