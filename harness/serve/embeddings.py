@@ -75,12 +75,18 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
     prompts = texts_of(service, body, tenant)
     vectors: list[Vector] = []
     tokens = sum(map(len, prompts))
+    extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
     try:
         while len(vectors) < len(prompts):
             wave = prompts[len(vectors) : len(vectors) + model.limits.slots]
             pools = [Pool(pooling, len(prompt)) for prompt in wave]
             taken = _compute(model, wave, pools, tenant, caller.gone)
             vectors += [pool.vector(body.dimensions) for pool in pools[:taken]]
+        if service.receipts is not None:
+            name, results = f"embd-{secrets.token_hex(12)}", list(map(_octets, vectors))
+            extra["receipt"] = store_results(
+                service.receipts, model, "embedding", body, tenant, name, prompts, results
+            )
     except Exception as error:
         told = _told(error)
         if not vectors and isinstance(error, QueueFull | RequestError | EngineStopped):
@@ -92,12 +98,6 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
         raise Began(told) from error
     service.metrics.embedded(tenant, tokens, "stop")
     service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
-    extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
-    if service.receipts is not None:
-        name, results = f"embd-{secrets.token_hex(12)}", [_octets(vector) for vector in vectors]
-        extra["receipt"] = store_results(
-            service.receipts, model, "embedding", body, tenant, name, prompts, results
-        )
     return {
         "object": "list",
         "data": [
