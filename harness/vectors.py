@@ -25,7 +25,7 @@ from contract.errors import ZincError
 from contract.types import Request, SamplingParams
 from harness.digest import file_digest, logits_digest
 from harness.goldens import FOLDER
-from harness.synth import GENERATOR_VERSION, SynthSpec, sized_spec, write_synthetic
+from harness.synth import GENERATOR_VERSION, SynthSpec, fields_of, sized_spec, write_synthetic
 from harness.vector_cases import VectorCase, cases
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
@@ -66,7 +66,7 @@ def model_vector(spec: SynthSpec, folder: Path) -> dict[str, Any]:
         generated = [event.token for event in engine.run()]
     model.file.close()
     return {
-        "spec": asdict(spec),
+        "spec": fields_of(spec),
         "file_sha256": file_digest(path),
         "tokens": prompt,
         "context": limits.context,
