@@ -15,7 +15,6 @@ EXTRA_OF: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             ("flask", "llguidance", "msgspec", "prometheus_client", "tomlkit", "waitress"), SERVER
         ),
-        "cryptography": RECEIPTS,
         "matplotlib": BENCH,
         "ray": RAY,
         "cryptography": RECEIPTS,
