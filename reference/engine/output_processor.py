@@ -190,9 +190,10 @@ class OutputProcessor:
         if first >= stop:
             return True
         row = part.end_row - (part.stop + 1 - first)
-        listed = sequence.request.log_probabilities or 0
         tokens = sequence.tokens[first:stop]
-        scores = scores_in(output, slice(row, row + len(tokens)), first, tokens, listed)
+        scores = scores_in(
+            output, slice(row, row + len(tokens)), first, tokens, sequence.request.score_top
+        )
         # One line: an interrupt comes before both or after both.
         sequence.next_score, _ = stop, sequence.on_scores(scores)
         if sequence.active is active and np.isnan(scores.log_probability).any():

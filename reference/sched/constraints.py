@@ -55,6 +55,8 @@ def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: b
             raise RequestError("score_from", "this engine was built without scores; use None")
         if type(start) is not int or not 1 <= start < tokens:
             raise RequestError("score_from", f"is {start!r}, not from 1 to {tokens - 1}")
+        if type(request.score_top) is not int or not 0 <= request.score_top <= most:
+            raise RequestError("score_top", f"is {request.score_top!r}, not from 0 to {most}")
     if masked and not limits.masks:
         raise RequestError("allowed", "this engine was built without masks; use None")
 

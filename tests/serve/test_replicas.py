@@ -213,6 +213,7 @@ def test_replicas_answer_as_one_engine_does(served: Served, server: Running) -> 
         (COMPLETIONS, scoring),
         (CHAT, {**chat(1, stream=False), "max_tokens": 20}),
         ("/v1/embeddings", {"input": ["one", "another text", "three"]}),
+        ("/v1/score", {"input": ["one", "another text", "three"], "top": 2, "start": [1, 3, 2]}),
     ):
         there, here = (one.post(path, body) for one in (http, alone))
         assert there.status == here.status == 200, there.body
