@@ -27,7 +27,7 @@ from harness.simulation.checks import (
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.scopes import Scopes
 from reference.engine import Engine
-from reference.engine.sequence import RunningSequence
+from reference.engine.sequence import Sequence
 from reference.limits import pages_for
 from reference.memory.prefix import scope_of
 from reference.observer import NullObserver
@@ -78,8 +78,8 @@ class EngineWatch(NullObserver):
         """Look at ``engine`` from now on."""
         self._engine = engine
         scheduler = self._engine._scheduler
-        self._next, self._preempt = scheduler._queue.next, scheduler.preempt
-        scheduler._queue.next, scheduler.preempt = self._watched_next, self._watched_preempt
+        self._next, self._preempt = scheduler.queue.next, scheduler.preempt
+        scheduler.queue.next, scheduler.preempt = self._watched_next, self._watched_preempt
 
     def state(self) -> State:
         """The engine as it is now."""
@@ -87,12 +87,12 @@ class EngineWatch(NullObserver):
         slot_manager, memory = engine._slot_manager, engine.memory
         meta = memory.meta
         placed = []
-        for slot, active in slot_manager.running.items():
-            request, stalled = active.sequence.request, active.sequence.stalled
-            protected = active.protected and slot_manager.protects(active)
+        for slot, sequence in slot_manager.running.items():
+            request, stalled = sequence.request, sequence.stalled
+            protected = slot_manager.protects(sequence)
             placed.append(
                 Resident(
-                    request.id, request.tenant, request.qos, slot, active.pages,
+                    request.id, request.tenant, request.qos, slot, sequence.pages,
                     protected, stalled,
                 )
             )  # fmt: skip
@@ -266,9 +266,8 @@ class EngineWatch(NullObserver):
         slot_manager = self._engine._slot_manager
         table = slot_manager.table
         computed, known, end, lockstep = table.computed, table.known, table.end, table.lockstep
-        for slot, active in slot_manager.running.items():
+        for slot, sequence in slot_manager.running.items():
             decodes = not lockstep[slot] and known[slot] <= computed[slot] < end[slot]
-            sequence = active.sequence
             yield QueuePosition(sequence.request.id, slot, decodes, sequence.stalled)
 
     def _check_admitted(self, request: Request) -> None:
@@ -298,20 +297,20 @@ class EngineWatch(NullObserver):
         self._guarded(lambda: check_admission(order, candidates, without_room))
         return chosen
 
-    def _watched_preempt(self, active: RunningSequence, **how: bool) -> None:
+    def _watched_preempt(self, sequence: Sequence, **how: bool) -> None:
         """The loss of a place, while the state before it can still be seen."""
         states = self._states()
-        leaver = next(r for r in self.state().slot_manager if r.slot == active.slot)
+        leaver = next(r for r in self.state().slot_manager if r.slot == sequence.slot)
         tenants = {tenant.id: tenant for tenant in self._engine.tenants}
         growth = pages_for(self._engine.runner.limits.step_tokens)
         if not how:
             self._guarded(lambda: check_preemption(leaver, self.state(), states, tenants, growth))
-        self._preempt(active, **how)
+        self._preempt(sequence, **how)
 
     def _candidates(self) -> Iterable[Candidate]:
         """The first of each tenant and class asked for that is within its quotas."""
         engine = self._engine
-        queue, tenants = engine._scheduler._queue, engine.tenants
+        queue, tenants = engine._scheduler.queue, engine.tenants
         heads: dict[tuple[int, QosClass | None], WaitingRequest] = {}
         for waiting in queue._waiting.values():
             key = waiting.tenant, waiting.qos
