@@ -238,7 +238,8 @@ def sampling_of_file(path: Path, model: Model, options: ModelOptions) -> Samplin
 
 def served_session(session: SessionOptions) -> SessionOptions:
     """``session`` with all that a server's requests may want of it."""
-    return replace(session, chat=True, masks=True, hidden_states=True, scores=True)
+    scores = session.top_log_probabilities > 0
+    return replace(session, chat=True, masks=True, hidden_states=True, scores=scores)
 
 
 def open_model(
