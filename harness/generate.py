@@ -272,7 +272,7 @@ class Session(ContextManager):
         shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
         sampled from. Raises RequestError.
         """
-        request = Request(self._next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
+        request = Request(self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
         self._latest = TextGeneration(self, request, progress, on_logits)
         return self._latest
 
@@ -285,11 +285,8 @@ class Session(ContextManager):
         return self._prefix_watch.reused(request_id)
 
     def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Teacher-forced logits of every position into ``out``, f32[len(tokens), vocab].
-
-        A generation that is not finished is cancelled.
-        Raises RequestError; the session must have been opened with ``all_logits``.
-        """
+        """Write the logits of every position to ``out``, f32[len(tokens), vocab]; the session needs
+        ``all_logits``. A generation that is not finished is cancelled. Raises RequestError."""
         if self.runner.limits.step_rows < self.engine.chunk_tokens:
             raise AssertionError("the session was opened without all_logits")
 
@@ -297,7 +294,7 @@ class Session(ContextManager):
             out[first : first + len(rows)] = rows
 
         unpenalized = SamplingParams(repeat_last_n=0)
-        request = Request(self._next_id(), tuple(tokens), 0, unpenalized)
+        request = Request(self.next_id(), tuple(tokens), 0, unpenalized)
         self.engine.submit(request, store)
         try:
             for _ in self.engine.run():
@@ -305,7 +302,7 @@ class Session(ContextManager):
         finally:
             self.engine.cancel(request.id)
 
-    def _next_id(self) -> int:
+    def next_id(self) -> int:
         """The id of a new request, for which whatever still runs makes room."""
         if self._latest is not None:
             self._latest.cancel()

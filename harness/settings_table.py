@@ -313,8 +313,8 @@ SERVER = (
         "receipts",
         PATH,
         None,
-        "folder for signed receipts of all answers, which hold prompts and answers, and for the "
-        "key that signs them (docs/receipts.md)",
+        "folder for signed receipts of all answers (docs/receipts.md); they contain every prompt "
+        "and answer",
         "no receipts are made",
     ),
     Setting(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.amd.arrange import arranged
+from accel.amd.arrange import Arranger
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording
@@ -59,7 +59,9 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
         name, driver = self._device.name, self._device.driver.version
         info = tier_info(self._device.tier, name, driver, self._device.capacity)
         submissions = AmdSubmissions(self._runtime.queue, self._runtime.addresses)
-        super().__init__(info, HostSeenMemory(self._device, submissions.finish_all), submissions)
+        memory = HostSeenMemory(self._device, submissions.finish_all)
+        self._arranger = Arranger(memory, self._runtime)
+        super().__init__(info, memory, submissions)
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -78,7 +80,7 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
     def _arrange(
         self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
     ) -> ArrangedMatrix[Allocation]:
-        return arranged(self._runtime, decl.name, decl.dtype, data, matrices)
+        return self._arranger.upload(decl.name, decl.dtype, data, matrices)
 
     def _record(self, bound: BoundStep[Allocation]) -> AmdForm:
         device, address, nbytes = self._device, bound.stored.address, bound.input_bytes

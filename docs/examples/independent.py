@@ -1,9 +1,10 @@
 """A second implementation of docs/arithmetic.md, which imports nothing of the project.
 
     python docs/examples/independent.py goldens/vectors.json
-    python docs/examples/independent.py MODEL.gguf 1 2 3     the digest of a text's logits
+    python docs/examples/independent.py MODEL.gguf 1 2 3          the digest of a text's logits
+    python docs/examples/independent.py MODEL.gguf receipt.json   the steps of a receipt
 
-The first line checks every vector; the second reads a llama or qwen3 model without experts.
+The first line checks every vector; the others read a llama or qwen3 model without experts.
 """
 
 import hashlib
@@ -139,7 +140,7 @@ class Model:
         q, k, v = (part.reshape(-1, self.size) for part in parts)
         if self.name == "qwen3":
             weights = [self.file.floats(f"blk.{layer}.attn_{side}_norm.weight") for side in "qk"]
-            c = powers(*weights, pairs=np.arange(self.size) % self.table.shape[-1])
+            c = rules.powers(*weights, pairs=np.arange(self.size) % self.table.shape[-1])
             q = rules.rms_norm(q, np.ldexp(weights[0], c), self.eps)
             k = rules.rms_norm(k, np.ldexp(weights[1], -c), self.eps)
         turn = self.table[self.position]
@@ -157,28 +158,6 @@ class Model:
             query = queries[0][head], queries[1][head]
             out.append(rules.attention(query, *seen, 0, 1.0 / math.sqrt(self.size)))
         return self._product(np.concatenate(out), f"blk.{layer}.attn_output")
-
-
-def powers(queries, keys, pairs):
-    """The exponent c of every channel, where keys have outliers; zeros where they have none."""
-
-    def binades(weights):
-        largest = [np.abs(weights[pairs == pair]).max() for pair in range(pairs.max() + 1)]
-        found = [int(np.frexp(max(value, F(2.0**-126)))[1]) for value in largest]
-        return [max(0, each - sorted(found)[len(found) // 2]) for each in found]
-
-    q, k = binades(queries), binades(keys)
-    if max(k) < 3:
-        return np.zeros(len(pairs), np.int32)
-    finer, best = 2 * (rules.query_bits(len(pairs)) - 10), None
-    for level in range(max(k), max(0, max(k) - 12) - 1, -1):
-        c = [max(0, each - level) for each in k]
-        higher = [4 ** (a + b) for a, b in zip(q, c, strict=True)]
-        lower = [4 ** (a - b) for a, b in zip(k, c, strict=True)]
-        noise = (max(lower) * sum(higher) << finer) + max(higher) * sum(lower)
-        if best is None or noise < best[0]:
-            best = noise, c
-    return np.array(best[1])[pairs]
 
 
 # The vectors
@@ -356,7 +335,42 @@ def check(case):
     return all(same(found[name], stored) for name, stored in case["out"].items())
 
 
+def tree(leaves):
+    """The Merkle tree hash of RFC 9162, hex."""
+    level = [hashlib.sha256(b"\0" + bytes.fromhex(leaf)).digest() for leaf in leaves]
+    while len(level) > 1:
+        pairs = [
+            hashlib.sha256(b"\1" + b"".join(level[i : i + 2])) for i in range(0, len(level), 2)
+        ]
+        last = level[-1:] if len(level) % 2 else []
+        level = [each.digest() for each in pairs[: len(level) // 2]] + last
+    return level[0].hex()
+
+
+def check_receipt(path, receipt):
+    """Print how many steps of each choice are those of the model."""
+    with open(receipt) as file:
+        document = json.load(file)
+    payload, wrong = document["payload"], 0
+    for choice, leaves in zip(payload["choices"], document["leaves"], strict=True):
+        text, sampling = list(payload["prompts"][choice["prompt"]]), dict(choice["sampling"])
+        model, window = Model(path, len(text) + len(leaves)), sampling.pop("repeat_last_n")
+        rows, good = [model.step(token) for token in text][-1:], [0, 0]
+        for token, leaf in zip(choice["tokens"], leaves, strict=True):
+            recent = text[-window:] if window else []
+            chosen = sample(rows[0], len(text), recent=recent, seed=int(choice["seed"]), **sampling)
+            good[0], good[1] = good[0] + (digest(rows[0]) == leaf), good[1] + (chosen == token)
+            text.append(token)
+            rows = [model.step(token)]
+        wrong += good != [len(leaves)] * 2 or tree(leaves) != choice["root"]
+        root = "agrees" if tree(leaves) == choice["root"] else "differs"
+        print(f"{good[0]} leaves and {good[1]} tokens of {len(leaves)} agree, the root {root}")
+    return bool(wrong)
+
+
 def main(path, *tokens):
+    if tokens and tokens[0].endswith(".json"):
+        return check_receipt(path, tokens[0])
     if path.endswith(".json"):
         with open(path) as file:
             cases = json.load(file)["cases"]

@@ -305,3 +305,25 @@ def merge(left, right):
     top = max(left[0], right[0])
     s, t = (F(0) if each[0] - top < -60 else power(int(each[0] - top)) for each in (left, right))
     return top, left[1] * s + right[1] * t, left[2] * s + right[2] * t
+
+
+def powers(queries, keys, pairs):
+    """The exponent c of every channel, where keys have outliers; zeros where they have none."""
+
+    def binades(weights):
+        largest = [np.abs(weights[pairs == pair]).max() for pair in range(pairs.max() + 1)]
+        found = [int(np.frexp(max(value, F(2.0**-126)))[1]) for value in largest]
+        return [max(0, each - sorted(found)[len(found) // 2]) for each in found]
+
+    q, k = binades(queries), binades(keys)
+    if max(k) < 3:
+        return np.zeros(len(pairs), np.int32)
+    finer, best = 2 * (query_bits(len(pairs)) - 10), None
+    for level in range(max(k), max(0, max(k) - 12) - 1, -1):
+        c = [max(0, each - level) for each in k]
+        higher = [4 ** (a + b) for a, b in zip(q, c, strict=True)]
+        lower = [4 ** (a - b) for a, b in zip(k, c, strict=True)]
+        noise = (max(lower) * sum(higher) << finer) + max(higher) * sum(lower)
+        if best is None or noise < best[0]:
+            best = noise, c
+    return np.array(best[1])[pairs]

@@ -62,7 +62,7 @@ def add_parser(subparsers: Any) -> None:
         "--receipt",
         type=Path,
         metavar="FILE",
-        help="write a signed receipt of the answer, for zinc-rt verify (docs/receipts.md)",
+        help="write a signed receipt of the answer, see zinc-rt verify",
     )
     _add_common(parser, output)
     text = "hold a conversation with a model"

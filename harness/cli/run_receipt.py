@@ -5,33 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
-from contract.types import LOCAL_TENANT
+from contract.types import LOCAL_TENANT, Request
 from harness.cli.prompt import THINKING, opening, user
 from harness.cli.receipts_command import default_folder
 from harness.digest import RowDigests, file_digest
 from harness.settings import Settings
-from harness.settings_table import names_in
 
 if TYPE_CHECKING:
     from harness.generate import Session
     from harness.generation import TextGeneration
 
-NAMES = {"repeat_penalty": "repetition_penalty"}
-"""Sampling settings that requests call otherwise."""
-
 
 @dataclass(frozen=True)
 class RunReceipt:
-    """The receipt of one run in the making: ``asked`` is the request that a server would be sent;
-    ``messages`` are its conversation where the model has a template, else it is a text."""
+    """The receipt of one run in the making: ``messages`` are its conversation where the model has a
+    template, else it is a text; ``thinking`` is None where nobody says whether to think."""
 
     path: Path
-    asked: dict[str, Any]
+    thinking: bool | None
     messages: list[dict[str, object]] | None
     prompt: str
     digests: RowDigests = field(default_factory=RowDigests)
@@ -55,9 +51,6 @@ class RunReceipt:
         name = "run-" + secrets.token_hex(12)
         files = [file_digest(Path(shard.path)) for shard in session.model.file.shards]
         limits, config = session.runner.limits, session.model.config
-        text: dict[str, Any] = {"prompt": self.prompt, "parse_special": False}
-        if chat:
-            text = {"messages": self.messages}
         assert finish is not None
         payload = base_payload(name, "chat" if chat else "completion")
         payload |= function_facts(config.name, session.model, limits.kv_dtype.name, files)
@@ -68,7 +61,7 @@ class RunReceipt:
             "sampling_defaults": {},
             "number": 1,
             "previous": None,
-            "request": json.dumps(self._request(chat) | text),
+            "request": json.dumps(self._asked(request, chat)),
             "prompts": [list(request.prompt)],
             "choices": [choice_facts(0, request, tokens, finish.value, leaves)],
             "results": [],
@@ -80,10 +73,16 @@ class RunReceipt:
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot write: {error.strerror}") from None
 
-    def _request(self, chat: bool) -> dict[str, Any]:
-        """The request without its text; a text has no thoughts to switch."""
-        left_out = () if chat else ("enable_thinking",)
-        return {name: value for name, value in self.asked.items() if name not in left_out}
+    def _asked(self, request: Request, chat: bool) -> dict[str, Any]:
+        """The request that a server would be sent for the same answer."""
+        sampling = asdict(request.sampling)
+        # Requests have signed seeds, which count modulo 2^64.
+        sampling["seed"] -= (sampling["seed"] >> 63) << 64
+        asked = sampling | {"max_tokens": request.max_tokens, "stop": list(request.stop)}
+        if not chat:
+            return asked | {"prompt": self.prompt, "parse_special": False}
+        thinking = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        return asked | thinking | {"messages": self.messages}
 
 
 def receipt_of_run(args: argparse.Namespace, settings: Settings, prompt: str) -> RunReceipt:
@@ -93,12 +92,6 @@ def receipt_of_run(args: argparse.Namespace, settings: Settings, prompt: str) ->
 
     need_server_extra()
     open_key(default_folder())
-    asked = {NAMES.get(name, name): settings[name] for name in names_in("sampling")}
-    # Requests have signed seeds, which count modulo 2^64.
-    asked["seed"] -= (asked["seed"] >> 63) << 64
-    asked |= {"max_tokens": settings["max_tokens"], "stop": args.stop}
-    thinking = THINKING[settings["thinking"]]
-    if thinking is not None:
-        asked["enable_thinking"] = thinking
     messages = None if args.raw else [*opening(settings["system"]), user(prompt)]
-    return RunReceipt(args.receipt, asked, messages, prompt)
+    thinking = THINKING[settings["thinking"]]
+    return RunReceipt(args.receipt, thinking, messages, prompt)

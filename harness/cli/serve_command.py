@@ -66,7 +66,7 @@ VERIFY_EXAMPLES = """\
 examples:
   zinc-rt verify request.json response.json
   zinc-rt verify request.json response.json --tier cpu   the same bits elsewhere
-  zinc-rt verify receipt.json --sample 8                 eight steps, drawn here
+  zinc-rt verify receipt.json --sample 8                 8 steps of a receipt
 
 Exit code 0: the answer is identical; 1: it differs, with the first difference.
 The model and --kv-dtype must be those of the server, and so must --context
@@ -87,10 +87,10 @@ def add_parser(subparsers: Any) -> None:
     )
     add_flags(parser, NAMES, SHOWN)
     parser.set_defaults(func=serve)
-    text = "verify a receipt, or compute an answer of a server again"
+    text = "check an answer or a receipt of a server by computing it again"
     described = (
-        "Verify a receipt, or compute an answer of a server again: identical, or where it first "
-        "differs."
+        "Compute an answer of a server again, or what a receipt says of it: identical, or where "
+        "it first differs."
     )
     parser = subparsers.add_parser(
         "verify", help=text, description=described, epilog=VERIFY_EXAMPLES
@@ -99,7 +99,7 @@ def add_parser(subparsers: Any) -> None:
         "request",
         metavar="RECEIPT|REQUEST",
         type=Path,
-        help="file: a receipt, a chain of them one a line, or the JSON that was sent",
+        help="file: a receipt, or several of a chain, one a line; or the JSON that was sent",
     )
     parser.add_argument(
         "response",

@@ -20,6 +20,7 @@ from harness.serve.dialect_schemas import (
     OllamaVectors,
     OllamaVersion,
 )
+from harness.serve.reading_schemas import Embeddings, Scores
 from harness.serve.responses.wire import (
     Response,
     ResponseDeleted,
@@ -152,6 +153,16 @@ class ChatCompletion(Answered, kw_only=True):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+
+
+class PromptLogprob(Struct):
+    """A token at a position of a prompt; its rank is null where it is not among the likeliest that
+    are listed."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
 
 
 class CompletionLogprobs(Struct):
@@ -172,6 +183,7 @@ class TextChoice(Struct):
     finish_reason: str
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class Completion(Answered, kw_only=True):
@@ -213,25 +225,6 @@ class ModelDeleted(Struct):
     id: str
     object: Literal["model"]
     deleted: bool
-
-
-class Embedding(Struct):
-    """The vector of a text: numbers, or base64 of binary32."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class Embeddings(Struct):
-    """``POST /v1/embeddings``."""
-
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    system_fingerprint: str
-    usage: dict[str, int]
-    x_zinc: dict[str, Any]
 
 
 class Infilled(Struct):
@@ -365,6 +358,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "embed": Embeddings,
     "infill": Infilled,
     "rerank": Reranked,
+    "score": Scores,
     "respond": Response,
     "response": Response,
     "count_response": ResponseTokens,

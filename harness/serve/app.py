@@ -35,6 +35,7 @@ from harness.serve.rerank import RerankHandlers
 from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
 from harness.serve.responses.store import ResponseStore
 from harness.serve.routes import ROUTES, Handlers
+from harness.serve.scores import ScoreHandlers
 from harness.serve.service import Began
 from harness.serve.serving import Lease, Serving
 from harness.serve.tenant_routes import TenantHandlers
@@ -84,7 +85,8 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     responses = ResponseStore()
     serving.accounts.on_change.append(responses.forget_others)
     dialects = (ResponsesHandlers(responses), AnthropicHandlers(), ollama)
-    texts = (general, InfillHandlers(), EmbeddingHandlers(), RerankHandlers(), *dialects)
+    reads = (EmbeddingHandlers(), RerankHandlers(), ScoreHandlers())
+    texts = (general, InfillHandlers(), *reads, *dialects)
     handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())
 
     _add_hooks(app, serving, options)

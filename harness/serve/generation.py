@@ -50,8 +50,8 @@ COMPLETION_TOKENS = 16
 """What ``/v1/completions`` generates when nobody says how much."""
 
 
-Told = Callable[[Callable[[], Sequence[Piece]]], bool]
-"""Tells pieces, which it makes, at once; False where they have to be taken."""
+SendPieces = Callable[[Callable[[], Sequence[Piece]]], bool]
+"""Sends the pieces that the given function makes; False where they have to be taken instead."""
 
 
 class Generation:
@@ -187,13 +187,13 @@ class Generation:
         scores = self._scores.get(request.id)
         return PromptScores(request).tokens if scores is None else scores.tokens
 
-    def pieces(self, wait: float, tell: Told | None = None) -> Iterator[list[Piece]]:
+    def pieces(self, wait: float, send: SendPieces | None = None) -> Iterator[list[Piece]]:
         """What became certain, until every choice has ended; an empty list after each ``wait``
         seconds in which nothing did. Raises ApiError when a choice fails.
 
-        Pieces that ``tell`` tells on the engine's thread are left out: it is asked while this
-        waits, for what is little work."""
-        offer = None if tell is None or not self._light else partial(self._offered, tell)
+        While this waits, ``send`` may send pieces on the engine's thread where they make little
+        work; those are left out."""
+        offer = None if send is None or not self._light else partial(self._offered, send)
         while not self.done:
             taken = self._events.take(wait, offer)
             if not self.done:
@@ -217,9 +217,9 @@ class Generation:
             for choice in self.choices
         )
 
-    def _offered(self, tell: Told, events: Sequence[Delivered]) -> bool:
-        """Tell what events say; on the engine's thread."""
-        if not tell(lambda: self._received(events)):
+    def _offered(self, send: SendPieces, events: Sequence[Delivered]) -> bool:
+        """Send the pieces of events, on the engine's thread."""
+        if not send(lambda: self._received(events)):
             return False
         if self.done:
             self._events.wake()
@@ -307,13 +307,13 @@ def requests_of(
     max_tokens: int | None,
     log_probabilities: int | None,
     most: int | None = None,
-    scored: bool = False,
+    scored: int | None = None,
     turns: tuple[int, ...] = (),
 ) -> list[Request]:
     """The engine requests of a body: ``n`` choices of each prompt, in which turns of a conversation
     begin at the positions ``turns``. Without ``max_tokens`` an answer may fill the context, or have
-    ``most`` tokens. With ``scored`` the tokens of the prompts have log-probabilities, too. Raises
-    ApiError."""
+    ``most`` tokens. Where ``scored`` is not None the tokens of the prompts have log-probabilities,
+    with so many likely ones listed. Raises ApiError."""
     n = body.n or 1
     check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
@@ -337,7 +337,8 @@ def requests_of(
             logit_bias=_biases(body.logit_bias or {}),
             log_probabilities=log_probabilities,
             qos=CLASS_OF_TIER.get(body.service_tier or "auto"),
-            score_from=1 if scored and len(prompt) > 1 else None,
+            score_from=1 if scored is not None and len(prompt) > 1 else None,
+            score_top=scored or 0,
             turns=turns,
         )
         for prompt in prompts

@@ -257,7 +257,6 @@ def open_model(
     session = options.session
     prepared = prepare_session(path, served_session(session), owned)
     model, limits = prepared.model, prepared.limits
-    fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
     tier = recorded_tier(prepared, session.recording, owned, patient=True)
     runner = owned.enter_context(load_runner(model, tier, limits, progress))
     # Nobody waits for a first token yet, and later no step of others shall.
@@ -268,9 +267,7 @@ def open_model(
             runner,
             model,
             session,
-            tenants=(
-                Tenants(tenants, clock=time.monotonic) if together is None else together.tenants
-            ),
+            tenants=together.tenants if together else Tenants(tenants, clock=time.monotonic),
             clock=time.monotonic,
             drafter=load_drafter(prepared.drafting, model, tier, session.draft, owned, progress),
             queue_depth=options.queue_depth,
@@ -293,7 +290,7 @@ def open_model(
         plan=prepared.plan,
         tier=prepared.tier.info.name,
         device=prepared.tier.info.device,
-        fingerprint=fingerprint,
+        fingerprint=system_fingerprint(model, session.kv_dtype, options.digests),
         created=int(path.stat().st_mtime),
         trace=None if session.recording.trace is None else session.recording.trace.name,
         names=names_of(path, options),

@@ -8,6 +8,7 @@ same bits wherever the logits have.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context
 from typing import Annotated
@@ -21,12 +22,13 @@ from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
-from harness.serve.embeddings import in_waves
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
+from harness.serve.readings import read_texts, rows_of
 from harness.serve.service import Service
+from harness.serve.submissions import Submission
 from harness.serve.wire import Id
 from reference.model.tokenizer.special_tokens import Span
 from reference.runner import LOGITS
@@ -96,6 +98,11 @@ class _Judged:
     def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
         self.logits = float(rows[-1, self.yes]), float(rows[-1, self.no])
 
+    def score(self) -> float:
+        """The probability of yes."""
+        assert self.logits is not None
+        return score_of(*self.logits)
+
 
 def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller) -> Json:
     """The answer to a request. Raises as ``embed`` does."""
@@ -114,9 +121,13 @@ def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller
                 param="documents",
                 code="context_length_exceeded",
             )
-    judged = [_Judged(len(prompt), yes, no) for prompt in prompts]
-    tokens = in_waves(service, prompts, judged, tenant, caller, LOGITS)
-    scores = [score_of(*one.logits) for one in judged if one.logits is not None]
+
+    def begin(index: int) -> tuple[Submission, Callable[[], float]]:
+        judged = _Judged(len(prompts[index]), yes, no)
+        return rows_of(model, prompts[index], judged, LOGITS, tenant), judged.score
+
+    lengths = list(map(len, prompts))
+    tokens, scores = sum(lengths), read_texts(service, lengths, begin, tenant, caller)
     best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     results: list[Json] = [
         {"index": index, "relevance_score": scores[index]} for index in best[: body.top_n]

@@ -25,6 +25,7 @@ from harness.serve.openapi import Route, openapi_document
 from harness.serve.receipts.routes import RECEIPT_ROUTES
 from harness.serve.rerank import RERANK_ROUTES
 from harness.serve.responses.routes import RESPONSES_ROUTES
+from harness.serve.scores import SCORE_ROUTES
 from harness.serve.service import Answered, Service
 from harness.serve.tenant_routes import TENANT_ROUTES
 from harness.serve.wire import (
@@ -42,6 +43,7 @@ ROUTES = (
     *INFILL_ROUTES,
     *EMBEDDING_ROUTES,
     *RERANK_ROUTES,
+    *SCORE_ROUTES,
     *RESPONSES_ROUTES,
     *ANTHROPIC_ROUTES,
     *OLLAMA_ROUTES,

@@ -130,6 +130,7 @@ class Service:
             max_tokens=most_chat_tokens(body),
             most=None if body.n_predict == -1 else self.model.sampling.max_tokens,
             log_probabilities=(body.top_logprobs or 0) if body.logprobs else None,
+            scored=body.prompt_logprobs,
             turns=self.model.turns(plan.prompt, prompt),
         )
 
@@ -153,7 +154,7 @@ class Service:
             tenant,
             max_tokens=most_completed(body),
             log_probabilities=body.logprobs,
-            scored=bool(body.echo) and body.logprobs is not None,
+            scored=_most_scored(body),
         )
 
     def _makes_receipt(self, body: Sampled) -> bool:
@@ -215,6 +216,8 @@ class Service:
         begin: Callable[[], tuple[Generation, AnswerFormat]],
         caller: Caller,
     ) -> Answered:
+        if body.prompt_logprobs is not None and body.stream:
+            raise ApiError(400, "prompt_logprobs needs stream false", param="prompt_logprobs")
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options needs stream true", param="stream_options")
         self.check_accepting()
@@ -339,6 +342,15 @@ def most_completed(body: CompletionRequest) -> int | None:
     return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
 
+def _most_scored(body: CompletionRequest) -> int | None:
+    """How many likely tokens are listed with each token of a prompt, None where none is scored."""
+    echoed = body.logprobs if body.echo else None
+    if None not in (echoed, body.prompt_logprobs) and echoed != body.prompt_logprobs:
+        problem = f"is {body.prompt_logprobs}, and logprobs of the echo {echoed}; give one number"
+        raise RequestError("prompt_logprobs", problem)
+    return body.prompt_logprobs if echoed is None else echoed
+
+
 def _answer_of(
     generation: Generation, tenant: Tenant, prefix: str, body: Sampled, caller: Caller
 ) -> Answer:
@@ -349,6 +361,7 @@ def _answer_of(
         caller,
         usage=_wants_usage(body),
         token_ids=bool(body.return_token_ids),
+        prompt_logprobs=body.prompt_logprobs is not None,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.cli.main import main
 from harness.synth import spec_of, write_synthetic
 from harness.vectors import VECTORS, document, text_of
 from tests.paths import ROOT
@@ -181,3 +182,29 @@ def test_a_changed_vector_is_caught(independent: ModuleType) -> None:
     changed = case | {"out": {"y": case["out"]["y"] | {"f32": " ".join(words)}}}
     assert independent.check(case)
     assert not independent.check(changed)
+
+
+def test_it_verifies_a_receipt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run with penalties, step by step; and a changed token or digest is seen."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    model, receipt = tmp_path / "model.gguf", tmp_path / "receipt.json"
+    write_synthetic(model, spec_of(STORED["models"][0]["spec"]))
+    words = ["--model", model, "--tier", "cpu", "--receipt", receipt, "--max-tokens", "11"]
+    words += ["--temperature", "1.2", "--seed", "4", "--repeat-penalty", "1.2", "--raw", "hello"]
+    assert main(["run", *map(str, words)]) == 0
+    capsys.readouterr()
+
+    def check() -> str:
+        command = [sys.executable, EXAMPLES / "independent.py", model, receipt]
+        run = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
+        assert run.stderr == ""
+        return run.stdout
+
+    assert check() == "11 leaves and 11 tokens of 11 agree, the root agrees\n"
+    document = json.loads(receipt.read_text())
+    document["payload"]["choices"][0]["tokens"][10] ^= 1
+    document["leaves"][0][3] = "0" * 64
+    receipt.write_text(json.dumps(document))
+    assert check() == "10 leaves and 10 tokens of 11 agree, the root differs\n"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
-from contract.extras import install_command
 from contract.lazy_dataclass import dataclass
+from harness.extras import optional_libraries
 from harness.serve.receipts.canonical import canonical
 
 if TYPE_CHECKING:
@@ -160,9 +160,5 @@ def _read(path: Path) -> ReceiptKey:
 
 def need_cryptography() -> None:
     """Raise ConfigError when the library of signatures is not installed."""
-    try:
+    with optional_libraries():
         import cryptography  # noqa: F401
-    except ModuleNotFoundError:
-        raise ConfigError(
-            f"receipts need cryptography, which is not installed; run {install_command('receipts')}"
-        ) from None

@@ -134,6 +134,7 @@ def _step_problem(
         stop=(),
         ignore_end=True,
         log_probabilities=None,
+        score_from=None,
     )
     masks = {}
     if derived.constrained.grammar is not None:
