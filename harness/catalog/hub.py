@@ -19,11 +19,12 @@ from urllib.parse import urlsplit
 from contract.errors import CatalogError
 from harness.catalog.entries import HubFile, ManagedModel, ModelFile
 from harness.catalog.names import HubName, choose
-from harness.catalog.wheel import RESOLVER_OPTIONS
 from harness.progress import Progress
 
 LIBRARY_NAME = "zinc-rt"
 TIMEOUT_SECONDS = 30.0
+RESOLVER_OPTIONS = "timeout:1 attempts:2"
+"""Of the resolver of names, for which a machine that is offline notices in seconds."""
 REACH_SECONDS = 4.0
 """How long the hub may take to answer at all, before anything is asked of it."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from contract.errors import CatalogError
 from harness.catalog.entries import WheelMember
+from harness.catalog.hub import RESOLVER_OPTIONS
 from harness.progress import Progress
 
 POLL_SECONDS = 0.1
-RESOLVER_OPTIONS = "timeout:1 attempts:2"
 IMPATIENT = {
     "PIP_RETRIES": "1",
     "PIP_TIMEOUT": "4",

@@ -54,7 +54,7 @@ class _ReceivedAnswer:
     shown: str = ""
     text: str = ""
     end: str = ""
-    usage: Mapping[str, int] = field(default_factory=dict)
+    usage: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Show the text of an event and record it."""
@@ -120,10 +120,12 @@ class RemotePartner:
             body["chat_template_kwargs"] = {"enable_thinking": thinking}
         return body
 
-    def _closing_line(self, usage: Mapping[str, int], seconds: float, end: str) -> str:
+    def _closing_line(self, usage: Mapping[str, Any], seconds: float, end: str) -> str:
         parts = []
         if usage:
-            parts.append(f"{usage['prompt_tokens']} prompt tokens")
+            reused = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            cached = f" ({reused} cached)" if reused else ""
+            parts.append(f"{usage['prompt_tokens']} prompt tokens{cached}")
             tokens = usage["completion_tokens"]
             parts.append(f"{tokens} tokens, {tokens / max(seconds, 1e-9):.1f} a second in all")
         cut = {"length": "cut at --max-tokens or the end of the context"}.get(end, end)

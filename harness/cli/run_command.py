@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError, RequestError
-from harness.cli.run_receipt import receipt_of_run
 from harness.cli.serving import RUN_SETTINGS, open_session, sampling_of
 from harness.console import note
 from harness.setting_kinds import KEY_ENV
@@ -147,7 +146,11 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.progress import progress_on
 
     prompt = read_prompt(args.prompt, args.file)
-    receipt = None if args.receipt is None else receipt_of_run(args, settings, prompt)
+    receipt = None
+    if args.receipt is not None:
+        from harness.cli.run_receipt import receipt_of_run
+
+        receipt = receipt_of_run(args, settings, prompt)
     recording = Recording(args.trace, args.timeline)
     with open_session(settings, chat=not args.raw, recording=recording) as session:
         tokens = encode_turn(

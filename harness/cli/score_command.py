@@ -24,7 +24,7 @@ MOST_LISTED = 20
 EXAMPLES = """\
 examples:
   zinc-rt score --prompt "The sky is blue."
-  zinc-rt score essay.txt --json --top 5       the likeliest tokens at every position too
+  zinc-rt score essay.txt --json --top 5    with the likeliest tokens
   zinc-rt score --tokens 1,2,3,4 --from 3      of the token at position 3 only
 """
 
