@@ -134,7 +134,7 @@ def test_no_call_inside_a_step_swallows_an_interrupt(tiny_model_path: Path) -> N
             engine.submit(request(1, max_tokens=60))
             for _ in range(3):
                 engine.step()
-            return engine.step
+            return engine.advance
 
         calls = _calls_of(decoding())
         engine.cancel(1)
