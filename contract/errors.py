@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from contract.amounts import format_bytes
+
 
 class ZincError(Exception):
     """Base of all errors that the input or the machine causes, not the project."""
@@ -93,7 +95,10 @@ class DoesNotFit(ZincError):
         self.need = need
         self.have = have
         self.remedy = remedy
-        super().__init__(f"{what}: needs {need:,} bytes of memory, has {have:,}; {remedy}")
+        super().__init__(
+            f"{what}: needs {format_bytes(need)} of memory, may use {format_bytes(have)} "
+            f"(--memory-budget, or what is free less a margin); {remedy}"
+        )
 
 
 class ConfigError(ZincError):
@@ -157,12 +162,13 @@ class UnsupportedOp(TierError):
 class OutOfMemory(TierError):
     """An allocation that does not fit. Sizes are in bytes."""
 
-    def __init__(self, what: str, asked: int, used: int, free: int) -> None:
-        self.asked = asked
+    def __init__(self, what: str, needed: int, used: int, free: int) -> None:
+        self.needed = needed
         self.used = used
         self.free = free
         super().__init__(
-            f"out of memory for {what}: need {asked:,} bytes, {used:,} in use, {free:,} free"
+            f"out of memory for {what}: need {format_bytes(needed)}, "
+            f"{format_bytes(used)} in use, {format_bytes(free)} free"
         )
 
 

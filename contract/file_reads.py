@@ -1,4 +1,4 @@
-"""Fast copies of mapped files: the bytes are read with ``preadv`` instead of through the mapping.
+"""Mapped files: where a view of one begins, fast copies, and reading one ahead of its use.
 
 The first access to a page of a mapping waits until the kernel has entered it in the page table of
 the process, a few pages of 4 KiB at a time. For many gigabytes it is faster to let the kernel copy
@@ -7,18 +7,46 @@ from its cache or the disk, which leaves the page table alone.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import sys
 import weakref
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.lazy_dataclass import dataclass
+
 Bytes = NDArray[np.uint8]
 
 _DESCRIPTORS: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
 _HAS_PREADV = hasattr(os, "preadv")
+PIECE_BYTES = 1 << 25
+"""Bytes read ahead per call; during a call the process can map no other memory."""
+_POPULATE_READ = 22
+"""The value of MADV_POPULATE_READ, from Linux 5.14 on. Other systems refuse it without harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Bytes of a mapped file from ``offset`` on; ``descriptor`` is open as long as the mapping."""
+
+    mapping: mmap.mmap
+    descriptor: int
+    offset: int
+    nbytes: int
+
+    def forget_pages(self) -> None:
+        """Remove the whole pages of the range from this process's page table.
+
+        The bytes stay readable, and the kernel keeps them in its cache of files.
+        """
+        first = -(-self.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (self.offset + self.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > first and hasattr(mmap, "MADV_DONTNEED"):
+            self.mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 def remember_file(mapping: mmap.mmap, descriptor: int) -> None:
@@ -35,18 +63,36 @@ def copy_bytes(target: Bytes, data: Bytes) -> None:
     The file is read when ``data`` is a contiguous part of a remembered mapping; otherwise, and when
     reading fails, this is ``np.copyto``.
     """
-    found = _file_of(data) if data.flags.c_contiguous else None
+    found = file_range(data)
     if found is not None:
-        descriptor, offset = found
         with suppress(OSError):
-            if os.preadv(descriptor, [target.reshape(-1).data], offset) == data.nbytes:
+            buffers = [target.reshape(-1).data]
+            if os.preadv(found.descriptor, buffers, found.offset) == data.nbytes:
                 return
     np.copyto(target, data)
 
 
-def _file_of(data: Bytes) -> tuple[int, int] | None:
-    """The descriptor and byte offset in the file that ``data`` is mapped from; None when
-    unknown."""
+def read_pages(data: Bytes) -> None:
+    """Read mapped bytes from disk and enter their pages in this process's page table.
+
+    Does nothing where the system cannot; a thread that calls it leaves Python's lock free.
+    """
+    if sys.platform != "linux":
+        return
+    with suppress(OSError, AttributeError):
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        for start in range(0, data.nbytes, PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            before = piece.ctypes.data % mmap.PAGESIZE
+            if madvise(piece.ctypes.data - before, piece.nbytes + before, _POPULATE_READ) != 0:
+                return
+
+
+def file_range(data: Bytes) -> FileRange | None:
+    """Where contiguous ``data`` lies in a remembered mapping; None for any other array."""
+    if not data.flags.c_contiguous:
+        return None
     owner: object = data
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
@@ -55,4 +101,4 @@ def _file_of(data: Bytes) -> tuple[int, int] | None:
     if not isinstance(owner, mmap.mmap) or owner not in _DESCRIPTORS:
         return None
     start: int = np.frombuffer(owner, np.uint8).ctypes.data
-    return _DESCRIPTORS[owner], data.ctypes.data - start
+    return FileRange(owner, _DESCRIPTORS[owner], data.ctypes.data - start, data.nbytes)

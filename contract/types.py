@@ -182,7 +182,11 @@ class Request:
     ``ignore_end``, at an end-of-generation token. ``logit_bias`` holds pairs (token, number added
     to its logit) with distinct tokens. ``log_probabilities`` k requests the log-probability of
     every generated token and of the k most likely tokens at its position; None requests none.
-    ``qos`` requests a less urgent class than the tenant's.
+    ``qos`` requests a less urgent class than the tenant's. ``score_from`` p requests the
+    log-probability of every token of the prompt from position p on, of which the first has none,
+    and of the ``score_top`` most likely ones there. ``turns`` are positions of the prompt
+    at which turns of a conversation begin: later prompts are likely to differ from there on, so the
+    recurrent state before them is saved. They change no token.
     """
 
     id: int
@@ -195,6 +199,9 @@ class Request:
     logit_bias: tuple[tuple[int, float], ...] = ()
     log_probabilities: int | None = None
     qos: QosClass | None = None
+    score_from: int | None = None
+    score_top: int = 0
+    turns: tuple[int, ...] = ()
 
 
 class FinishReason(Enum):

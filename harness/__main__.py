@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from harness.cli.main import entry
+from harness.console_script import entry
 
 sys.exit(entry())

@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+
+_silent = False
+
+
+def silence(silent: bool) -> None:
+    """From now on print no notes and no progress, or print them again."""
+    global _silent
+    _silent = silent
+
+
+def is_silent() -> bool:
+    """Whether notes and progress are left out."""
+    return _silent
 
 
 def printable(text: str) -> str:
@@ -12,8 +26,15 @@ def printable(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """Print one line on standard error."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """Print one line on standard error, unless silenced. What cannot be written is lost."""
+    if not _silent:
+        complain(text)
+
+
+def complain(text: str) -> None:
+    """Print one line on standard error in any case, as far as it can be written."""
+    with suppress(OSError):
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def table(rows: Sequence[tuple[str, ...]], right: Sequence[int] = ()) -> str:

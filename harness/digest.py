@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +60,43 @@ class RunningDigest:
     def after(self, rows: int) -> str | None:
         """The digest of the first ``rows`` rows, hex; None before there are any."""
         return self._after[rows - 1] if 0 < rows <= len(self._after) else None
+
+
+def row_digest(row: NDArray[np.float32]) -> str:
+    """``logits_digest`` of one row, whatever it holds."""
+    return hashlib.sha256(np.ascontiguousarray(row + np.float32(0.0), "<f4").data).hexdigest()
+
+
+HASHING_THREADS = 4
+MOST_WAITING_ROWS = 16
+"""Rows of an object that wait to be hashed before its caller waits, too."""
+
+
+@cache
+def _hashing() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="hashing")
+
+
+class RowDigests:
+    """The ``row_digest`` of every row. Call the object with further rows; other threads hash them,
+    so that the caller goes on with the next step."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+        self._waiting: deque[Future[str]] = deque()
+
+    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Add rows, float32[rows, vocab], which nobody changes afterwards."""
+        for row in rows:
+            if len(self._waiting) == MOST_WAITING_ROWS:
+                self._found.append(self._waiting.popleft().result())
+            self._waiting.append(_hashing().submit(row_digest, row))
+
+    def first(self, rows: int) -> list[str]:
+        """The digests of the first ``rows`` rows, once they are there."""
+        while self._waiting:
+            self._found.append(self._waiting.popleft().result())
+        return self._found[:rows]
 
 
 def file_digest(path: Path) -> str:

@@ -23,6 +23,8 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import Request, SamplingParams, TokenEvent
+from harness.arranged_weights import needs_model_file
+from harness.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
 from harness.generation import SILENT, TextGeneration
 from harness.memory import (
     LimitsAt,
@@ -33,10 +35,13 @@ from harness.memory import (
     prompt_steps,
     room_for_prompts,
 )
+from harness.prefix_watch import PrefixWatch
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
-from reference.engine import Engine
-from reference.engine.drafter import PromptLookup
+from reference.engine import Engine, EngineOptions
+from reference.engine.drafter import Drafter
+from reference.engine.options import ENGINE_DEFAULTS
+from reference.engine.sequence import LogitsSink
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.memory.recurrent import state_bytes
@@ -56,8 +61,11 @@ class Recording:
 
 
 READ_ROWS = 16
-"""Rows of a step where every position of a text is read, for its vector or its log-probabilities:
-with fewer such a text takes many steps, more make a step of others late."""
+"""Fewest rows of a step where every position of a text is read, for its vector or its
+log-probabilities: with fewer such a text takes many steps."""
+TOKENS_A_READ_ROW = 8
+"""Prompt tokens of a step for each row there: more rows take memory, and make a step of others
+late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +82,11 @@ class SessionOptions:
     state a slot where there are several.
 
     Logits of every position, as ``Session.logits`` gives them, need ``all_logits``. At most
-    ``draft`` tokens are guessed ahead. ``slots`` sequences of the whole context run at once, each
+    ``draft`` tokens are guessed ahead, from the prompt or by the model in the file ``draft_model``,
+    whose memory is part of the budget. ``slots`` sequences of the whole context run at once, each
     with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
     ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
-    computed from.
+    computed from, with ``scores`` the log-probabilities of prompts.
     """
 
     tier: str = "auto"
@@ -93,11 +102,13 @@ class SessionOptions:
     prefix_cache: int | None = None
     state_cache: int | None = None
     draft: int = 0
+    draft_model: Path | None = None
     slots: int = 1
     masks: bool = False
     biases: int = 0
     top_log_probabilities: int = 0
     hidden_states: bool = False
+    scores: bool = False
     recording: Recording = Recording()
 
     def chunks(self, tier: Tier) -> Sequence[int]:
@@ -112,8 +123,8 @@ class SessionOptions:
         """The sizes of a session of so many positions."""
         chunk = room_for_prompts(self.chunk, context, self.slots)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
-        if self.hidden_states:
-            rows = max(rows, min(READ_ROWS, chunk))
+        if self.hidden_states or self.scores:
+            rows = max(rows, min(chunk, max(READ_ROWS, chunk // TOKENS_A_READ_ROW)))
         limits = whole_contexts(
             slots=self.slots,
             context=context,
@@ -129,6 +140,7 @@ class SessionOptions:
             biases=self.biases,
             top_log_probabilities=self.top_log_probabilities,
             hidden_states=self.hidden_states,
+            scores=self.scores,
         )
 
 
@@ -150,6 +162,7 @@ class Prepared:
     template: ChatTemplate | None
     plan: MemoryPlan
     limits: Limits
+    drafting: Drafting | None = None
 
 
 def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Prepared:
@@ -159,8 +172,14 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     """
     model = open_model(path)
     owned.callback(model.file.close)
-    model.file.read_ahead()
+    if needs_model_file(options.tier, path):
+        model.file.read_ahead()
     longest_context(model, options.context)
+    draft = None
+    if options.draft_model is not None and options.draft:
+        draft = open_draft_model(options.draft_model, model, owned)
+        if needs_model_file(options.tier, options.draft_model):
+            draft.file.read_ahead()
     template = _chat_template(model, owned) if options.chat else None
     if template is not None:
         template.start()
@@ -168,7 +187,13 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     budget = budget_of(tier.available_bytes, options.memory_budget)
     by_chunk = [limits_at(model, replace(options, chunk=n)) for n in options.chunks(tier)]
     plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget)
-    return Prepared(model, tier, template, plan, sizes(plan.context))
+    if draft is None:
+        return Prepared(model, tier, template, plan, sizes(plan.context))
+    # The draft model of the longest context leaves that much less; a shorter one needs no more.
+    beside = plan_drafting(draft, tier, sizes(plan.context)).plan.budgeted
+    plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget - beside)
+    limits = sizes(plan.context)
+    return Prepared(model, tier, template, plan, limits, plan_drafting(draft, tier, limits))
 
 
 class Session(ContextManager):
@@ -180,6 +205,7 @@ class Session(ContextManager):
         tier: Tier,
         runner: ModelRunner,
         engine: Engine,
+        prefix_watch: PrefixWatch,
     ) -> None:
         self.model = model
         self.tier = tier
@@ -189,6 +215,7 @@ class Session(ContextManager):
         self._requests = 0
         self._latest: TextGeneration | None = None
         self.engine = engine
+        self._prefix_watch = prefix_watch
 
     @classmethod
     def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
@@ -203,15 +230,17 @@ class Session(ContextManager):
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
-            observer = _observed(options.recording, owned)
+            drafter = load_drafter(prepared.drafting, model, tier, options.draft, owned, progress)
+            watch = PrefixWatch(_observed(options.recording, owned))
             engine = make_engine(
                 runner,
                 model,
                 options,
-                observer=observer,
+                drafter=drafter,
+                observer=watch,
                 clock=time.perf_counter,
             )
-            session = cls(model, tier, runner, engine)
+            session = cls(model, tier, runner, engine, watch)
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
             if prepared.template is not None:
@@ -235,26 +264,29 @@ class Session(ContextManager):
         max_tokens: int,
         stop: Sequence[str] = (),
         progress: Progress = SILENT,
+        on_logits: LogitsSink | None = None,
     ) -> TextGeneration:
         """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
 
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
-        shows a prompt that takes several steps. Raises RequestError.
+        shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
+        sampled from. Raises RequestError.
         """
-        request = Request(self._next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
-        self._latest = TextGeneration(self, request, progress)
+        request = Request(self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
+        self._latest = TextGeneration(self, request, progress, on_logits)
         return self._latest
 
     def step(self, request_id: int) -> list[TokenEvent]:
         """One step of the engine; what it produced for a request."""
         return [event for event in self.engine.step() if event.request_id == request_id]
 
-    def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Teacher-forced logits of every position into ``out``, f32[len(tokens), vocab].
+    def reused(self, request_id: int) -> int:
+        """Prompt tokens of a request that came from the prefix cache."""
+        return self._prefix_watch.reused(request_id)
 
-        A generation that is not finished is cancelled.
-        Raises RequestError; the session must have been opened with ``all_logits``.
-        """
+    def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
+        """Write the logits of every position to ``out``, f32[len(tokens), vocab]; the session needs
+        ``all_logits``. A generation that is not finished is cancelled. Raises RequestError."""
         if self.runner.limits.step_rows < self.engine.chunk_tokens:
             raise AssertionError("the session was opened without all_logits")
 
@@ -262,7 +294,7 @@ class Session(ContextManager):
             out[first : first + len(rows)] = rows
 
         unpenalized = SamplingParams(repeat_last_n=0)
-        request = Request(self._next_id(), tuple(tokens), 0, unpenalized)
+        request = Request(self.next_id(), tuple(tokens), 0, unpenalized)
         self.engine.submit(request, store)
         try:
             for _ in self.engine.run():
@@ -270,7 +302,7 @@ class Session(ContextManager):
         finally:
             self.engine.cancel(request.id)
 
-    def _next_id(self) -> int:
+    def next_id(self) -> int:
         """The id of a new request, for which whatever still runs makes room."""
         if self._latest is not None:
             self._latest.cancel()
@@ -325,20 +357,29 @@ def load_runner(
         progress.close()
 
 
-def make_engine(runner: ModelRunner, model: Model, options: SessionOptions, **more: Any) -> Engine:
+def make_engine(
+    runner: ModelRunner,
+    model: Model,
+    options: SessionOptions,
+    *,
+    drafter: Drafter | None = None,
+    queue_depth: int = ENGINE_DEFAULTS.queue_depth,
+    stall_steps: int = ENGINE_DEFAULTS.stall_steps,
+    **more: Any,
+) -> Engine:
     """The engine of a loaded model; ``more`` goes to ``Engine``."""
-    kept = options.prefix_cache
-    return Engine(
-        runner,
+    cached = options.prefix_cache
+    engine_options = EngineOptions(
         end_of_generation=model.tokenizer.eog_ids,
         chunk_tokens=options.chunk,
         chunk_while_decoding=PROMPT_TOKENS if options.chunk is None else None,
-        prefix_cache=kept != 0,
-        cached_pages=None if kept is None else pages_in(runner, kept),
+        queue_depth=queue_depth,
+        prefix_cache=cached != 0,
+        cached_pages=None if cached is None else pages_in(runner, cached),
         # Costs a page of memory and three lowered graphs, which one sequence would rarely repay.
-        copy_pages=kept != 0 and options.slots > 1,
+        copy_pages=cached != 0 and options.slots > 1,
         host_pages=pages_in(runner, options.host_cache),
-        drafter=PromptLookup() if options.draft else None,
+        stall_steps=stall_steps,
         draft_tokens=options.draft,
-        **more,
     )
+    return Engine(runner, engine_options, drafter=drafter, **more)

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from contract.lazy_dataclass import dataclass
-from contract.types import FinishReason, Request, TokenEvent
+from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from harness.answer_text import AnswerText
 from harness.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
     from reference.engine import Engine
+    from reference.engine.sequence import LogitsSink
     from reference.model.open import Model
 
 SILENT = NullProgress()
@@ -30,20 +31,22 @@ class TextPiece:
 class GenerationStats:
     """What a generation took, in tokens and seconds.
 
+    ``cached_tokens`` of the prompt came from the prefix cache and were not computed.
     ``prefill_seconds`` lasts until the first token is there, ``decode_seconds`` from then on.
     ``decode_steps`` counts the tokens computed in that second part, one that ended the text
     included.
     """
 
     prompt_tokens: int
+    cached_tokens: int
     prefill_seconds: float
     decode_steps: int
     decode_seconds: float
 
     @property
     def prompt_rate(self) -> float:
-        """Prompt tokens per second."""
-        return _rate(self.prompt_tokens, self.prefill_seconds)
+        """Computed prompt tokens per second."""
+        return _rate(self.prompt_tokens - self.cached_tokens, self.prefill_seconds)
 
     @property
     def decode_rate(self) -> float:
@@ -65,6 +68,9 @@ class EngineSession(Protocol):
     def step(self, request_id: int) -> list[TokenEvent]:
         """Run the engine's next step; the events of one request."""
 
+    def reused(self, request_id: int) -> int:
+        """Prompt tokens of a request that came from the prefix cache."""
+
 
 class TextGeneration(Iterator[TextPiece]):
     """An answer in the making: iterate for its pieces, read the rest at any time.
@@ -73,21 +79,33 @@ class TextGeneration(Iterator[TextPiece]):
     """
 
     def __init__(
-        self, session: EngineSession, request: Request, progress: Progress = SILENT
+        self,
+        session: EngineSession,
+        request: Request,
+        progress: Progress = SILENT,
+        on_logits: LogitsSink | None = None,
     ) -> None:
-        """Submits ``request``; raises RequestError when it cannot be served."""
+        """Submits ``request``; raises RequestError when it cannot be served. ``on_logits`` receives
+        the logits that its tokens are sampled from."""
         self._session = session
         self._request = request
         self._progress = progress
         self._answer = AnswerText(session.model.tokenizer, request.stop)
         self._steps = self._read = 0
         self._reading = False
-        session.engine.submit(request)
+        self.sampled: list[int] = []
+        """Every token so far, the one that ended the text included."""
+        session.engine.submit(request, on_logits, len(request.prompt) - 1 if on_logits else 0)
         self._started = self._first = self._latest = time.perf_counter()
         self._pieces = self._run()
 
     def __next__(self) -> TextPiece:
         return next(self._pieces)
+
+    @property
+    def request(self) -> Request:
+        """What was submitted."""
+        return self._request
 
     @property
     def tokens(self) -> list[int]:
@@ -110,10 +128,16 @@ class TextGeneration(Iterator[TextPiece]):
         return self._answer.stop_string
 
     @property
+    def sampling(self) -> SamplingParams:
+        """How its tokens are chosen."""
+        return self._request.sampling
+
+    @property
     def stats(self) -> GenerationStats:
         """Counts and times so far."""
         return GenerationStats(
             prompt_tokens=len(self._request.prompt),
+            cached_tokens=self._session.reused(self._request.id),
             prefill_seconds=self._first - self._started,
             decode_steps=max(0, self._steps - 1),
             decode_seconds=self._latest - self._first,
@@ -131,6 +155,8 @@ class TextGeneration(Iterator[TextPiece]):
         while self.finish_reason is None:
             for event in self._events():
                 self._count_step()
+                if event.token >= 0 and self.finish_reason is None:
+                    self.sampled.append(event.token)
                 known = len(self.tokens)
                 text = self._answer.take(event)
                 if self.stop_string is not None:

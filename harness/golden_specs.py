@@ -18,6 +18,11 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q2_k"},
         {"quant": "iq4_nl", "tied": False},
     ),
+    "smollm3": ({"quant": "q4_k_m", "layers": 5},),
+    "granite": ({"quant": "q4_k", "tied": False},),
+    "glm4": ({"quant": "q5_k", "tied": False, "qkv_bias": True},),
+    "phi3": ({"quant": "q4_k_m", "long_rope": True, "window": 12},),
+    "olmo2": ({"quant": "q4_k_m", "tied": False, "layers": 5, "window": 12},),
     "qwen2": (
         {"quant": "f16"},
         {"quant": "q5_0", "tied": False},

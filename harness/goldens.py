@@ -295,12 +295,10 @@ def _readable(top: Sequence[Sequence[Any]]) -> str:
     return " ".join(f"{token}:{float.fromhex(value):.9g}" for token, value in top)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "python -m harness.goldens") -> int:
     """Check (returns 1 when something differs) or update; returns 2 with one line for a wrong
     call."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.goldens", description="Check or rewrite the stored logits."
-    )
+    parser = argparse.ArgumentParser(prog=prog, description="Check or rewrite the stored logits.")
     parser.add_argument("action", choices=("check", "update"))
     parser.add_argument("--reason", default="", help="why the truth changes; needed by update")
     parser.add_argument("--folder", type=Path, default=FOLDER)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from contract.amounts import format_bytes
 from contract.dtypes import DType
 from contract.errors import DoesNotFit, RequestError
 from contract.ir.scratch import buffer_bytes
 from contract.spec import KV
 from contract.tier import PROMPT_TOKENS, Tier
-from harness.progress import format_bytes
 from reference.limits import Limits
 from reference.memory.planner import (
     FootprintOf,

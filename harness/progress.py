@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO
 
+from contract.amounts import format_bytes
+from harness.console import is_silent
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -124,20 +127,12 @@ def format_amount(amount: int, unit: str) -> str:
     return format_bytes(amount) if unit == "B" else f"{amount:,} {unit}s"
 
 
-def format_bytes(count: int) -> str:
-    """Bytes with three digits in decimal units, as download sites use: 98,362,432 is ``98.4
-    MB``."""
-    scaled, units = float(count), iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while scaled >= 999.5 and unit != "TB":
-        scaled, unit = scaled / 1000, next(units)
-    return f"{scaled:.3g} {unit}"
-
-
 def progress_on(stream: TextIO | None = None, *, transient: bool = False) -> Progress:
     """The progress display for ``stream`` (default: standard error).
 
     ``transient`` erases a bar when its job is done, for jobs whose result is shown next.
     """
+    if is_silent():
+        return NullProgress()
     stream = sys.stderr if stream is None else stream
     return BarProgress(stream, transient) if stream.isatty() else LineProgress(stream)

@@ -15,7 +15,11 @@ KEY_ENV = f"{ENV_PREFIX}KEY"
 """The environment variable with the API key for a server."""
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
-SIZE_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+MEGABYTE = 10**6
+COUNT_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+"""Factors of counts of tokens: 32K is 32,768."""
+BYTE_UNITS = {"": 1000, "i": 1024}
+"""Base of the units of bytes: 6GB is 6 * 1000^3, as sizes are printed, 6GiB is 6 * 1024^3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,19 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _size(text: str) -> int:
+def _count(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,20})([kKmMgG]?)", text)
     if match is None:
         raise ValueError(text)
-    return int(match[1]) * SIZE_SUFFIX[match[2].lower()]
+    return int(match[1]) * COUNT_SUFFIX[match[2].lower()]
+
+
+def _byte_count(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,20})(?:\s?([kKmMgGtT])(?:(i)?[bB])?|\s?[bB])?", text)
+    if match is None:
+        raise ValueError(text)
+    power = " kmgt".index((match[2] or " ").lower())
+    return int(match[1]) * int(BYTE_UNITS[match[3] or ""] ** power)
 
 
 def _bounded(read: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
@@ -83,13 +95,14 @@ def integer(low: int, high: int) -> SettingKind:
 def tokens(low: int, high: int) -> SettingKind:
     """Token counts in ``low..high``, with binary suffixes: ``32K`` is 32,768."""
     accepts = f"a number of tokens from {low} to {high}, such as 4096 or 32K (1K = 1024)"
-    return SettingKind(accepts, "TOKENS", _bounded(_size, low, high), (int, str))
+    return SettingKind(accepts, "TOKENS", _bounded(_count, low, high), (int, str))
 
 
 def size(low: int) -> SettingKind:
-    """Bytes from ``low`` on, with binary suffixes: ``6G`` is 6 * 2^30."""
-    accepts = f"a number of bytes from {low}, such as 6G or 800M (1G = 1024M)"
-    return SettingKind(accepts, "BYTES", _bounded(_size, low, UINT64_MAX), (int, str))
+    """Bytes from ``low`` on: ``6GB`` is 6 * 1000^3, ``6GiB`` is 6 * 1024^3."""
+    least = f"{low // MEGABYTE}MB" if low else "0"
+    accepts = f"a size from {least}, such as 800MB, 6GB or 6GiB (1GB = 1000MB)"
+    return SettingKind(accepts, "SIZE", _bounded(_byte_count, low, UINT64_MAX), (int, str))
 
 
 def number(low: float, high: float) -> SettingKind:
@@ -111,8 +124,12 @@ TEXT = SettingKind("text", "TEXT", _text, (str,))
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. ``shown_default`` replaces a default that is computed later. A flag
-    that ``repeats`` may be given several times: its values are joined with commas."""
+    """One row of the table of settings.
+
+    ``shown_default`` is a text that replaces the default in the help. A flag that ``repeats`` may
+    be given several times: its values are joined with commas. The short help shows ``common``
+    settings only. ``aliases`` are the flags that other programs use for the same thing.
+    """
 
     name: str
     kind: SettingKind
@@ -120,10 +137,18 @@ class Setting:
     help: str
     shown_default: str | None = None
     repeats: bool = False
+    common: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flag, after short aliases and before long ones."""
+        short = tuple(alias for alias in self.aliases if len(alias) == 2)
+        return (*short, self.flag, *(alias for alias in self.aliases if len(alias) > 2))
 
     @property
     def env(self) -> str:
@@ -132,11 +157,12 @@ class Setting:
     def default_value(self) -> Any:
         return self.default() if callable(self.default) else self.default
 
+    def default_text(self) -> str:
+        """The default as the help shows it."""
+        return str(self.default_value()) if self.shown_default is None else self.shown_default
+
     def described(self, shown: str | None = None) -> str:
-        """The help text with the environment twin and the default, or ``shown`` in its place."""
-        if shown is None:
-            shown = self.shown_default
-        if shown is None:
-            shown = self.default_value()
-        text = f"{self.help} [env {self.env}] [default: {shown}]"
-        return text.replace("%", "%%")
+        """The help text with the environment variable and the default, or ``shown`` in its
+        place."""
+        default = self.default_text() if shown is None else shown
+        return f"{self.help} [env {self.env}] [default: {default}]".replace("%", "%%")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import platformdirs
 
@@ -13,6 +14,9 @@ from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 from contract.tier import TIER_NAMES, Tier
 from harness.best_tier import PROCESSOR_TIERS, card_makers, lists_cards, open_best
+
+if TYPE_CHECKING:
+    from accel.packets.worker_tuner import Choice
 
 AUTO = "auto"
 """Asks for the best tier that runs on this machine."""
@@ -27,15 +31,15 @@ class TierOptions:
 
     ``threads`` is the most host threads to use, None for all cores. ``device`` is a part of a
     device's name, empty for the first; for CUDA it may be a number, and several with commas.
-    ``opencl_mode`` is auto, persistent or launch, ``opencl_workers`` how many workers every step
-    gets, None to adapt, ``opencl_device`` comes before ``device`` for that tier.
-    ``note`` is told of long work, such as compiling kernels.
+    ``workers`` is how many workers every step gets on a tier for processors, None to adapt.
+    ``opencl_mode`` is auto, persistent or launch; ``opencl_device`` replaces ``device`` for that
+    tier. ``note`` is called with a line before long work, such as compiling kernels.
     """
 
     threads: int | None = None
     device: str = ""
+    workers: int | None = None
     opencl_mode: str = "auto"
-    opencl_workers: int | None = None
     opencl_device: str = ""
     note: Callable[[str], None] | None = None
 
@@ -64,6 +68,11 @@ def kernel_cache(tier: str) -> Path:
     return platformdirs.user_cache_path("zinc-rt") / tier
 
 
+def arranged_folder() -> Path:
+    """The folder in which the native tier stores arranged weights; it may be deleted any time."""
+    return kernel_cache("native") / "weights"
+
+
 def _open_cpu(options: TierOptions) -> Tier:
     from accel.native.host import processor_name
 
@@ -75,18 +84,24 @@ def _open_cpu(options: TierOptions) -> Tier:
     return CpuTier(options.threads)
 
 
+def _worker_choice(options: TierOptions) -> Callable[[int], Choice]:
+    """What makes, of the most workers there are, the choice of how many each step gets."""
+    from accel.packets.worker_tuner import AdaptiveWorkers, FixedWorkers
+
+    fixed = options.workers
+    return AdaptiveWorkers if fixed is None else lambda most: FixedWorkers(min(fixed, most))
+
+
 def _open_opencl(options: TierOptions) -> Tier:
     from accel.opencl.launcher import Mode
     from accel.opencl.runtime import Choices
     from accel.opencl.tier import OpenClTier
-    from accel.opencl.worker_tuner import Crews, FixedWorkers
 
-    fixed = options.opencl_workers
     cache = kernel_cache("opencl")
     choices = Choices(
         mode=Mode(options.opencl_mode),
         threads=options.threads,
-        worker_tuner=Crews if fixed is None else lambda most: FixedWorkers(min(fixed, most)),
+        worker_tuner=_worker_choice(options),
         cache=cache,
     )
     return OpenClTier(options.opencl_device or options.device, choices, options.note)
@@ -94,13 +109,12 @@ def _open_opencl(options: TierOptions) -> Tier:
 
 def _open_native(options: TierOptions) -> Tier:
     from accel.native.tier import Choices, NativeTier
-    from accel.opencl.worker_tuner import Crews, FixedWorkers
 
-    fixed = options.opencl_workers
     choices = Choices(
         threads=options.threads,
-        tuner=Crews if fixed is None else lambda most: FixedWorkers(min(fixed, most)),
+        tuner=_worker_choice(options),
         cache=kernel_cache("native"),
+        weights=arranged_folder(),
     )
     return NativeTier(options.device, choices, options.note)
 

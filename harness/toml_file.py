@@ -51,7 +51,11 @@ def read_text(path: Path, what: str, *, may_be_absent: bool = False) -> str:
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """The error message for a key that is not in ``known``."""
+    return f"unknown key {key!r}; the nearest known key is {nearest_of(key, known)!r}"
+
+
+def nearest_of(key: str, known: Iterable[str]) -> str:
+    """The name in ``known`` that is most like ``key``."""
     import difflib
 
-    near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)
-    return f"unknown key {key!r}; the nearest known key is {near[0]!r}"
+    return difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)[0]

@@ -22,13 +22,15 @@ class Limits:
 
     A step has at most ``step_tokens`` query tokens and ``step_rows`` rows of logits.
     ``recent_tokens`` is the number of tokens stored for the sampling penalties, ``saved_states``
-    the number of recurrent states stored in addition to those of the slots.
+    the number of recurrent states stored in addition to those of the slots; one is saved after
+    every ``state_interval`` tokens of a prompt.
 
     Up to ``masks`` rows of a step can have an allowed-token mask, and every sequence up to
     ``biases`` logit biases; ``top_log_probabilities`` is the most tokens per row whose
     log-probabilities are listed. When one of these is 0 the graph has no operand for it. With
     ``hidden_states`` the input of the output projection, the normed state of the last layer, can be
-    read too.
+    read too. With ``scores`` every row of a step can give the log-probability of a token of its
+    prompt, which needs ``top_log_probabilities``.
 
     Raises ValueError for a storage type that keys and values cannot have, and for ``masks``,
     ``biases`` or ``top_log_probabilities`` out of range.
@@ -42,10 +44,12 @@ class Limits:
     step_tokens: int = 64
     step_rows: int = 16
     saved_states: int = 0
+    state_interval: int = 1024
     masks: int = 0
     biases: int = 0
     top_log_probabilities: int = 0
     hidden_states: bool = False
+    scores: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV:
@@ -58,11 +62,23 @@ class Limits:
         ):
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} is {getattr(self, name)}, not 0 to {most}")
+        if self.scores and not self.top_log_probabilities:
+            raise ValueError("scores need top_log_probabilities of at least 1")
 
     @property
     def largest(self) -> ShapeKey:
         """The largest step."""
         return ShapeKey(self.step_tokens, self.step_rows)
+
+    @property
+    def score_records(self) -> int:
+        """Biases of a step that make its rows give the tokens of prompts: one a row."""
+        return self.step_rows if self.scores else 0
+
+    @property
+    def bias_records(self) -> int:
+        """Biases of a step: those of rows that are scored, then ``biases`` of every slot."""
+        return self.score_records + self.slots * self.biases
 
     @property
     def ring_events(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from contract.types import FinishReason, Request
+from reference.memory.prefix import Difference
 from reference.sched.planner import Chunk
 
 
@@ -43,6 +44,10 @@ class Observer(Protocol):
         """The request got ``slot``. It has ``known`` tokens (the prompt, and tokens generated
         before a preemption), of which the first ``reused`` came from the prefix cache."""
 
+    def differed(self, at: float, request_id: int, difference: Difference) -> None:
+        """A cached sequence of the same tenant begins as the request's and goes on otherwise.
+        Reported before ``admitted``."""
+
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """The request lost its slot and waits again, with ``known`` tokens."""
 
@@ -60,6 +65,9 @@ class NullObserver:
         """Do nothing."""
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
+        """Do nothing."""
+
+    def differed(self, at: float, request_id: int, difference: Difference) -> None:
         """Do nothing."""
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:

@@ -11,7 +11,7 @@ from contract.dtypes import F32, DType
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import Model
 from reference.runner import ModelRunner
@@ -47,7 +47,7 @@ def generate(
     tokens: dict[int, list[int]] = {request.id: [] for request in requests}
     logits: dict[int, list[NDArray[np.float32]]] = {request.id: [] for request in requests}
     with ModelRunner(model, tier, limits) as runner:
-        engine = Engine(runner, end_of_generation=frozenset(), chunk_tokens=20)
+        engine = Engine(runner, EngineOptions(end_of_generation=frozenset(), chunk_tokens=20))
         for request in requests:
             sink = logits[request.id]
             engine.submit(request, on_logits=lambda *rows, sink=sink: sink.append(rows[-1].copy()))

@@ -1,72 +1,119 @@
-"""Matrices arranged for the products by the worker pool, when they are uploaded."""
+"""Stored matrices are checked and arranged for the products by the worker pool."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.native.names import ARRANGE
+from accel.native.names import ARRANGE, FINITE
 from accel.native.pool import RING_STEPS, Job, WorkerPool
-from accel.opencl.memory import Allocation, SharedMemory
 from accel.packets.buffers import ArrangedMatrix
+from accel.packets.host_memory import AddressRange, SharedMemory
 from accel.packets.layouts import LANES, WeightLayout, group_bytes
 from accel.packets.packet import PACKET
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
 from contract.lazy_dataclass import dataclass
+from contract.tier import FiniteWords
 
 MOST_AHEAD = RING_STEPS // 2
-"""Matrices that are arranged while the host goes on."""
+"""Most jobs of the pool that wait while the host prepares the next one."""
+
+Bytes = NDArray[np.uint8]
+Packets = NDArray[np.void]
+
+
+def stack_of(dtype: DType, data: Bytes, matrices: int) -> Stack | None:
+    """Stored rows uint8[rows, row_bytes] as matrices to arrange; None for floats, which the
+    products read as stored."""
+    if dtype.storage is StorageClass.FLOAT:
+        return None
+    return Stack(dtype, np.ascontiguousarray(data), len(data) // matrices, LANES)
+
+
+def stack_bytes(stack: Stack) -> int:
+    """Bytes of the arranged matrices."""
+    return stack.groups * group_bytes(stack.dtype, stack.columns)
+
+
+def arranged(stack: Stack, memory: AddressRange) -> ArrangedMatrix[AddressRange]:
+    """The matrices of ``stack`` as they lie, or are about to lie, in ``memory``."""
+    row_bytes = group_bytes(stack.dtype, stack.columns)
+    return ArrangedMatrix(memory, row_bytes, WeightLayout.LANES)
+
+
+def arrange_packets(stack: Stack, address: int) -> Packets:
+    """The packet that writes the arranged matrices to ``address``."""
+    packets = np.zeros(1, PACKET)
+    packets["op"] = ARRANGE
+    packets["dtype"] = stack.dtype.ggml_id
+    packets["size"][0, :4] = stack.groups, stack.rows, stack.columns, 0
+    packets["operand"][0, :2] = stack.data.ctypes.data, address
+    return packets
+
+
+def finite_packets(data: Bytes, finite: FiniteWords, flag: int) -> Packets:
+    """The packet that sets the 32-bit word at ``flag`` to 1 when a scale in ``data`` is not
+    finite."""
+    packets = np.zeros(1, PACKET)
+    packets["op"] = FINITE
+    packets["operand"][0, :3] = data.ctypes.data, flag, data.nbytes // finite.block_bytes
+    words = finite.places
+    form = (finite.block_bytes, finite.word_bytes, finite.exponent, len(words), *words)
+    packets["stride"][0, : len(form)] = form
+    return packets
 
 
 @dataclass(slots=True)
 class Arranger:
-    """Arranges matrices in host memory; float matrices are read where they are."""
+    """Runs packets that check and arrange weights, a few jobs ahead of the host.
+
+    ``_in_flight`` has, of each job, its number, the memory it reads and writes, and what is called
+    at its end.
+    """
 
     memory: SharedMemory
     pool: WorkerPool
-    _in_flight: deque[tuple[int, tuple[NDArray[np.void], NDArray[np.uint8]]]] = field(
-        default_factory=deque
-    )
-    """Numbers of the steps that arrange, and the packet and the stored bytes each of them reads."""
+    _in_flight: deque[tuple[int, Any, Callable[[], None]]] = field(default_factory=deque)
 
     def upload(
-        self, name: str, dtype: DType, data: NDArray[np.uint8], matrices: int
-    ) -> ArrangedMatrix[Allocation]:
+        self, name: str, dtype: DType, data: Bytes, matrices: int
+    ) -> ArrangedMatrix[AddressRange]:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, as the products read them.
 
-        The workers may still be at it afterwards: steps come behind it, and whoever else reads the
-        memory calls ``finish`` first. Raises OutOfMemory naming the buffer.
+        Steps that are submitted later find it complete; other readers call ``finish`` first.
+        Raises OutOfMemory naming the buffer.
         """
-        if dtype.storage is StorageClass.FLOAT:
+        stack = stack_of(dtype, data, matrices)
+        if stack is None:
             stored = self.memory.adopt(name, data, borrowed=True)
             return ArrangedMatrix(stored, data.shape[1], WeightLayout.STORED)
-        stack = Stack(dtype, np.ascontiguousarray(data), len(data) // matrices, LANES)
-        row_bytes = group_bytes(dtype, stack.columns)
-        arranged = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
-        self._arrange(stack, arranged)
-        return ArrangedMatrix(arranged, row_bytes, WeightLayout.LANES)
+        memory = self.memory.allocate(name, stack_bytes(stack), zeroed=False)
+        self.run(arrange_packets(stack, memory.address), (stack.data, memory.host))
+        return arranged(stack, memory)
+
+    def run(self, packets: Packets, used: Any, at_end: Callable[[], None] = lambda: None) -> None:
+        """Submit packets, which use the memory of ``used``; ``at_end`` is called after them."""
+        job = Job(packets=packets.ctypes.data, count=len(packets), workers=self.pool.workers)
+        self._in_flight.append((self.pool.submit(job), (packets, used), at_end))
+        while self._in_flight and self.pool.done(self._in_flight[0][0]):
+            self._in_flight.popleft()[2]()
+        while len(self._in_flight) > MOST_AHEAD:
+            self._finish_oldest()
 
     def finish(self) -> None:
-        """Wait until every matrix is arranged."""
-        if self._in_flight:
-            self.pool.finish()
-            self._in_flight.clear()
+        """Wait until every job has ended."""
+        while self._in_flight:
+            self._finish_oldest()
 
-    def _arrange(self, stack: Stack, arranged: Allocation) -> None:
-        packet = np.zeros(1, PACKET)
-        packet["op"] = ARRANGE
-        packet["dtype"] = stack.dtype.ggml_id
-        packet["size"][0, :4] = stack.groups, stack.rows, stack.columns, 0
-        packet["operand"][0, :2] = stack.data.ctypes.data, arranged.address
-        job = Job(packets=packet.ctypes.data, count=1, workers=self.pool.workers)
-        self._in_flight.append((self.pool.submit(job), (packet, stack.data)))
-        while len(self._in_flight) > MOST_AHEAD or self.pool.done(self._in_flight[0][0]):
-            while not self.pool.wait(self._in_flight[0][0], 1.0):
-                pass
-            self._in_flight.popleft()
-            if not self._in_flight:
-                return
+    def _finish_oldest(self) -> None:
+        number, _, at_end = self._in_flight[0]
+        while not self.pool.wait(number, 1.0):
+            pass
+        self._in_flight.popleft()
+        at_end()

@@ -1,4 +1,4 @@
-"""The native tier: a graph becomes packets, which threads of this process execute."""
+"""The native tier: graphs are lowered to packets, which threads of this process execute."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from accel.native.arrange import Arranger
 from accel.native.host import processor_name, processors, total_memory
 from accel.native.library import find_library
+from accel.native.model_weights import ModelWeights
 from accel.native.names import TIER
 from accel.native.pool import MOST_WORKERS, WorkerPool
 from accel.native.steps import NativeForm, NativeStep, NativeSubmissions, Scratch
 from accel.native.variants import Variant
-from accel.opencl.memory import Allocation, SharedMemory
-from accel.opencl.worker_tuner import Choice, Crews
-from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import StepMemory, opencl_footprint
+from accel.packets.host_memory import AddressRange, SharedMemory
 from accel.packets.packet import ALIGNMENT
 from accel.packets.packet_tier import BoundStep, PacketTier
 from accel.packets.rules import lower_graph
@@ -30,37 +30,41 @@ from accel.packets.schedule import schedule_workers
 from accel.packets.step import Schedule, Step
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
+from accel.packets.worker_tuner import AdaptiveWorkers, Choice
+from contract.dtypes import StorageClass
 from contract.errors import TierUnavailable
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier
+from contract.tier import DeviceTier, FiniteWords, UploadsLater
 
-NativeBatch = FormBatch[Allocation, NativeForm]
-NativeFence = StepFence[Allocation, NativeForm, NativeStep]
+NativeBuffer = DeviceBuffer[AddressRange]
+NativeBatch = FormBatch[AddressRange, NativeForm]
+NativeFence = StepFence[AddressRange, NativeForm, NativeStep]
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """What a caller may decide; None leaves it to the machine.
 
-    ``threads`` is how many workers there are, ``tuner`` makes, of that number, what says how many
-    of them each step gets. ``memory_bytes`` is the most memory, ``cache`` the folder of what is
-    kept between starts, None to keep nothing.
+    ``threads`` is the number of workers; ``tuner`` makes, of that number, what chooses how many of
+    them each step gets. ``memory_bytes`` is the most memory. ``cache`` is the folder of compiled
+    libraries and ``weights`` that of arranged weights; None stores none.
     """
 
     threads: int | None = None
-    tuner: Callable[[int], Choice] = Crews
+    tuner: Callable[[int], Choice] = AdaptiveWorkers
     memory_bytes: int | None = None
     cache: Path | None = None
+    weights: Path | None = None
 
 
-class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
-    """See ``contract.tier.Tier``. ``device`` is part of the processor's name.
+class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
+    """See ``contract.tier.Tier``. ``device`` is a part of the processor's name.
 
-    Raises TierUnavailable for another processor, and what ``find_library`` raises. ``progress`` is
-    called with a line before the library is compiled.
+    ``progress`` is called with a line before the library is compiled. Raises TierUnavailable for
+    another processor, and what ``find_library`` raises.
     """
 
     def __init__(
@@ -79,8 +83,9 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
         self._variant = library.variant
         memory = SharedMemory(min(filter(None, (choices.memory_bytes, total_memory()))))
         self._arranger = Arranger(memory, self._pool)
+        self._weights = ModelWeights(self._arranger, choices.weights, progress)
         self._addresses = Scratch()
-        self._own: Allocation | None = None
+        self._own: AddressRange | None = None
         submissions = NativeSubmissions(
             self._pool, self._addresses, choices.tuner(self._pool.workers)
         )
@@ -93,7 +98,7 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
 
     @property
     def variant(self) -> Variant:
-        """The instruction set its library was compiled for."""
+        """The instruction set that its library was compiled for."""
         return self._variant
 
     @property
@@ -101,10 +106,37 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
         """Threads of the pool."""
         return self._pool.workers
 
+    def upload_later(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        finite: FiniteWords,
+        on_bytes: Callable[[int], None],
+    ) -> NativeBuffer:
+        """See ``contract.tier.UploadsLater``. Matrices are arranged by ``finish_uploads``."""
+        buffer: NativeBuffer = DeviceBuffer(decl, data.nbytes, source=data)
+        if not (matrices_of(decl) and decl.dtype.storage is not StorageClass.FLOAT):
+            with self._guarded(decl.name):
+                self._fill(buffer)
+        self._weights.add(buffer, finite, on_bytes)
+        return self._keep(buffer)
+
+    def finish_uploads(self) -> bool:
+        """See ``contract.tier.UploadsLater``."""
+        with self._guarded("uploading"):
+            return self._weights.finish()
+
+    def free(self, buffer: NativeBuffer) -> None:
+        """See ``contract.tier.Tier``."""
+        self._weights.forget(buffer)
+        super().free(buffer)
+
     @property
     def allocated_bytes(self) -> int:
-        """Memory taken from the host, but for views of the model file: with the sources of arranged
-        weights that are copies, and the inputs of steps."""
+        """Bytes taken from the host, without views of the model file.
+
+        Inputs of steps count, and so do sources of arranged weights that are copies.
+        """
         sources = (b.nbytes for b in self._buffers if b.source is not None and owns_upload(b.decl))
         return self._memory.held + sum(sources) + self._slots.nbytes
 
@@ -117,10 +149,10 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
 
     def _arrange(
         self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
-    ) -> ArrangedMatrix[Allocation]:
+    ) -> ArrangedMatrix[AddressRange]:
         return self._arranger.upload(decl.name, decl.dtype, data, matrices)
 
-    def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> Allocation:
+    def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> AddressRange:
         memory = self._memory
         assert isinstance(memory, SharedMemory)
         return memory.adopt(name, data, borrowed=True)
@@ -128,7 +160,7 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
     def _finish_uploads(self) -> None:
         self._arranger.finish()
 
-    def _record(self, bound: BoundStep[Allocation]) -> NativeForm:
+    def _record(self, bound: BoundStep[AddressRange]) -> NativeForm:
         return NativeForm(bound.stored.address, len(bound.packets))
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
@@ -149,7 +181,7 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
         yield
 
     def _shut_down(self) -> None:
-        """A step that did not end in time is waited for: it writes to memory of this process."""
+        """Also wait for a step that timed out, since it writes to memory of this process."""
         self._pool.close()
         self._submissions.close()
         if not self._lost:
@@ -163,4 +195,5 @@ class NativeTier(PacketTier[Allocation, NativeForm, NativeStep]):
 
 
 if TYPE_CHECKING:
-    _conforms: type[DeviceTier[DeviceBuffer[Allocation], NativeBatch, NativeFence]] = NativeTier
+    _conforms: type[DeviceTier[NativeBuffer, NativeBatch, NativeFence]] = NativeTier
+    _uploads_later: type[UploadsLater] = NativeTier

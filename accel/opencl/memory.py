@@ -1,7 +1,7 @@
-"""Device memory behind 64-bit addresses: host arrays where the device shares them, else buffers.
+"""Device memory with 64-bit addresses, which packets hold.
 
-Either way an address is a number a packet can hold. Memory that the host mapped is kept in step
-with the device around every submission.
+Devices that share host memory use host arrays; others use buffers. Memory that the host has mapped
+is copied to the device before, and from the device after, every submission.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from accel.opencl.host_memory import available_memory
-from accel.packets.packet import ALIGNMENT, BANK_SHIFT, BANKS, aligned
+from accel.packets.host_memory import AddressRange, aligned_bytes, check_fits
+from accel.packets.packet import BANK_SHIFT, BANKS, aligned
 from accel.packets.staging_buffers import Bytes, StagingBuffers
 from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
@@ -20,158 +20,58 @@ from contract.lazy_dataclass import dataclass
 MIN_BANK_BYTES = 64 << 20
 
 
-@dataclass(slots=True, eq=False)
-class Allocation:
-    """``nbytes`` at ``address``, see ``staging.Staged``. ``borrowed`` are bytes that are not the
-    memory's own: a view of the caller's.
-    """
-
-    address: int
-    nbytes: int
-    host: Bytes | None = None
-    bank: int = 0
-    sent: bool = True
-    fetched: bool = True
-    borrowed: bool = False
-
-
 class Memory(Protocol):
-    """What the tier needs of either kind of memory. Sizes in bytes."""
+    """The interface of both kinds of memory. Sizes are in bytes."""
 
     used: int
     version: int
-    """Changes whenever ``arguments`` does."""
+    """A number that changes whenever ``arguments`` changes."""
     shared: ClassVar[bool]
     """Whether the device reads host memory, so that ``adopt`` copies nothing."""
 
     @property
     def held(self) -> int:
-        """Bytes taken from the device, those included that nothing uses yet."""
+        """Bytes taken from the device, used or not."""
 
     @property
     def available(self) -> int:
-        """Bytes that can still be taken, as far as one can tell."""
+        """Bytes that can still be taken, as far as the device reports them."""
 
     def expect(self, nbytes: int) -> None:
-        """Allocations of so many bytes in all, aligned, are about to follow."""
+        """Prepare for allocations of so many aligned bytes in total."""
 
-    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> Allocation:
-        """Memory that is zeroed unless told otherwise. Raises OutOfMemory naming ``what``."""
+    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
+        """Memory that is zeroed by default. Raises OutOfMemory naming ``what``."""
 
-    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> Allocation:
-        """Read-only memory holding ``data``: a view where the device reads host memory.
+    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
+        """Read-only memory with the bytes of ``data``: a view if the device reads host memory.
 
-        ``borrowed`` says that ``data`` is not for this memory alone.
+        ``borrowed`` says that the caller keeps ``data`` anyway.
         """
 
-    def map(self, allocation: Allocation) -> Bytes:
-        """The bytes in host memory, from now on exchanged as the allocation says."""
+    def map(self, allocation: AddressRange) -> Bytes:
+        """The bytes in host memory; from now on they are copied as the allocation's fields say."""
 
-    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
+    def read(self, allocation: AddressRange, offset: int, nbytes: int) -> Bytes:
         """A copy of some of the bytes."""
 
-    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+    def write(self, allocation: AddressRange, offset: int, data: Bytes) -> None:
         """Replace some of the bytes."""
 
-    def free(self, allocation: Allocation) -> None:
-        """Give the memory back."""
+    def free(self, allocation: AddressRange) -> None:
+        """Release the memory."""
 
     def arguments(self) -> tuple[Any, ...]:
-        """The buffers every kernel takes."""
+        """The buffers that every kernel has as arguments."""
 
     def to_device(self) -> list[Any]:
-        """Enqueue the transfer of what the host may have written; the events of it.
+        """Enqueue copies of all bytes that the host may have written; returns their events.
 
-        An event given up waits for its transfer.
+        An event that is deleted waits for its copy.
         """
 
     def to_host(self) -> list[Any]:
-        """Enqueue the transfer of what the device may have written; the events of it."""
-
-
-def _check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:
-    if nbytes > capacity - used:
-        raise OutOfMemory(what, nbytes, used, capacity - used)
-
-
-def aligned_bytes(nbytes: int, *, zeroed: bool = True) -> Bytes:
-    """Host bytes that begin at a multiple of ALIGNMENT.
-
-    numpy asks for huge pages where it does not zero, which halves the time of filling them.
-    """
-    memory = (np.zeros if zeroed else np.empty)(nbytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + nbytes]
-
-
-class SharedMemory:
-    """For devices that dereference host addresses: nothing is ever copied."""
-
-    shared: ClassVar[bool] = True
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.used = 0
-        self.version = 0
-        self._borrowed = 0
-
-    @property
-    def held(self) -> int:
-        """See Memory."""
-        return self.used - self._borrowed
-
-    @property
-    def available(self) -> int:
-        """See Memory."""
-        return min(self.capacity - self.used, available_memory())
-
-    def expect(self, nbytes: int) -> None:
-        """See Memory."""
-
-    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> Allocation:
-        """See Memory."""
-        _check_fits(what, nbytes, self.used, self.capacity)
-        data = aligned_bytes(nbytes, zeroed=zeroed)
-        self.used += nbytes
-        return Allocation(data.ctypes.data, nbytes, data)
-
-    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> Allocation:
-        """See Memory."""
-        _check_fits(what, data.nbytes, self.used, self.capacity)
-        data = np.ascontiguousarray(data)
-        self.used += data.nbytes
-        self._borrowed += data.nbytes * borrowed
-        return Allocation(data.ctypes.data, data.nbytes, data, borrowed=borrowed)
-
-    def map(self, allocation: Allocation) -> Bytes:
-        """See Memory."""
-        assert allocation.host is not None
-        return allocation.host
-
-    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
-        """See Memory."""
-        return self.map(allocation)[offset : offset + nbytes].copy()
-
-    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
-        """See Memory."""
-        self.map(allocation)[offset : offset + data.nbytes] = data
-
-    def free(self, allocation: Allocation) -> None:
-        """See Memory."""
-        self.used -= allocation.nbytes
-        self._borrowed -= allocation.nbytes * allocation.borrowed
-
-    def arguments(self) -> tuple[Any, ...]:
-        """See Memory."""
-        return ()
-
-    def to_device(self) -> list[Any]:
-        """See Memory."""
-        return []
-
-    def to_host(self) -> list[Any]:
-        """See Memory."""
-        return []
+        """Enqueue copies of all bytes that the device may have written; returns their events."""
 
 
 @dataclass(slots=True)
@@ -184,10 +84,10 @@ class _Bank:
 
 @dataclass(slots=True)
 class BankedMemory:
-    """For other devices: up to BANKS buffers, an address being a bank and an offset in it.
+    """Memory in up to BANKS buffers of the device; an address is a bank number and an offset.
 
-    A new bank holds all that is still expected. Where nothing is, it is as large as all before it,
-    so that few are needed whatever is asked for.
+    A new bank has room for all bytes that are still expected. If none are, it is as large as all
+    banks before it, so that few banks are needed.
     """
 
     cl: Any
@@ -200,7 +100,7 @@ class BankedMemory:
     _banks: list[_Bank | None] = field(default_factory=lambda: [None] * BANKS)
     _placed: int = 0
     _expected: int = 0
-    _staging: StagingBuffers[Allocation, Any] = field(init=False)
+    _staging: StagingBuffers[AddressRange, Any] = field(init=False)
     shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -220,33 +120,33 @@ class BankedMemory:
         """See Memory."""
         self._expected = self._placed + nbytes
 
-    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> Allocation:
+    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
         """See Memory."""
         allocation = self._take(what, nbytes)
         if zeroed:
             self._fill_zero(allocation)
         return allocation
 
-    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> Allocation:
+    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
         """See Memory."""
         allocation = self._take(what, data.nbytes)
         if data.nbytes:
             self.transfer(allocation, np.ascontiguousarray(data).reshape(-1), to_device=True).wait()
         return allocation
 
-    def map(self, allocation: Allocation) -> Bytes:
+    def map(self, allocation: AddressRange) -> Bytes:
         """See Memory."""
         return self._staging.map(allocation)
 
-    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
+    def read(self, allocation: AddressRange, offset: int, nbytes: int) -> Bytes:
         """See Memory."""
         return self._staging.read(allocation, offset, nbytes)
 
-    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+    def write(self, allocation: AddressRange, offset: int, data: Bytes) -> None:
         """See Memory."""
         self._staging.write(allocation, offset, data)
 
-    def free(self, allocation: Allocation) -> None:
+    def free(self, allocation: AddressRange) -> None:
         """See Memory."""
         self.used -= allocation.nbytes
         self._placed -= aligned(allocation.nbytes)
@@ -271,13 +171,13 @@ class BankedMemory:
         """See Memory."""
         return self._staging.to_host()
 
-    def _take(self, what: str, nbytes: int) -> Allocation:
+    def _take(self, what: str, nbytes: int) -> AddressRange:
         size = aligned(nbytes)
-        _check_fits(what, nbytes, self.used, self.capacity)
+        check_fits(what, nbytes, self.used, self.capacity)
         number = self._bank_with(what, size)
         bank = self._banks[number]
         assert bank is not None
-        allocation = Allocation(number << BANK_SHIFT | bank.used, nbytes, None, number)
+        allocation = AddressRange(number << BANK_SHIFT | bank.used, nbytes, None, number)
         bank.used += size
         bank.live += 1
         self.used += nbytes
@@ -304,7 +204,7 @@ class BankedMemory:
         self.version += 1
         return free[0]
 
-    def _fill_zero(self, allocation: Allocation) -> None:
+    def _fill_zero(self, allocation: AddressRange) -> None:
         bank = self._banks[allocation.bank]
         assert bank is not None
         offset = allocation.address & ((1 << BANK_SHIFT) - 1)
@@ -313,9 +213,13 @@ class BankedMemory:
         pattern = np.zeros(4, np.uint32)
         self.cl.enqueue_fill_buffer(self.queue, bank.buffer, pattern, offset, size)
 
-    def transfer(self, allocation: Allocation, host: Bytes, to_device: bool, first: int = 0) -> Any:
-        """Enqueue a copy between ``host`` and the allocation, from its byte ``first`` on; the event
-        of it, which waits for its end when it is given up."""
+    def transfer(
+        self, allocation: AddressRange, host: Bytes, to_device: bool, first: int = 0
+    ) -> Any:
+        """Enqueue a copy between ``host`` and the allocation at its byte ``first``.
+
+        Returns the event, which waits for the copy when it is deleted.
+        """
         bank = self._banks[allocation.bank]
         assert bank is not None
         offset = (allocation.address & ((1 << BANK_SHIFT) - 1)) + first

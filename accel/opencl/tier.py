@@ -1,4 +1,4 @@
-"""The OpenCL tier: a graph becomes packets, and a step one kernel that walks them."""
+"""The OpenCL tier: graphs are lowered to packets, which kernels execute."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from accel.opencl.arrange import Arranger
 from accel.opencl.device import TIER, find_device, import_binding
 from accel.opencl.launcher import Mode, Recording, WorkersLost
-from accel.opencl.memory import Allocation, Memory
+from accel.opencl.memory import Memory
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClStep, OpenClSubmissions
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import KnownMemory, StepMemory, opencl_footprint
+from accel.packets.host_memory import AddressRange
 from accel.packets.layouts import planes_bytes
 from accel.packets.packet_tier import BoundStep, PacketTier
 from accel.packets.rules import lower_graph
@@ -35,12 +36,12 @@ from contract.tier import DeviceTier
 
 OWN_ALIGNMENT = 256
 
-OpenClBatch = FormBatch[Allocation, Recording]
-OpenClFence = StepFence[Allocation, Recording, OpenClStep]
+OpenClBatch = FormBatch[AddressRange, Recording]
+OpenClFence = StepFence[AddressRange, Recording, OpenClStep]
 
 
-class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
-    """See ``contract.tier.Tier``. ``device`` is part of a platform's or device's name.
+class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
+    """See ``contract.tier.Tier``. ``device`` is a part of a platform's or device's name.
 
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
     ``progress`` is called with a line before the kernels are compiled.
@@ -59,7 +60,7 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
         self._choices = choices or Choices()
         self._runtime = open_runtime(find_device(device), self._choices, progress)
         self._arranger = Arranger(self._runtime, self._choices.cache, progress)
-        self._own: Allocation | None = None
+        self._own: AddressRange | None = None
         found = self._runtime.device
         driver = f"{found.platform}, {found.driver}"
         info = tier_info(TIER, found.name, driver, found.memory_bytes, found.host_unified)
@@ -68,7 +69,7 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
 
     @property
     def mode(self) -> Mode:
-        """How packets get executed on this device."""
+        """How packets are executed on this device."""
         return self._runtime.mode
 
     @property
@@ -78,22 +79,25 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
 
     @property
     def used_bytes(self) -> int:
-        """Device memory in use; uploads that stay in host memory count too."""
+        """Bytes of device memory in use, with uploads that stay in host memory."""
         return self._memory.used
 
     @property
     def allocated_bytes(self) -> int:
-        """Memory taken from the device. Where it is the host's, the sources of arranged weights
-        that are no view of the model file count too, and the snapshots of inputs."""
+        """Bytes taken from the device.
+
+        On a device that shares host memory, snapshots of inputs count, and sources of arranged
+        weights that are copies.
+        """
         if not self._memory.shared:
             return self._memory.held
         sources = (b.nbytes for b in self._buffers if b.source is not None and owns_upload(b.decl))
         return self._memory.held + sum(sources) + self._submissions.nbytes
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Make the scratch memory, in a bank that has room for the buffers to come."""
+        """Allocate scratch memory, in a bank with room for the buffers that follow."""
         steps = self._steps.memory(graph, largest)
-        # Before the program of steps is begun: a driver makes one at a time.
+        # A driver builds one program at a time, so this one comes before the program of steps.
         self._arranger.prepare(
             dict.fromkeys(decl.dtype for decl in graph.buffers.values() if matrices_of(decl))
         )
@@ -113,7 +117,7 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
         return step, schedule_launches(step)
 
     def _known_memory(self) -> KnownMemory | None:
-        """What steps took when they were planned before."""
+        """The cache of step memory from earlier starts."""
         cache, runtime = self._choices.cache, self._runtime
         if cache is None:
             return None
@@ -126,23 +130,23 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
         arranged = planes_bytes if self._runtime.launcher.by_modules else None
         return opencl_footprint(graph, largest, steps, workers, self._memory.shared, arranged)
 
-    def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
+    def _allocate(self, decl: BufferDecl, nbytes: int) -> AddressRange:
         allocation = self._memory.allocate(decl.name, nbytes)
         sync_as(allocation, decl)
         return allocation
 
     def _arrange(
         self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
-    ) -> ArrangedMatrix[Allocation]:
+    ) -> ArrangedMatrix[AddressRange]:
         return self._arranger.upload(decl.name, decl.dtype, data, matrices)
 
-    def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> Allocation:
+    def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> AddressRange:
         return self._memory.adopt(name, data, borrowed=True)
 
     def _finish_uploads(self) -> None:
         self._arranger.finish()
 
-    def _record(self, bound: BoundStep[Allocation]) -> Recording:
+    def _record(self, bound: BoundStep[AddressRange]) -> Recording:
         launcher = self._runtime.launcher
         return launcher.record(bound.packets, bound.stored.address, bound.step.ops)
 
@@ -154,14 +158,14 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
         per_worker = self._own.nbytes // workers // OWN_ALIGNMENT * OWN_ALIGNMENT
         place.move(scratch.address, self._own.address, per_worker)
         if not self._memory.shared:
-            current = self._submissions.place
-            self._submissions.place = self._grown("inputs of a step", current, inputs)
+            current = self._submissions.input
+            self._submissions.input = self._grown("inputs of a step", current, inputs)
 
     def _finish(self) -> None:
         self._runtime.launch.queue.finish()
 
     def _until_done(
-        self, fence: StepFence[Allocation, Recording, OpenClStep], seconds: float
+        self, fence: StepFence[AddressRange, Recording, OpenClStep], seconds: float
     ) -> bool:
         if not super()._until_done(fence, seconds):
             return False
@@ -191,7 +195,7 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
             self._arranger.finish()
         self._submissions.close()
         self._discard_recorded()
-        shared = (self._scratch, self._own, self._submissions.place)
+        shared = (self._scratch, self._own, self._submissions.input)
         buffers = (allocation for buffer in self._buffers for allocation in buffer.allocations)
         for allocation in (*buffers, *filter(None, shared)):
             self._memory.free(allocation)
@@ -199,4 +203,4 @@ class OpenClTier(PacketTier[Allocation, Recording, OpenClStep]):
 
 
 if TYPE_CHECKING:
-    _conforms: type[DeviceTier[DeviceBuffer[Allocation], OpenClBatch, OpenClFence]] = OpenClTier
+    _conforms: type[DeviceTier[DeviceBuffer[AddressRange], OpenClBatch, OpenClFence]] = OpenClTier

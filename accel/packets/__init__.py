@@ -1,1 +1,1 @@
-"""What packet devices share, without any device's API: a graph becomes ops, levels and packets."""
+"""What all device tiers share, without any device's API: lowering to ops, schedules and packets."""

@@ -1,4 +1,4 @@
-"""C text made from the table of ops: how kernels read a packet by name."""
+"""Generates the C text by which kernels read a packet's fields by name, from the table of ops."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ HEADER = """\
 
 
 def packet_constants() -> str:
-    """``#define`` of what packets and kernels have to agree on, before ``packet.h``."""
+    """``#define`` lines of the numbers that packets and kernels share; they precede
+    ``packet.h``."""
     return "".join(f"#define {name} {_literal(value)}\n" for name, value in CONSTANTS.items())
 
 
 def packet_accessors(ops: Iterable[DeviceOp] = OPS) -> str:
-    """``name_fields`` and ``open_name`` of every op, after the headers that define the types."""
+    """The struct ``name_fields`` and the function ``open_name`` of every op; they follow the
+    headers that define the types."""
     return HEADER + "".join(map(_accessor, ops))
 
 
@@ -56,7 +58,7 @@ def _pointer(operand: DeviceOperand) -> str:
 
 
 def _load(index: int, operand: DeviceOperand) -> str:
-    place = f"({_pointer(operand)})at(memory, packet->operand[{index}])"
+    pointer = f"({_pointer(operand)})at(memory, packet->operand[{index}])"
     if operand.optional:
-        place = f"packet->operand[{index}] == ABSENT ? 0 : {place}"
-    return f"op.{operand.name} = {place}; op.{operand.name}_stride = packet->stride[{index}];"
+        pointer = f"packet->operand[{index}] == ABSENT ? 0 : {pointer}"
+    return f"op.{operand.name} = {pointer}; op.{operand.name}_stride = packet->stride[{index}];"

@@ -1,4 +1,4 @@
-"""A step becomes packets: every tensor an address and a stride."""
+"""Binds a lowered step to memory: every tensor of every op gets an address and a stride."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from accel.packets.step import PRODUCTS, Op, Placement, Schedule, Step, Tensor
 from contract.ir.inputs import InputLayout
 
 NO_NUMBER = 0xFFFF_FFFF
-"""Of an op that only kernels of their own execute, see ``fused``."""
+"""The op number in packets of fused ops, which have kernels of their own (``fused_ops.py``)."""
 
 AddressOf = Callable[[str], int]
-"""Device address of a buffer of the graph that outlives a step."""
+"""Returns the device address of a graph buffer that outlives a step."""
 
 MatrixOf = Callable[[str], tuple[int, int, WeightLayout]]
-"""Device address, bytes of a row and layout of a matrix prepared for the products."""
+"""Returns device address, bytes per row and layout of a matrix arranged for products."""
 
 
 def bind_step(
@@ -40,7 +40,7 @@ def bind_step(
     address_of: AddressOf,
     matrix_of: MatrixOf,
 ) -> NDArray[np.void]:
-    """PACKET[ops] in execution order; ``inputs`` says where REQUEST buffers lie."""
+    """PACKET[ops] in execution order; ``inputs`` has the offset of each REQUEST buffer."""
     factors = product_factors(step)
     packets = []
     for op, placement in zip(step.ops, schedule.placements, strict=True):
@@ -59,13 +59,14 @@ def bind_step(
 
 
 def product_factors(step: Step) -> set[str]:
-    """Buffers some product reads: other ops read these as arranged for it, too."""
+    """Buffers that some product reads as a matrix; other ops read these in the arranged layout
+    too."""
     matrices = [op.operands[i] for op in step.ops if op.name in PRODUCTS for i in op.matrices]
     return {matrix.buffer for matrix in matrices if matrix is not None}
 
 
 def stored_operands(step: Step) -> set[str]:
-    """Buffers some op reads or writes as the graph declares them."""
+    """Buffers that some op reads or writes in the layout that the graph declares."""
     factors = product_factors(step)
     return {
         tensor.buffer
@@ -82,8 +83,8 @@ def _packet(
     operands: tuple[int, ...],
     strides: tuple[int, ...],
 ) -> tuple[Any, ...]:
-    """The fields of a PACKET. As numbers of Python: an assignment to one element of an array takes
-    as long as ten of these."""
+    """The fields of a PACKET as a tuple of Python numbers, since assigning to one element of a
+    numpy array takes ten times as long."""
     sizes = op.count.multiplier, *op.sizes, *[0] * (SIZES - len(op.device.sizes))
     return (
         NUMBERS.get(op.name, NO_NUMBER),

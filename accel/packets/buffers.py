@@ -1,4 +1,4 @@
-"""Buffers of graphs in a device's memory, as every tier of packets keeps them."""
+"""Buffers of graphs in device memory, for every tier of packets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Allocation(Protocol):
 
     @property
     def address(self) -> int:
-        """Where they begin, as a packet says it."""
+        """The address of the first byte, as packets contain it."""
 
 
 A = TypeVar("A", bound=Allocation)
@@ -28,8 +28,8 @@ A = TypeVar("A", bound=Allocation)
 
 @dataclass(frozen=True, slots=True)
 class ArrangedMatrix(Generic[A]):
-    """A weight as the products read it. ``row_bytes`` is the stride of the layout: of a row as
-    stored, else of a group of rows."""
+    """A weight in the layout that products read. ``row_bytes`` is the stride of that layout: of a
+    row where it is as stored, else of a group of rows."""
 
     allocation: A
     row_bytes: int
@@ -37,7 +37,7 @@ class ArrangedMatrix(Generic[A]):
 
     @property
     def operand(self) -> tuple[int, int, WeightLayout]:
-        """What a packet says of it: address, stride and layout."""
+        """The address, stride and layout that a packet contains."""
         return self.allocation.address, self.row_bytes, self.layout
 
 
@@ -45,8 +45,8 @@ class ArrangedMatrix(Generic[A]):
 class DeviceBuffer(Generic[A]):
     """Device memory of one graph buffer.
 
-    A weight is kept as the products read it (``matrix``), as stored (``allocation``), or as both
-    once ops want both; ``source`` is the host's view of its stored bytes.
+    A weight has memory in the layout of products (``matrix``), as stored (``allocation``), or both
+    when ops read both; ``source`` is the host's view of its stored bytes.
     """
 
     decl: BufferDecl
@@ -57,23 +57,23 @@ class DeviceBuffer(Generic[A]):
 
     @property
     def name(self) -> str:
-        """The logical name of the graph buffer it holds."""
+        """The name of the graph buffer."""
         return self.decl.name
 
     @property
     def allocations(self) -> list[A]:
-        """All its memory."""
+        """All device memory of the buffer."""
         matrix = self.matrix.allocation if self.matrix is not None else None
         return list({id(a): a for a in (self.allocation, matrix) if a is not None}.values())
 
     @property
     def operand(self) -> tuple[int, int, WeightLayout]:
-        """What a packet says of the matrix it holds."""
+        """The address, stride and layout that a packet contains for the matrix."""
         assert self.matrix is not None, f"{self.name} is not a matrix"
         return self.matrix.operand
 
     def hold(self, matrix: ArrangedMatrix[A]) -> ArrangedMatrix[A]:
-        """Keep ``matrix``, which may be the stored bytes themselves."""
+        """Attach ``matrix``, which may be the stored bytes themselves."""
         self.matrix = matrix
         if matrix.layout is WeightLayout.STORED and self.allocation is None:
             self.allocation = matrix.allocation
@@ -81,12 +81,12 @@ class DeviceBuffer(Generic[A]):
 
 
 def matrices_of(decl: BufferDecl) -> int:
-    """How many matrices for products a buffer holds: a stack of them, one, or none."""
+    """How many matrices for products a buffer has: those of a stack, one, or none."""
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     return int(decl.shape[0]) if len(decl.shape) == 3 else 1
 
 
 def outputs_of(graph: Graph, stored: Callable[[str], A]) -> Mapping[str, tuple[BufferDecl, A]]:
-    """What a step of ``graph`` writes for the host, and where."""
+    """The OUTPUT buffers of ``graph``, and the memory of each."""
     return {decl.name: (decl, stored(decl.name)) for decl in graph.of_kind(BufferKind.OUTPUT)}

@@ -1,4 +1,5 @@
-"""Kernels being built: why one could not be, and under which name the result is kept."""
+"""What builds of kernels share: the error, the progress callback and the name of a cached
+binary."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from contract.errors import TierError
 MAX_LOG_CHARACTERS = 4000
 
 Progress = Callable[[str], None]
-"""Called with one line before something that takes seconds."""
+"""Called with one line of text before something that takes seconds."""
 
 
 class BuildError(TierError):
-    """The device's compiler rejected the program. ``log`` is what it said."""
+    """The device's compiler rejected a kernel; ``log`` is the compiler's output."""
 
     def __init__(self, device: str, kernel: str, log: str) -> None:
         self.kernel = kernel
@@ -24,7 +25,7 @@ class BuildError(TierError):
 
 
 def cache_entry(cache: Path | None, identity: tuple[str, ...]) -> Path | None:
-    """The file for a binary of exactly this request: everything its bytes depend on."""
+    """The file of a cached binary; ``identity`` is everything that its bytes depend on."""
     if cache is None:
         return None
     return cache / f"{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()}.bin"

@@ -1,4 +1,4 @@
-"""What the kernels, the packets and the lowering know of a device op."""
+"""The record of a device op, which kernels, packets and lowering share."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from contract.lazy_dataclass import dataclass
 
 
 class Split(Enum):
-    """How an op divides a tensor among workers; equal splits of equal tensors need no barrier."""
+    """How an op divides a tensor among workers. Equal splits of equal tensors need no barrier."""
 
     ROWS = "rows"
     COLUMNS = "columns"
     ANY = "any"
-    """Any worker may touch any element."""
+    """Any worker may access any element."""
 
 
 ROWS, COLUMNS, ANY = Split.ROWS, Split.COLUMNS, Split.ANY
 
 Units = Callable[..., int]
-"""Units of work from the sizes and the ``dtype`` (a GGML type id), all by name."""
+"""Computes an op's units of work from its sizes and ``dtype`` (a GGML type id), given by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOperand:
     """One operand of a device op. ``element`` is its C type in the kernels, ``split`` how the op
-    divides it among workers. ``matrix`` marks stored weights that products read arranged."""
+    divides it among workers. ``matrix`` marks weights that products read in an arranged layout."""
 
     name: str
     element: str = "float"
@@ -41,8 +41,8 @@ class DeviceOperand:
 class DeviceOp:
     """One op: its operands, sizes and reals in the order of the packet.
 
-    The first size is the count, which may grow with the step. ``units`` says into how many pieces
-    the op is worth dividing; each is a work-group's if ``by_groups``, else a work-item's.
+    The first size is the count, which may grow with the step. ``units`` computes how many pieces
+    the work is divided into; a work-group takes a piece if ``by_groups``, else a work-item.
     ``by_columns`` marks an elementwise op that may divide columns instead of rows. ``source`` is
     the kernel file.
     """
@@ -58,17 +58,17 @@ class DeviceOp:
 
     @cached_property
     def written(self) -> tuple[int, ...]:
-        """Places of the results among the operands."""
+        """Indices of the results among the operands."""
         return tuple(i for i, operand in enumerate(self.operands) if operand.written)
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """Of every operand by its name."""
+    def index_of(self) -> dict[str, int]:
+        """The index of every operand by its name."""
         return {operand.name: i for i, operand in enumerate(self.operands)}
 
     @cached_property
     def splits(self) -> tuple[Split, ...]:
-        """How the work divides each operand."""
+        """How the work divides each operand, in operand order."""
         return tuple(operand.split for operand in self.operands)
 
     @cached_property
@@ -78,15 +78,15 @@ class DeviceOp:
 
     @cached_property
     def matrices(self) -> tuple[int, ...]:
-        """Places of the stored weights: one, but for few ops."""
+        """Indices of the weights among the operands; most ops have one at most."""
         return tuple(i for i, operand in enumerate(self.operands) if operand.matrix)
 
     @cached_property
     def matrix(self) -> int | None:
-        """The place of the first of them."""
+        """The index of the first weight, None without one."""
         return next(iter(self.matrices), None)
 
 
 def pieces(count: int, size: int) -> int:
-    """How many pieces of at most ``size`` make up ``count``."""
+    """The number of pieces of at most ``size`` that make up ``count``."""
     return -(-count // size)

@@ -1,4 +1,4 @@
-"""Files of what a driver has built, damaged or foreign ones being noticed."""
+"""Cache files of built kernels; a digest in each reveals damaged and foreign files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ def read_entry(path: Path, magic: bytes) -> bytes | None:
 
 
 def write_entry(path: Path, magic: bytes, data: bytes) -> None:
-    """Atomically; another process may write the same entry. A full or read-only disk is no error:
-    the next start builds again."""
-    # For those who write: most starts do not.
+    """Write the file atomically, since another process may write the same entry.
+
+    A full or read-only disk is no error: the next start builds again.
+    """
+    # Imported here because most starts write nothing.
     import tempfile
 
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""What steps of a graph take, kept in a folder: to learn it, every form has to be lowered.
+"""Caches the memory that steps of a graph need, since computing it lowers every shape bucket.
 
-An entry is found by everything it follows from: the graph, the largest step, the tier's parameters,
-and the files of the code that lowers, by their times and sizes. Were one wrong all the same, sums
-of memory would be; a step takes what it needs when it is lowered.
+The key of an entry is everything its value depends on: the graph, the largest step, the tier's
+parameters, and times and sizes of the files that lower. A wrong entry would only change estimates:
+a step allocates what it needs when it is lowered.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from contract.shape_key import ShapeKey
 MAGIC = b"zinc-rt step memory 1\n"
 SUFFIX = ".memory"
 CODE = (accel.packets, contract, contract.ir, contract.ops)
-"""Packages whose modules decide what a graph is lowered to."""
+"""Packages whose modules determine what a graph is lowered to."""
 
 
 T = TypeVar("T")
 
 
 class EstimateCache(Generic[T]):
-    """The entries of one ``folder``; ``parameters`` are what a tier lowers with beside the graph
-    and its sizes. ``encoded`` and ``decoded`` are to and from what JSON has."""
+    """The cached entries in one ``folder``. ``parameters`` are a tier's inputs of lowering other
+    than the graph and its sizes; ``encoded`` and ``decoded`` convert a value to and from JSON
+    types."""
 
     def __init__(
         self,
@@ -50,7 +51,8 @@ class EstimateCache(Generic[T]):
         self._decoded = decoded
 
     def of(self, graph: Graph, largest: ShapeKey, make: Callable[[], T]) -> T:
-        """What is kept, else what ``make`` says, which is kept then. Raises what ``make`` does."""
+        """The cached value, else that of ``make``, which is then cached. Raises what ``make``
+        does."""
         code = code_state()
         if code is None:
             return make()
@@ -66,7 +68,7 @@ class EstimateCache(Generic[T]):
 
 
 class StepMemoryCache(EstimateCache[StepMemory]):
-    """Of tiers that need to know no more than what steps take."""
+    """The cache of tiers that estimate ``StepMemory`` only."""
 
     def __init__(self, folder: Path, parameters: tuple[str | int, ...]) -> None:
         super().__init__(folder, parameters, encoded_memory, decoded_memory)
@@ -74,7 +76,7 @@ class StepMemoryCache(EstimateCache[StepMemory]):
 
 @functools.cache
 def code_state(packages: tuple[ModuleType, ...] = CODE) -> str | None:
-    """Changes with every module of the packages; None where they are no files."""
+    """A text that changes with every module of the packages; None when they are not in files."""
     try:
         return repr([entry for package in packages for entry in _modules(package.__path__[0])])
     except OSError:
@@ -90,7 +92,7 @@ def _modules(folder: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _described(graph: Graph) -> str:
-    """All of a graph; alike for two that are equal."""
+    """All of a graph as text, equal for equal graphs."""
     buffers = [
         (decl.name, decl.kind.name, decl.dtype.name, decl.shape, decl.source)
         for decl in graph.buffers.values()
@@ -108,12 +110,12 @@ def _described(graph: Graph) -> str:
 
 
 def encoded_memory(memory: StepMemory) -> list[Any]:
-    """What JSON has of it."""
+    """A StepMemory as JSON types."""
     stored, kinds = sorted(memory.stored), sorted(memory.kinds)
     return [memory.shared, memory.own, memory.packets, stored, kinds]
 
 
 def decoded_memory(data: Any) -> StepMemory:
-    """The other way."""
+    """The StepMemory of ``encoded_memory``'s JSON types."""
     shared, own, packets, stored, kinds = data
     return StepMemory(shared, own, tuple(packets), frozenset(stored), frozenset(map(tuple, kinds)))

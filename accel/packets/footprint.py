@@ -1,4 +1,4 @@
-"""What a graph takes on a tier of packets: arranged weights, copies where memory is not shared."""
+"""Estimates the device memory a graph needs on a tier of packets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 
 Lower = Callable[[ShapeKey], tuple[Step, Schedule]]
-"""The step of a graph for one form, and its schedule."""
+"""Lowers a graph for one shape bucket: its step and schedule."""
 Buckets = Callable[[ShapeKey], Sequence[ShapeKey]]
-"""The forms of the steps up to the largest."""
+"""Returns the shape buckets for steps up to the largest."""
 
 MAPPED_OUTPUT_BYTES = 1 << 16
-"""Outputs below this are brought to the host after every step, others when a step wants them."""
+"""Smaller outputs are copied to the host after every step, larger ones only when requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """What all forms take together: bytes of scratch ``shared`` by all workers, each worker's
-    ``own``, and the ``packets`` of each form. ``stored`` are the buffers that ops read as the graph
-    declares them, ``kinds`` what ops there are: names, and formats of weights or nothing."""
+    """The memory that all shape buckets need together.
+
+    ``shared`` and ``own`` are bytes of scratch of all workers and of each worker, ``packets`` the
+    bytes of each bucket's packets. ``stored`` are the buffers that ops read in the layout the graph
+    declares, ``kinds`` the pairs of an op's name and its weights' format, empty without one.
+    """
 
     shared: int
     own: int
@@ -41,11 +44,11 @@ class StepMemory:
 
 
 KnownMemory = Callable[[Graph, ShapeKey, Callable[[], StepMemory]], StepMemory]
-"""What the steps of a graph up to the largest take, of which the last makes it."""
+"""Returns the memory for steps of a graph up to the largest; its last argument computes it."""
 
 
 def step_memory(lower: Lower, largest: ShapeKey, buckets: Buckets = shape_buckets) -> StepMemory:
-    """Looks at every form of the steps up to ``largest``."""
+    """The memory for steps up to ``largest``, found by lowering every shape bucket."""
     lowered = [lower(bucket) for bucket in buckets(largest)]
     return StepMemory(
         shared=max(schedule.shared_bytes for _, schedule in lowered),
@@ -57,13 +60,16 @@ def step_memory(lower: Lower, largest: ShapeKey, buckets: Buckets = shape_bucket
 
 
 def kinds_of(ops: Iterable[Op]) -> frozenset[tuple[str, str]]:
-    """See ``StepMemory``."""
+    """The pairs of name and weight format, as in ``StepMemory``."""
     return frozenset((op.name, "" if op.dtype is None else op.dtype.name) for op in ops)
 
 
 class PlannedSteps:
-    """Steps of graphs by form, which ``schedule`` makes. Those of the graph whose memory was asked
-    for last are kept: what is planned is then lowered. ``known`` may know their memory without."""
+    """Lowered steps of a graph by shape bucket.
+
+    The steps of the graph whose memory was last computed are stored until they are lowered for
+    real. ``known`` may supply the memory without lowering.
+    """
 
     def __init__(
         self,
@@ -79,7 +85,7 @@ class PlannedSteps:
         self._memory: StepMemory | None = None
 
     def memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
-        """What the steps of ``graph`` up to ``largest`` take."""
+        """The memory for steps of ``graph`` up to ``largest``."""
         if self._memory is None or self._planned != (graph, largest):
             self._planned, self._steps, self._memory = (graph, largest), {}, None
 
@@ -93,7 +99,7 @@ class PlannedSteps:
         return self._memory
 
     def of(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
-        """The step of a form, as planned if it was; it is not kept any longer."""
+        """The step of a shape bucket, taken from the planned ones if it is there."""
         planned = None
         if self._planned is not None and self._planned[0] is graph:
             planned = self._steps.pop(bucket, None)
@@ -111,8 +117,8 @@ def opencl_footprint(
 ) -> Footprint:
     """The bytes the tier allocates; ``shared`` where the device reads host memory.
 
-    ``arranged`` says what a buffer takes as the products read it, 0 where it stays as stored;
-    without it all matrices are groups of rows side by side. Lowered forms keep ``extra`` bytes.
+    ``arranged`` returns the bytes of a buffer in the layout of products, 0 where it stays as
+    stored; by default matrices are groups of 16 rows. Lowered buckets need ``extra`` bytes more.
     """
     arranged = arranged or _arranged_bytes
     buffers: dict[str, int] = {}
@@ -148,16 +154,16 @@ def device_footprint(
     arranged: Callable[[BufferDecl], int] | None = None,
     extra: int = 0,
 ) -> Footprint:
-    """The bytes a tier allocates that copies every buffer and shares scratch among all workers;
-    ``arranged`` and ``extra`` as above."""
+    """The bytes of a tier that copies every buffer and whose workers share all scratch;
+    ``arranged`` and ``extra`` as in ``opencl_footprint``."""
     return opencl_footprint(graph, largest, steps, 0, False, arranged, extra)
 
 
 def shared_footprint(
     graph: Graph, largest: ShapeKey, steps: StepMemory, view_bytes: int
 ) -> Footprint:
-    """The bytes a tier allocates whose device uses the host's memory: matrices in planes, copies
-    of the rest but for views of the model file, where they have ``view_bytes`` or more."""
+    """The bytes of a tier whose device uses host memory: matrices in planes, and copies of the rest
+    except views of at least ``view_bytes`` of the model file."""
     copied = device_footprint(graph, largest, steps, planes_bytes)
     buffers, mapped = dict(copied.buffers), {}
     for decl in graph.of_kind(BufferKind.WEIGHT):
@@ -170,7 +176,7 @@ def shared_footprint(
 
 
 def _kept_by_host(decl: BufferDecl, nbytes: int) -> bool:
-    """Whether a device with memory of its own has a twin of the buffer in the host's."""
+    """Whether a device with its own memory has a copy of the buffer in host memory."""
     if decl.kind is BufferKind.OUTPUT:
         return nbytes < MAPPED_OUTPUT_BYTES
     if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):

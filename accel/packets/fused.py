@@ -1,9 +1,8 @@
-"""Ops of work-groups that stand for several of a step: fewer launches, fewer waits between them.
+"""Replaces runs of ops by fused ops for work-groups: fewer launches and fewer waits between them.
 
-The bits are those of the ops one after the other. Processors, which repeat small work instead of
-waiting, have no kernels for these, so lowering does not make them: ``fuse`` does, for a tier whose
-kernels are those of ``accel/kernels``. A product with a bias or a residual is a ``matmul`` that has
-the operand.
+The bits are those of the single ops in order. Processors have no kernels for fused ops, because
+they repeat small work instead of waiting; only tiers with the kernels of ``accel/kernels`` call
+``fuse``. A product with a bias or a residual is a ``matmul`` that has the operand.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import I12
 
 TILES_FROM = 16
-"""Tokens a step has at most from which on its products are worth tiles."""
+"""Fewest tokens in a step for which products on tiles are faster."""
 ATTENTION_TILES_FROM = 128
-"""Tokens a step has at most from which on its attention is: fewer are likely to be of many slots, a
-group for each."""
+"""Fewest tokens in a step for which attention on tiles is faster: fewer tokens are mostly of
+different slots, and each slot takes a work-group."""
 VECTOR_COLUMNS = 4
-"""Elements that kernels load together."""
+"""Elements that a kernel loads at once."""
 MOST_HEAD_DIM = 512
-"""Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
+"""Most channels of a head for ``accel/kernels/head_rows.k``."""
 TILES_HEAD_DIM = 128
-"""Channels of a head that ``accel/kernels/flash_attn_tiles.k`` has room for, in steps of 32."""
+"""Most channels of a head for ``accel/kernels/flash_attn_tiles.k``, a multiple of 32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ops:
-    """The ops of a step from ``start`` on, and how often each buffer of the step is read."""
+    """The ops of a step from index ``start``, and how often each buffer of the step is read."""
 
     step: Step
     start: int
@@ -41,14 +40,14 @@ class _Ops:
     attention: bool = False
 
     def named(self, *names: str) -> list[Op] | None:
-        """The next ops if these are their names, all done equally often."""
+        """The next ops if they have these names and equal counts, else None."""
         found = self.step.ops[self.start : self.start + len(names)]
         if [op.name for op in found] != list(names):
             return None
         return found if len({op.count for op in found}) == 1 else None
 
     def between(self, written: Tensor | None, read: Tensor | None) -> bool:
-        """Whether one op's result is nothing but what another reads, once."""
+        """Whether one op's result is step-local and read only once, by the other op."""
         return (
             written is not None
             and written == read
@@ -58,17 +57,20 @@ class _Ops:
 
 
 Fused = tuple[int, Op]
-"""How many ops are replaced, and by which."""
+"""The number of replaced ops, and the op that replaces them."""
 
 
 def fuse(step: Step, matrices: bool = False, attention: bool = False) -> Step:
-    """The step with runs of its ops as one where there is a kernel for it; with ``matrices`` its
-    products of many tokens are for matrix units, with ``attention`` that of many tokens too."""
+    """The step with runs of ops fused where a kernel exists.
+
+    With ``matrices`` products of many tokens use matrix units, with ``attention`` so does attention
+    of many tokens.
+    """
     reads = Counter(
         tensor.buffer
         for op in step.ops
-        for place, tensor in enumerate(op.operands)
-        if tensor is not None and place not in op.written
+        for index, tensor in enumerate(op.operands)
+        if tensor is not None and index not in op.written
     )
     ops: list[Op] = []
     start = 0
@@ -83,13 +85,13 @@ def fuse(step: Step, matrices: bool = False, attention: bool = False) -> Step:
 
 
 def operands_of(op: Op) -> dict[str, Tensor | None]:
-    """Its operands by name."""
+    """The operands of an op by name."""
     names = [operand.name for operand in op.device.operands]
     return dict(zip(names, op.operands, strict=True))
 
 
 def _made(like: Op, name: str, tensors: dict[str, Tensor | None], **sizes: int) -> Op:
-    """A fused op, done as often as ``like``; its reals are to be put in."""
+    """A fused op with the count of ``like`` and no reals."""
     device = FUSED[name]
     return Op(
         device,
@@ -106,7 +108,7 @@ def _integers(quantize: Op) -> dict[str, Tensor | None]:
 
 
 def _has_vectors(tensor: Tensor | None) -> bool:
-    """Whether all its rows begin at whole vectors."""
+    """Whether every row begins at a multiple of VECTOR_COLUMNS."""
     return tensor is not None and not (tensor.start | tensor.stride) % VECTOR_COLUMNS
 
 
@@ -155,7 +157,7 @@ def _attention(rest: _Ops) -> Fused | None:
 
 
 def _product(rest: _Ops) -> Fused | None:
-    """A product with the bias and the residual behind it."""
+    """A product fused with the bias and the residual that follow it."""
     product = rest.step.ops[rest.start]
     if product.name != "matmul":
         return None
@@ -182,14 +184,14 @@ def _product(rest: _Ops) -> Fused | None:
 
 
 def _special_product(most_tokens: int, matrices: bool) -> str | None:
-    """The op of its own that a product of so many tokens has, if there is one."""
+    """The name of the op for products of so many tokens, None if it is ``matmul``."""
     if most_tokens == 1:
         return "matmul_row"
     return "matmul_tiles" if matrices and most_tokens >= TILES_FROM else None
 
 
 def _heads(rest: _Ops) -> Fused | None:
-    """Norms of heads, rotations and the cache write."""
+    """Fuses norms of heads, rotations and the write to KV pages."""
     for names in (
         ("rms_norm", "rope", "rms_norm", "rope", "kv_write_batched"),
         ("rope", "rope", "kv_write_batched"),
@@ -206,15 +208,15 @@ def _head_rows(rest: _Ops, ops: Sequence[Op]) -> Fused | None:
     shape, other = first.most_sizes(), second.most_sizes()
     kv_heads, head_dim = other.pop("heads"), shape["head_dim"]
     heads = shape.pop("heads")
-    places = write.most_sizes()
+    pages = write.most_sizes()
     fits = (
         shape == other
         and all(q[name] == k[name] for name in ("rope_table", "query"))
         and kv["query"] == q["query"]
         and rest.between(k["y"], kv["k"])
-        and places["head_dim"] == head_dim <= MOST_HEAD_DIM
-        and places["width"] == kv_heads * head_dim
-        and places["page_tokens"] == PAGE_TOKENS
+        and pages["head_dim"] == head_dim <= MOST_HEAD_DIM
+        and pages["width"] == kv_heads * head_dim
+        and pages["page_tokens"] == PAGE_TOKENS
     )
     if not fits:
         return None
@@ -235,7 +237,7 @@ def _head_rows(rest: _Ops, ops: Sequence[Op]) -> Fused | None:
 
 
 def shape_of(rope: dict[str, int], heads: int, kv_heads: int) -> dict[str, int]:
-    """Sizes of ``head_rows`` from those of a rotation."""
+    """The sizes of ``head_rows`` from those of a rotation."""
     return {"heads": heads, "kv_heads": kv_heads} | {
         name: rope[name] for name in ("head_dim", "neox", "rotary_pairs")
     }
@@ -258,4 +260,4 @@ def _attention_tiles(rest: _Ops) -> Fused | None:
 RULES: tuple[Callable[[_Ops], Fused | None], ...] = (
     *(_norm, _swiglu, _attention, _attention_tiles, _product, _heads),
 )
-"""Each looks at the next ops and says what replaces them, if anything."""
+"""Each rule looks at the next ops and returns their replacement or None."""

@@ -1,4 +1,4 @@
-"""Which ranges of a block of memory nobody has."""
+"""Tracks the free ranges of a block of memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import insort
 
 
 class Holes:
-    """The free ranges of ``nbytes`` bytes, all of them at first."""
+    """The free ranges of ``nbytes`` bytes; at first all are free."""
 
     def __init__(self, nbytes: int) -> None:
         self._all = (0, nbytes)
@@ -14,25 +14,26 @@ class Holes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes nobody has."""
+        """The number of free bytes."""
         return sum(end - start for start, end in self._free)
 
     @property
     def whole(self) -> bool:
-        """True when nothing is taken."""
+        """True when every byte is free."""
         return self._free == [self._all]
 
     def take(self, nbytes: int) -> int | None:
-        """The offset of the first hole with room, None when there is none."""
-        for place, (start, end) in enumerate(self._free):
+        """The offset of ``nbytes`` bytes from the first large enough hole, None if there is
+        none."""
+        for index, (start, end) in enumerate(self._free):
             if end - start >= nbytes:
                 rest = [(start + nbytes, end)] if start + nbytes < end else []
-                self._free[place : place + 1] = rest
+                self._free[index : index + 1] = rest
                 return start
         return None
 
     def give_back(self, start: int, nbytes: int) -> None:
-        """Make a range a hole, one with those it touches."""
+        """Free a range and join it with the free ranges it touches."""
         insort(self._free, (start, start + nbytes))
         joined: list[tuple[int, int]] = []
         for hole in self._free:

@@ -1,4 +1,4 @@
-"""Waiting for a step that was submitted, without taking a core from the one who computes it."""
+"""Waits for a submitted step without taking a processor core from other work."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from typing import Protocol
 from contract.lazy_dataclass import dataclass
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
-"""Longest a step may take when the caller sets no deadline of its own."""
+"""Longest a step may take when the caller sets no deadline."""
 POLL_SECONDS = 20e-6
 SLEPT_SHARE = 0.9
-"""Of the usual duration of a step: asking earlier takes a core from who may need it."""
+"""Share of a step's usual duration that the host sleeps before it polls."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """How long a step has taken lately, so that the host need not ask before it can be done."""
+    """The recent duration of steps of one kind, which tells the host how long to sleep."""
 
     seconds: float = 0.0
 
     def note(self, seconds: float) -> None:
-        """One more step took ``seconds``; slow ones count little."""
+        """Record a step of ``seconds``; slow steps raise the estimate by 5 % at most."""
         self.seconds = min(seconds, self.seconds * 1.05) if self.seconds else seconds
 
     def missed(self, seconds: float) -> None:
-        """One ended while the host slept, within ``seconds``: the host sleeps less from now on."""
+        """Lower the estimate after a step that ended within ``seconds`` while the host slept."""
         self.seconds = min(seconds, self.seconds * 0.9)
 
 
 class StepCompletion(Protocol):
-    """Completion of one step that began no earlier than ``submitted``."""
+    """The completion of one step that began no earlier than ``submitted``."""
 
     @property
     def done(self) -> bool:
-        """True once it has ended."""
+        """True once the step has ended."""
 
     @property
     def submitted(self) -> float:
-        """When, by ``time.monotonic``."""
+        """The time of submission, by ``time.monotonic``."""
 
     @property
     def pace(self) -> Pace:
-        """That of its kind of step."""
+        """The recent duration of steps of this kind."""
 
 
 @dataclass(slots=True)
 class CompletionWaiter:
-    """Waits for the steps of one device, which run one after the other."""
+    """Waits for the steps of one device, which executes them one after the other."""
 
     _ended: float = 0.0
-    """When the last step did, by ``time.monotonic``: seen, or as it is usual, which is too early
-    rather than too late."""
+    """When the last step ended, by ``time.monotonic``: as observed, or the expected time if that is
+    earlier."""
     _known: float = 0.0
-    """When the host saw it."""
+    """When the host observed the end of the last step."""
 
     def until_done(self, step: StepCompletion, seconds: float) -> bool:
-        """Sleep until ``step`` can be done, which begins when the one before has ended, then ask
-        again and again; False when it is not done after ``seconds``."""
+        """Sleep for most of the step's usual duration, counted from the end of the step before it,
+        then poll. Returns False when the step has not ended after ``seconds``."""
         now = time.monotonic()
         deadline, begun, pace = now + seconds, max(step.submitted, self._ended), step.pace
         usual = begun + pace.seconds
@@ -68,8 +68,8 @@ class CompletionWaiter:
             if not step.done:
                 return self._asked(step, deadline, begun)
             if ahead > 0:
-                # A sleep takes longer than it was to. Were that taken for the step's duration, the
-                # next one would be as long, however short steps are.
+                # A sleep takes longer than requested. If that were recorded as the step's duration,
+                # the next sleep would be as long, however short the steps are.
                 pace.missed(time.monotonic() - begun)
         self._known = time.monotonic()
         self._ended = min(usual, self._known)

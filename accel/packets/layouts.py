@@ -1,8 +1,8 @@
-"""How stored matrices are arranged for the products: once, when they are uploaded.
+"""How stored matrices are arranged for products when they are uploaded.
 
-Processors keep quantized matrices as ``accel/opencl/kernels/lanes_layout.h`` describes: 16 rows
-side by side, one in each lane of a vector. That is the bits of the model file, plus at most 15 rows
-of zeros and 48 bytes a row group. The kernels of work-groups keep them in planes of 32 rows and 256
+Processors have quantized matrices as ``accel/opencl/kernels/lanes_layout.h`` describes: 16 rows in
+parallel, one in each lane of a vector. These are the bits of the model file, plus at most 15 rows
+of zeros and 48 bytes a row group. Kernels of work-groups have them in planes of 32 rows and 256
 columns, see ``accel/kernels/formats.k``: the bits of the file, plus at most 31 rows and 255 columns
 of zeros, and two bytes a super-block of Q3_K. Float matrices stay as they are.
 """
@@ -32,24 +32,25 @@ TILE_ROWS = 32
 UNIT_COLUMNS = 256
 
 TWO_HEADER_WORDS = frozenset((Q2_K, Q4_1, Q5_1, Q4_K, Q5_K, IQ4_XS))
-"""Formats with two 16-bit words a block in the header; MXFP4 has one byte there, others a word."""
+"""Formats whose blocks have two 16-bit words in the header; MXFP4 has one byte, the others one
+word."""
 
 
 class WeightLayout(IntEnum):
-    """What ``packet->layout`` tells the kernel about a weight's bytes."""
+    """The value of ``packet->layout``, by which kernels know the layout of a weight."""
 
     STORED = 0
-    """Rows of blocks exactly as the model file holds them."""
+    """Rows of blocks as in the model file."""
     LANES = 1
-    """Groups of 16 rows, as ``kernels/lanes_layout.h`` describes."""
+    """Groups of 16 rows, see ``accel/opencl/kernels/lanes_layout.h``."""
     UNITS = 2
-    """Operands of tensor cores, as ``accel/cuda/kernels/units.h`` describes."""
+    """Operands of tensor cores, see ``accel/cuda/kernels/units.h``."""
     PLANES = 3
-    """Tiles of 32 rows, as ``accel/kernels/formats.k`` describes."""
+    """Tiles of 32 rows, see ``accel/kernels/formats.k``."""
 
 
 def arranged_bytes(dtype: DType, rows: int, columns: int) -> int:
-    """Bytes of such a matrix once arranged, 0 where it stays as stored."""
+    """Bytes of a matrix in groups of 16 rows, 0 where it stays as stored."""
     if dtype.storage is StorageClass.FLOAT:
         return 0
     return -(-rows // LANES) * group_bytes(dtype, columns)
@@ -62,7 +63,7 @@ def tile_bytes(dtype: DType, columns: int) -> int:
 
 
 def planes_bytes(decl: BufferDecl) -> int:
-    """What a buffer takes in planes, 0 where it stays as stored."""
+    """Bytes of a buffer in planes, 0 where it stays as stored."""
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     *matrices, rows, columns = (int(dim) for dim in decl.shape)
@@ -72,20 +73,20 @@ def planes_bytes(decl: BufferDecl) -> int:
 
 
 def header_bytes(dtype: DType, columns: int) -> int:
-    """Bytes of a row group's scales and minima, whole vectors."""
+    """Bytes of a row group's scales and minima, a multiple of VECTOR_BYTES."""
     units = columns // dtype.block_elements
     return -(-units * _unit_bytes(dtype) * LANES // VECTOR_BYTES) * VECTOR_BYTES
 
 
 def group_bytes(dtype: DType, columns: int) -> int:
-    """Bytes of 16 rows."""
+    """Bytes of a group of 16 rows."""
     units = columns // dtype.block_elements
     rest = dtype.block_bytes - _unit_bytes(dtype)
     return header_bytes(dtype, columns) + units * rest * LANES
 
 
 def _unit_bytes(dtype: DType) -> int:
-    """Bytes a block has in the header."""
+    """Bytes of one block in the header."""
     if dtype == MXFP4:
         return 1
     return 4 if dtype in TWO_HEADER_WORDS else 2

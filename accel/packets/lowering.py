@@ -1,4 +1,5 @@
-"""Building a step op by op: what a graph's views become, and the ops that opcodes share."""
+"""Builds a step op by op: converts a graph's views to tensors, and adds the ops that several
+opcodes share."""
 
 from __future__ import annotations
 
@@ -19,21 +20,23 @@ from contract.shape_key import ShapeKey
 from contract.spec import bind_shapes
 
 PRIVATE_ELEMENTS = 8192
-"""An op over at most this many elements costs less than the barrier it saves."""
+"""Most elements of an op that is cheaper to repeat than the barrier it saves."""
 ITEM_BYTES = {F32: 4, I32: 4, F16: 2}
 PER = {"tokens": Per.TOKEN, "rows": Per.ROW}
 
 Field: TypeAlias = Tensor | Count | int | float | None
-"""What an operand, the count, a size or a real of an op is given as."""
+"""The value of an operand, count, size or real of an op."""
 
 NO_EXPERTS: Mapping[str, Field] = MappingProxyType({"used": 0, "most_chunks": 0})
-"""Fields of a product by one matrix."""
+"""The routing fields of a product by a single matrix."""
 
 
 class Lowering:
-    """Collects the ops of one graph for steps of one ``bucket``: its most tokens and rows.
+    """Collects the ops of one graph for steps of one ``bucket``, which has the most tokens and
+    rows.
 
-    ``tier`` names the device in errors. Attention of at most ``split_tokens`` tokens is split.
+    ``tier`` names the device in errors. Attention of at most ``split_tokens`` tokens is divided
+    into parts of the context.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Lowering:
         self.step = Step()
         self._quantized: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
         self.expert_groups: dict[Tensor, tuple[Tensor, Tensor]] = {}
-        """Of each routing its chunks and order, see ``rules_experts``."""
+        """The chunks and the order of each routing, see ``rules_experts``."""
         for decl in graph.of_kind(BufferKind.SCRATCH):
             self.step.scratch[decl.name] = buffer_bytes(decl, bucket)
 
@@ -64,21 +67,21 @@ class Lowering:
         return Tensor(view.buffer, start, stop - start, width, ITEM_BYTES[decl.dtype])
 
     def tensors(self, node: Node) -> dict[str, Tensor]:
-        """Every operand the node has, by the name the opcode table gives it."""
+        """Every operand of the node, by the name in the opcode table."""
         return {name: self.tensor(view) for name, view in node.operands.items()}
 
     def stored(self, view: View) -> Tensor:
-        """A matrix of any storage type, rows of bytes as the model file holds them."""
+        """A matrix of any storage type as rows of bytes, as the model file stores it."""
         decl = self.graph.buffers[view.buffer]
         row_bytes = decl.dtype.row_bytes(self._size(decl.shape[-1]))
         return Tensor(view.buffer, 0, row_bytes, row_bytes, 1)
 
     def pages(self, view: View) -> Tensor:
-        """KV pages of any storage type."""
+        """KV pages of any storage type, as a tensor."""
         return self.tensor(view) if self.dtype(view) in ITEM_BYTES else self.stored(view)
 
     def new(self, name: str, rows: int, columns: int, item_bytes: int = 4) -> Tensor:
-        """A step-local tensor that no buffer of the graph holds."""
+        """A new step-local tensor that is no buffer of the graph."""
         self.step.scratch[name] = rows * columns * item_bytes
         return Tensor(name, 0, columns, columns, item_bytes)
 
@@ -91,12 +94,12 @@ class Lowering:
         matrix: bool = True,
         **fields: Field,
     ) -> None:
-        """Append op ``name``: its operands, count, sizes and reals by the names of the table, in
-        ``shared`` and ``fields`` together.
+        """Append op ``name``; ``shared`` and ``fields`` together give its operands, count, sizes
+        and reals by the names of the table.
 
-        ``matrix`` False says that the op's weights are a vector. An operand the table calls
-        optional may be left out. Raises ValueError naming the op and the field that is missing,
-        unknown or of the wrong kind.
+        ``matrix`` False marks weights that are a vector. An operand that the table calls optional
+        may be absent. Raises ValueError naming the op and the field that is missing, unknown or of
+        the wrong kind.
         """
         device = DEVICE_OPS[name]
         for some in shared:
@@ -122,22 +125,23 @@ class Lowering:
         )
 
     def dtype(self, view: View) -> DType:
-        """Storage type of the buffer behind ``view``."""
+        """The storage type of the buffer of ``view``."""
         return self.graph.buffers[view.buffer].dtype
 
     def dims(self, node: Node) -> dict[str, int]:
-        """Every dimension and integer parameter of ``node`` by name, in a step of the most."""
+        """Every dimension and integer parameter of ``node`` by name, for the largest step."""
         return {name: self._size(dim) for name, dim in self._bound(node).items()}
 
     def count(self, node: Node, name: str = "tokens") -> Count:
-        """How often the op of ``node`` is done in a step: its dimension ``name``."""
+        """The count of the op of ``node``: its dimension ``name``."""
         dim = self._bound(node)[name]
         if isinstance(dim, str):
             return Count(1, PER[dim], self._size(dim))
         return Count(dim, Per.STEP, dim)
 
     def quantized(self, x: Tensor, tokens: Count) -> tuple[Tensor, Tensor, Tensor]:
-        """x by rule R5: integers, scales and block sums, made once for all products of ``x``."""
+        """Integers, scales and block sums of x by rule R5, computed once for all products of
+        ``x``."""
         if x not in self._quantized:
             name = f"{x.buffer}[{x.start}:{x.stop}]"
             segments = -(-x.columns // SEGMENT)
@@ -161,7 +165,8 @@ class Lowering:
 
     @staticmethod
     def rounded(tokens: int) -> int:
-        """Rows there is room for: kernels of many tokens keep integers by eights of them."""
+        """Rows of memory for so many tokens: kernels of many tokens store integers by eight
+        tokens."""
         return tokens if tokens <= SPLIT_TOKENS else -(-tokens // 8) * 8
 
     def product(
@@ -173,7 +178,8 @@ class Lowering:
         routing: Mapping[str, Field] = NO_EXPERTS,
         places: int = 0,
     ) -> None:
-        """y = x weight^T; of experts as ``routing`` says, ``places`` rows of y sharing one of x."""
+        """y = x weight^T. With ``routing`` the matrices are experts, and ``places`` rows of y share
+        one row of x."""
         dtype = self.dtype(weight)
         inputs: dict[str, Field] = {"x": x}
         if dtype.storage is not StorageClass.FLOAT:
@@ -196,7 +202,7 @@ class Lowering:
     def norm(
         self, x: Tensor, weight: Tensor | None, y: Tensor, tokens: Count, groups: int, eps: float
     ) -> None:
-        """y = rms_norm(x) weight in each of ``groups``."""
+        """y = rms_norm(x) weight, in each of ``groups`` groups of columns."""
         self.add(
             "rms_norm",
             x=x,
@@ -212,13 +218,13 @@ class Lowering:
     def elementwise(
         self, name: str, tokens: Count, tensors: Mapping[str, Tensor], **fields: Field
     ) -> None:
-        """Op ``name`` over the tensor y [tokens, width]."""
+        """Add op ``name`` over the tensor y [tokens, width]."""
         width = tensors["y"].columns
         fields |= {"tokens": tokens, "width": width}
         self.add(name, tensors, fields, private=cheap(tokens, width))
 
     def rotate(self, x: Tensor, node: Node, heads: int, y: Tensor) -> None:
-        """y = rope(x) of ``heads`` heads."""
+        """y = rope(x), for ``heads`` heads."""
         tokens = self.count(node)
         self.add(
             "rope",
@@ -235,7 +241,7 @@ class Lowering:
         )
 
     def store_kv(self, k: Tensor, v: Tensor, node: Node) -> None:
-        """Put k and v into their pages."""
+        """Write k and v to their KV pages."""
         kv, tokens = node.operands["kv"], self.count(node)
         self.add(
             "kv_write_batched",
@@ -261,7 +267,7 @@ class Lowering:
 
 
 def cheap(count: Count, columns: int) -> bool:
-    """Whether an op is small enough for every worker to compute it for itself."""
+    """Whether an op is so small that every worker may compute it whole."""
     return count.most * columns <= PRIVATE_ELEMENTS
 
 

@@ -1,8 +1,8 @@
-"""The table of device ops: what the kernels, the packets and the lowering know of each.
+"""The table of device ops, which kernels, packets and lowering share.
 
-An op's number is its place in OPS. Everything else that names an operand, a size or a real derives
-from here: the layout of a packet, the accessors the kernels read it with (``accessors``), launch
-grids, and what ``Lowering.add`` accepts.
+An op's number is its index in OPS. The layout of a packet, the accessors by which kernels read it
+(``accessors``), launch grids, and the fields that ``Lowering.add`` accepts are all derived from
+this table.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from contract.arithmetic import SEGMENT, SPAN
 from contract.dtypes import BF16, F16, F32
 
 SLOTS = 8
-"""Tokens a group of ``accel/kernels/matmul.k`` takes at a time."""
+"""Tokens that a group of ``accel/kernels/matmul.k`` computes at a time."""
 SUM_SPANS = 2
 """Spans of a row a group of ``accel/kernels/log_probabilities_sum.k`` sums at a time."""
 QUANTIZED_SEGMENTS = 4
-"""Segments a group of ``accel/kernels/quantizer.k`` takes at a time."""
+"""Segments that a group of ``accel/kernels/quantizer.k`` computes at a time."""
 STATE_ROWS = 16
-"""Rows of a head's state a group of ``accel/kernels/ssm_delta_net.k`` takes."""
+"""Rows of a head's state that a group of ``accel/kernels/ssm_delta_net.k`` computes."""
 GROUP_QUERIES = 8
 GROUP_CHANNELS = 1024
-"""Queries a group of ``accel/kernels/attention_group.k`` takes at a time, and channels of all."""
+"""Queries of a group of ``accel/kernels/attention_group.k``, and their channels in all."""
 FLOATS = (F32.ggml_id, F16.ggml_id, BF16.ggml_id)
 
 
 def _operand(declared: str, split: Split, written: bool = False) -> DeviceOperand:
-    """``name``, ``element name`` or either with a ``?`` behind where it may be absent."""
+    """Parses ``name`` or ``element name``; a final ``?`` marks an optional operand."""
     *element, name = declared.split()
     optional = name.endswith("?")
     kind = element[0] if element else "float"
@@ -83,7 +83,8 @@ def _op(
     by_columns: bool = False,
     source: str = "",
 ) -> DeviceOp:
-    """Without units the op has one for each count and sixteen elements of its second size."""
+    """An op of the table; without units it has one for each count and 16 elements of its second
+    size."""
     names = tuple(sizes.split())
     units = groups or items or (lambda **s: s[names[0]] * pieces(s[names[1]], 16))
     flat = tuple(operand for group in operands for operand in group)
@@ -100,7 +101,7 @@ def _elementwise(name: str, operands: str, sizes: str = "", reals: str = "") -> 
 
 
 def _head_blocks(heads: int, kv_heads: int, head_dim: int, **_: int) -> int:
-    """Heads that read one KV head, as many at a time as a group takes."""
+    """Work-groups for the heads of all KV heads, each with as many heads as a group can take."""
     together = min(GROUP_QUERIES, GROUP_CHANNELS // head_dim)
     return kv_heads * pieces(heads // kv_heads, together)
 
@@ -349,7 +350,7 @@ OPS = (
         sizes="tokens width",
     ),
 )
-"""Every op; ``packet.op`` is an index of this list."""
+"""Every op; ``packet.op`` is an index of this tuple."""
 
 TABLE = MappingProxyType({op.name: op for op in OPS})
 NUMBERS = MappingProxyType({op.name: number for number, op in enumerate(OPS)})

@@ -1,4 +1,4 @@
-"""The packet an op receives, as the device reads it."""
+"""The packet of an op, as the device reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPERANDS = max(len(op.operands) for op in OPS)
 SIZES = max(len(op.sizes) for op in OPS)
 REALS = max(len(op.reals) for op in OPS)
 SIZES += (OPERANDS + SIZES + REALS) % 2
-"""Even words: a packet is a whole number of 64-bit words."""
+"""An even number of words, so that a packet is a whole number of 64-bit words."""
 
 PACKET = np.dtype(
     [
@@ -30,7 +30,7 @@ PACKET = np.dtype(
         ("real", "<f4", (REALS,)),
     ]
 )
-"""Mirrored by ``PACKET`` of ``kernels/packet.h``, which says what the fields mean."""
+"""The record type; ``PACKET`` of ``kernels/packet.h`` mirrors it and explains the fields."""
 
 ABSENT = 0xFFFF_FFFF_FFFF_FFFF
 OWN_MEMORY = 1 << 63
@@ -39,7 +39,7 @@ INPUT_MEMORY = 1 << 61
 BANK_SHIFT = 56
 BANKS = 16
 COLUMN_GRANULE = 32
-"""Columns of matrix products, and of the elementwise ops that follow them, are split by this."""
+"""Columns of products, and of elementwise ops after them, are divided in multiples of this."""
 
 
 def _word(record: np.dtype[np.void], field: str) -> int:
@@ -64,12 +64,12 @@ CONSTANTS = {
     "EVENT_WORDS": OUTPUT_EVENT.itemsize // 4,
     "MOST_LOG_PROBABILITIES": MOST_LOG_PROBABILITIES,
 }
-"""What ``kernels/packet.h`` is given by ``accessors.packet_constants``."""
+"""The macros that ``accessors.packet_constants`` defines for ``kernels/packet.h``."""
 
 ALIGNMENT = 256
-"""Bytes; of whatever lies in device memory."""
+"""Alignment of everything in device memory, in bytes."""
 
 
 def aligned(nbytes: int) -> int:
-    """What ``nbytes`` take of a bank."""
+    """The bytes that ``nbytes`` occupy after alignment; at least one alignment unit."""
     return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT

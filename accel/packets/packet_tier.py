@@ -1,4 +1,4 @@
-"""Device tiers that lower a form to packets by one schedule: what they share."""
+"""The base of device tiers that lower a graph to packets by one schedule."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from contract.tier import TierInfo
 
 
 class ExpectingMemory(DeviceMemory[A], Protocol[A]):
-    """Memory that sets aside as much as is going to be asked of it."""
+    """Device memory that can reserve room ahead of allocations."""
 
     def expect(self, nbytes: int, /) -> None:
-        """Allocations of so many bytes in all, aligned, are about to follow."""
+        """Reserve room for allocations of ``nbytes`` bytes in all, alignment included."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundStep(Generic[A]):
-    """A form with addresses. ``packets`` is PACKET[ops], which ``stored`` holds on the device;
-    ``input_bytes`` is the size of a step's inputs."""
+    """A lowered step with addresses. ``packets`` is PACKET[ops], ``stored`` their copy on the
+    device; ``input_bytes`` is the size of a step's inputs."""
 
     name: str
     step: Step
@@ -47,10 +47,10 @@ class BoundStep(Generic[A]):
 
 
 class PacketTier(BaseTier[A, L, C]):
-    """See ``contract.tier.Tier``. ``known`` may know what steps take without planning them.
+    """See ``contract.tier.Tier``. ``known`` may supply the memory of steps without lowering them.
 
-    Hooks a tier must give beside those of BaseTier: ``_schedule``, ``_arrange``, ``_record`` and
-    ``_reserve``.
+    Hooks a tier must give in addition to those of BaseTier: ``_schedule``, ``_arrange``,
+    ``_record`` and ``_reserve``.
     """
 
     _memory: ExpectingMemory[A]
@@ -71,7 +71,7 @@ class PacketTier(BaseTier[A, L, C]):
         return self._footprint(graph, largest, self._steps.memory(graph, largest))
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Make what steps share, where there is room for the buffers to come."""
+        """Allocate what steps share, and reserve room for the buffers that follow."""
         steps = self._steps.memory(graph, largest)
         planned = self._footprint(graph, largest, steps)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
@@ -118,27 +118,33 @@ class PacketTier(BaseTier[A, L, C]):
 
     @abstractmethod
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
-        """Hook: the ops of a graph for one form, and when each runs. Raises UnsupportedOp."""
+        """Hook: the step of a graph for one shape bucket, and its schedule. Raises
+        UnsupportedOp."""
 
     @abstractmethod
     def _arrange(self, decl: BufferDecl, data: Bytes, matrices: int) -> ArrangedMatrix[A]:
-        """Hook: ``data``, so many matrices one below the other, as the products read them."""
+        """Hook: upload ``matrices`` matrices, stored one after the other, in the layout of
+        products."""
 
     @abstractmethod
     def _record(self, bound: BoundStep[A]) -> L:
-        """Hook: what submits the step."""
+        """Hook: record the commands that execute the step."""
 
     @abstractmethod
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
-        """Hook: grow what steps share to bytes of scratch for all workers, for each one, and of
-        inputs; batches lowered before follow. ``_scratch_of`` and ``_grown`` do the growing."""
+        """Hook: grow what steps share to these bytes: scratch of all workers, scratch of each
+        worker, inputs.
+
+        Batches lowered before must use the new memory. ``_scratch_of`` and ``_grown`` do the
+        growing.
+        """
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
-        """Hook: the bytes of a graph; by default of a device with memory of its own."""
+        """Hook: the bytes a graph needs; by default those of a device with its own memory."""
         return device_footprint(graph, largest, steps, planes_bytes)
 
     def _discard(self, launch: L) -> None:
-        """Hook: free what ``_record`` made, of which nothing runs any more."""
+        """Hook: free what ``_record`` made; nothing submitted uses it."""
 
     def _fill(self, buffer: DeviceBuffer[A]) -> None:
         if (matrices := matrices_of(buffer.decl)) and buffer.source is not None:
@@ -147,12 +153,12 @@ class PacketTier(BaseTier[A, L, C]):
             self._stored(buffer)
 
     def _forget(self, key: int) -> None:
-        """A batch is gone, of which nothing runs any more."""
+        """A batch was collected as garbage; nothing submitted uses it."""
         if not (self._closed or self._lost):
             self._discard_one(*self._recorded.pop(key))
 
     def _discard_recorded(self) -> None:
-        """Free what all batches recorded, of which nothing runs any more."""
+        """Free what all batches recorded; nothing submitted uses it."""
         while self._recorded:
             self._discard_one(*self._recorded.popitem()[1])
 

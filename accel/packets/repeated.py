@@ -1,9 +1,9 @@
-"""Small ops of one token that every work-group behind them does for itself.
+"""Moves small ops of one token into the work-groups that follow them, which repeat them.
 
-Heads in front of attention, or a norm and the integers of its result in front of products, cost the
-groups that repeat them less than waiting for a launch of their own, as long as all groups run at
-the same time. Two products and the gate behind them are one, ``gate_row``. The bits are the same.
-It is for devices whose launches wait for one another; ``fuse`` comes first.
+Heads before attention, or a norm and the quantization of its result before products, cost less when
+every group repeats them than a launch of their own to wait for, as long as all groups run at once.
+Two products and the gate after them become one ``gate_row``. The bits are the same. Devices whose
+launches wait for one another use this pass, after ``fuse``.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from contract.arithmetic import SEGMENT
 from contract.dtypes import I12
 
 MOST_GROUPS = 512
-"""Of the products behind a norm: more would take turns, each with the norm again."""
+"""Most work-groups of the products behind a norm: more would not run at once, and each would repeat
+the norm."""
 HEAD_CHANNELS = 32
 MOST_HEAD_DIM, WIDE_FROM = 256, 129
-"""Channels of a head for ``accel/kernels/row_attention.k``: whole runs of 32, as many as the rows
-of a group have room for; and from how many on it is ``flash_attn_row_wide``."""
+"""Most channels of a head for ``accel/kernels/row_attention.k``, and from how many on
+``flash_attn_row_wide`` is used. Channels are a multiple of HEAD_CHANNELS."""
 MOST_SEGMENTS = 24
-"""Of a row whose activations a group of ``accel/kernels/gate_row.k`` has room for."""
+"""Most segments of a row of activations for a group of ``accel/kernels/gate_row.k``."""
 ALIGNED_ELEMENTS = 4
-"""Activations a group loads at a time."""
+"""Activations that a group loads at once."""
 NO_NORM = -1.0
-"""An eps that says so."""
+"""The value of eps that means: no norm."""
 INTEGERS = ("m", "scale", "sums")
 
 
 @dataclass(slots=True)
 class _Changes:
-    """Ops by identity that are left out or replaced, and new step-local buffers."""
+    """Ops, by identity, that are removed or replaced, and new step-local buffers."""
 
     dropped: set[int] = field(default_factory=set)
     made: dict[int, Op] = field(default_factory=dict)
@@ -52,13 +53,13 @@ class _Changes:
 
 
 def repeat_small(step: Step) -> Step:
-    """The step with heads in their attention, its gates as one op, and without norms and integers
-    that only few groups of products of one token read."""
+    """The step in which attention makes its heads, gates are one op, and products of one token make
+    the norm and the integers they read."""
     return _without_integers(_with_gates(_with_heads(step)))
 
 
 def _with_heads(step: Step) -> Step:
-    """The step with the heads of one token made where its attention begins."""
+    """The step in which attention of one token makes its own heads."""
     users, changes = _Users(step), _Changes()
     for heads, parts in pairwise(step.ops):
         if (heads.name, parts.name) != ("head_rows", "flash_attn_part"):
@@ -135,21 +136,22 @@ def _eps(op: Op) -> tuple[float, ...]:
 
 
 class _Users:
-    """Who writes and reads the step-local buffers of a step."""
+    """The ops that write and read each buffer of a step."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
         self._readers: dict[str, list[Op]] = defaultdict(list)
         self._writers: dict[str, list[Op]] = defaultdict(list)
         for op in step.ops:
-            for place, tensor in enumerate(op.operands):
+            for index, tensor in enumerate(op.operands):
                 if tensor is not None:
-                    users = self._writers if place in op.written else self._readers
+                    users = self._writers if index in op.written else self._readers
                     users[tensor.buffer].append(op)
 
     def products(self, op: Op, of: int = 1) -> list[Op] | None:
-        """The products of one token that alone read the integers ``op`` makes and nothing else of
-        it, whole segments and few groups. ``of`` matrices are one op."""
+        """The products of one token that alone read the integers that ``op`` makes, None if others
+        read them or the products have partial segments or too many groups. ``of`` matrices become
+        one op."""
         tensors = operands_of(op)
         read = [t for name in ("x", "factors") if (t := tensors.get(name)) is not None]
         if op.count.most != 1 or tensors.get("y") is not None:
@@ -166,7 +168,7 @@ class _Users:
         return found if found and whole and groups <= of * MOST_GROUPS else None
 
     def product(self, y: Tensor | None) -> Op | None:
-        """The product of which ``y`` is the whole result, if one op alone reads it."""
+        """The product whose whole result is ``y``, if only one op reads it."""
         if y is None or not self._local([y]):
             return None
         makes = [op for op in self._writers[y.buffer] if y in op.operands]
@@ -175,11 +177,11 @@ class _Users:
         return makes[0] if alone else None
 
     def alone(self, y: Tensor | None) -> bool:
-        """Whether one op reads the step-local ``y``."""
+        """Whether exactly one op reads the step-local ``y``."""
         return y is not None and self._local([y]) and len(self._readers[y.buffer]) == 1
 
     def integers(self, product: Op) -> Op | None:
-        """What makes the integers that a product reads."""
+        """The op that makes the integers a product reads."""
         m = operands_of(product)["x"]
         writers = self._writers[m.buffer] if m is not None else []
         return writers[0] if len(writers) == 1 and writers[0].name in _REALS else None
@@ -197,7 +199,7 @@ def _distinct(ops: Iterable[Op]) -> list[Op]:
 
 
 def _alike(gate: Op, up: Op) -> bool:
-    """Whether two products are one op but for their matrices."""
+    """Whether two products differ only in their matrices."""
     sizes = gate.most_sizes()
     plain = [operands_of(op)[name] is None for op in (gate, up) for name in ("bias", "residual")]
     return (

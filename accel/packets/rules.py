@@ -1,4 +1,4 @@
-"""Which ops each opcode becomes."""
+"""Lowers opcodes to device ops."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 
 SLOT_WORDS = 8
-"""int32 words of a SLOT record."""
+"""32-bit words of a SLOT record."""
 BEST_WORDS = 3
-"""int32 words of the arg-max record of ``kernels/argmax.h``."""
+"""32-bit words of the arg-max record of ``accel/kernels/argmax.k``."""
 
 
 ROW_PARTS = 64
-"""Pieces a row reduction is cut into on an accelerator."""
+"""Parts that reductions of a row are divided into on an accelerator."""
 
 
 def lower_graph(
     graph: Graph, bucket: ShapeKey, parts: int, tier: str, split_tokens: int = SPLIT_TOKENS
 ) -> Step:
-    """The ops of ``graph`` for steps of ``bucket`` on ``tier``. Row reductions are cut in
-    ``parts``; so is the context of attention of at most ``split_tokens`` tokens.
+    """The ops of ``graph`` for steps of ``bucket`` on ``tier``.
 
-    Output rows are picked early, attention of one token gets its decode form, and fused opcodes
-    without a rule are written out first. Raises UnsupportedOp for an opcode that is not in OPCODES
-    and for sizes no op has room for.
+    Reductions of a row are divided into ``parts``; so is the context of attention of at most
+    ``split_tokens`` tokens. Output rows are pruned early, attention of one token gets its decode
+    form, and fused opcodes without a rule are expanded first. Raises UnsupportedOp for an opcode
+    that is not in OPCODES and for sizes that no op supports.
     """
     graph = expand(decode_form(prune_rows(graph, bucket), bucket), frozenset(RULES))
     missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
@@ -158,9 +158,9 @@ def _stream_out(low: Lowering, node: Node) -> None:
 
 def _load_request_state(low: Lowering, node: Node) -> None:
     tensors, tokens = low.tensors(node), low.count(node)
-    places = tensors["recent"].columns
+    recent = tensors["recent"].columns
     private = cheap(tokens, tensors["resolved"].columns)
-    low.add("load_request_state", tensors, tokens=tokens, recent_tokens=places, private=private)
+    low.add("load_request_state", tensors, tokens=tokens, recent_tokens=recent, private=private)
 
 
 def _store_request_state(low: Lowering, node: Node) -> None:
@@ -206,6 +206,7 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         **EXPERT_RULES,
     }
 )
-"""What each opcode becomes. A BARRIER orders in-place writes, which the schedule sees itself."""
+"""The lowering of each opcode. A BARRIER orders writes in place, which the schedule finds by
+itself."""
 OPCODES = frozenset(RULES) | frozenset(EXPANSIONS)
-"""What a graph may consist of: opcodes with a rule, and those written out first."""
+"""The opcodes a graph may have: those with a rule, and those that are expanded first."""

@@ -1,4 +1,4 @@
-"""What attention becomes: blocks of queries, or with few tokens parts of the context."""
+"""Lowers attention to blocks of queries or, with few tokens, to parts of the context."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
 from contract.ir.nodes import Node
 
 PART_HEADER = 2
-"""Floats before the values of one part, see ``kernels/flash_attn.cl``."""
+"""Floats before the values of one part, see ``accel/kernels/flash_attn_part.k``."""
 
 
 def lower_attention(low: Lowering, node: Node) -> None:
-    """FLASH_ATTN and FLASH_ATTN_BATCHED."""
+    """Lowers FLASH_ATTN and FLASH_ATTN_BATCHED."""
     tokens, fields = low.count(node), _fields(low, node)
     if 0 < tokens.most <= low.split_tokens and low.parts > 1:
         _split_attention(low, node, fields)
@@ -25,17 +25,18 @@ def lower_attention(low: Lowering, node: Node) -> None:
 
 
 def part_slots(positions: int, parts: int) -> int:
-    """Parts the context of a query of ``positions`` is cut into at most.
+    """Most parts into which the context of ``positions`` positions is divided.
 
-    Enough for its spans, and for single tiles of a short context or where ``parts`` workers want
-    them: a span of 16 tiles is the smallest part whose results take little beside the KV pages.
+    Enough for its spans, and for single tiles where the context is short or ``parts`` workers have
+    nothing else to do. A span of 16 tiles is the smallest part whose results are small compared
+    with its KV pages.
     """
     tiles, spans = -(-positions // KV_TILE), -(-positions // KV_SPAN)
     return min(tiles, max(KV_SPAN // KV_TILE, spans, parts))
 
 
 def _split_attention(low: Lowering, node: Node, fields: Mapping[str, Field]) -> None:
-    """Parts in parallel, then their merge: what keeps all workers busy with few tokens."""
+    """Computes parts in parallel and then merges them, so that few tokens occupy all workers."""
     tokens, dims = low.count(node), low.dims(node)
     heads, head_dim = dims["heads"], dims["head_dim"]
     positions = low.tensor(node.operands["page_table"]).columns * PAGE_TOKENS
@@ -63,7 +64,7 @@ def _split_attention(low: Lowering, node: Node, fields: Mapping[str, Field]) -> 
 
 
 def _fields(low: Lowering, node: Node) -> dict[str, Field]:
-    """What the ops over pages share."""
+    """The operands and sizes that all ops over KV pages share."""
     dims = low.dims(node)
     return {
         **{name: low.tensor(node.operands[name]) for name in ("q", "page_table", "query")},

@@ -1,4 +1,4 @@
-"""Which ops the mixture-of-experts opcodes become."""
+"""Lowers the mixture-of-experts opcodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contract.ir.nodes import Node
 from contract.opcodes import Opcode
 
 CHUNK_WORDS = 3
-"""int32 words of the CHUNK record of ``kernels/matmul_experts.h``."""
+"""32-bit words of the CHUNK record of ``accel/kernels/chunks.k``."""
 
 
 def _gate_topk(low: Lowering, node: Node) -> None:
@@ -34,7 +34,7 @@ def _gate_topk(low: Lowering, node: Node) -> None:
 
 
 def _grouped(low: Lowering, ids: Tensor, tokens: Count, experts: int) -> tuple[Tensor, Tensor]:
-    """The chunks and the order of a routing, made once for all products that follow it."""
+    """The chunks and the order of a routing, computed once for all products that use it."""
     if ids not in low.expert_groups:
         pairs = tokens.times(ids.columns)
         name = f"{ids.buffer}[{ids.start}:{ids.stop}]"
@@ -56,14 +56,14 @@ def _grouped(low: Lowering, ids: Tensor, tokens: Count, experts: int) -> tuple[T
 
 
 def _most_chunks(pairs: Count, experts: int) -> int:
-    """Chunks of at most SLOTS pairs, those of every expert apart."""
+    """Most chunks of SLOTS pairs, when no chunk has pairs of two experts."""
     return min(pairs.most, experts + pairs.most // SLOTS)
 
 
 def _product(low: Lowering, node: Node, x: str, weight: str, y: Tensor, places: int) -> None:
     """y = x weight[ids]^T, where ``places`` rows of y share a row of x.
 
-    The experts of a single token are all different, so there is nothing to group.
+    The experts of a single token are all different, so nothing is grouped.
     """
     dims, tokens = low.dims(node), low.count(node)
     used, experts = dims["used"], dims["experts"]
@@ -141,4 +141,4 @@ EXPERT_RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyTy
         Opcode.SHARED_EXPERT: _shared_expert,
     }
 )
-"""What each opcode becomes."""
+"""The lowering of each opcode."""

@@ -1,4 +1,4 @@
-"""Which ops the opcodes of gated delta-net layers become."""
+"""Lowers the opcodes of gated delta-net layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _conv1d(low: Lowering, node: Node) -> None:
 
 
 def _delta_net(low: Lowering, node: Node) -> None:
-    """What each token needs, which tokens are divided for, then the recurrence, divided by rows
+    """Two ops: one prepares each token and is divided by tokens, the recurrence is divided by rows
     of the state."""
     dims, tensors, tokens = low.dims(node), low.tensors(node), low.count(node)
     size = dims["state_size"]
@@ -64,3 +64,4 @@ RECURRENT_RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProx
         Opcode.SSM_GATED_NORM: _gated_norm,
     }
 )
+"""The lowering of each opcode."""

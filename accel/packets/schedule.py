@@ -1,8 +1,9 @@
-"""Where workers have to meet, what each computes for itself, and where scratch memory lies.
+"""Decides where workers meet at barriers, what each computes for itself, and where scratch memory
+lies.
 
-Ops keep the order of the graph. An op needs a barrier when a worker would meet an element that
-another worker touched since the last one. Two ways save barriers: an elementwise op divides
-columns as the product before it did, and a cheap op is computed by every worker for itself.
+Ops stay in the order of the graph. An op needs a barrier when a worker would access an element that
+another worker accessed since the last one. Two ways save barriers: an elementwise op divides
+columns as the product before it did, and every worker computes a cheap op for itself.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from accel.packets.packet import aligned
 from accel.packets.step import Op, Placement, Schedule, Step, Touch
 
 MAX_REPEATING_WORKERS = 64
-"""Cores may repeat cheap work to save a barrier; the thousands of an accelerator would crowd its
-memory. There whole groups share ops, so that no op continues a split of the one before."""
+"""Most workers that repeat cheap work to save a barrier. The thousands of an accelerator would
+saturate its memory; there work-groups share every op, and no op reuses the split of the one
+before."""
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 Lifetimes = dict[str, tuple[int, int]]
 Pending = dict[str, list[Touch]]
-"""What was touched of each buffer since the last barrier."""
+"""The accesses to each buffer since the last barrier."""
 
 
 def schedule_workers(step: Step, workers: int) -> Schedule:
-    """For one kernel whose ``workers`` meet at barriers."""
+    """The schedule of one kernel whose ``workers`` meet at barriers."""
     writers = Counter(name for op in step.ops for name in op.results())
     placements: list[Placement] = []
     own: set[str] = set()
@@ -61,25 +63,27 @@ def schedule_launches(
     together: Sequence[tuple[int, int]] = (),
     since: Mapping[str, int] = NOTHING,
 ) -> Schedule:
-    """For launches one after the other: each op has a level of its own, or ``levels`` says which
-    ops share a launch. What ops of one launch touch never shares memory.
+    """The schedule of launches in order; each op has a level of its own, or ``levels`` says which
+    ops share a launch. Ops of one launch never share memory.
 
-    ``together`` are first and last levels that are executed as one, in an order of data: what is
-    used before or behind them, too, shares no memory with anything in them. ``since`` names
-    buffers that somebody else may write from that level on."""
+    ``together`` has first and last levels of launches that run as one in data order: buffers used
+    both inside and outside share no memory with anything inside. ``since`` names buffers that
+    another device may write from that level on.
+    """
     levels = range(len(step.ops)) if levels is None else levels
     placements = [Placement(False, False, False, level) for level in levels]
     return _placed(step, placements, set(), together, since)
 
 
 def schedule_levels(step: Step) -> Schedule:
-    """For launches in order on one queue, of which those without a barrier between them may run
-    at the same time."""
+    """The schedule of launches in order on one queue, where launches without a barrier between them
+    may overlap."""
     return schedule_workers(step, MAX_REPEATING_WORKERS + 1)
 
 
 def _safe(touches: Sequence[Touch], pending: Pending) -> bool:
-    """Whether no worker meets an element that only another one touched since the last barrier."""
+    """Whether no worker accesses an element that only another one accessed since the last
+    barrier."""
     for touch in touches:
         for earlier in pending.get(touch.tensor.buffer, ()):
             if not touch.safe_after(earlier):
@@ -88,7 +92,7 @@ def _safe(touches: Sequence[Touch], pending: Pending) -> bool:
 
 
 def _follows_columns(op: Op, pending: Pending) -> bool:
-    """True when dividing columns makes ``op`` continue a column split without a barrier."""
+    """True when ``op`` needs no barrier if it divides columns as the op before it did."""
     touches = op.touches(columns=True)
     follows = any(
         earlier.writes and earlier.split is Split.COLUMNS and touch.tensor.overlaps(earlier.tensor)
@@ -111,8 +115,8 @@ def _placed(
         for tensor in op.operands:
             if tensor is None or tensor.buffer not in step.scratch:
                 continue
-            # A worker runs its own memory in op order; shared memory is free to change only at
-            # the next barrier.
+            # A worker accesses its own memory in op order; shared memory may change only at the
+            # next barrier.
             lives, now = (
                 (own_lives, index) if tensor.buffer in own else (shared_lives, placement.level)
             )
@@ -125,7 +129,7 @@ def _placed(
 
 
 def _stretched(life: tuple[int, int], together: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Over the whole of every range of levels that it is not inside of."""
+    """The lifetime extended over every range of levels that it overlaps but is not inside of."""
     first, last = life
     for begin, end in together:
         if first <= end and last >= begin and not (begin <= first and last <= end):
@@ -134,13 +138,13 @@ def _stretched(life: tuple[int, int], together: Sequence[tuple[int, int]]) -> tu
 
 
 def _pack(lives: Lifetimes, sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """First fit in order of first use: offsets, and the bytes of all."""
+    """First fit in order of first use: the offsets, and the bytes of all."""
     offsets: dict[str, int] = {}
     alive: list[tuple[int, int, int]] = []
     total = 0
     for name, (first, last) in sorted(lives.items(), key=lambda item: (item[1], item[0])):
         size = aligned(max(sizes[name], 1))
-        alive = [place for place in alive if place[2] >= first]
+        alive = [block for block in alive if block[2] >= first]
         offset = 0
         for start, stop, _ in alive:
             if offset + size <= start:

@@ -1,9 +1,9 @@
-"""A step divided among devices by rows of its matrices, so that no sum is divided.
+"""Divides a step among devices by rows of its matrices, so that no sum is divided.
 
-Every device computes a share of the rows of each product: columns of its result, each the same sum
-in the same order as on one device. What is done column by column behind it is done of the share
-alone. Before an op that reads more than that, an ALL_GATHER brings every device the shares of the
-others; all other ops every device does whole. Nothing here knows a model: it is found in the ops.
+Every device computes a share of the rows of each product: columns of the result, each with the same
+sum in the same order as on one device. Columnwise ops after it work on the share alone. Before an
+op that reads more than that, an ALL_GATHER brings every device the shares of the others; every
+device computes all other ops whole. Only the ops matter, never the model.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from accel.packets.device_op import ANY, DeviceOp, DeviceOperand
 from accel.packets.step import Count, Op, Per, Step, Tensor
 
 GRANULE = 16
-"""Rows that stay together: those of a unit of the tuned products, of which no layout has more for
-matrices that are divided."""
+"""Rows that are never divided: those of a unit of the tuned products, the largest group of all
+layouts whose matrices are divided."""
 
 ALL_GATHER = DeviceOp(
     "all_gather",
@@ -29,8 +29,9 @@ ALL_GATHER = DeviceOp(
     False,
     "all_gather",
 )
-"""Sends ``part``, the columns from ``first`` on of ``whole``, to the same place of every device,
-and ends when all their parts are here. Without operands the devices wait for each other."""
+"""Sends ``part``, the columns from ``first`` on of ``whole``, to the same address range of every
+device, and ends when the parts of all have arrived. Without operands the devices only wait for each
+other."""
 
 BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -43,63 +44,66 @@ BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "gated_add": ("residual", "x", "y"),
     }
 )
-"""Ops whose columns do not know of each other, and their operands that have those columns."""
+"""Ops whose columns are independent, and the operands that have those columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Device ``index`` of ``count``."""
+    """The share of device ``index`` of ``count``."""
 
     index: int
     count: int
 
     def of(self, columns: int) -> range:
-        """Which of so many columns, or rows of a matrix, are its own."""
+        """The device's own range of ``columns`` columns, or rows of a matrix."""
         granules = columns // GRANULE
         first = granules * self.index // self.count * GRANULE
         last = granules * (self.index + 1) // self.count * GRANULE
         return range(first, columns if self.index + 1 == self.count else last)
 
     def divides(self, columns: int) -> bool:
-        """Whether every device gets some of them."""
+        """Whether every device gets at least one granule of ``columns``."""
         return columns // GRANULE >= self.count
 
     def part(self, tensor: Tensor) -> Tensor:
-        """Its columns of a tensor."""
+        """The device's own columns of a tensor."""
         own = self.of(tensor.columns)
         return tensor._replace(start=tensor.start + own.start, columns=len(own))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStep:
-    """What one device does of a step. ``first_rows`` says of ops whose weight is there whole from
-    which row on they read it."""
+    """The part of a step that one device executes. ``first_rows`` gives, for ops whose weight is
+    there whole, the first row they read."""
 
     step: Step
     first_rows: Mapping[int, int]
 
 
 def divided_weights(steps: Sequence[Step], share: Share) -> frozenset[str]:
-    """Matrices of which a device needs its share of the rows alone, in all of ``steps``."""
+    """Matrices of which a device needs only its share of the rows in all of ``steps``."""
     divided: set[str] = set()
     whole: set[str] = set()
     for step in steps:
         for op in step.ops:
-            for place, tensor in enumerate(op.operands):
+            for index, tensor in enumerate(op.operands):
                 if tensor is not None:
-                    alone = place == op.matrix and _has_rows(op, share)
+                    alone = index == op.matrix and _has_rows(op, share)
                     (divided if alone else whole).add(tensor.buffer)
     return frozenset(divided - whole)
 
 
 def share_step(step: Step, share: Share, divided: Collection[str]) -> SharedStep:
-    """``step`` as a device does it that holds its share of the rows of the ``divided`` matrices."""
+    """The part of ``step`` for a device that has its share of the rows of the ``divided``
+    matrices."""
     return _Dividing(step, share, frozenset(divided)).result()
 
 
 def written_since(ops: Sequence[Op]) -> dict[str, int]:
-    """Of each buffer that other devices write to, the op from which on they may: those that wait
-    for each other at one ALL_GATHER are all behind the one before."""
+    """For each buffer that other devices write, the index of the op from which on they may.
+
+    Devices that wait for each other at one ALL_GATHER are all past the one before.
+    """
     since: dict[str, int] = {}
     before = run = 0
     for number, op in enumerate(ops):
@@ -113,7 +117,7 @@ def written_since(ops: Sequence[Op]) -> dict[str, int]:
 
 
 def _has_rows(op: Op, share: Share) -> bool:
-    """Whether ``op`` is a product by stored matrices with rows for every device."""
+    """Whether ``op`` is a product whose stored matrix has rows for every device."""
     if op.name != "matmul" or op.matrix is None:
         return False
     names = [operand.name for operand in op.device.operands]
@@ -123,7 +127,8 @@ def _has_rows(op: Op, share: Share) -> bool:
 
 @dataclass(slots=True)
 class _Dividing:
-    """``partial`` are tensors of which this device has its columns so far, with their counts."""
+    """Builds the part of a step. ``partial`` are the tensors of which this device has only its own
+    columns so far, with their counts."""
 
     step: Step
     share: Share
@@ -150,7 +155,7 @@ class _Dividing:
         return SharedStep(Step(self.ops, dict(self.step.scratch)), self.first_rows)
 
     def _is_divided(self, op: Op) -> bool:
-        """A share of the rows of one matrix can be taken of it whole; of a stack it cannot."""
+        """Whether ``op`` can be divided: one matrix can be whole on the device, a stack cannot."""
         weight = op.operands[op.matrix] if op.matrix is not None else None
         if weight is None or not _has_rows(op, self.share):
             return False
@@ -158,68 +163,69 @@ class _Dividing:
 
     def _divide_product(self, op: Op) -> None:
         weight = op.operands[op.matrix or 0]
-        (place,) = op.written
-        y = op.operands[place]
+        (index,) = op.written
+        y = op.operands[index]
         assert weight is not None
         assert y is not None
         own = self.share.of(y.columns)
         if weight.buffer not in self.divided:
             self.first_rows[len(self.ops)] = own.start
-        self.ops.append(self._narrowed(op, {place}, "rows", len(own)))
+        self.ops.append(self._narrowed(op, {index}, "rows", len(own)))
         self.partial[y] = op.count
 
     def _stays_partial(self, op: Op) -> bool:
-        """Whether ``op`` can be done of a share: its operands are divided alike, or whole."""
-        places = self._by_columns(op)
-        if not places:
+        """Whether ``op`` can work on a share: its operands are divided alike, or whole."""
+        indices = self._by_columns(op)
+        if not indices:
             return False
         width, met = op.most_sizes()["width"], []
-        for place, tensor in enumerate(op.operands):
+        for index, tensor in enumerate(op.operands):
             found = [] if tensor is None else self._overlapping(tensor)
             met += found
-            if place in places and tensor is not None and tensor.columns != width:
+            if index in indices and tensor is not None and tensor.columns != width:
                 return False
-            if found and (place not in places or set(found) != {tensor}):
+            if found and (index not in indices or set(found) != {tensor}):
                 return False
         return bool(met)
 
     @staticmethod
     def _by_columns(op: Op) -> set[int]:
-        """Places of the operands of which a share is taken."""
+        """Indices of the operands of which a share is taken."""
         requested = BY_COLUMNS.get(op.name, ())
         return {n for n, operand in enumerate(op.device.operands) if operand.name in requested}
 
     def _divide_columns(self, op: Op) -> None:
         own = self.share.of(op.most_sizes()["width"])
         self.ops.append(self._narrowed(op, self._by_columns(op), "width", len(own)))
-        for place in op.written:
-            tensor = op.operands[place]
+        for index in op.written:
+            tensor = op.operands[index]
             assert tensor is not None
             self.partial[tensor] = op.count
 
-    def _narrowed(self, op: Op, places: Collection[int], size: str, number: int) -> Op:
-        """``op`` with the share of some operands, and of one size."""
+    def _narrowed(self, op: Op, indices: Collection[int], size: str, number: int) -> Op:
+        """``op`` with the share of some operands, and with one size changed to ``number``."""
         operands = tuple(
-            self.share.part(tensor) if place in places and tensor is not None else tensor
-            for place, tensor in enumerate(op.operands)
+            self.share.part(tensor) if index in indices and tensor is not None else tensor
+            for index, tensor in enumerate(op.operands)
         )
         at = op.device.sizes.index(size) - 1
         sizes = (*op.sizes[:at], number, *op.sizes[at + 1 :])
         return replace(op, operands=operands, sizes=sizes)
 
     def _whole(self, op: Op, number: int, *, written: bool) -> None:
-        """Have what ``op`` reads there whole. All that somebody reads from here on comes along:
-        to wait for each other costs more than to send. What the op writes whole is."""
+        """Gather what ``op`` reads, and whatever any later op reads, since waiting for other
+        devices costs more than sending. If ``written``, the results of ``op`` are whole from now
+        on."""
         read = [
             tensor
-            for place, tensor in enumerate(op.operands)
-            if tensor is not None and place not in op.written
+            for index, tensor in enumerate(op.operands)
+            if tensor is not None and index not in op.written
         ]
         if any(self._overlapping(tensor) for tensor in read):
             requested = self._read_from(number)
             self._gather([t for t in self.partial if any(t.overlaps(one) for one in requested)])
-        for place in op.written if written else ():
-            tensor = op.operands[place]
+        for index in op.written if written else ():
+            tensor = op.operands[index]
             for old in self._overlapping(tensor) if tensor is not None else ():
                 del self.partial[old]
 
@@ -227,8 +233,8 @@ class _Dividing:
         return [
             tensor
             for op in self.step.ops[number:]
-            for place, tensor in enumerate(op.operands)
-            if tensor is not None and place not in op.written
+            for index, tensor in enumerate(op.operands)
+            if tensor is not None and index not in op.written
         ]
 
     def _overlapping(self, tensor: Tensor) -> list[Tensor]:
@@ -247,4 +253,4 @@ class _Dividing:
 
 
 NO_ROWS: Mapping[int, int] = MappingProxyType({})
-"""Of a device that is alone."""
+"""The ``first_rows`` of a device that is alone."""

@@ -1,4 +1,4 @@
-"""Matrices one below the other, cut into the groups of rows that are arranged together."""
+"""Stacked matrices, divided into the groups of rows that are arranged together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contract.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Stored bytes uint8[matrices * rows, row_bytes], matrices one below the other, or
-    uint8[matrices, rows, row_bytes], which need not be contiguous."""
+    """Stored bytes as uint8[matrices * rows, row_bytes], or as uint8[matrices, rows, row_bytes],
+    which need not be contiguous."""
 
     dtype: DType
     data: NDArray[np.uint8]
@@ -27,12 +27,12 @@ class Stack:
 
     @property
     def matrices(self) -> int:
-        """How many there are."""
+        """The number of matrices."""
         return len(self.data) // (self.rows if self.data.ndim == 2 else 1)
 
     @property
     def groups(self) -> int:
-        """Row groups of all: each matrix begins one of its own."""
+        """Row groups of all matrices; each matrix begins a new one."""
         return self.matrices * self.matrix_groups
 
     @property
@@ -41,18 +41,19 @@ class Stack:
         return int(self.data.shape[-1]) // self.dtype.block_bytes * self.dtype.block_elements
 
     def first_row(self, group: int) -> int:
-        """Where row group ``group`` begins; the number of rows for the one after the last."""
+        """The first row of row group ``group``; the number of rows for the one after the last."""
         matrix, inside = divmod(group, self.matrix_groups)
         return matrix * self.rows + inside * self.group_rows
 
     def parts(self, most_bytes: int) -> list[range]:
-        """All groups in order, cut where their stored bytes reach ``most_bytes``: at least one."""
+        """All groups in order, divided into parts of at most ``most_bytes`` stored bytes or one
+        group."""
         stored_bytes = min(self.group_rows, self.rows) * self.data.shape[-1]
         step = max(1, most_bytes // stored_bytes)
         return [range(g, min(g + step, self.groups)) for g in range(0, self.groups, step)]
 
     def stored_bytes(self, groups: range) -> int:
-        """Of the rows of some groups."""
+        """Bytes of the rows of some groups."""
         rows = self.first_row(groups.stop) - self.first_row(groups.start)
         return rows * int(self.data.shape[-1])
 

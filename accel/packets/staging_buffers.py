@@ -1,4 +1,4 @@
-"""Device memory of its own that the host maps: copies in host memory, kept in step with it."""
+"""Copies of device memory in host memory, and the transfers that synchronize the two."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Bytes = NDArray[np.uint8]
 
 
 class Synced(Protocol):
-    """``nbytes`` of device memory.
+    """``nbytes`` of device memory that may have a copy in host memory.
 
-    Once mapped they are ``sent`` before a submission to an idle device and ``fetched`` after every
-    one; what is not fetched is read anew whenever it is mapped.
+    Once mapped it is copied to the device before a submission to an idle device if ``sent``, and to
+    the host after every submission if ``fetched``; memory that is not fetched is read again
+    whenever it is mapped.
     """
 
     nbytes: int
@@ -29,20 +30,20 @@ class Synced(Protocol):
 
 
 class Staged(Synced, Protocol):
-    """``host`` are its bytes in host memory, None until mapped."""
+    """Memory whose host copy is ``host``, None until it is mapped."""
 
     host: Bytes | None
 
 
 class Transfer(Protocol):
-    """A copy that was enqueued."""
+    """An enqueued copy."""
 
     def wait(self) -> object:
-        """Return when it has ended."""
+        """Return when the copy has ended."""
 
 
 def sync_as(allocation: Synced, decl: BufferDecl) -> None:
-    """Have ``allocation``, which holds a buffer of a graph, exchanged as often as that needs."""
+    """Set how often the memory of graph buffer ``decl`` is synchronized."""
     allocation.sent = decl.kind is not BufferKind.OUTPUT
     allocation.fetched = allocation.sent or allocation.nbytes < MAPPED_OUTPUT_BYTES
 
@@ -56,7 +57,7 @@ class StagingBuffers(Generic[A, T]):
     """The mapped memory of one device.
 
     ``transfer(allocation, host, to_device, first)`` enqueues a copy between ``host`` and the
-    allocation from its byte ``first`` on; ``make`` gives zeroed host memory for a new mirror.
+    allocation from its byte ``first`` on; ``make`` allocates zeroed host memory.
     """
 
     transfer: Callable[[A, Bytes, bool, int], T]
@@ -64,7 +65,7 @@ class StagingBuffers(Generic[A, T]):
     _mapped: list[A] = field(default_factory=list)
 
     def map(self, allocation: A) -> Bytes:
-        """The bytes in host memory, from now on exchanged as the allocation says."""
+        """The host copy of an allocation, synchronized from now on as the allocation says."""
         host = allocation.host
         if host is None:
             host = allocation.host = self.make(allocation.nbytes)
@@ -76,7 +77,7 @@ class StagingBuffers(Generic[A, T]):
         return host
 
     def read(self, allocation: A, offset: int, nbytes: int) -> Bytes:
-        """A copy of some of the bytes; of mapped memory the host has the newest."""
+        """A copy of some of the bytes; for mapped memory from the host copy, which is current."""
         if allocation.host is not None and allocation.fetched:
             return allocation.host[offset : offset + nbytes].copy()
         data = np.empty(nbytes, np.uint8)
@@ -92,24 +93,24 @@ class StagingBuffers(Generic[A, T]):
             self.transfer(allocation, np.ascontiguousarray(data), True, offset).wait()
 
     def forget(self, allocation: A) -> None:
-        """The allocation is about to be freed."""
+        """Stop synchronizing an allocation that is about to be freed."""
         self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
 
     def to_device(self) -> list[T]:
-        """Enqueue the transfer of what the host may have written."""
+        """Enqueue the transfers of what the host may have written."""
         return self._sync([mapped for mapped in self._mapped if mapped.sent], True)
 
     def to_host(self) -> list[T]:
-        """Enqueue the transfer of what the device may have written."""
+        """Enqueue the transfers of what the device may have written."""
         return self._sync([mapped for mapped in self._mapped if mapped.fetched], False)
 
     def states_to_host(self) -> list[T]:
-        """The first half of ``to_host``: of what the host may have written, too."""
+        """Enqueue the part of ``to_host`` for memory that the host may also write."""
         both = [mapped for mapped in self._mapped if mapped.fetched and mapped.sent]
         return self._sync(both, False)
 
     def outputs_to_host(self, transfer: Callable[[A, Bytes, bool, int], T]) -> list[T]:
-        """The second half: of what the device alone writes, by ``transfer``."""
+        """Enqueue the part of ``to_host`` for memory only the device writes, by ``transfer``."""
         outputs = [mapped for mapped in self._mapped if mapped.fetched and not mapped.sent]
         return self._sync(outputs, False, transfer)
 

@@ -15,28 +15,28 @@ PRODUCTS = (
     *("matmul", "matmul_row", "matmul_tiles", "matmul_wide", "matmul_narrow", "matmul_few"),
     *("norm_row", "gate_row", "expand_weight"),
 )
-"""Ops that multiply by a stored matrix, or make something of it for those that do."""
+"""Ops that multiply by a stored matrix, or convert one for ops that do."""
 
 
 class Per(IntEnum):
-    """What the count of an op grows with: ``packet->counted``."""
+    """What the count of an op grows with: the value of ``packet->counted``."""
 
     STEP = 0
-    """Nothing: it is the same in every step."""
+    """Nothing: the count is the same in every step."""
     TOKEN = 1
     ROW = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """``multiplier`` times the tokens or rows a step has, at most ``most``."""
+    """``multiplier`` times the tokens or rows of a step, at most ``most``."""
 
     multiplier: int
     per: Per
     most: int
 
     def times(self, number: int) -> Count:
-        """``number`` for each of these."""
+        """A count of ``number`` for each of these."""
         return Count(self.multiplier * number, self.per, self.most * number)
 
 
@@ -55,13 +55,13 @@ class Tensor(NamedTuple):
         return self.start + self.columns
 
     def overlaps(self, other: Tensor) -> bool:
-        """True when the two share an element."""
+        """True when the two tensors share an element."""
         same = self.buffer == other.buffer
         return same and self.start < other.stop and other.start < self.stop
 
 
 class Touch(NamedTuple):
-    """One tensor an op reads or writes, and which worker touches which part.
+    """An access of an op to one tensor, and how workers divide it.
 
     ``everyone`` marks an op that every worker computes whole.
     """
@@ -72,7 +72,8 @@ class Touch(NamedTuple):
     everyone: bool = False
 
     def safe_after(self, earlier: Touch) -> bool:
-        """True when no worker meets an element that only another one touched in ``earlier``."""
+        """True when no worker accesses an element that only another worker accessed in
+        ``earlier``."""
         if not (self.writes or earlier.writes) or not self.tensor.overlaps(earlier.tensor):
             return True
         if earlier.everyone and earlier.writes:
@@ -85,9 +86,9 @@ class Touch(NamedTuple):
 class Op:
     """One op of the step, in the order of the graph.
 
-    ``device`` is its row of the table; ``operands`` are in its order, None where absent, ``sizes``
+    ``device`` is its row of the table; ``operands`` are in that order, None where absent, ``sizes``
     those after the count. ``splits`` says how the work divides each operand. ``private`` marks an
-    op so cheap that every worker may compute it whole for itself. ``matrix`` is the place of stored
+    op so cheap that every worker may compute it whole. ``matrix`` is the index of the stored
     weights among the operands.
     """
 
@@ -103,32 +104,32 @@ class Op:
 
     @property
     def name(self) -> str:
-        """Its name in the table."""
+        """The op's name in the table."""
         return self.device.name
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Places of the results among the operands."""
+        """Indices of the results among the operands."""
         return self.device.written
 
     @property
     def matrices(self) -> tuple[int, ...]:
-        """Places of all its stored weights."""
+        """Indices of all stored weights among the operands."""
         return self.device.matrices if self.matrix is not None else ()
 
     @property
     def by_columns(self) -> bool:
-        """Whether it may divide columns instead of rows."""
+        """Whether the op may divide columns instead of rows."""
         return self.device.by_columns
 
     def most_sizes(self) -> dict[str, int]:
-        """Every size by name, the count being the most it can be."""
+        """Every size by name; the count is the largest possible."""
         return dict(zip(self.device.sizes, (self.count.most, *self.sizes), strict=True))
 
     def launch_groups(self, group_size: int, most: int) -> int:
-        """Work-groups, from 1 to ``most``, that its launch is worth on a device that is not a CPU.
+        """Work-groups of a launch, from 1 to ``most``, on a device that is not a CPU.
 
-        It is right with any number of them.
+        Any number gives the right result; this one is fast.
         """
         dtype = self.dtype.ggml_id if self.dtype is not None else 0
         units = self.device.units(dtype=dtype, **self.most_sizes())
@@ -136,7 +137,8 @@ class Op:
         return max(1, min(groups, most))
 
     def touches(self, columns: bool = False, everyone: bool = False) -> list[Touch]:
-        """What the op reads and writes when it divides rows, or ``columns``, or is repeated."""
+        """The accesses of the op when it divides rows, or ``columns``, or when every worker repeats
+        it."""
         written = self.written
         return [
             Touch(tensor, Split.COLUMNS if columns else split, index in written, everyone)
@@ -152,14 +154,14 @@ class Op:
 
 @dataclass(slots=True)
 class Step:
-    """All ops of a graph for one form. ``scratch`` gives the bytes of step-local buffers."""
+    """All ops of a graph for one shape bucket. ``scratch`` has the bytes of step-local buffers."""
 
     ops: list[Op] = field(default_factory=list)
     scratch: dict[str, int] = field(default_factory=dict)
 
 
 class Placement(NamedTuple):
-    """What the schedule decided for one op."""
+    """The decisions of the schedule for one op."""
 
     wait: bool
     everyone: bool
@@ -169,10 +171,10 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Placements in op order, and where step-local buffers lie.
+    """Placements in op order, and the offsets of step-local buffers.
 
-    ``shared`` and ``own`` are byte offsets in the scratch memory all workers share and in each
-    worker's own; a buffer is in exactly one of them.
+    ``shared`` and ``own`` are byte offsets in the scratch memory that all workers share and in that
+    of each worker; a buffer is in exactly one of them.
     """
 
     placements: tuple[Placement, ...]
@@ -183,5 +185,5 @@ class Schedule:
 
     @property
     def barriers(self) -> int:
-        """How often all workers meet in one step."""
+        """How often all workers meet in a step."""
         return sum(placement.wait for placement in self.placements)

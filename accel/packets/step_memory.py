@@ -1,4 +1,5 @@
-"""Memory that the steps of a device use one after the other: scratch, and the place of inputs."""
+"""Memory that the steps of a device share because they run one after the other: scratch and
+inputs."""
 
 from __future__ import annotations
 
@@ -12,25 +13,25 @@ A = TypeVar("A", bound=Allocation)
 
 
 class Allocator(Protocol[A]):
-    """Gives device memory and takes it back."""
+    """Allocates and frees device memory."""
 
     def allocate(self, what: str, nbytes: int, /) -> A:
-        """Raises OutOfMemory naming ``what`` it is for."""
+        """Memory of ``nbytes`` bytes. Raises OutOfMemory naming its purpose ``what``."""
 
     def free(self, allocation: A, /) -> None:
-        """Take it back; nothing that runs uses it."""
+        """Free memory that nothing running uses."""
 
 
 @dataclass(slots=True)
 class StepAddresses:
-    """Addresses all recordings of a tier share; ``version`` counts their moves."""
+    """The addresses that all recordings of a tier share; ``version`` counts their changes."""
 
     scratch: int = 0
     inputs: int = 0
     version: int = 0
 
     def move(self, scratch: int, inputs: int) -> None:
-        """Note where the two lie now."""
+        """Record the addresses of scratch and inputs."""
         if (scratch, inputs) != (self.scratch, self.inputs):
             self.scratch, self.inputs = scratch, inputs
             self.version += 1
@@ -43,11 +44,11 @@ def grown(
     current: A | None,
     nbytes: int,
 ) -> A:
-    """``current`` if it has ``nbytes``, else larger memory instead of it, once ``finish`` has
+    """``current`` if it has ``nbytes``, else larger memory in its stead, after ``finish`` has
     waited for the steps that use it.
 
-    The larger one is taken first: where there is no memory for it, OutOfMemory leaves ``current``
-    to the steps that are lowered already.
+    The larger memory is allocated first: if that raises OutOfMemory, steps that are lowered already
+    still have ``current``.
     """
     if current is not None and current.nbytes >= nbytes:
         return current

@@ -1,8 +1,8 @@
-"""Steps in flight on one device: what keeps the inputs and outputs of each apart from the others'.
+"""Steps in flight on one device, and the memory that separates their inputs and outputs.
 
-A device runs steps in the order they are submitted. Every step in flight has memory of its own for
-its inputs, its slot, which another step takes once it has ended. Outputs are handed to the step's
-fence before a later step overwrites them.
+A device executes steps in order of submission. Every step in flight has memory for its inputs, its
+slot, which another step takes after it has ended. The fence of a step gets its outputs before a
+later step overwrites them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Bytes = NDArray[np.uint8]
 
 
 class Completion(Protocol):
-    """One step that was submitted to a device."""
+    """The completion of one submitted step."""
 
     def ended(self) -> bool:
-        """Whether all its writes have been made. Raises DeviceLost."""
+        """Whether all writes of the step were made. Raises DeviceLost."""
 
     def collect(self) -> None:
-        """Fill the arrays of its outputs where that is the host's work; called once, at its end."""
+        """Copy the outputs if that is the host's task; called once, after the end."""
 
 
 class Slot(Protocol):
@@ -54,10 +54,10 @@ C = TypeVar("C", bound=Completion)
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class FormBatch(Generic[A, L]):
-    """A form of a graph, ready to be submitted.
+    """A graph lowered for one shape bucket, ready to be submitted.
 
-    ``packets`` is the number of operations of a step, ``launch`` what the tier recorded to start
-    them, ``input_bytes`` the size of a step's inputs, ``outputs`` where each OUTPUT buffer lies.
+    ``packets`` is the number of operations of a step, ``launch`` the tier's recording of them,
+    ``input_bytes`` the size of a step's inputs, ``outputs`` the memory of each OUTPUT buffer.
     """
 
     bucket: ShapeKey
@@ -70,7 +70,8 @@ class FormBatch(Generic[A, L]):
 
 @dataclass(slots=True, eq=False)
 class StepFence(Generic[A, L, C]):
-    """See ``contract.tier.Fence``. ``submitted`` is when, by ``time.monotonic``."""
+    """See ``contract.tier.Fence``. ``submitted`` is the time of submission by
+    ``time.monotonic``."""
 
     batch: FormBatch[A, L]
     outputs: Mapping[str, Bytes]
@@ -88,12 +89,12 @@ class StepFence(Generic[A, L, C]):
 
     @property
     def pace(self) -> Pace:
-        """That of its batch."""
+        """The recent duration of steps of this batch."""
         return self.batch.pace
 
 
 class Submissions(ABC, Generic[A, L, S, C]):
-    """The steps in flight on one device. A tier gives ``_new_slot`` and ``_launch``."""
+    """The steps in flight on one device. A tier implements ``_new_slot`` and ``_launch``."""
 
     def __init__(self) -> None:
         self._in_flight: deque[tuple[StepFence[A, L, C], S]] = deque()
@@ -112,7 +113,7 @@ class Submissions(ABC, Generic[A, L, S, C]):
         return self.finish(batch, self.start(batch, inputs, rows), requested)
 
     def start(self, batch: FormBatch[A, L], inputs: Bytes, rows: InputRows | None = None) -> S:
-        """Copy a step's inputs to a slot; ``finish`` has to follow."""
+        """Copy a step's inputs to a slot; the caller must call ``finish`` next."""
         self._step = step_of(inputs)
         check_bucket(batch.bucket, self._step)
         self.retire()
@@ -139,26 +140,27 @@ class Submissions(ABC, Generic[A, L, S, C]):
         return fence
 
     def retire(self) -> None:
-        """Take back the slots of steps that have ended. Raises DeviceLost."""
+        """Make the slots of ended steps available again. Raises DeviceLost."""
         while self._in_flight and self._in_flight[0][0].done:
             fence, slot = self._in_flight.popleft()
             self._free_slots(fence.batch).append(slot)
 
     def close(self) -> None:
-        """Forget everything, which must have ended or be lost."""
+        """Forget all steps; each has ended or the device is lost."""
         self._in_flight.clear()
         self._free.clear()
 
     @abstractmethod
     def _new_slot(self, batch: FormBatch[A, L]) -> S:
-        """Memory for the inputs of one more step."""
+        """Allocate memory for the inputs of one more step."""
 
     @abstractmethod
     def _launch(self, batch: FormBatch[A, L], slot: S, outputs: Mapping[str, Bytes]) -> C:
-        """Start a step after all before it, and have ``outputs`` filled with what it leaves."""
+        """Start a step after all earlier ones, and have its results copied to ``outputs``."""
 
     def _free_slots(self, batch: FormBatch[A, L]) -> list[S]:
-        """Slots no step in flight uses: by default batches whose inputs have one size share."""
+        """Slots that no step in flight uses; by default batches with equal input sizes share
+        them."""
         return self._free.setdefault(batch.input_bytes, [])
 
     def _array(self, nbytes: int) -> Bytes:
@@ -168,9 +170,10 @@ class Submissions(ABC, Generic[A, L, S, C]):
 
 @dataclass(frozen=True, slots=True)
 class Recordings(Generic[S]):
-    """What submits a form of which every step in flight has a recording of its own, with the
-    step's inputs. ``record`` makes one more; ``made`` are all there are, ``free`` those that no
-    step in flight uses."""
+    """The recordings of one batch: each step in flight uses one, which includes the step's inputs.
+
+    ``record`` makes one more; ``made`` are all of them, ``free`` those that no step in flight uses.
+    """
 
     record: Callable[[], S]
     made: list[S] = field(default_factory=list)
@@ -178,7 +181,7 @@ class Recordings(Generic[S]):
 
 
 class RecordedSubmissions(Submissions[A, Recordings[S], S, C]):
-    """Submissions whose slots are recordings. A tier gives ``_launch``."""
+    """Submissions whose slots are recordings. A tier implements ``_launch``."""
 
     def _free_slots(self, batch: FormBatch[A, Recordings[S]]) -> list[S]:
         return batch.launch.free
@@ -197,21 +200,22 @@ class HostSlot:
 
 
 class HostSeen(Protocol):
-    """Device memory the host sees."""
+    """Device memory that the host can read."""
 
     nbytes: int
 
     @property
     def host(self) -> Bytes | None:
-        """Its bytes."""
+        """The bytes of the memory."""
 
 
 H = TypeVar("H", bound=HostSeen)
 
 
 class OutputCopies(Generic[H]):
-    """Memory the host sees that devices copy outputs to behind a step; ``allocate(nbytes)`` makes
-    more. Each has a power of two bytes and is used again once the host has taken its contents."""
+    """Memory visible to the host to which a device copies outputs after a step;
+    ``allocate(nbytes)`` makes more. Each copy has a power of two bytes and is reused after the host
+    has read it."""
 
     def __init__(self, allocate: Callable[[int], H]) -> None:
         self._allocate = allocate
@@ -222,12 +226,12 @@ class OutputCopies(Generic[H]):
         return {name: self._take(data.nbytes) for name, data in outputs.items() if data.nbytes}
 
     def give_back(self, copies: Iterable[H]) -> None:
-        """Nothing writes to ``copies`` any more."""
+        """Make ``copies``, which nothing writes any more, available again."""
         for copy in copies:
             self._free.setdefault(copy.nbytes, []).append(copy)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget all copies."""
         self._free.clear()
 
     def _take(self, nbytes: int) -> H:
@@ -238,7 +242,8 @@ class OutputCopies(Generic[H]):
 
 @dataclass(frozen=True, slots=True)
 class CopiedStep(Generic[H]):
-    """A step whose outputs the device copies to ``copies``; ``reached`` says whether it ended."""
+    """A step whose outputs the device copies to ``copies``; ``reached`` returns whether it has
+    ended."""
 
     reached: Callable[[], bool]
     outputs: Mapping[str, Bytes]

@@ -1,7 +1,7 @@
-"""What device tiers of packets share: buffers, steps, errors and the end.
+"""The base of all device tiers: buffers, submission of steps, errors and closing.
 
-A tier opens its device, then gives this base its memory, its submissions and the methods marked
-as hooks. Nothing here knows a driver. ``packet_tier.py`` adds the lowering.
+A tier opens its device, then gives this base its memory, its submissions and the methods marked as
+hooks. Nothing here depends on a driver. ``packet_tier.py`` adds the lowering.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class DeviceMemory(Protocol[A]):
 
     @property
     def held(self) -> int:
-        """Bytes taken from the device, those included that nothing uses yet."""
+        """Bytes allocated from the device, unused ones included."""
 
     @property
     def available(self) -> int:
-        """Bytes that can still be taken."""
+        """Bytes that can still be allocated."""
 
     def allocate(self, what: str, nbytes: int, /) -> A:
-        """Zeroed memory. Raises OutOfMemory naming ``what``."""
+        """Zeroed memory. Raises OutOfMemory naming its purpose ``what``."""
 
     def adopt(self, what: str, data: Bytes, /) -> A:
-        """Memory that holds ``data``. Raises OutOfMemory naming ``what``."""
+        """Memory that contains ``data``. Raises OutOfMemory naming its purpose ``what``."""
 
     def free(self, allocation: A, /) -> None:
-        """Take memory back that nothing submitted uses."""
+        """Free memory that nothing submitted uses."""
 
     def map(self, allocation: A, /) -> Bytes:
         """See ``contract.tier.Tier.map``."""
@@ -72,7 +72,7 @@ def tier_info(
     host_unified: bool = False,
     prompt_tokens: int = PROMPT_TOKENS,
 ) -> TierInfo:
-    """Identity of a tier of packets."""
+    """The identity and abilities of a tier of packets."""
     return TierInfo(
         name=name,
         device=device,
@@ -87,7 +87,7 @@ def tier_info(
 
 
 class BaseTier(ContextManager, Generic[A, L, C]):
-    """What ``contract.tier.Tier`` asks for beside lowering.
+    """Everything ``contract.tier.Tier`` requires except lowering.
 
     Hooks a tier must give: ``_fill``, ``_finish``, ``_translated`` and ``_shut_down``.
     """
@@ -114,12 +114,12 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
     @property
     def allocated_bytes(self) -> int:
-        """Memory taken from the device."""
+        """Bytes allocated from the device."""
         return self._memory.held
 
     @property
     def available_bytes(self) -> int:
-        """Memory that can still be taken, as far as the device says."""
+        """Bytes that can still be allocated, as far as the device reports it."""
         with self._guarded("asking for free memory"):
             return self._memory.available
 
@@ -134,7 +134,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
         return self._keep(DeviceBuffer(decl, nbytes, allocation))
 
     def upload(self, decl: BufferDecl, data: Bytes) -> DeviceBuffer[A]:
-        """Memory that holds ``data``, a matrix arranged for the products. Raises OutOfMemory
+        """Memory that contains ``data``; a matrix is arranged for the products. Raises OutOfMemory
         naming the buffer."""
         buffer: DeviceBuffer[A] = DeviceBuffer(decl, data.nbytes, source=data)
         with self._guarded(decl.name):
@@ -142,7 +142,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
         return self._keep(buffer)
 
     def free(self, buffer: DeviceBuffer[A]) -> None:
-        """Release the memory, of which nothing submitted may still be running."""
+        """Free the memory; nothing submitted may still use it."""
         self._buffers.remove(buffer)
         if self._lost:
             return
@@ -152,20 +152,20 @@ class BaseTier(ContextManager, Generic[A, L, C]):
                 self._memory.free(allocation)
 
     def map(self, buffer: DeviceBuffer[A]) -> Bytes:
-        """The bytes in host memory; a weight's are those it was uploaded from."""
+        """The bytes in host memory; of a weight those it was uploaded from."""
         if buffer.source is not None:
             return buffer.source
         with self._guarded(buffer.name):
             return self._memory.map(self._stored(buffer))
 
     def read(self, buffer: DeviceBuffer[A], offset: int, nbytes: int) -> Bytes:
-        """See Tier."""
+        """See ``contract.tier.Tier``."""
         check_range(buffer, offset, nbytes)
         with self._guarded(buffer.name):
             return self._memory.read(self._stored(buffer), offset, nbytes)
 
     def write(self, buffer: DeviceBuffer[A], offset: int, data: Bytes) -> None:
-        """See Tier."""
+        """See ``contract.tier.Tier``."""
         check_range(buffer, offset, data.nbytes)
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         with self._guarded(buffer.name):
@@ -183,7 +183,8 @@ class BaseTier(ContextManager, Generic[A, L, C]):
             return self._submissions.submit(batch, inputs, requested, rows)
 
     def wait(self, fence: StepFence[A, L, C], timeout: float | None = None) -> None:
-        """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
+        """Return when the step has ended; DeviceLost after ``timeout`` seconds or a device
+        error."""
         seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
         with self._guarded("a step"):
             done = self._until_done(fence, seconds)
@@ -193,7 +194,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
             raise DeviceLost(reason)
 
     def close(self) -> None:
-        """Wait for the device unless it is lost, then free all."""
+        """Wait for the device unless it is lost, then free everything."""
         if self._closed:
             return
         self._closed = True
@@ -204,40 +205,41 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
     @abstractmethod
     def _fill(self, buffer: DeviceBuffer[A]) -> None:
-        """Hook: bring an upload to the device, in the form in which ops read it."""
+        """Hook: copy an upload to the device, in the layout in which ops read it."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Hook: return when nothing submitted runs any more. Raises DeviceLost."""
+        """Hook: return when nothing submitted is running. Raises DeviceLost."""
 
     @abstractmethod
     def _translated(self, what: str) -> AbstractContextManager[None]:
-        """Hook: errors of the driver become the contract's; ``what`` was being done."""
+        """Hook: convert errors of the driver to those of the contract; ``what`` was being done."""
 
     @abstractmethod
     def _shut_down(self) -> None:
-        """Hook: let what runs end, unless the device is lost, and give everything back."""
+        """Hook: wait for running work unless the device is lost, and free everything."""
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> A:
         """Hook: zeroed memory for a buffer of ``alloc``."""
         return self._memory.allocate(decl.name, nbytes)
 
     def _upload_stored(self, name: str, data: Bytes) -> A:
-        """Hook: an upload as the graph declares it."""
+        """Hook: upload ``data`` in the layout that the graph declares."""
         return self._memory.adopt(name, data)
 
     def _finish_uploads(self) -> None:
-        """Hook: return when nothing reads or writes what was uploaded."""
+        """Hook: return when no upload is in progress."""
 
     def _until_done(self, fence: StepFence[A, L, C], seconds: float) -> bool:
-        """Hook: wait for a step; False when it has not ended within ``seconds``."""
+        """Hook: wait for a step; False when it has not ended after ``seconds``."""
         return self._waiting.until_done(fence, seconds)
 
     def _give_up(self) -> None:
-        """Hook: the device has just been lost."""
+        """Hook: react to the loss of the device."""
 
     def _guarded(self, what: str) -> Guard:
-        """Errors of the driver become the contract's; a device once lost stays so."""
+        """A block in which errors of the driver become those of the contract and a lost device
+        stays lost."""
         return Guard(self, what)
 
     def _lose(self, reason: str) -> None:
@@ -249,14 +251,14 @@ class BaseTier(ContextManager, Generic[A, L, C]):
         return buffer
 
     def _stored(self, buffer: DeviceBuffer[A]) -> A:
-        """The bytes of a buffer as the graph declares them."""
+        """The memory of a buffer in the layout that the graph declares."""
         if buffer.allocation is None:
             assert buffer.source is not None
             buffer.allocation = self._upload_stored(buffer.name, buffer.source)
         return buffer.allocation
 
     def _scratch_of(self, nbytes: int) -> A:
-        """Scratch memory for all workers, grown to ``nbytes``."""
+        """Scratch memory of all workers, grown to ``nbytes``."""
         self._scratch = self._grown("scratch", self._scratch, nbytes)
         return self._scratch
 
@@ -265,9 +267,10 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
 
 class Guard:
-    """A block in which errors of a tier's driver become the contract's, and a lost device is noted.
+    """A block in which errors of a tier's driver become those of the contract, and a lost device is
+    recorded.
 
-    A class, since it is around every step: a generator takes microseconds.
+    It is a class because it surrounds every step: a generator takes microseconds.
     """
 
     __slots__ = ("_tier", "_what")
@@ -277,7 +280,7 @@ class Guard:
         self._what = what
 
     def __enter__(self) -> None:
-        """Raises DeviceLost once the device is."""
+        """Raises DeviceLost if the device is lost."""
         if self._tier._lost:
             raise DeviceLost(self._tier._lost)
 

@@ -1,4 +1,4 @@
-"""How much a launch has to do, and cutting a long step so that no watchdog ends it."""
+"""Estimates the work of a launch, and divides a long step into batches no watchdog would end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from accel.packets.step import PRODUCTS, Op
 from contract.arithmetic import PAGE_TOKENS
 
 BATCH_WORK = 1 << 34
-"""Multiplications a device gets at a time, so that no watchdog of a slow one barks: some 0.3 s at
-100 billion operations a second."""
+"""Most multiplications a device gets in one batch: about 0.3 s at 100 billion a second, short
+enough for the watchdog of a slow device."""
 
 
 def work_of(op: Op) -> int:
-    """About how many multiplications an op takes at most."""
+    """The approximate number of multiplications of an op at most."""
     sizes = op.most_sizes()
     if op.name in PRODUCTS or op.name == "matmul_planes":
         return sizes.get("tokens", 1) * sizes["rows"] * sizes["columns"]
@@ -28,8 +28,11 @@ def work_of(op: Op) -> int:
 
 
 def cut(work: Sequence[int], most: int, waits: Sequence[bool] = ()) -> list[range]:
-    """Runs of consecutive launches of at most ``most`` work, or of a single launch. Given which of
-    them wait for those before, launches side by side stay together where they are no more."""
+    """Runs of consecutive launches of at most ``most`` work, or of a single launch.
+
+    ``waits`` says which launches wait for those before; overlapping launches stay in one run if
+    they fit.
+    """
     starts, total = [0], 0
     for run in _levels(work, most, waits):
         amount = sum(work[run.start : run.stop])
@@ -41,7 +44,7 @@ def cut(work: Sequence[int], most: int, waits: Sequence[bool] = ()) -> list[rang
 
 
 def _levels(work: Sequence[int], most: int, waits: Sequence[bool]) -> Iterator[range]:
-    """Launches side by side, or each for itself where together they are more than ``most``."""
+    """Runs of overlapping launches, or single launches where a run has more than ``most`` work."""
     starts = [index for index in range(len(work)) if not waits or waits[index] or not index]
     for start, stop in pairwise([*starts, len(work)]):
         if sum(work[start:stop]) <= most:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contract.errors import ConfigError
+from contract.extras import install_command
 from contract.lazy_dataclass import dataclass
 from contract.types import Request, SamplingParams
 from harness.startup import load_ahead
 
 PEER = "llama.cpp"
 PEER_PACKAGE = "llama-cpp-python"
-INSTALL_PEER = "pip install 'zinc-rt[peer]'"
 BUILD_PEER_FOR_GPU = (
     "CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-cache-dir"
     f" --no-binary {PEER_PACKAGE} {PEER_PACKAGE}"
@@ -83,7 +83,7 @@ def peer_version() -> str:
     try:
         return f"{PEER_PACKAGE} {importlib.metadata.version(PEER_PACKAGE)}"
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"{PEER} is not installed; {INSTALL_PEER}") from None
+        raise ConfigError(f"{PEER} is not installed; run {install_command('peer')}") from None
 
 
 def fixed_workers(name: str) -> int | None:
@@ -100,7 +100,7 @@ def fixed_workers(name: str) -> int | None:
 def check_peer() -> None:
     """Raise ConfigError when the peer cannot be imported."""
     if importlib.util.find_spec("llama_cpp") is None:
-        raise ConfigError(f"{PEER} is not installed; {INSTALL_PEER}")
+        raise ConfigError(f"{PEER} is not installed; run {install_command('peer')}")
 
 
 def peer_flash_choices(kv_dtype: str) -> tuple[bool, ...]:
@@ -120,7 +120,7 @@ class TierEngine:
 
         options = SessionOptions(
             tier=tier,
-            tier_options=TierOptions(setup.threads, opencl_workers=fixed_workers(name)),
+            tier_options=TierOptions(setup.threads, workers=fixed_workers(name)),
             context=setup.context,
             kv_dtype=setup.kv_dtype,
             prefix_cache=False,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
+from contract.extras import install_command
 from harness.bench.engines import PEER
 from harness.bench.report import Report, digits, label_of
 
@@ -36,7 +37,7 @@ def check_plot(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--plot: {path.parent} is not a folder")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot: matplotlib is not installed; pip install 'zinc-rt[bench]'")
+        raise ConfigError(f"--plot: matplotlib is not installed; run {install_command('bench')}")
 
 
 def write_plot(report: Report, path: Path) -> None:

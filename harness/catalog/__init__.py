@@ -3,6 +3,8 @@
 from harness.catalog.entries import (
     DEFAULT_ID,
     ENTRIES,
+    MEMORY_CONTEXT_TOKENS,
+    MEMORY_OVERHEAD_BYTES,
     CatalogEntry,
     HubFile,
     ManagedModel,
@@ -11,9 +13,9 @@ from harness.catalog.entries import (
     entry_of_file,
     find,
 )
-from harness.catalog.facts import entry_facts, hub_facts, managed_models
-from harness.catalog.names import is_hub_name
-from harness.catalog.pull import find_model, pull, resolve_model
+from harness.catalog.facts import entry_facts, file_facts, hub_facts, managed_models
+from harness.catalog.names import is_hub_name, pasted_name
+from harness.catalog.pull import existing_file, find_model, pull, resolve_model
 from harness.catalog.store import (
     PulledModel,
     active,
@@ -28,6 +30,8 @@ from harness.catalog.store import (
 __all__ = [
     "DEFAULT_ID",
     "ENTRIES",
+    "MEMORY_CONTEXT_TOKENS",
+    "MEMORY_OVERHEAD_BYTES",
     "CatalogEntry",
     "HubFile",
     "ManagedModel",
@@ -37,6 +41,8 @@ __all__ = [
     "active",
     "entry_facts",
     "entry_of_file",
+    "existing_file",
+    "file_facts",
     "find",
     "find_model",
     "find_pulled",
@@ -45,6 +51,7 @@ __all__ = [
     "known_name",
     "managed_models",
     "model_path",
+    "pasted_name",
     "pull",
     "pulled_from_hub",
     "remove",

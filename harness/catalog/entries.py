@@ -5,6 +5,7 @@ Its data are in ``entries.toml`` in this folder.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,9 @@ def suggestion(model_id: str) -> str:
     """A clause that suggests the ids closest to ``model_id``, or the ways to name a model."""
     import difflib
 
-    near = difflib.get_close_matches(model_id.lower(), ENTRIES, n=3)
+    near = difflib.get_close_matches(model_id.lower().replace(":", "-"), ENTRIES, n=3)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", model_id):
+        return f"a repository of the hub is written hf.co/{model_id}, and must have GGUF files"
     if near:
         return f"did you mean {' or '.join(near)}?"
     return "see `zinc-rt model list`, or name a repository of the hub: hf.co/ORG/REPO[:QUANT]"

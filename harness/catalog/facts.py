@@ -39,6 +39,18 @@ def entry_facts(entry: CatalogEntry, found: PulledModel | None) -> Facts:
     }
 
 
+def file_facts(path: Path) -> Facts:
+    """Facts of a model file of the user's own."""
+    present = path.is_file()
+    return {
+        "id": str(path),
+        "size_bytes": path.stat().st_size if present else None,
+        "source": "file",
+        "installed": present,
+        "path": str(path) if present else None,
+    }
+
+
 def hub_facts(name: str, found: PulledModel | None) -> Facts:
     """Facts of a hub model, as far as the cache knows them."""
     return {

@@ -19,10 +19,13 @@ from urllib.parse import urlsplit
 from contract.errors import CatalogError
 from harness.catalog.entries import HubFile, ManagedModel, ModelFile
 from harness.catalog.names import HubName, choose
+from harness.catalog.wheel import RESOLVER_OPTIONS
 from harness.progress import Progress
 
 LIBRARY_NAME = "zinc-rt"
 TIMEOUT_SECONDS = 30.0
+REACH_SECONDS = 4.0
+"""How long the hub may take to answer at all, before anything is asked of it."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -97,6 +100,8 @@ def _library() -> ModuleType:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # Xet is a second way to fetch files, which connects to any address it is given.
     os.environ["HF_HUB_DISABLE_XET"] = "1"
+    # A machine without a name server notices in seconds.
+    os.environ.setdefault("RES_OPTIONS", RESOLVER_OPTIONS)
     import huggingface_hub
 
     from harness.catalog.reach import make_client
@@ -116,6 +121,8 @@ def _hub(repository: str) -> Iterator[ModuleType]:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
+        # Its own attempts to reach a hub that is away take half a minute and print a line each.
+        library.get_session().head(_endpoint(), timeout=REACH_SECONDS)
         yield library
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
         if isinstance(error, OSError) and error.filename is not None:

@@ -20,6 +20,10 @@ NAME = re.compile(
     rf"(?:hf\.co|huggingface\.co)/(?P<repository>{WORD}/{WORD})"
     rf"(?::(?P<quant>{WORD})|/(?P<path>{GGUF}))?"
 )
+ADDRESS = re.compile(
+    rf"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(?P<repository>{WORD}/{WORD})"
+    rf"(?:/(?:tree|blob|resolve)/(?P<revision>{WORD})(?:/(?P<path>{GGUF}))?)?/?(?:[?#].*)?"
+)
 SPLIT = re.compile(r"-(?P<part>\d{5})-of-(?P<parts>\d{5})$")
 QUANT = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q\d_\w+|TQ\d_0|MXFP4(?:_MOE)?|BF16|F16|F32))$", re.IGNORECASE
@@ -40,6 +44,21 @@ class HubName:
     def __str__(self) -> str:
         rest = f":{self.quant}" if self.quant else f"/{self.path}" if self.path else ""
         return f"hf.co/{self.repository}{rest}"
+
+
+def pasted_name(text: str) -> str:
+    """The name that an address of the hub means, as copied from a browser; any other text as it
+    is. Raises CatalogError for a revision that is not the newest: a name has none."""
+    match = ADDRESS.fullmatch(text.strip())
+    if match is None:
+        return text
+    repository, revision, path = match["repository"], match["revision"], match["path"]
+    if revision not in (None, "main"):
+        raise CatalogError(
+            f"{text[:200]!r} is of revision {revision}, and only main can be fetched; download the "
+            "file and name its path"
+        )
+    return f"hf.co/{repository}" + (f"/{path}" if path else "")
 
 
 def is_hub_name(text: str) -> bool:

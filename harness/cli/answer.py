@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.types import FinishReason
+from contract.types import FinishReason, SamplingParams
+from harness.settings_table import names_in
 
 if TYPE_CHECKING:
     from harness.generate import Session
@@ -44,19 +45,22 @@ def show_answer(generation: TextGeneration) -> bool:
 
 
 def closing_line(generation: TextGeneration, session: Session) -> str:
-    """The closing line: tokens, rates, tier and arithmetic, and why a text was cut."""
+    """The closing line: tokens, rates, tier and arithmetic, how tokens were drawn, and why a text
+    was cut. Cached prompt tokens are not part of the rate."""
     stats, info = generation.stats, session.tier.info
+    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     parts = [
-        f"{stats.prompt_tokens} prompt tokens {stats.prompt_rate:.1f} tok/s",
+        f"{stats.prompt_tokens} prompt tokens{cached} {stats.prompt_rate:.1f} tok/s",
         f"{len(generation.tokens)} tokens {stats.decode_rate:.1f} tok/s",
         info.name,
         info.arithmetic,
+        *_drawn(generation.sampling),
         *_cut(generation, session),
     ]
     return f"[{' · '.join(parts)}]"
 
 
-def record(generation: TextGeneration, session: Session, seed: int) -> dict[str, Any]:
+def record(generation: TextGeneration, session: Session) -> dict[str, Any]:
     """Everything about an answer as JSON values; times in seconds, rates in tokens per second."""
     from harness.digest import file_digest
 
@@ -72,6 +76,7 @@ def record(generation: TextGeneration, session: Session, seed: int) -> dict[str,
             "prompt_tokens": stats.prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": stats.prompt_tokens + completion,
+            "cached_tokens": stats.cached_tokens,
         },
         "timings": {
             "load_seconds": session.load_seconds,
@@ -80,7 +85,12 @@ def record(generation: TextGeneration, session: Session, seed: int) -> dict[str,
             "prompt_tokens_per_second": stats.prompt_rate,
             "decode_tokens_per_second": stats.decode_rate,
         },
-        "seed": seed,
+        "seed": generation.sampling.seed,
+        "sampling": {
+            name: getattr(generation.sampling, name)
+            for name in names_in("sampling")
+            if name != "seed"
+        },
         "context": session.context,
         "tier": info.name,
         "device": info.device,
@@ -94,6 +104,12 @@ def record(generation: TextGeneration, session: Session, seed: int) -> dict[str,
             ],
         },
     }
+
+
+def _drawn(sampling: SamplingParams) -> list[str]:
+    if sampling.temperature == 0:
+        return []
+    return [f"temperature {sampling.temperature:g}, seed {sampling.seed}"]
 
 
 def _cut(generation: TextGeneration, session: Session) -> list[str]:

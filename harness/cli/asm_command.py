@@ -9,20 +9,22 @@ from typing import Any
 GPUS = "gfx1201", "gfx1100"
 EPILOG = """\
 examples:
-  zinc-rt asm scale.k                      compile a kernel of the dialect; writes scale.zrt
-  zinc-rt asm matmul.k --dtype q4_k        one that exists for each storage type
-  zinc-rt asm rope.k --integer             with integers in place of division and root
+  zinc-rt asm scale.k                      compile a kernel; writes scale.zrt
+  zinc-rt asm matmul.k --dtype q4_k        a kernel with one form a storage type
+  zinc-rt asm rope.k --integer             division and root by integers
   zinc-rt asm mine.s --items 64 -o a.zrt   assembly, in groups of 64
-  zinc-rt asm rope.k --gpu gfx1100         code of RDNA3 instead of RDNA4
-  zinc-rt asm a.zrt --list                 what is in a kernel file, an instruction a line
+  zinc-rt asm rope.k --gpu gfx1100         for RDNA3 instead of RDNA4
+  zinc-rt asm a.zrt --list                 the instructions of a kernel file
 
-A .k is named after the op whose packet it reads (accel/kernels has one of each). A .s has one
-.amdhsa_kernel with a kernarg pointer in s[0:1], waves of 32, no scratch memory. A line of --list is
-words, mnemonic, registers written <- registers read.
+A .k file has the name of its operation (accel/kernels has one of each). A .s
+file has one .amdhsa_kernel with a kernarg pointer in s[0:1], waves of 32 and no
+scratch memory. A line of --list has the words, the mnemonic, and the registers
+that are written <- read.
 
-What is checked is what the package's own kernels are: nothing that a launch does not give, only
-instructions with semantics, branches that stay inside, no load that is used before it was waited
-for. Needs clang-19 and lld-19, unless INPUT is a .zrt. Nothing here runs a kernel.
+The checks are those of the package's own kernels: only inputs that a launch
+sets, only known instructions, no branch that leaves the kernel, and no load
+that is used before it has arrived. No kernel runs. Needs clang-19 and lld-19,
+except for a .zrt.
 """
 
 
@@ -31,16 +33,18 @@ def add_parser(subparsers: Any) -> None:
     text = "compile, check and list a kernel for AMD GPUs"
     parser = subparsers.add_parser("asm", help=text, description=text, epilog=EPILOG)
     parser.add_argument("input", metavar="INPUT", type=Path, help="a file: .k, .s or .zrt")
-    parser.add_argument("-o", "--output", type=Path, help="where the .zrt goes")
+    parser.add_argument("-o", "--output", type=Path, help="the .zrt file to write")
     parser.add_argument("--dtype", default="", help="storage type of a .k, such as q4_k")
     parser.add_argument(
-        "--integer", action="store_true", help="integers in place of division and root"
+        "--integer", action="store_true", help="compute division and root with integers"
     )
     parser.add_argument(
-        "--items", type=int, default=128, help="items of a work-group of a .s [128]"
+        "--items", type=int, default=128, help="items in a work-group of a .s [128]"
     )
-    parser.add_argument("--gpu", choices=GPUS, default=GPUS[0], help=f"whose code [{GPUS[0]}]")
-    parser.add_argument("--list", action="store_true", help="print the code, write nothing")
+    parser.add_argument(
+        "--gpu", choices=GPUS, default=GPUS[0], help=f"the GPU to compile for [{GPUS[0]}]"
+    )
+    parser.add_argument("--list", action="store_true", help="print the instructions, write nothing")
     parser.set_defaults(func=asm)
 
 

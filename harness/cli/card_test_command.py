@@ -11,22 +11,28 @@ from contract.errors import ConfigError
 TIERS = ("t1", "t2")
 EPILOG = """\
 examples:
-  zinc-rt card-test                         both tiers; writes card.tar.gz, to send whatever it says
-  zinc-rt card-test --tier t1 --quick       a look: one case in 25 of one tier
-  zinc-rt card-test --device simulated --quick     without a GPU
+  zinc-rt card-test                          both tiers; writes card.tar.gz
+  zinc-rt card-test --tier t1 --quick        one case in 25, on one tier
+  zinc-rt card-test --device simulated --quick     without a card
 
-Exit code 0: every tier that opens passes all; 1: something differs, or no tier opens. The archive
-is written in each case, and says what is missing.
+Exit code 0: every tier that opens passes everything; 1: something differs, or
+no tier opens the card: the archive says why. Without a card nothing is written.
 """
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``card-test`` command; its parser sets ``func(args) -> exit code``."""
-    text = "check system, packets and every case on an AMD card, and write one archive of it"
+    text = "test an AMD card and write an archive of the results to send"
     parser = subparsers.add_parser("card-test", help=text, description=text, epilog=EPILOG)
-    parser.add_argument("--tier", choices=TIERS, help="only this one [both]")
+    parser.add_argument("--tier", choices=TIERS, help="test one tier only [both]")
     parser.add_argument("--device", default="", help="part of a GPU's name, or simulated")
-    parser.add_argument("--out", type=Path, default=Path("card.tar.gz"), metavar="FILE")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("card.tar.gz"),
+        metavar="FILE",
+        help="the archive to write [card.tar.gz]",
+    )
     parser.add_argument("--quick", action="store_true", help="one case in 25")
     parser.add_argument(
         "--must-pass", type=Path, metavar="FILE", help="a list of cases of your own"
@@ -37,6 +43,8 @@ def add_parser(subparsers: Any) -> None:
 def card_test(args: argparse.Namespace) -> int:
     """Print the results, then write the archive."""
     from harness.amd_card import Card, examine
+    from harness.best_tier import AMD, card_makers, lists_cards
+    from harness.tiers import SIMULATED
 
     if not args.out.absolute().parent.is_dir():
         raise ConfigError(f"--out: {args.out.parent} is not a folder")
@@ -44,11 +52,16 @@ def card_test(args: argparse.Namespace) -> int:
     options: dict[str, str | None] = {"--quick": None} if args.quick else {}
     if args.must_pass is not None:
         options["--must-pass"] = str(args.must_pass)
+    present = args.device == SIMULATED or not lists_cards() or AMD in card_makers()
     card = Card(print)
     try:
         examine(card, tiers, args.device, options)
     finally:
-        _write(args.out, card.archive())
+        if present:
+            _write(args.out, card.archive())
+    if not present:
+        print("this machine has no AMD card: nothing is written")
+        return 1
     print(f"{args.out}: send this file")
     return int(bool(card.failed) or len(card.absent) == len(tiers))
 

@@ -30,11 +30,12 @@ from harness.settings import Settings
 
 ASK = ">>> "
 HELP = """\
-/system TEXT  start again with this system prompt (without TEXT: with the model's own)
-/reset        start again
-/help         this list
-/exit         leave; so does Ctrl-D
-Ctrl-C stops an answer. A turn that starts with / and is no command begins with //."""
+/system TEXT  start a new conversation with this system prompt; without TEXT with
+              that of the model
+/reset        start a new conversation
+/help         show this list
+/exit         leave, like Ctrl-D
+Ctrl-C stops an answer. Write // for a message that begins with a slash."""
 
 
 class Partner(Protocol):
@@ -90,9 +91,9 @@ def converse(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def first_turn(args: argparse.Namespace) -> str | None:
-    """The first message, from the command line, or None."""
+    """The first message, from the command line, or None. Piped text is the turns after it."""
     given = args.prompt is not None or args.file is not None
-    return read_prompt(args.prompt, args.file) if given else None
+    return read_prompt(args.prompt, args.file, append=False) if given else None
 
 
 def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:
@@ -100,7 +101,7 @@ def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:
     interactive = sys.stdin.isatty()
     chat = Chat(partner, settings["system"])
     if interactive:
-        note(f"{partner.name}; /help helps")
+        note(f"{partner.name}; /help lists the commands")
     if first is not None and chat.take_turn(first) and not interactive:
         return INTERRUPTED
     for line in _typed_lines() if interactive else _piped_lines():
@@ -114,12 +115,12 @@ def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:
         except (RequestError, ServerError) as error:
             if not interactive:
                 raise
-            note(f"error: {error}; /reset forgets the conversation")
+            note(f"error: {error}; /reset starts a new conversation")
             continue
         except KeyboardInterrupt:
             if not interactive:
                 raise
-            note("interrupted; the turn is forgotten")
+            note("interrupted: the model will not see this message")
             continue
         if interrupted and not interactive:
             return INTERRUPTED
@@ -154,12 +155,12 @@ class Chat:
                 print(HELP, file=sys.stderr)
             case "/reset":
                 self.messages = [message for message in self.messages if _is_system(message)]
-                note("the conversation starts again")
+                note("a new conversation")
             case "/system":
                 self.messages = opening(argument.strip() or None)
-                note("the conversation starts again with this system prompt")
+                note("a new conversation with this system prompt")
             case _:
-                note(f"no command {name}; /help lists them, // starts a turn with a slash")
+                note(f"no command {name}; /help lists them, // begins a message with a slash")
         return True
 
 

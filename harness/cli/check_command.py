@@ -6,25 +6,16 @@ import argparse
 import json
 from typing import Any
 
-from contract.errors import ConfigError
-from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, SAMPLING_SETTINGS
+from harness.cli.serving import RUN_SETTINGS
 from harness.console import printable
 from harness.settings import add_flags, resolve
 
-NAMES = (
-    *MODEL_SETTINGS,
-    *ENGINE_SETTINGS,
-    *SAMPLING_SETTINGS,
-    "max_tokens",
-    "system",
-    "thinking",
-)
 NOT_READY = 1
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``check`` command; its parser sets ``func(args) -> exit code``."""
-    text = "say READY, or what is wrong here and how to mend it"
+    text = "say READY, or what is wrong on this machine and how to repair it"
     parser = subparsers.add_parser(
         "check",
         help=text,
@@ -32,17 +23,15 @@ def add_parser(subparsers: Any) -> None:
         epilog="Exits with 0 when READY, else with 1.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_flags(parser, NAMES)
+    add_flags(parser, RUN_SETTINGS)
     parser.set_defaults(func=check)
 
 
 def check(args: argparse.Namespace) -> int:
     """Print every finding and the verdict."""
-    settings = resolve(args, NAMES)
-    try:
-        from harness.cli.findings import all_findings
-    except ImportError as error:
-        raise ConfigError(f"{error}; install it with: pip install zinc-rt") from error
+    settings = resolve(args, RUN_SETTINGS)
+    from harness.cli.findings import all_findings
+
     findings = list(all_findings(settings))
     ready = all(finding.ok for finding in findings)
     if args.json:

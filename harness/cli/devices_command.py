@@ -12,7 +12,7 @@ from harness.console import table
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``devices`` command; its parser sets ``func(args) -> exit code``."""
-    text = "list the device tiers, what they run on and what is missing"
+    text = "list the tiers: what each runs on, or what it lacks on this machine"
     parser = subparsers.add_parser("devices", help=text, description=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(func=devices)

@@ -14,18 +14,19 @@ from pathlib import Path
 import numpy as np
 import threadpoolctl
 
+from contract.amounts import format_bytes
 from contract.errors import CatalogError, DoesNotFit, RequestError, TierUnavailable, ZincError
 from contract.ir.nodes import BufferKind
 from harness import catalog
+from harness.arranged_weights import arranged_usage
 from harness.catalog import CatalogEntry, WheelMember
 from harness.cli.exactness import broken_rules
 from harness.cli.prompt import encode_messages, opening, user
 from harness.cli.serving import model_file, session_options
 from harness.digest import file_digest
 from harness.generate import Prepared, prepare_session
-from harness.progress import format_bytes
 from harness.settings import Settings
-from harness.tiers import AUTO, TierOptions, open_tier, probe
+from harness.tiers import AUTO, TierOptions, arranged_folder, open_tier, probe
 from reference.model.weights import weight_bytes
 
 GREETING = "Hello"
@@ -47,7 +48,9 @@ def all_findings(settings: Settings) -> Iterator[Finding]:
     yield numpy_finding()
     yield exactness_finding()
     yield tier_finding(settings["tier"], settings["device"])
+    yield configuration_finding(settings.path)
     yield cache_finding(settings["cache_dir"])
+    yield arranged_finding()
     yield from model_findings(settings)
 
 
@@ -96,6 +99,12 @@ def tier_finding(name: str, device: str = "") -> Finding:
     return Finding("tier", True, f"{name}; {', '.join(here)}" if name == AUTO else here[0])
 
 
+def configuration_finding(path: Path) -> Finding:
+    """Say which configuration file is read; one that cannot be used was an error before."""
+    absent = "is not there; `zinc-rt config init` writes an example"
+    return Finding("configuration", True, f"{path} {'is read' if path.exists() else absent}")
+
+
 def cache_finding(folder: Path) -> Finding:
     """Check that pulled models can be stored."""
     existing = folder
@@ -108,6 +117,14 @@ def cache_finding(folder: Path) -> Finding:
         remedy = "make the folder writable, or set --cache-dir or ZINC_RT_CACHE_DIR"
         return Finding("cache", False, f"{folder}: cannot write: {error.strerror}", remedy)
     return Finding("cache", True, f"{folder}, {format_bytes(free)} of disk free")
+
+
+def arranged_finding() -> Finding:
+    """The weights that the native tier stores, and how to remove them."""
+    entries, nbytes = arranged_usage()
+    held = f"{entries} models, {format_bytes(nbytes)}" if entries else "none"
+    detail = f"{held} in {arranged_folder()}; delete that folder to clear it"
+    return Finding("arranged weights", True, detail)
 
 
 def model_findings(settings: Settings) -> Iterator[Finding]:
@@ -131,9 +148,10 @@ def _entry(settings: Settings) -> CatalogEntry | None:
     spec = settings["model"]
     if spec is None:
         spec = catalog.active(settings["cache_dir"]) or catalog.DEFAULT_ID
-    if catalog.is_hub_name(spec) or Path(spec).expanduser().is_file():
+    if Path(spec).expanduser().is_file():
         return None
-    return catalog.find(spec)
+    spec = catalog.pasted_name(spec)
+    return None if catalog.is_hub_name(spec) else catalog.find(spec)
 
 
 def _absent(settings: Settings, problem: str) -> Finding:
@@ -185,5 +203,9 @@ def _session_findings(path: Path, settings: Settings, verified: str) -> Iterator
         yield Finding("model", False, str(error), "choose another file with --model")
     else:
         plan = prepared.plan
-        detail = f"{format_bytes(plan.budgeted)} needed for a context of {plan.context:,} tokens"
+        detail = (
+            f"{format_bytes(plan.budgeted)} for the model and a context of {plan.context:,} tokens "
+            f"(zinc-rt inspect lists it); the program takes about "
+            f"{format_bytes(catalog.MEMORY_OVERHEAD_BYTES)} more"
+        )
         yield from (model, Finding("memory", True, detail))

@@ -31,7 +31,7 @@ RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)([kMGTP]?)")
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 EXAMPLES = """\
 examples:
-  zinc-rt graph | jq '.[0].op_mix'         where the bytes and FLOPs of a decode token go
+  zinc-rt graph | jq '.[0].op_mix'      bytes and FLOPs of a token, by operation
   zinc-rt graph a.gguf b.gguf --format html -o compare.html
   zinc-rt graph --tokens 256 -o prefill.json
   zinc-rt graph --format dot | dot -Tsvg > model.svg
@@ -40,9 +40,10 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``graph`` command; its parser sets ``func(args) -> exit code``."""
-    text = "write the graphs of models' forward passes side by side, with the cost of every node"
+    text = "show the operations of a model's forward pass and what each costs"
     described = (
-        f"{text}; without --context for {CONTEXT:,} positions, or as many as all models have"
+        f"{text}, for several models side by side; without --context for {CONTEXT:,} tokens, or as "
+        "many as all models have"
     )
     parser = subparsers.add_parser("graph", help=text, description=described, epilog=EXAMPLES)
     parser.add_argument(
@@ -58,7 +59,11 @@ def add_parser(subparsers: Any) -> None:
         "-o", "--out", metavar="FILE", help="file to write [default: standard output]"
     )
     parser.add_argument(
-        "--tokens", type=int, default=1, metavar="N", help="query tokens of the step [default: 1]"
+        "--tokens",
+        type=int,
+        default=1,
+        metavar="N",
+        help="tokens of the step [default: 1]",
     )
     for flag, default, what in (
         ("--bandwidth", BANDWIDTH, "bytes"),
@@ -68,8 +73,8 @@ def add_parser(subparsers: Any) -> None:
             flag,
             metavar="RATE",
             default=default,
-            help=f"{what} a second of the machine that times are estimated for, such as 1.5T "
-            f"or 80e9 (json, html) [default: {default}]",
+            help=f"{what} a second of the machine for which times are estimated, such as 1.5T "
+            f"or 80e9, for json and html [default: {default}]",
         )
     add_flags(parser, NAMES)
     parser.set_defaults(func=graph)
@@ -82,7 +87,7 @@ def graph(args: argparse.Namespace) -> int:
         raise ConfigError(f"flag --tokens: {args.tokens} is not from 1 to {(1 << 20) - 1}")
     rates = (_rate("--bandwidth", args.bandwidth), _rate("--flops", args.flops))
     if args.models and args.model is not None:
-        raise ConfigError(f"flag --model: {args.model} is given beside {args.models[0]}")
+        raise ConfigError(f"flag --model: {args.models[0]} is given too; leave out one of them")
     paths = _paths(settings, args.models)
     if args.out is not None and Path(args.out).resolve() in {p.resolve() for p in paths.values()}:
         raise ConfigError(f"flag --out: {args.out} is the model file; name another")

@@ -22,15 +22,15 @@ EXAMPLES = """\
 examples:
   zinc-rt inspect model.gguf
   zinc-rt inspect model.gguf --context 32K --kv-dtype f32
-  zinc-rt inspect model.gguf --slots 8 --tier cpu --memory-budget 6G
+  zinc-rt inspect model.gguf --slots 8 --tier cpu --memory-budget 6GB
   zinc-rt inspect model.gguf --metadata tokenizer.chat_template
 """
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``inspect`` command; its parser sets ``func(args) -> exit code``."""
-    text = "show what a model file holds, whether it can run here and what memory it takes"
-    described = f"{text}; with --tier, as that tier keeps it"
+    text = "show what is in a model file, whether it runs here, and what memory it takes"
+    described = f"{text}; with --tier in the form that this tier stores"
     parser = subparsers.add_parser("inspect", help=text, description=described, epilog=EXAMPLES)
     parser.add_argument(
         "model",
@@ -40,7 +40,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--metadata", metavar="KEY", help="print this value whole, nothing else")
+    parser.add_argument(
+        "--metadata", metavar="KEY", help="print this value of the file only, uncut"
+    )
     add_flags(parser, ("cache_dir", *ENGINE_NAMES))
     parser.set_defaults(func=inspect)
 
@@ -110,7 +112,7 @@ def _text(facts: Mapping[str, Any], with_tensors: bool) -> str:
 
 
 def _overview(facts: Mapping[str, Any]) -> str:
-    from harness.progress import format_bytes
+    from contract.amounts import format_bytes
 
     run = facts["run"]
     rows = [
@@ -166,9 +168,11 @@ def _vocabulary(facts: Mapping[str, Any]) -> str:
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
-    from harness.progress import format_bytes
+    from contract.amounts import format_bytes
 
-    tier = "as declared" if memory["tier"] is None else f"on {memory['tier']}"
+    tier = f"on {memory['tier']}"
+    if memory["tier"] is None:
+        tier = "without a tier's own copies; --tier auto adds them"
     if memory["devices"] > 1:
         tier += f", each of {memory['devices']} devices"
     where = "in the budget" if memory["fits"] else "MORE THAN the budget"
@@ -187,10 +191,10 @@ def _memory(memory: Mapping[str, Any]) -> str:
         ("tables", memory["constants"], "rotary angles"),
         ("step data", memory["step_data"], "inputs and logits"),
         ("scratch", memory["scratch"], f"a step of {_count(memory['step_tokens'], 'token')}"),
-        ("lowered steps", memory["variants"], "as many as are kept"),
+        ("lowered steps", memory["variants"], "one for each size of a step"),
         ("workspace", memory["workspace"], "during a step"),
         ("other state", memory["state"], ""),
-        ("host copies", memory["staging"], "of what is exchanged with the device"),
+        ("host copies", memory["staging"], "of what the device reads and writes"),
         ("total", memory["total"], f"{where} of {format_bytes(memory['budget'])}"),
     ]
     always = ("MEMORY", "weights", "keys and values", "total")
@@ -204,7 +208,7 @@ def _memory(memory: Mapping[str, Any]) -> str:
 
 
 def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
-    from harness.progress import format_bytes
+    from contract.amounts import format_bytes
 
     rows = [("KEYS AND VALUES", "BYTES A TOKEN", "CONTEXT THAT FITS", "TOTAL")]
     for name, kind in kinds.items():
@@ -220,7 +224,7 @@ def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _sequences(memory: Mapping[str, Any]) -> str:
     """How many sequences of what context fit, and what prevents more."""
-    from harness.progress import format_bytes
+    from contract.amounts import format_bytes
 
     rows = [("SLOTS", "CONTEXT OF EACH", "TOTAL", "WHY NOT MORE")]
     for row in memory["sequences"]:

@@ -24,17 +24,17 @@ EXAMPLES = """\
 examples:
   zinc-rt logits --prompt "The capital of France is"
   zinc-rt logits --tokens 1,2,3 --json
-  zinc-rt logits --prompt "Hello" --chunk 1 --out logits.npy     the same digest as any --chunk
+  zinc-rt logits --prompt "Hello" --chunk 1    the same digest as any --chunk
 """
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``logits`` command; its parser sets ``func(args) -> exit code``."""
-    text = "compute the logits of every position of a text, their digest and likeliest tokens"
+    text = "compute the logits of a text: their digest, and the likeliest tokens"
     parser = subparsers.add_parser("logits", help=text, description=text, epilog=EXAMPLES)
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--tokens", metavar="1,2,3", help="token ids")
-    given.add_argument("--prompt", metavar="TEXT", help="text, without a chat template")
+    given.add_argument("-p", "--prompt", metavar="TEXT", help="text, without a chat template")
     parser.add_argument("--out", metavar="FILE", help="write float32 [positions, vocab] as .npy")
     parser.add_argument(
         "--top", type=int, default=5, metavar="K", help="likeliest tokens to show [default: 5]"
@@ -52,7 +52,7 @@ def logits(args: argparse.Namespace) -> int:
     settings = resolve(args, NAMES)
     if not 0 <= args.top <= MAX_TOP:
         raise ConfigError(f"flag --top: {args.top} is not from 0 to {MAX_TOP}")
-    ids = None if args.tokens is None else _token_ids(args.tokens)
+    ids = None if args.tokens is None else token_ids(args.tokens)
     with open_session(settings, all_logits=True) as session:
         tokens = session.model.tokenizer.encode(args.prompt) if ids is None else ids
         values = _computed(session, tokens, args.out)
@@ -64,7 +64,8 @@ def logits(args: argparse.Namespace) -> int:
     return 0
 
 
-def _token_ids(text: str) -> list[int]:
+def token_ids(text: str) -> list[int]:
+    """The token ids in ``text``, numbers separated by commas. Raises RequestError."""
     words = text.split(",")
     for word in words:
         if not word.strip().isdecimal() or len(word.strip()) > MAX_ID_DIGITS:

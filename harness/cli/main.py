@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import stat
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ConfigError, ZincError
 from harness.cli.answer import INTERRUPTED
-from harness.cli.parser import EXIT_CODES, Parser, commands, search
+from harness.cli.parser import EXIT_CODES, Parser, commands, named_parser, search
+from harness.cli.suggestions import refuse_arguments, refuse_command, refuse_foreign_flags
 from harness.cli.tools_command import TOOLS, run_tool
-from harness.console import printable
-from harness.settings import ENV_PREFIX
+from harness.console import complain, silence
+from harness.extras import missing_module
+from harness.setting_kinds import ENV_PREFIX
 from harness.startup import prepare_process
 
 COMMANDS = MappingProxyType(
@@ -26,6 +29,7 @@ COMMANDS = MappingProxyType(
         "chat": "run_command",
         "serve": "serve_command",
         "verify": "serve_command",
+        "receipts": "receipts_command",
         "ps": "servers_command",
         "stop": "servers_command",
         "tenants": "tenants_command",
@@ -33,8 +37,10 @@ COMMANDS = MappingProxyType(
         "inspect": "inspect_command",
         "graph": "graph_command",
         "logits": "logits_command",
+        "score": "score_command",
         "check": "check_command",
         "devices": "devices_command",
+        "config": "config_command",
         "asm": "asm_command",
         "pm4-test": "pm4_test_command",
         "card-test": "card_test_command",
@@ -43,37 +49,46 @@ COMMANDS = MappingProxyType(
 )
 """The module of ``harness.cli`` that adds each command, in the order of the help."""
 DEBUG_ENV = f"{ENV_PREFIX}DEBUG"
-INTERNAL_ERROR = 1
+FAILED = 1
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EBADF)
+"""Errors of a system call that are the machine's, wherever they come from."""
 BROKEN_PIPE = 141
 
 EXAMPLES = """\
 examples:
-  zinc-rt run "Why is the sky blue?"       pull the default model if need be, and answer
-  git diff | zinc-rt run --system "Write a commit message."
-  zinc-rt chat --model ./model.gguf        talk to a model file of your own
-  zinc-rt serve                            OpenAI's HTTP routes on http://127.0.0.1:8080
-  zinc-rt check                            is this machine ready, and if not, why
-  zinc-rt inspect ./model.gguf             what is in a file, and the memory it takes
-  zinc-rt help memory                      search the help of all commands
+  zinc-rt run "Why is the sky blue?"    fetches the default model if needed
+  git diff | zinc-rt run "Write a commit message:"
+  zinc-rt chat --model ./model.gguf     a conversation with a model file
+  zinc-rt serve                         chat page and API on port 8080
+  zinc-rt check                         is this machine ready, and if not, why
+  zinc-rt help serve                    the help of a command
+  zinc-rt help memory                   all commands and options about a word
 """
 MODELS = """\
 models (GGUF, also split files):
-  architectures    llama, qwen2, qwen3, qwen3moe, qwen35, qwen35moe, qwen3next, gemma3, gemma4
-  weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k,
-                   iq4_nl, iq4_xs, mxfp4
+  architectures    llama, smollm3, granite, glm4, phi3, olmo2, qwen2, qwen3,
+                   qwen3moe, qwen35, qwen35moe, qwen3next, gemma3, gemma4
+  weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k,
+                   q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
   keys and values  f16, f32, i12, q8_0 (--kv-dtype)
 """
 
 
 def entry() -> int:
-    """The console script. Text that the terminal cannot show is escaped instead of failing."""
+    """Run the command line of this process; returns the exit code.
+
+    Text that the terminal cannot show is escaped instead of failing.
+    """
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     prepare_process()
     code = main()
-    if code == BROKEN_PIPE:
-        # Data still buffered for the closed pipe would raise again when Python exits.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Data still buffered for an output that fails would raise again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
@@ -82,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code and prints at most one line of error."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words or bool(os.environ.get(DEBUG_ENV))
+    silence(False)
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -93,9 +109,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ZincError as error:
         return _report(str(error), error.exit_code, debug)
     except Exception as error:
-        hint = "" if debug else "; run again with --debug for a traceback"
-        problem = f"unexpected {type(error).__name__}: {error}{hint}"
-        return _report(problem, INTERNAL_ERROR, debug)
+        missing = missing_module(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            return _report(missing, ConfigError.exit_code, debug)
+        problem = machine_problem(error)
+        if problem is None:
+            hint = "" if debug else "; run again with --debug for a traceback"
+            problem = f"unexpected {type(error).__name__}: {error}{hint}"
+        return _report(problem, FAILED, debug)
 
 
 def build_parser(words: Iterable[str] = COMMANDS) -> Parser:
@@ -103,7 +124,8 @@ def build_parser(words: Iterable[str] = COMMANDS) -> Parser:
     parser = Parser(
         prog="zinc-rt",
         description="Run GGUF language models with the same bits on every device.",
-        epilog=f"{EXAMPLES}\n{MODELS}\n{EXIT_CODES}",
+        epilog=EXAMPLES,
+        appendix=f"{MODELS}\n{EXIT_CODES}",
     )
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
@@ -111,13 +133,28 @@ def build_parser(words: Iterable[str] = COMMANDS) -> Parser:
         import_module(f"harness.cli.{name}").add_parser(subparsers)
     _add_help(subparsers, parser)
     for leaf in (parser, *commands(parser)):
+        _add_common_flags(leaf)
+    return parser
+
+
+def _add_common_flags(leaf: argparse.ArgumentParser) -> None:
+    """Add the flags of every command."""
+    leaf.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help=f"show a traceback with every error [env {DEBUG_ENV}]",
+    )
+    if "--quiet" not in leaf._option_string_actions and isinstance(leaf, Parser):
+        leaf.rare.add("silent")
         leaf.add_argument(
-            "--debug",
+            "-q",
+            "--quiet",
+            dest="silent",
             action="store_true",
             default=argparse.SUPPRESS,
-            help=f"show a traceback with every error [env {DEBUG_ENV}]",
+            help="print results and errors only: no progress, no notes, no timings",
         )
-    return parser
 
 
 class _Version(argparse.Action):
@@ -138,17 +175,21 @@ class _Version(argparse.Action):
 
 
 def _add_help(subparsers: Any, root: Parser) -> None:
-    text = "search the help of all commands for a word"
+    text = "show the help of a command, or search all help for a word"
     parser = subparsers.add_parser("help", help=text, description=text)
-    parser.add_argument("word", nargs="?", help="a flag, a setting or any word")
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="a command, a flag, a setting or any word"
+    )
 
     def show(args: argparse.Namespace) -> int:
-        if args.word is None:
-            root.print_help()
+        named, used = named_parser(root, args.words)
+        if used == len(args.words):
+            named.print_help()
             return 0
-        found = search(root, args.word)
+        word = " ".join(args.words)
+        found = search(root, word)
         if not found:
-            raise ConfigError(f"no command or flag mentions {args.word!r}; see zinc-rt --help")
+            raise ConfigError(f"no command or flag mentions {word!r}; see zinc-rt --help")
         print("\n".join(found))
         return 0
 
@@ -156,6 +197,8 @@ def _add_help(subparsers: Any, root: Parser) -> None:
 
 
 def _run(words: list[str]) -> int:
+    if words[:1] == ["help"] and words[1:2] and words[1] in TOOLS:
+        words = [words[1], "--help"]
     try:
         code = run_tool(words)
         if code is not None:
@@ -166,20 +209,60 @@ def _run(words: list[str]) -> int:
     if not hasattr(args, "func"):
         build_parser().print_help()
         return 0
+    silence(getattr(args, "silent", False))
     result: int = args.func(args)
     return result
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    """Parse a command line. Raises ConfigError.
+    """Parse a command line; only the module of its command is imported. Raises ConfigError."""
+    if words[:1] == ["help"] and words[1:2] not in (["-h"], ["--help"]):
+        words = ["help", "--", *words[1:]]
+    named = bool(words) and words[0] in COMMANDS
+    parser = build_parser(words[:1]) if named else build_parser()
+    first = next((word for word in words if not word.startswith("-")), None)
+    if first is not None and first not in (*COMMANDS, "help"):
+        refuse_command(first, tuple(COMMANDS))
+    command, _ = named_parser(parser, words)
+    refuse_foreign_flags(command, words)
+    args, rest = parser.parse_known_args(words)
+    if rest:
+        refuse_arguments(command, rest, build_parser())
+    return args
 
-    Only the module of its command is imported, unless the line is invalid: the user may have meant
-    a flag of another command.
-    """
-    if words and words[0] in COMMANDS:
-        with suppress(ConfigError):
-            return build_parser(words[:1]).parse_args(words)
-    return build_parser().parse_args(words)
+
+def machine_problem(error: Exception) -> str | None:
+    """What the machine refused, in one line: room or an output; None if it is a fault of the
+    program."""
+    if not isinstance(error, OSError) or error.errno not in REFUSALS:
+        return None
+    where = "standard output" if error.filename is None and _may_refuse() else error.filename
+    return f"{'' if where is None else f'{where}: '}cannot write: {error.strerror}"
+
+
+def _may_refuse() -> bool:
+    """Whether standard output is a file, a device or closed, rather than a terminal or a pipe."""
+    try:
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+        return (stat.S_ISREG(mode) or stat.S_ISCHR(mode)) and not sys.stdout.isatty()
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for every standard stream that is closed, so that no other file gets its
+    number. Writing to a closed standard output stays an error."""
+    for number, name, mode, flags in (
+        (0, "stdin", "r", os.O_RDONLY),
+        (1, "stdout", "w", os.O_RDONLY),
+        (2, "stderr", "w", os.O_WRONLY),
+    ):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 def _report(problem: str, code: int, debug: bool) -> int:
@@ -187,5 +270,5 @@ def _report(problem: str, code: int, debug: bool) -> int:
         import traceback
 
         traceback.print_exc()
-    print(f"error: {printable(problem)}", file=sys.stderr)
+    complain(f"error: {problem}")
     return code

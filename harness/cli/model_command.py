@@ -1,4 +1,4 @@
-"""``zinc-rt model``: lists, pulls, selects and removes managed models.
+"""``zinc-rt model``: lists, fetches, selects and removes models.
 
 Results go to standard output, progress to standard error.
 """
@@ -11,11 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from contract.amounts import format_bytes
 from harness import catalog
-from harness.console import table
-from harness.progress import format_bytes, progress_on
+from harness.console import note, table
+from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 
+EXAMPLES = """\
+examples:
+  zinc-rt model list
+  zinc-rt model pull qwen3-0.6b
+  zinc-rt model use ./model.gguf        run, chat and serve take it from now on
+  zinc-rt model pull hf.co/unsloth/Qwen3-4B-GGUF:Q4_K_M
+"""
 COLUMNS = ("ID", "SIZE", "MEMORY", "QUANT", "LICENCE", "STATE")
 
 
@@ -24,22 +32,29 @@ def add_parser(subparsers: Any) -> None:
 
     ``subparsers`` is what ``ArgumentParser.add_subparsers`` returned.
     """
-    parser = subparsers.add_parser("model", help="list, pull and choose managed models")
+    parser = subparsers.add_parser(
+        "model",
+        help="list, download and choose models",
+        description="List, download and choose models.",
+        epilog=EXAMPLES,
+    )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    _add_verb(verbs, "list", list_models, "show the catalog and what is installed", True)
+    _add_verb(verbs, "list", list_models, "list the known models and what is on this machine", True)
     _add_verb(verbs, "active", show_active, "show the model used when none is named", True)
     for verb, func, text in (
         ("pull", pull_model, "download and verify a model; prints the path of its file"),
-        ("use", use_model, "make a model the one used when none is named"),
-        ("rm", remove_model, "delete a pulled model"),
+        ("use", use_model, "choose the model that is used when none is named"),
+        ("rm", remove_model, "delete a downloaded model"),
     ):
         optional = verb == "pull"
         _add_verb(verbs, verb, func, text, False).add_argument(
             "id",
             nargs="?" if optional else None,
             default=catalog.DEFAULT_ID,
-            help="catalog id, see `zinc-rt model list`, or hf.co/ORG/REPO[:QUANT]"
-            + (f" (default: {catalog.DEFAULT_ID})" if optional else ""),
+            metavar="MODEL",
+            help="name of `zinc-rt model list`, or hf.co/ORG/REPO[:QUANT]"
+            + (", or the path of a GGUF file" if verb == "use" else "")
+            + (f" [default: {catalog.DEFAULT_ID}]" if optional else ""),
         )
 
 
@@ -62,20 +77,23 @@ def _cache_dir(args: argparse.Namespace) -> Path:
 def list_models(args: argparse.Namespace) -> int:
     """Print the catalog with what is installed and active; returns the exit code."""
     cache_dir = _cache_dir(args)
-    active_id = catalog.active(cache_dir) or catalog.DEFAULT_ID
-    chosen = catalog.find_pulled(active_id, cache_dir)
-    path = None if chosen is None else str(chosen.path)
+    active = _active_facts(cache_dir)
     rows = [
-        {**facts, "active": facts["id"] == active_id or facts["path"] == path is not None}
+        {
+            **facts,
+            "active": active["id"] == facts["id"] or active["path"] == facts["path"] is not None,
+        }
         for facts in catalog.managed_models(cache_dir)
     ]
+    if not any(row["active"] for row in rows):
+        rows.append(active)
     if args.json:
         print(json.dumps(rows, indent=2))
         return 0
     cells = [
         (
             row["id"],
-            format_bytes(row["size_bytes"]),
+            format_bytes(row["size_bytes"]) if row["size_bytes"] is not None else "",
             format_bytes(row["memory_bytes"]) if "memory_bytes" in row else "",
             row.get("quant", ""),
             row.get("licence", ""),
@@ -84,7 +102,16 @@ def list_models(args: argparse.Namespace) -> int:
         for row in rows
     ]
     print(table([COLUMNS, *cells]))
+    note(
+        "MEMORY is about what the file, a sequence of "
+        f"{catalog.MEMORY_CONTEXT_TOKENS:,} tokens and the program take"
+    )
     return 0
+
+
+def _same(facts: dict[str, Any], active: dict[str, Any]) -> bool:
+    same_file = facts["path"] is not None and facts["path"] == active["path"]
+    return bool(facts["id"] == active["id"] or same_file)
 
 
 def _state(row: dict[str, Any]) -> str:
@@ -93,19 +120,21 @@ def _state(row: dict[str, Any]) -> str:
 
 def show_active(args: argparse.Namespace) -> int:
     """Print the model used when none is named; returns the exit code."""
-    cache_dir = _cache_dir(args)
-    name = catalog.active(cache_dir) or catalog.DEFAULT_ID
-    if not args.json:
-        print(name)
-        return 0
-    found = catalog.find_pulled(name, cache_dir)
-    if catalog.is_hub_name(name):
-        facts = catalog.hub_facts(name, found)
-    else:
-        facts = catalog.entry_facts(catalog.find(name), found)
-    facts["active"] = True
-    print(json.dumps(facts, indent=2))
+    facts = _active_facts(_cache_dir(args))
+    print(json.dumps(facts, indent=2) if args.json else facts["id"])
     return 0
+
+
+def _active_facts(cache_dir: Path) -> dict[str, Any]:
+    """The facts of the model used when none is named."""
+    name = catalog.active(cache_dir) or catalog.DEFAULT_ID
+    if Path(name).is_absolute():
+        facts = catalog.file_facts(Path(name))
+    elif catalog.is_hub_name(name):
+        facts = catalog.hub_facts(name, catalog.find_pulled(name, cache_dir))
+    else:
+        facts = catalog.entry_facts(catalog.find(name), catalog.find_pulled(name, cache_dir))
+    return {**facts, "active": True}
 
 
 def pull_model(args: argparse.Namespace) -> int:
@@ -117,14 +146,21 @@ def pull_model(args: argparse.Namespace) -> int:
 def use_model(args: argparse.Namespace) -> int:
     """Select the model used when none is named; returns the exit code."""
     cache_dir = _cache_dir(args)
-    catalog.set_active(args.id, cache_dir)
-    pulled = catalog.find_pulled(args.id, cache_dir) is not None
-    print(f"using {args.id}" if pulled else f"using {args.id}; it is pulled when first needed")
+    path = catalog.existing_file(args.id)
+    if path is not None:
+        catalog.set_active(str(path.resolve()), cache_dir)
+        print(f"using {path.resolve()}")
+        return 0
+    name = catalog.pasted_name(args.id)
+    catalog.set_active(name, cache_dir)
+    pulled = catalog.find_pulled(name, cache_dir) is not None
+    print(f"using {name}" if pulled else f"using {name}; it is pulled when first needed")
     return 0
 
 
 def remove_model(args: argparse.Namespace) -> int:
     """Delete a pulled model and print the bytes freed; returns the exit code."""
-    freed = catalog.remove(args.id, _cache_dir(args), progress_on())
-    print(f"removed {args.id}: {format_bytes(freed)} freed")
+    name = catalog.pasted_name(args.id)
+    freed = catalog.remove(name, _cache_dir(args), progress_on())
+    print(f"removed {name}: {format_bytes(freed)} freed")
     return 0

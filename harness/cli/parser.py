@@ -1,54 +1,156 @@
-"""The argument parser of every command: errors are exceptions, and help can be searched."""
+"""The argument parser of every command: errors are exceptions, and help is short or complete."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import re
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 from contract.errors import ConfigError
+from harness.settings_table import GROUPS, SETTINGS
 
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    not ready, a difference was found, or a fault of the program (see --debug)
+  1    not ready, a difference was found, or the machine or the program failed
   2    bad input: a file, a flag, a setting or a request that cannot be used
   130  interrupted with Ctrl-C"""
+ENVIRONMENT = re.compile(r" \[env [^]]*\]")
+"""The part of a help text that names the environment variable."""
+FIRST_GROUPS = ("positional arguments", "commands", "input")
+LAST_GROUPS = ("options", "other")
+GROUP_ORDER = {title: number for number, title in enumerate((*FIRST_GROUPS, *GROUPS, *LAST_GROUPS))}
+ALWAYS_RARE = ("config", "debug", "help_all")
+MORE = """\
+More options: {prog} --help-all
+Every option with a default can also be set by an environment variable or in the
+configuration file (zinc-rt config init)."""
+MOST_COLUMNS = 78
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Shows of an option its short flag and its own long one, and no other alias."""
+
+    complete = False
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        values = "" if action.nargs == 0 else f" {self._format_args(action, _metavar(action))}"
+        return ", ".join(shown_flags(action)) + values
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help
+        return text if text is None or self.complete else ENVIRONMENT.sub("", text)
+
+
+class CompleteFormatter(Formatter):
+    """Shows the environment variables too."""
+
+    complete = True
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviated flags; a usage error is a ConfigError of one line."""
+    """A parser without abbreviated flags; a usage error is a ConfigError of one line.
+
+    ``rare`` are the flags that only ``--help-all`` shows, besides settings that are not common.
+    """
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("allow_abbrev", False)
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("formatter_class", Formatter)
+        self.appendix = options.pop("appendix", "")
+        self.rare: set[str] = set(ALWAYS_RARE)
         super().__init__(**options)
+        self.add_argument(
+            "--help-all", action=_CompleteHelp, nargs=0, help="show every option and exit"
+        )
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help; unlike the library's own, raises OSError when the output fails."""
+        print(message, end="", file=file)
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}{self._nearest(message)}; see {self.prog} --help")
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
-    def _nearest(self, message: str) -> str:
-        """A clause that suggests the known flag closest to the first unknown one, or ""."""
-        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
-        if not unknown.startswith("--") or unknown == message:
-            return ""
-        from difflib import get_close_matches
+    def is_rare(self, action: argparse.Action) -> bool:
+        """Whether the short help leaves the option out."""
+        setting = SETTINGS.get(action.dest)
+        return action.dest in self.rare or (setting is not None and not setting.common)
 
-        known = {flag for _, action in actions(self) for flag in action.option_strings}
-        near = get_close_matches(unknown.partition("=")[0], sorted(known), n=1)
-        return f"; did you mean {near[0]}?" if near else ""
+    def format_help(self, complete: bool = False) -> str:
+        """The help text; unless ``complete`` of the common options only."""
+        kind = CompleteFormatter if complete else Formatter
+        formatter = kind(prog=self.prog)
+        formatter.add_usage(self._usage(), self._actions, [])
+        formatter.add_text(textwrap.fill(self.description or "", MOST_COLUMNS))
+        hidden = False
+        for group in sorted(self._action_groups, key=_order):
+            shown = [
+                action for action in group._group_actions if action.help is not argparse.SUPPRESS
+            ]
+            common = [action for action in shown if not self.is_rare(action)]
+            hidden = hidden or any(a.dest not in ALWAYS_RARE for a in shown if a not in common)
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(shown if complete else common)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        if complete:
+            formatter.add_text(self.appendix)
+        elif hidden or self.appendix:
+            formatter.add_text(MORE.format(prog=self.prog))
+        return formatter.format_help()
+
+    def _usage(self) -> str:
+        """``zinc-rt run [options] [PROMPT]``."""
+        words = ["%(prog)s", "[options]"]
+        for action in self._actions:
+            if not action.option_strings:
+                name = str(_metavar(action))
+                words.append(f"[{name}]" if action.nargs in ("?", "*") else name)
+        return " ".join(words)
+
+
+class _CompleteHelp(argparse.Action):
+    """Prints the complete help."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, Parser)
+        print(parser.format_help(complete=True), end="")
+        parser.exit()
+
+
+def shown_flags(action: argparse.Action) -> list[str]:
+    """The short flag of an option and its first long one."""
+    short = [flag for flag in action.option_strings if len(flag) == 2]
+    long = [flag for flag in action.option_strings if flag.startswith("--")]
+    return [*short[:1], *long[:1]]
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """The parsers of the runnable commands, in order."""
-    nested = [
-        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
-    ]
-    if not nested:
+    nested = _nested(parser)
+    if nested is None:
         yield parser
-    for action in nested:
-        for child in action.choices.values():
-            yield from commands(child)
+        return
+    for child in nested.values():
+        yield from commands(child)
+
+
+def named_parser(
+    parser: argparse.ArgumentParser, words: Sequence[str]
+) -> tuple[argparse.ArgumentParser, int]:
+    """The parser of the command that the first words name, and how many words that are."""
+    used = 0
+    for word in words:
+        nested = _nested(parser)
+        if nested is None or word not in nested:
+            break
+        parser, used = nested[word], used + 1
+    return parser, used
 
 
 def actions(
@@ -58,6 +160,15 @@ def actions(
     for command in commands(parser):
         for action in command._actions:
             yield command, action
+
+
+def flags_of(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Every flag of one command, and the flag that the help shows for it."""
+    return {
+        flag: shown_flags(action)[-1]
+        for action in parser._actions
+        for flag in action.option_strings
+    }
 
 
 def search(parser: argparse.ArgumentParser, word: str) -> list[str]:
@@ -70,10 +181,39 @@ def search(parser: argparse.ArgumentParser, word: str) -> list[str]:
     ]
     shared: dict[tuple[str, str], list[str]] = {}
     for command, action in actions(parser):
+        if action.help is argparse.SUPPRESS or action.dest in ("help", "help_all"):
+            continue
         names = ", ".join(action.option_strings) or str(action.metavar or action.dest)
         text = (action.help or "").replace("%%", "%")
-        if requested in f"{names} {text}".lower() and not isinstance(action, argparse._HelpAction):
+        if requested in f"{names} {text}".lower():
             shared.setdefault((names, text), []).append(command.prog)
     for (names, text), programs in shared.items():
         found.append(f"{names}  ({', '.join(programs)})\n    {text}")
     return found
+
+
+def nearest(word: str, known: Collection[str], likeness: float = 0.6) -> str | None:
+    """The known word most like ``word``, None if none has that ``likeness`` (at most 1)."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, sorted(known), n=1, cutoff=likeness)
+    return near[0] if near else None
+
+
+def _nested(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser] | None:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return None
+
+
+def _order(group: argparse._ArgumentGroup) -> int:
+    return GROUP_ORDER.get(str(group.title), len(GROUP_ORDER))
+
+
+def _metavar(action: argparse.Action) -> str:
+    if action.metavar is not None:
+        return str(action.metavar)
+    if action.choices is not None and not isinstance(action, argparse._SubParsersAction):
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return action.dest.upper()

@@ -16,24 +16,24 @@ examples:
   zinc-rt pm4-test                              through amdkfd
   zinc-rt pm4-test --tier t2                    through user queues
   zinc-rt pm4-test --device simulated           without a GPU
-  zinc-rt pm4-test --record card.trace          and keep packets and memory, to send somebody
-  zinc-rt pm4-test --replay card.trace          go through them on the simulated GPU
+  zinc-rt pm4-test --record card.trace          and record packets and memory
+  zinc-rt pm4-test --replay card.trace          repeat them on the simulated GPU
   zinc-rt pm4-test --list card.trace            show them
 
-A tier does the same tests whenever it opens, and does not start where one fails. A trace that
-replays has the same bytes in memory after every submission as the GPU that made it.
+A tier runs the same tests whenever it opens, and does not start when one fails.
+A replay compares the memory after every submission with the recorded one.
 """
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``pm4-test`` command; its parser sets ``func(args) -> exit code``."""
-    text = "try every packet the AMD tiers send on this machine"
+    text = "test every packet that the AMD tiers send to a card"
     parser = subparsers.add_parser("pm4-test", help=text, description=text, epilog=EPILOG)
-    parser.add_argument("--tier", choices=("t1", "t2"), default="t1", help="whose queue [t1]")
+    parser.add_argument("--tier", choices=("t1", "t2"), default="t1", help="the tier [t1]")
     parser.add_argument("--device", default="", help="part of a GPU's name, or simulated")
-    parser.add_argument("--record", metavar="FILE", type=Path, help="keep what was sent")
+    parser.add_argument("--record", metavar="FILE", type=Path, help="write a trace")
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--replay", metavar="FILE", type=Path, help="go through a trace")
+    group.add_argument("--replay", metavar="FILE", type=Path, help="repeat a trace")
     group.add_argument("--list", metavar="FILE", type=Path, help="show the packets of a trace")
     parser.set_defaults(func=pm4_test)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,30 +18,61 @@ if TYPE_CHECKING:
 MAX_PROMPT_BYTES = 8 << 20
 """Most bytes of a prompt; a longer one would only be refused after a long wait."""
 STANDARD_INPUT = "-"
+WAITING_SECONDS = 3.0
+WAITING = "reading standard input until it ends; with `< /dev/null` nothing is read"
 THINKING = {"auto": None, "on": True, "off": False}
 
 Messages = Sequence[Mapping[str, object]]
 
 
-def read_prompt(argument: str | None, file: str | None) -> str:
-    """The prompt given as an argument, in ``file`` (``-`` is standard input), or piped in.
+def read_prompt(argument: str | None, file: str | None, *, append: bool = True) -> str:
+    """The prompt: the argument, to ``append`` with the text that is piped in, or the text of
+    ``file``.
 
-    One line feed at the end of a file is not part of the prompt. Raises RequestError when there is
-    no prompt, more than one, or one that is not UTF-8.
+    Argument and file may be ``-``, which is standard input. One line feed at the end of a file is
+    not part of the prompt. Raises RequestError when there is no prompt, more than one, or one that
+    is not UTF-8.
     """
     if argument is not None and file is not None:
         raise RequestError("prompt", "is given as an argument and with -f; give one of them")
-    if argument is not None:
+    if STANDARD_INPUT in (argument, file) or (argument is file is None and not _is_terminal()):
+        prompt = _piped_text()
+    elif argument is not None:
         prompt = decoded(os.fsencode(argument), "argument")
-    elif file is not None and file != STANDARD_INPUT:
+        piped = _piped_text() if append and _is_piped() else ""
+        prompt = f"{prompt}\n{piped}" if prompt and piped else prompt or piped
+    elif file is not None:
         prompt = _from_file(file)
-    elif file is not None or not sys.stdin.isatty():
-        prompt = _without_line_end(decoded(_bounded(sys.stdin.buffer), "standard input"))
     else:
         raise RequestError("prompt", "is missing; give PROMPT or -f FILE, or use zinc-rt chat")
     if not prompt:
         raise RequestError("prompt", "is empty; give at least one character")
     return prompt
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _is_piped() -> bool:
+    """Whether standard input is a pipe or a file: a device or a socket may never end."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _piped_text() -> str:
+    """All of standard input. A note says so where that takes long: an open pipe may be a
+    mistake."""
+    waiting = threading.Timer(WAITING_SECONDS, note, [WAITING])
+    waiting.daemon = True
+    waiting.start()
+    try:
+        return _without_line_end(decoded(_bounded(sys.stdin.buffer), "standard input"))
+    finally:
+        waiting.cancel()
 
 
 def decoded(raw: bytes, source: str) -> str:

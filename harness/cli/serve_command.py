@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT
 from harness.cli.answer import INTERRUPTED
+from harness.cli.receipts_command import (
+    add_receipt_flags,
+    refuse_receipt_flags,
+    verify_receipt_file,
+)
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.console import note
+from harness.extras import optional_libraries
 from harness.sampling_defaults import SamplingDefaults
 from harness.settings import Settings, add_flags, resolve
+from harness.settings_table import names_in
 
 if TYPE_CHECKING:
     from harness.serve.model import ModelOptions
@@ -25,26 +32,7 @@ if TYPE_CHECKING:
 
 SAMPLED = tuple(SamplingDefaults().values)
 """The sampling settings for parameters that a request omits."""
-NAMES = (
-    *MODEL_SETTINGS,
-    "host",
-    "port",
-    "slots",
-    "queue_depth",
-    "tenants",
-    "ledger",
-    "beside",
-    "alias",
-    "allowed_hosts",
-    "drain_seconds",
-    "ray",
-    "record",
-    "unknown_fields",
-    "cors",
-    "repeat_last_n",
-    *SAMPLED,
-    *ENGINE_SETTINGS,
-)
+NAMES = (*names_in("model", "server"), "repeat_last_n", *SAMPLED, *ENGINE_SETTINGS)
 OF_MODEL = "what the model's file or the catalog says, else {}"
 SHOWN = {name: OF_MODEL.format(value) for name, value in SamplingDefaults().values.items()} | {
     "max_tokens": f"{SamplingDefaults().max_tokens} for a conversation, 16 for a text"
@@ -60,40 +48,67 @@ LISTED = 20
 
 EXAMPLES = """\
 examples:
-  zinc-rt serve                                  the default model on http://127.0.0.1:8080
+  zinc-rt serve                                the default model on port 8080
   zinc-rt serve --model qwen3-0.6b --slots 8 --context 8K
-  zinc-rt serve --host 0.0.0.0 --tenants tenants.toml --allowed-hosts llm.example.org
+  zinc-rt serve --host 0.0.0.0 --tenants tenants.toml
 
-  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "seed": 7}'
+  curl http://127.0.0.1:8080/v1/chat/completions \\
+    -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
   from openai import OpenAI
   client = OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="unused")
 
-SIGTERM lets running answers end, Ctrl-C does not; SIGHUP reads the file of tenants again.
-See docs/serving.md.
+SIGTERM lets running answers end and Ctrl-C cuts them. SIGHUP reads the file of
+tenants again.
 """
 VERIFY_EXAMPLES = """\
 examples:
   zinc-rt verify request.json response.json
-  zinc-rt verify request.json response.json --tier cpu     on another device: the same bits
+  zinc-rt verify request.json response.json --tier cpu   the same bits elsewhere
+  zinc-rt verify receipt.json --sample 8                 8 steps of a receipt
 
-Exit code 0 when the answer is identical, 1 with the first difference. The model and --kv-dtype must
-be those of the server, and so must --context where the request names no max_tokens.
+Exit code 0: the answer is identical; 1: it differs, with the first difference.
+The model and --kv-dtype must be those of the server, and so must --context
+where the request names no max_tokens.
 """
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``serve`` and ``verify`` commands; their parsers set ``func(args) -> exit code``."""
-    text = "answer OpenAI's HTTP requests: one model, many tenants, the same bits for everybody"
-    parser = subparsers.add_parser("serve", help=text, description=text, epilog=EXAMPLES)
-    parser.add_argument("--quiet", action="store_true", help="log problems only, no requests")
+    text = "serve a model over HTTP, with a chat page"
+    described = (
+        "Serve a model to many users over HTTP: a chat page, and the APIs of OpenAI, Anthropic "
+        "and Ollama."
+    )
+    parser = subparsers.add_parser("serve", help=text, description=described, epilog=EXAMPLES)
+    parser.add_argument_group("output").add_argument(
+        "-q", "--quiet", action="store_true", help="log problems only, no requests"
+    )
     add_flags(parser, NAMES, SHOWN)
     parser.set_defaults(func=serve)
-    text = "replay an answer of a server: identical, or where it first differs"
-    parser = subparsers.add_parser("verify", help=text, description=text, epilog=VERIFY_EXAMPLES)
-    parser.add_argument("request", metavar="REQUEST", type=Path, help="JSON that was sent")
-    parser.add_argument("response", metavar="RESPONSE", type=Path, help="JSON that came back")
+    text = "check an answer or a receipt of a server by computing it again"
+    described = (
+        "Compute an answer of a server again, or what a receipt says of it: identical, or where "
+        "it first differs."
+    )
+    parser = subparsers.add_parser(
+        "verify", help=text, description=described, epilog=VERIFY_EXAMPLES
+    )
+    parser.add_argument(
+        "request",
+        metavar="RECEIPT|REQUEST",
+        type=Path,
+        help="file: a receipt, or several of a chain, one a line; or the JSON that was sent",
+    )
+    parser.add_argument(
+        "response",
+        metavar="RESPONSE",
+        type=Path,
+        nargs="?",
+        help="file: the JSON or the events received",
+    )
+    add_receipt_flags(parser)
     add_flags(parser, VERIFY_NAMES)
     parser.set_defaults(func=verify)
 
@@ -127,7 +142,7 @@ def serve(args: argparse.Namespace) -> int:
         note(f"sampling, where a request names none: {_shown(model.sampling.values)}")
         began_with, _ = server.serving.began_with
         if model.name != began_with:
-            note(f"it was activated in place of {began_with}, which is back once activated itself")
+            note(f"it was chosen at the server in place of {began_with}, which can be chosen again")
         with announced(server, settings["drain_seconds"]):
             note(f"listening on {server.url}")
             if not args.quiet:
@@ -142,11 +157,14 @@ def verify(args: argparse.Namespace) -> int:
     """Recompute an answer and compare."""
     settings = resolve(args, VERIFY_NAMES)
     need_server_extra()
+    if args.response is None:
+        return verify_receipt_file(args, settings, _model_options)
+    refuse_receipt_flags(args)
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
     from harness.serve.transcripts import read_answer, read_object
-    from harness.serve.verify import first_difference
+    from harness.serve.verify import first_difference, tells_no_usage
 
     request, response = read_object(args.request), read_answer(args.response)
     path = model_file(settings)
@@ -157,6 +175,8 @@ def verify(args: argparse.Namespace) -> int:
             difference = first_difference(model, request, response)
         except ApiError as error:
             raise ConfigError(f"{args.request}: {error}") from None
+    if tells_no_usage(response):
+        note("note: the stream tells no usage, so its counts were not compared")
     print("identical" if difference is None else f"different: {difference}")
     return 0 if difference is None else DIFFERENT
 
@@ -179,10 +199,8 @@ def _ways_in(server: Running) -> Iterator[str]:
 
 def need_server_extra() -> None:
     """Raise ConfigError when the server's libraries are not installed."""
-    try:
+    with optional_libraries():
         import harness.serve.run  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
 
 
 def options_of(settings: Settings) -> ServeOptions:
@@ -205,6 +223,7 @@ def options_of(settings: Settings) -> ServeOptions:
         drain_seconds=settings["drain_seconds"],
         replicas=settings["ray"],
         record=settings["record"],
+        receipts=settings["receipts"],
         cors=tuple(filter(None, map(str.strip, settings["cors"].split(",")))),
         reject_unknown=settings["unknown_fields"] == "reject",
     )

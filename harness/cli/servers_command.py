@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,9 +22,9 @@ SPARE_SECONDS = 10.0
 """Seconds a server gets to end in addition to the time its answers may take."""
 EXAMPLES = """\
 examples:
-  zinc-rt stop                        the only server there is: its running answers may end
-  zinc-rt stop 8080                   the one at that port, or address, or with that process number
-  zinc-rt stop 8080 --now             cut what it is answering
+  zinc-rt stop                your only server; asks on a terminal
+  zinc-rt stop 8080           the one with that port, address or process number
+  zinc-rt stop 8080 --now     cut its running answers
 """
 
 
@@ -35,16 +36,19 @@ class StillRunning(ZincError):
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``ps`` and ``stop`` commands; their parsers set ``func(args) -> exit code``."""
-    text = "list the running servers of this user"
+    text = "list your running servers"
     parser = subparsers.add_parser("ps", help=text, description=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(func=list_servers)
-    text = "end a running server of this user, after its answers"
+    text = "stop one of your servers, after its running answers"
     parser = subparsers.add_parser("stop", help=text, description=text, epilog=EXAMPLES)
     parser.add_argument(
         "server", nargs="?", metavar="SERVER", help="its address, port or process number"
     )
-    parser.add_argument("--now", action="store_true", help="cut the answers under way")
+    parser.add_argument("--now", action="store_true", help="cut its running answers")
+    parser.add_argument(
+        "-y", "--yes", action="store_true", help="do not ask, also where no SERVER is named"
+    )
     parser.add_argument(
         "--timeout",
         type=_seconds,
@@ -82,6 +86,9 @@ def stop(args: argparse.Namespace) -> int:
     from harness.serve.presence import present
 
     server = _chosen(args.server, present())
+    if args.server is None and not args.yes and sys.stdin.isatty() and not _agreed(server):
+        note(f"{server.url} goes on")
+        return 1
     import psutil
 
     try:
@@ -95,6 +102,15 @@ def stop(args: argparse.Namespace) -> int:
         raise ConfigError(f"process {server.pid} may not be signalled; is it yours?") from None
     note(f"{server.url} has ended")
     return 0
+
+
+def _agreed(server: Presence) -> bool:
+    """Ask at the terminal whether this server is to be stopped."""
+    busy = f"{server.running} running and {server.waiting} waiting requests"
+    print(
+        f"stop {server.url} ({server.model}, {busy})? [y/N] ", end="", file=sys.stderr, flush=True
+    )
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _chosen(named: str | None, servers: Sequence[Presence]) -> Presence:

@@ -7,34 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.settings import Settings
+from harness.settings_table import names_in
 
 if TYPE_CHECKING:
     from contract.types import SamplingParams
     from harness.generate import Recording, Session, SessionOptions
     from harness.tiers import TierOptions
 
-MODEL_SETTINGS = ("model", "cache_dir")
-TIER_SETTINGS = ("tier", "threads", "device", "opencl_mode", "opencl_device")
-ENGINE_SETTINGS = (
-    *TIER_SETTINGS,
-    "context",
-    "kv_dtype",
-    "chunk",
-    "draft",
-    "memory_budget",
-    "prefix_cache",
-    "host_cache",
-    "state_cache",
-)
-SAMPLING_SETTINGS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "repeat_last_n",
-    "seed",
-)
+MODEL_SETTINGS = names_in("model")
+TIER_SETTINGS = names_in("device")
+ENGINE_SETTINGS = names_in("device", "memory", "speed")
+RUN_SETTINGS = names_in("model", "device", "sampling", "memory", "speed", "output")
+"""What one user of one model can set."""
 
 
 def model_file(settings: Settings, model: str | None = None, *, pull_missing: bool = True) -> Path:
@@ -49,6 +33,12 @@ def model_file(settings: Settings, model: str | None = None, *, pull_missing: bo
         progress_on(),
         pull_missing=pull_missing,
     )
+
+
+def draft_model_file(settings: Settings) -> Path | None:
+    """The file of the draft model in the settings, pulled if needed. Raises CatalogError."""
+    named = settings.get("draft_model")
+    return None if named is None or not settings["draft"] else model_file(settings, named)
 
 
 def tier_options(settings: Settings) -> TierOptions:
@@ -69,17 +59,21 @@ def open_session(
     settings: Settings,
     *,
     all_logits: bool = False,
+    scores: int = 0,
     chat: bool = False,
     recording: Recording | None = None,
 ) -> Session:
     """Open the session the settings describe, with progress on standard error.
 
-    A setting the command does not have keeps its default.
+    A setting the command does not have keeps its default. With ``scores`` texts can be scored, with
+    so many likely tokens listed.
     """
     from harness.generate import Session
     from harness.progress import progress_on
 
     options = session_options(settings, all_logits=all_logits, chat=chat)
+    if scores:
+        options = replace(options, scores=True, top_log_probabilities=scores)
     if recording is not None:
         options = replace(options, recording=recording)
     return Session.open(model_file(settings), options, progress_on(transient=True))
@@ -98,6 +92,7 @@ def session_options(
         kv_dtype=settings["kv_dtype"],
         chunk=settings["chunk"],
         draft=settings.get("draft", 0),
+        draft_model=draft_model_file(settings),
         repeat_last_n=settings.get("repeat_last_n", 1),
         all_logits=all_logits,
         memory_budget=settings["memory_budget"],

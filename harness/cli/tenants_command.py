@@ -13,21 +13,22 @@ from typing import Any
 from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
 from harness.console import table
+from harness.extras import optional_libraries
 from harness.settings import add_flags, resolve
 from harness.tenants import RIGHTS, account_facts, named_account, read_accounts
 
 EXAMPLES = """\
 examples:
-  zinc-rt tenants add alice --tenants tenants.toml --qos interactive --max-slots 2
+  zinc-rt tenants add alice --tenants tenants.toml --qos interactive
   zinc-rt tenants list --tenants tenants.toml
   zinc-rt tenants usage alice --tenants tenants.toml
   zinc-rt tenants rotate alice --tenants tenants.toml --keep-old
   zinc-rt tenants rm alice --tenants tenants.toml
-  zinc-rt tenants key --name alice --id 1        a key for alice, and her lines for the file
-  zinc-rt tenants check tenants.toml             what a server would make of the file
+  zinc-rt tenants key --name alice --id 1     a key, and its lines for the file
+  zinc-rt tenants check tenants.toml          is the file correct
 
-A server looks at its file while it runs: what is changed here is in force a second later. Keys are
-shown once and kept as digests. ZINC_RT_TENANTS names the file, too.
+A running server reads its file again a second after a change. A key is shown
+only once; the file has its digest. ZINC_RT_TENANTS names the file, too.
 """
 COLUMNS = ("ID", "NAME", "CLASS", "KEYS", "RIGHTS", "SLOTS", "PAGES", "CONTEXT")
 COUNTED = (
@@ -40,32 +41,51 @@ NUMBERS = {
     if field.name not in ("name", "qos")
 }
 """The numeric fields of a tenant, and the type that parses each."""
+LIMIT_HELP = {
+    "id": "its number, by which usage is counted [the next free one]",
+    "weight": "its share of the machine, next to others that are waiting [1]",
+    "max_slots": "most requests that are answered at once [4]",
+    "max_kv_pages": "most pages of context, 16 tokens each, that it uses at once [4096]",
+    "isolation_group": "tenants with the same number share cached prompts [nobody]",
+    "decode_tokens_per_s": "most tokens a second of its answers [1000]",
+    "prefill_tokens_per_s": "most tokens a second of its prompts [100000]",
+    "max_context": "most tokens of a prompt and its answer [128000]",
+    "max_waiting": "most requests that wait [4096]",
+    "reserved_pages": "pages of context that others never get [0]",
+}
+"""What ``--help`` says of each numeric field."""
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``tenants`` command; its parsers set ``func(args) -> exit code``."""
-    text = "add, list and remove the tenants of a server, and make their API keys"
+    text = "add, list and remove the users of a server, and make their API keys"
     parser = subparsers.add_parser("tenants", help=text, description=text, epilog=EXAMPLES)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    add = _add_verb(verbs, "add", add_one, "add a tenant; prints its key, once", "ledger")
+    add = _add_verb(verbs, "add", add_one, "add a tenant and print its key, only now", "ledger")
     add.add_argument("name", metavar="NAME")
     add.add_argument("--qos", choices=[qos.value for qos in QosClass], help="the tenant's class")
     for name, kind in NUMBERS.items():
         flag = "--" + name.replace("_", "-")
-        add.add_argument(flag, type=kind, metavar="N", help="see docs/scheduling.md")
-    for right, what in zip(RIGHTS, ("see all tenants", "change models and tenants"), strict=True):
+        add.add_argument(flag, type=kind, metavar="N", help=LIMIT_HELP[name])
+    for right, what in zip(
+        RIGHTS, ("read the usage of all tenants", "change models and tenants"), strict=True
+    ):
         add.add_argument(f"--{right}", action="store_true", help=f"may {what}")
     shown = _add_verb(verbs, "list", list_all, "show the tenants of the file")
     shown.add_argument("--json", action="store_true", help="print JSON")
-    usage = _add_verb(verbs, "usage", show_usage, "show what was counted of them", "ledger")
+    usage = _add_verb(
+        verbs, "usage", show_usage, "show requests and tokens of each tenant", "ledger"
+    )
     usage.add_argument("name", metavar="NAME", nargs="?", help="one tenant, by day")
     usage.add_argument("--json", action="store_true", help="print JSON")
-    rotate = _add_verb(verbs, "rotate", rotate_one, "give a tenant a new key; prints it, once")
+    rotate = _add_verb(
+        verbs, "rotate", rotate_one, "give a tenant a new key and print it, only now"
+    )
     rotate.add_argument("name", metavar="NAME")
     rotate.add_argument(
-        "--keep-old", action="store_true", help="its latest key stays good until the next change"
+        "--keep-old", action="store_true", help="the old key stays valid until the next one"
     )
-    remove = _add_verb(verbs, "rm", remove_one, "remove a tenant; what it has under way ends")
+    remove = _add_verb(verbs, "rm", remove_one, "remove a tenant; its running answers end")
     remove.add_argument("name", metavar="NAME")
     _add_without_file(verbs)
 
@@ -81,12 +101,12 @@ def _add_verb(
 
 def _add_without_file(verbs: Any) -> None:
     """Add the subcommands that change no file."""
-    text = "print a new API key, once, and the lines of the file that know it by its digest"
+    text = "print a new API key, and the lines with its digest for the file"
     key = verbs.add_parser("key", help=text, description=text)
     key.add_argument("--name", default="NAME", help="the tenant's name")
     key.add_argument("--id", type=int, default=1, help="the tenant's number")
     key.set_defaults(func=make_key)
-    text = "read a file of tenants as a server would"
+    text = "check a file of tenants as a server reads it"
     check = verbs.add_parser("check", help=text, description=text)
     check.add_argument("file", metavar="FILE", type=Path)
     check.set_defaults(func=check_file)
@@ -158,7 +178,7 @@ def rotate_one(args: argparse.Namespace) -> int:
 def remove_one(args: argparse.Namespace) -> int:
     """Remove a tenant."""
     removed = _editor().remove_tenant(_file(args), args.name)
-    print(f"removed {removed.tenant.name}; what it was given stays in the ledger")
+    print(f"removed {removed.tenant.name}; the ledger still has its usage")
     return 0
 
 
@@ -183,10 +203,8 @@ def check_file(args: argparse.Namespace) -> int:
 
 def _editor() -> ModuleType:
     """The module that edits tenants files; its library is installed with the server."""
-    try:
+    with optional_libraries():
         from harness import tenants_file
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
     return tenants_file
 
 

@@ -7,16 +7,19 @@ from importlib import import_module
 from typing import Any
 
 TOOLS = {
-    "synth": ("harness.synth.__main__", "write a model file with random weights"),
-    "validate": ("harness.validate.__main__", "compare tiers with the reference, op by op"),
-    "goldens": ("harness.goldens", "check or update the stored digests"),
+    "synth": ("harness.synth.__main__", "write a small model file with random weights"),
+    "validate": (
+        "harness.validate.__main__",
+        "compare tiers with the definitions, op by op",
+    ),
+    "goldens": ("harness.goldens", "check the stored digests of a checkout"),
     "conformance": (
         "harness.conformance.__main__",
-        "run the must-pass list on a device, or verify a package",
+        "test a device with every case, or check the results",
     ),
-    "bench": ("harness.bench.__main__", "measure speed and memory"),
+    "bench": ("harness.bench.__main__", "measure speed and memory, also of a server"),
 }
-"""Module and description of each tool by name; a module has ``main(argv) -> exit code``."""
+"""Module and description of each tool by name; a module has ``main(argv, prog) -> exit code``."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,5 +33,5 @@ def run_tool(words: Sequence[str]) -> int | None:
     if not words or words[0] not in TOOLS:
         return None
     module = import_module(TOOLS[words[0]][0])
-    code: int = module.main(words[1:])
+    code: int = module.main(words[1:], prog=f"zinc-rt {words[0]}")
     return code

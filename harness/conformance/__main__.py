@@ -27,11 +27,13 @@ QUICK_STRIDE = 25
 FAILURES_SHOWN = 10
 WAIVER_BYTES_MAX = 1 << 20
 
+PROG = "python -m harness.conformance"
 
-def build_parser() -> argparse.ArgumentParser:
+
+def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """The flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.conformance",
+        prog=prog,
         description="Run every must-pass case on a device and write one archive that shows it, or "
         "verify such an archive. Exit code 0: conformant; 1: not; 2: it could not be run or read.",
     )
@@ -54,9 +56,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Run the command line; see ``build_parser``."""
-    args = build_parser().parse_args(argv)
+    args = build_parser(prog).parse_args(argv)
     try:
         if args.list:
             print("\n".join(must_pass_ids()))

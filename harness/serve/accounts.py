@@ -6,7 +6,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -51,6 +51,8 @@ class Accounts:
         self._path = path
         self._lock = threading.Lock()
         self._looked = time.monotonic()
+        self.on_change: list[Callable[[Collection[int]], None]] = []
+        """Called with the ids of all tenants after they changed."""
         self._read = (
             _Read({LOCAL_TENANT.id: LOCAL}, Keyring(), b"") if path is None else _read(path)
         )
@@ -132,6 +134,8 @@ class Accounts:
             log.error("the tenants stay as they were: %s", error)
             return
         self._read = fresh
+        for changed in self.on_change:
+            changed(fresh.accounts.keys())
         log.info("%d tenants, %d keys read from %s", len(fresh.accounts), len(fresh.keyring), path)
 
 

@@ -20,6 +20,13 @@ from harness.serve.dialect_schemas import (
     OllamaVectors,
     OllamaVersion,
 )
+from harness.serve.reading_schemas import Embeddings, Scores
+from harness.serve.responses.wire import (
+    Response,
+    ResponseDeleted,
+    ResponseItems,
+    ResponseTokens,
+)
 
 
 class PromptDetails(Struct):
@@ -40,15 +47,33 @@ class Usage(Struct):
     completion_tokens_details: dict[str, int]
 
 
+class TokenDifference(Struct):
+    """The first token by which a prompt differs from a cached one: its position in the prompt, and
+    the texts of the token that is cached there and of the prompt's."""
+
+    position: int
+    cached: str
+    new: str
+
+
+class CachedPrompt(Struct):
+    """Prompt tokens that came from the cache, and where a cached prompt went on otherwise."""
+
+    tokens: int
+    first_difference: TokenDifference | UnsetType = UNSET
+
+
 class Provenance(Struct):
-    """What reproduces an answer, and who computed it where; ``trace`` is the file in the folder of
-    ``--record`` that holds it, ``ignored`` are fields of the request that changed nothing, and
-    ``sampling_defaults`` are in force for what the request left out."""
+    """What reproduces an answer, and who computed it where; ``cached`` says what was not computed
+    again, ``trace`` is the file in the folder of ``--record`` that holds it, ``ignored`` are fields
+    of the request that changed nothing, and ``sampling_defaults`` are in force for what the request
+    left out."""
 
     seed: int
     tenant: str
     tier: str
     preemptions: int
+    cached: CachedPrompt
     sampling_defaults: dict[str, float]
     trace: str | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
@@ -128,6 +153,16 @@ class ChatCompletion(Answered, kw_only=True):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+
+
+class PromptLogprob(Struct):
+    """A token at a position of a prompt; its rank is null where it is not among the likeliest that
+    are listed."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
 
 
 class CompletionLogprobs(Struct):
@@ -148,6 +183,7 @@ class TextChoice(Struct):
     finish_reason: str
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class Completion(Answered, kw_only=True):
@@ -191,38 +227,36 @@ class ModelDeleted(Struct):
     deleted: bool
 
 
-class Embedding(Struct):
-    """The vector of a text: numbers, or base64 of binary32."""
+class Infilled(Struct):
+    """``POST /infill``, not streamed."""
 
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class Embeddings(Struct):
-    """``POST /v1/embeddings``."""
-
-    object: Literal["list"]
-    data: list[Embedding]
+    content: str
+    stop: bool
+    stop_type: str
+    tokens_predicted: int
+    tokens_evaluated: int
     model: str
     system_fingerprint: str
-    usage: dict[str, int]
     x_zinc: dict[str, Any]
 
 
-class Response(Struct):
-    """``POST /v1/responses``, not streamed."""
+class Ranked(Struct):
+    """A document of a request by its index, and how well it answers the query: 0 to 1."""
 
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
+    index: int
+    relevance_score: float
+    document: dict[str, str] | UnsetType = UNSET
+
+
+class Reranked(Struct):
+    """``POST /v1/rerank``: the best documents first."""
+
+    object: Literal["list"]
     model: str
-    output: list[dict[str, Any]]
-    store: Literal[False]
-    usage: dict[str, Any]
+    results: list[Ranked]
+    usage: dict[str, int]
     system_fingerprint: str
-    x_zinc: Provenance
+    x_zinc: dict[str, Any]
 
 
 class TenantFacts(Struct):
@@ -322,7 +356,15 @@ ANSWERS: dict[str, type[Struct]] = {
     "apply_template": Prompt,
     "usage": TenantUsage,
     "embed": Embeddings,
+    "infill": Infilled,
+    "rerank": Reranked,
+    "score": Scores,
     "respond": Response,
+    "response": Response,
+    "count_response": ResponseTokens,
+    "remove_response": ResponseDeleted,
+    "cancel_response": Response,
+    "response_items": ResponseItems,
     "ollama_chat": OllamaAnswered,
     "ollama_generate": OllamaAnswered,
     "ollama_embed": OllamaVectors,
@@ -348,7 +390,7 @@ ANSWERS: dict[str, type[Struct]] = {
 }
 STREAMED = frozenset(
     (
-        *("chat", "complete", "respond", "message", "pull_model"),
+        *("chat", "complete", "infill", "respond", "message", "pull_model"),
         *("ollama_chat", "ollama_generate", "ollama_pull"),
     )
 )

@@ -25,7 +25,7 @@ TEXTS = {Content: "content", Thought: "reasoning_content"}
 
 
 class AnswerFormat(Protocol):
-    """How a generation is told on one route."""
+    """How one route writes an answer."""
 
     @property
     def ping(self) -> bytes:
@@ -59,6 +59,7 @@ class Answer:
     usage_in_chunks: bool
     ignored: tuple[str, ...] = ()
     token_ids: bool = False
+    prompt_logprobs: bool = False
 
     @classmethod
     def of(
@@ -70,15 +71,46 @@ class Answer:
         *,
         usage: bool,
         token_ids: bool = False,
+        prompt_logprobs: bool = False,
     ) -> Answer:
-        """A new answer for ``caller``; ``usage`` says that its stream ends with a count, and
-        ``token_ids`` that it lists the ids of its tokens."""
+        """A new answer for ``caller``; ``usage`` says that its stream ends with a count,
+        ``token_ids`` that it lists the ids of its tokens, and ``prompt_logprobs`` that it says how
+        likely the tokens of its prompt are."""
         name, now = prefix + secrets.token_hex(12), int(time.time())
-        return cls(generation, tenant, name, now, usage, tuple(caller.ignored), token_ids)
+        ignored = tuple(caller.ignored)
+        return cls(generation, tenant, name, now, usage, ignored, token_ids, prompt_logprobs)
 
     def prompt_ids(self, choice: int) -> list[int]:
         """The ids of the prompt of a choice."""
         return list(self.generation.choices[choice].request.prompt)
+
+    def prompt_part(self, choice: int) -> Json:
+        """``prompt_logprobs`` of a choice as vLLM has them, where they were asked for: for every
+        token but the first an object of the likeliest tokens and itself, by id."""
+        if not self.prompt_logprobs:
+            return {}
+        tokenizer = self.generation.model.tokenizer
+        listed: list[Json | None] = []
+        for event in self.generation.prompt_events(choice):
+            if event.log_probability is None:
+                listed.append(None)
+                continue
+            ranked = [(token, log, n) for n, (token, log) in enumerate(event.top, 1)]
+            own = (event.token, event.log_probability, None)
+            named = {token: (log, rank) for token, log, rank in (own, *ranked)}
+            listed.append(
+                {
+                    str(token): {
+                        "logprob": log,
+                        "rank": rank,
+                        "decoded_token": tokenizer.token_bytes(token, special=True).decode(
+                            errors="replace"
+                        ),
+                    }
+                    for token, (log, rank) in named.items()
+                }
+            )
+        return {"prompt_logprobs": listed}
 
     def ids_of(self, pieces: Iterable[Piece]) -> list[int]:
         """The ids of the tokens of pieces, those that ended a text included."""
@@ -112,6 +144,13 @@ class Answer:
             origin["ignored"] = self.ignored
         return origin
 
+    @property
+    def extra(self) -> Json:
+        """``x_zinc`` of a finished answer: its origin, and how it was computed."""
+        generation = self.generation
+        counts = {"cached": generation.cached, "preemptions": generation.preemptions}
+        return {**self.origin, **counts}
+
     def chunk(self, kind: str, choice: Json, first: bool) -> Json:
         """An object of a stream; the first one names the seed."""
         chunk = self.head(kind, [choice])
@@ -139,9 +178,11 @@ class Answer:
                 "rejected_prediction_tokens": 0,
             },
         }
-        body["x_zinc"] = {**self.origin, "preemptions": generation.preemptions}
+        body["x_zinc"] = self.extra
         if generation.logits_digests is not None:
             body["x_zinc"]["logits_sha256"] = generation.logits_digests
+        if generation.receipt is not None:
+            body["x_zinc"]["receipt"] = generation.receipt
         return body
 
 
@@ -175,11 +216,11 @@ class ChatShape(OpenAiStream):
         if piece.finish is None and not self._tokenwise and piece.choice in self._opened:
             parts = piece.parts if len(piece.parts) < 2 else joined(piece.parts)
             return [self._more(piece.choice, part) for part in parts]
-        return list(map(data_line, map(encode, self._chunks(piece))))
+        return list(map(data_line, map(encode, self.chunks(piece))))
 
     @property
     def _tokenwise(self) -> bool:
-        """Whether every token is told, also one without text."""
+        """Whether every token has a chunk, also one without text."""
         return self.listed or self.answer.token_ids
 
     def _more(self, index: int, part: Part) -> bytes:
@@ -192,7 +233,8 @@ class ChatShape(OpenAiStream):
             (index, name), lambda text: self._chunk(index, {name: text}), part.text
         )
 
-    def _chunks(self, piece: Piece) -> Iterable[Json]:
+    def chunks(self, piece: Piece) -> Iterable[Json]:
+        """The objects of a stream that say what became certain."""
         events = _said(piece.events)
         if not piece.parts and piece.finish is None and not (self._tokenwise and events):
             return
@@ -220,19 +262,20 @@ class ChatShape(OpenAiStream):
         choices = []
         for index, parts in enumerate(pieces):
             events = _said([event for part in parts for event in part.events])
-            choices.append(
-                {
-                    "index": index,
-                    "message": message_of([part for piece in parts for part in piece.parts]),
-                    "logprobs": self._logprobs(events),
-                    "finish_reason": parts[-1].finish,
-                }
-            )
+            message = message_of([part for piece in parts for part in piece.parts])
+            choice: Json = {
+                "index": index,
+                "message": message,
+                "logprobs": self._logprobs(events),
+                "finish_reason": parts[-1].finish,
+            }
             if self.answer.token_ids:
-                choices[-1]["token_ids"] = self.answer.ids_of(parts)
+                choice["token_ids"] = message["token_ids"] = self.answer.ids_of(parts)
+            choices.append(choice)
         whole = self.answer.head("chat.completion", choices)
         if self.answer.token_ids:
             whole["prompt_token_ids"] = self.answer.prompt_ids(0)
+        whole |= self.answer.prompt_part(0)
         return self.answer.with_usage(whole)
 
     def _chunk(
@@ -261,7 +304,7 @@ class ChatShape(OpenAiStream):
 
 
 def _delta_of(part: Part) -> Json:
-    """A part as a chunk tells it."""
+    """The delta of a chunk for a part of an answer."""
     match part:
         case Content(text):
             return {"content": text}

@@ -24,13 +24,18 @@ from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
+from harness.serve.infill import InfillHandlers
 from harness.serve.model_routes import ModelHandlers
 from harness.serve.ollama.routes import OllamaHandlers
 from harness.serve.openapi import Route
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
-from harness.serve.responses import ResponsesHandlers
+from harness.serve.receipts.routes import ReceiptHandlers
+from harness.serve.rerank import RerankHandlers
+from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
+from harness.serve.responses.store import ResponseStore
 from harness.serve.routes import ROUTES, Handlers
+from harness.serve.scores import ScoreHandlers
 from harness.serve.service import Began
 from harness.serve.serving import Lease, Serving
 from harness.serve.tenant_routes import TenantHandlers
@@ -45,8 +50,9 @@ MOST_LISTED = 2048
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 VERSION = "/v1"
 SHORT = (
-    *("chat", "complete", "embed", "respond", "models", "one_model"),
+    *("chat", "complete", "embed", "rerank", "models", "one_model"),
     *("message", "count_message"),
+    *(route.name for route in RESPONSES_ROUTES),
 )
 """Routes that are also there without their version: some clients leave it out."""
 ERRORS = {route.name: route.errors for route in ROUTES}
@@ -76,8 +82,12 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     general = Handlers(options.version)
     models = ModelHandlers(serving, options.cache_dir, pulls)
     ollama = OllamaHandlers(serving, pulls, options.version)
-    texts = (general, ResponsesHandlers(), AnthropicHandlers(), EmbeddingHandlers(), ollama)
-    handlers = (*texts, models, TenantHandlers(serving))
+    responses = ResponseStore()
+    serving.accounts.on_change.append(responses.forget_others)
+    dialects = (ResponsesHandlers(responses), AnthropicHandlers(), ollama)
+    reads = (EmbeddingHandlers(), RerankHandlers(), ScoreHandlers())
+    texts = (general, InfillHandlers(), *reads, *dialects)
+    handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())
 
     _add_hooks(app, serving, options)
     app.register_error_handler(Exception, _refused)

@@ -1,9 +1,8 @@
 """What requests need beside the engine's thread, while it steps for others.
 
 A mask takes some microseconds, and now and then, where a grammar comes to something new, a good
-part of a second; the log-probabilities of a prompt's tokens take milliseconds each. The engine's
-thread waits for short work only; a request whose work is late sits out steps until it is done. Its
-tokens are the same whenever that is.
+part of a second. The engine's thread waits for short work only; a request whose work is late sits
+out steps until it is done. Its tokens are the same whenever that is.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cached_property
+from functools import cached_property, partial
 
 from harness.serve.structured.grammars import TokenMasks
 
@@ -46,7 +45,7 @@ class BackgroundWork:
         """A request has one more token."""
         masks = self._masks.get(request_id)
         if masks is not None:
-            self._jobs[request_id] = self._pool.submit(masks.follow, token)
+            self.start(request_id, partial(masks.follow, token))
 
     def start(self, request_id: int, work: Callable[[], None]) -> None:
         """Something to do for a request, of which nothing is under way."""

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from contract.types import Request
+from harness.serve.answer_grammar import FORMAT, GRAMMAR, answer_rule, enforced
+from harness.serve.continued import FIELD as CONTINUE
+from harness.serve.continued import continued_text, cut_after
 from harness.serve.dialect import Dialect
-from harness.serve.dialect.calls import ANY_OBJECT, Function, json_rule
+from harness.serve.dialect.calls import ANY_OBJECT, Function
 from harness.serve.errors import ApiError
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
 from harness.serve.reply import ReplyForm, ReplyParser
 from harness.serve.strict_json import BadJson, loads
-from harness.serve.structured.grammars import (
-    GrammarBroke,
-    GrammarRefused,
-    Grammars,
-    GrammarsBusy,
-    TokenMasks,
-    regex_rule,
-)
-from harness.serve.structured.schema_tree import SchemaRefused
 from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage
 from harness.serve.wire_tools import (
-    JsonObjectFormat,
-    JsonSchemaFormat,
     NamedTool,
-    RegexFormat,
-    ResponseFormat,
-    TextFormat,
     Tool,
     ToolCall,
 )
@@ -44,18 +33,21 @@ Turn = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """A rendered conversation, the ``grammar`` of its answer if it has one, its form, and the
-    fields of the request that changed nothing."""
+    """A rendered conversation, the ``grammar`` of its answer if it has one, its form, the fields of
+    the request that changed nothing, and the tokens of earlier answers as the request names
+    them."""
 
     prompt: RenderedChat
     grammar: str | None
     form: ReplyForm
     ignored: tuple[str, ...] = ()
+    spoken: tuple[tuple[int, ...], ...] = ()
+    format_param: str = FORMAT
 
     @property
     def grammar_param(self) -> str:
         """The field of a request that its grammar comes from."""
-        return "tools" if self.form.functions else "response_format"
+        return "tools" if self.form.functions else self.format_param
 
     def parser(self, request: Request) -> ReplyParser:
         """What reads the answer to ``request``."""
@@ -69,9 +61,17 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
     think = _thinking(body, template, dialect, name)
     effort = body.reasoning_effort is not None and not template.has_thinking_toggle
     generic = dialect.calls is None
+    continued = continued_text(body)
     rendered = render_chat(
-        template, body.messages, tools=tools, enable_thinking=think, generic=generic
+        template,
+        body.messages,
+        tools=tools,
+        enable_thinking=think,
+        generic=generic,
+        opens_turn=continued is None and body.add_generation_prompt is not False,
     )
+    if continued is not None:
+        rendered = cut_after(rendered, continued)
     functions = {tool.function.name: _function_of(tool) for tool in tools}
     if generic:
         dialect = generic_dialect(dialect)
@@ -80,6 +80,8 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
     many = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
     grammar, enforced = _grammar_of(body, tools, functions, dialect, many, generic)
+    if grammar is not None and continued is not None:
+        raise _unsupported(CONTINUE, "an answer that a grammar holds continues no message")
     if grammar is not None:
         may_think = reasoning is not None and not reasoning.closed_by(rendered.text)
         grammar = (
@@ -94,35 +96,19 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         exact=grammar is not None,
         forced=forced,
     )
-    return ChatPlan(rendered, grammar, form, ("reasoning_effort",) if effort else ())
-
-
-def masks_of(
-    plan: ChatPlan, grammars: Grammars, requests: Sequence[Request]
-) -> dict[int, TokenMasks]:
-    """Masks for each request of a plan, the first one computed; none without a grammar. Raises
-    ApiError."""
-    if plan.grammar is None:
-        return {}
-    param = plan.grammar_param
-    if any(request.ignore_end for request in requests):
-        raise ApiError(400, f"ignore_eos and {param} contradict each other", param="ignore_eos")
-    try:
-        masks = grammars.masks(plan.grammar, len(requests))
-        for one in masks:
-            one([])
-    except (GrammarRefused, GrammarBroke) as refused:
-        raise grammar_error(param, str(refused)) from None
-    except GrammarsBusy:
-        raise ApiError(
-            503, "other grammars are being compiled", code="overloaded", retry_after=1, retry=True
-        ) from None
-    return dict(zip((request.id for request in requests), masks, strict=True))
-
-
-def grammar_error(param: str, problem: str) -> ApiError:
-    """What a client is told of a grammar that its request asks for and that cannot be held to."""
-    return ApiError(400, f"{param} {problem}", param=param, code="unsupported_schema", retry=False)
+    spoken = tuple(
+        tuple(message.token_ids)
+        for message in body.messages
+        if isinstance(message, AssistantMessage) and message.token_ids
+    )
+    return ChatPlan(
+        rendered,
+        grammar,
+        form,
+        ("reasoning_effort",) if effort else (),
+        spoken,
+        FORMAT if body.grammar is None else GRAMMAR,
+    )
 
 
 def render_chat(
@@ -132,16 +118,23 @@ def render_chat(
     tools: Sequence[Tool] = (),
     enable_thinking: bool | None = None,
     generic: bool = False,
+    opens_turn: bool = True,
 ) -> RenderedChat:
-    """The prompt of a conversation; ``generic`` tells the model of tools and calls in texts. Raises
-    ApiError and TemplateError."""
+    """The prompt of a conversation; ``generic`` tells the model of tools and calls in texts, and
+    with ``opens_turn`` it ends with the beginning of an answer. Raises ApiError and
+    TemplateError."""
     turns = turns_of(messages)
     told = [_without_strict(tool) for tool in tools]
     if generic:
         if tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns):
             turns = written_as_text(turns, told, template.takes_system)
         told = []
-    return template.render(turns, tools=told or None, enable_thinking=enable_thinking)
+    return template.render(
+        turns,
+        tools=told or None,
+        enable_thinking=enable_thinking,
+        add_generation_prompt=opens_turn,
+    )
 
 
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
@@ -266,53 +259,21 @@ def _grammar_of(
     the model was told of calls in a ``generic`` way."""
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
     requested = list(functions.values())
-    answer = format_rule(body.response_format)
+    answer = answer_rule(body)
     if forced:
-        return _enforced("tools", lambda: dialect.forced_calls(requested, many)), True
+        return enforced("tools", lambda: dialect.forced_calls(requested, many)), True
     if answer is not None and tools:
-        calls = _enforced("tools", lambda: dialect.forced_calls(requested, many))
+        calls = enforced("tools", lambda: dialect.forced_calls(requested, many))
         either = calls.replace("body: ", "made: ", 1)
         return f"body: made | answer\nanswer: {answer}\n{either}", False
     if answer is not None:
-        return f"body: {answer}", False
+        return f"body: answer\nanswer: {answer}", False
     strict = {tool.function.name for tool in tools if tool.function.strict}
     if generic and tools:
         requested = enforced_functions(requested, strict)
     if strict or (generic and tools):
-        return _enforced("tools", lambda: dialect.calls_in_text(requested, many)), True
+        return enforced("tools", lambda: dialect.calls_in_text(requested, many)), True
     return None, False
-
-
-def format_rule(requested: ResponseFormat | None) -> str | None:
-    """What an answer of a form is in Lark; None for any text. Raises ApiError."""
-    match requested:
-        case None | TextFormat():
-            return None
-        case JsonObjectFormat():
-            return json_rule(ANY_OBJECT)
-        case JsonSchemaFormat(json_schema=told):
-            place = "response_format.json_schema.schema"
-            schema = told.schema_
-            if schema is None:
-                raise ApiError(400, f"{place} is missing", param=place, code="invalid_value")
-            return _enforced(place, lambda: json_rule(schema), param="response_format")
-        case RegexFormat(regex=regex):
-            try:
-                return regex_rule(regex)
-            except GrammarRefused as refused:
-                raise grammar_error("response_format", str(refused)) from None
-
-
-def _enforced(place: str, rules: Callable[[], str], param: str | None = None) -> str:
-    try:
-        return rules()
-    except SchemaRefused as refused:
-        raise ApiError(
-            400,
-            f"{place}: {refused}; it would have to be ignored, so the request is refused",
-            param=param or place,
-            code="unsupported_schema",
-        ) from None
 
 
 def _function_of(tool: Tool) -> Function:

@@ -13,18 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
-from contract.types import Request, Tenant, TokenEvent
+from contract.types import Tenant, TokenEvent
 from harness.serve.background_work import IN_TIME_SECONDS, BackgroundWork
 from harness.serve.event_queue import Delivered, EventQueue, Offer
 from harness.serve.faults import log_fault
-from harness.serve.submissions import EngineStopped, Submission, Submits
+from harness.serve.submissions import EndWords, EngineStopped, Submission, Submits, reason_of_end
 from harness.serve.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
-from reference.engine.sequence import LogitsSink
 from reference.observer import Observer
 
 T = TypeVar("T")
@@ -89,16 +87,21 @@ class EngineDriver(Submits[EventStream]):
     """Runs the engine that ``make_engine`` builds around the observer it is given.
 
     ``start`` it, and ``close`` it when done. All other methods may be called from any thread.
+    ``words`` are what callers are told when it has ended.
     """
 
     def __init__(
-        self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
+        self,
+        make_engine: Callable[[Observer], Engine],
+        buffered_events: int = BUFFERED_EVENTS,
+        words: EndWords | None = None,
     ) -> None:
         self._streams: dict[int, EventStream] = {}
         self._watch = StreamWatch(self._streams)
         self._background = BackgroundWork(self._work_done)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events
+        self._words = words or EndWords()
         self._ids = itertools.count(1)
         self._commands: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
@@ -215,9 +218,15 @@ class EngineDriver(Submits[EventStream]):
             for request in submission.requests:
                 self._streams[request.id] = stream
                 stream.facts[request.id] = RequestFacts(now, engine.tenants[request.tenant])
-                sink, first = self._sink_of(submission, request)
                 mask = submission.masks.get(request.id)
-                engine.submit(request, sink, first, mask, output=submission.output)
+                engine.submit(
+                    request,
+                    submission.logits.get(request.id),
+                    submission.first_row_of(request),
+                    mask,
+                    output=submission.output,
+                    on_scores=submission.scores.get(request.id),
+                )
                 accepted.append(request.id)
                 if mask is not None:
                     self._background.add(request.id, mask)
@@ -234,17 +243,6 @@ class EngineDriver(Submits[EventStream]):
                 problem = f"times the prompts is above {most}, the most that may wait at once"
                 raise RequestError("n", problem) from None
             raise
-
-    def _sink_of(self, submission: Submission, request: Request) -> tuple[LogitsSink | None, int]:
-        """Who receives the logits of a request, and from which position on."""
-        sink, first = submission.logits.get(request.id), submission.logits_from
-        scores = submission.scores.get(request.id)
-        if first is None:
-            first = len(request.prompt) - 1
-        if scores is None:
-            return sink, first if sink else 0
-        begin = partial(self._background.start, request.id, scores.work)
-        return scores.sink(begin, sink, first), 0
 
     def _post(self, work: Callable[[], None], waiting: Future[Any] | None = None) -> None:
         with self._changed:
@@ -263,7 +261,7 @@ class EngineDriver(Submits[EventStream]):
                 self._step()
             self._note_statistics()
 
-        self._end(reason_of_end(self._wait, turn, "engine"))
+        self._end(reason_of_end(self._wait, turn, "engine", self._words))
 
     def _wait(self) -> bool:
         """Rest while there is nothing to do; False when it is time to end."""
@@ -369,21 +367,6 @@ class EngineDriver(Submits[EventStream]):
         self._background.close()
         for command in left:
             command()
-
-
-def reason_of_end(wait: Callable[[], bool], turn: Callable[[], None], what: str) -> EngineStopped:
-    """Take turns until ``wait`` says that there are no more, or one fails; what those who wait for
-    ``what`` are told then."""
-    try:
-        while wait():
-            turn()
-    except DeviceLost as error:
-        log.error("the device was lost: %s", error)
-        return EngineStopped("the device was lost; restart the server")
-    except BaseException as error:
-        log_fault(f"the {what} ended", error)
-        return EngineStopped(f"the {what} failed; restart the server")
-    return EngineStopped("the server is shutting down")
 
 
 def answering(work: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:

@@ -21,9 +21,13 @@ def system_fingerprint(model: Model, kv_dtype: str, kept: Path) -> str:
 
     The digests of files that have not changed, by size and time, are taken from the file ``kept``.
     """
-    digests = [kept_digest(shard.path, kept) for shard in model.file.shards]
-    says = json.dumps([ARITHMETIC_VERSION, kv_dtype, digests]).encode()
+    says = json.dumps([ARITHMETIC_VERSION, kv_dtype, file_digests(model, kept)]).encode()
     return f"exact-{ARITHMETIC_VERSION}-{hashlib.sha256(says).hexdigest()[:16]}"
+
+
+def file_digests(model: Model, kept: Path) -> list[str]:
+    """SHA-256 of each file of a model, hex; see ``system_fingerprint``."""
+    return [kept_digest(shard.path, kept) for shard in model.file.shards]
 
 
 def kept_digest(path: Path, kept: Path) -> str:

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from contract.errors import RequestError
 from contract.types import (
@@ -20,15 +20,16 @@ from contract.types import (
     Tenant,
     TokenEvent,
 )
-from harness.digest import RunningDigest
-from harness.serve.chat import ChatPlan, grammar_error, masks_of
+from harness.digest import RowDigests, RunningDigest
+from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
+from harness.serve.chat import ChatPlan
 from harness.serve.choices import Choice, Piece, count, joined_pieces, parts_of
 from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
 from harness.serve.event_queue import Delivered
 from harness.serve.model import ServedModel
 from harness.serve.prompt_scores import PromptScores
-from harness.serve.submissions import EngineStopped
+from harness.serve.submissions import joined_sinks
 from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.model.text_stream import TextStream
@@ -43,25 +44,24 @@ TIER_OF_CLASS = {
 }
 """What OpenAI's clients call the classes."""
 CLASS_OF_TIER = {tier: qos for qos, tier in TIER_OF_CLASS.items()}
-SCORES_SECONDS = 0.5
-"""How often who waits for the scores of a prompt looks whether the engine still works."""
 LIGHT_STOP_CHARACTERS = 128
 """Stop strings of more take a while to look for."""
 COMPLETION_TOKENS = 16
 """What ``/v1/completions`` generates when nobody says how much."""
 
 
-Told = Callable[[Callable[[], Sequence[Piece]]], bool]
-"""Tells pieces, which it makes, at once; False where they have to be taken."""
+SendPieces = Callable[[Callable[[], Sequence[Piece]]], bool]
+"""Sends the pieces that the given function makes; False where they have to be taken instead."""
 
 
 class Generation:
     """The choices of one HTTP request, under way in the engine from its construction on.
 
-    ``plan`` says what the answers of a chat are made of; with ``scores`` the tokens of the prompts
-    are told as those of the answers are; one of ``stop_tokens`` ends an answer and is no part of
-    its text. Raises RequestError, QueueFull, EngineStopped and ApiError
-    when it cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
+    ``plan`` says what the answers of a chat are made of, ``constrained`` what texts that are no
+    chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. With
+    ``rows`` it has its ``tokens`` and ``step_digests`` for a receipt, which ``make_receipt`` makes
+    once. Raises RequestError, QueueFull, EngineStopped and ApiError when it cannot begin. Iterate
+    ``pieces``, and ``cancel`` whatever happens.
     """
 
     def __init__(
@@ -70,8 +70,9 @@ class Generation:
         requests: Sequence[Request],
         digests: bool = False,
         plan: ChatPlan | None = None,
-        scores: bool = False,
+        constrained: Constrained | None = None,
         stop_tokens: Collection[int] = (),
+        rows: bool = False,
     ) -> None:
         self.began = time.monotonic()
         self.model = model
@@ -88,11 +89,17 @@ class Generation:
         self._shown = frozenset() if plan is None else plan.form.dialect.shown
         self._by_id = {choice.request.id: choice for choice in self.choices}
         self._digests = {request.id: RunningDigest() for request in requests if digests}
-        self._scores = {request.id: PromptScores(request) for request in requests if scores}
-        self._plan = plan
-        self._masks = {} if plan is None else masks_of(plan, model.grammars, requests)
+        self._rows = {request.id: RowDigests() for request in requests if rows}
+        self.tokens: list[list[int]] = [[] for _ in requests]
+        self.make_receipt: Callable[[], dict[str, str]] | None = None
+        self._receipt: dict[str, str] | None = None
+        self._scores = {
+            request.id: PromptScores(request) for request in requests if request.score_from
+        }
+        self._constrained = constrained = plan if constrained is None else constrained
+        self._masks = {} if constrained is None else masks_of(constrained, model.grammars, requests)
         self._events: EventStream = model.driver.submit(
-            requests, self._digests, self._masks, self._scores
+            requests, joined_sinks(self._digests, self._rows), self._masks, self._scores
         )
 
     @property
@@ -118,6 +125,23 @@ class Generation:
         return sum(first.values())
 
     @property
+    def cached(self) -> dict[str, Any]:
+        """How many prompt tokens came from the cache, and the first token by which the prompt
+        differs from a cached one of the same tenant's, where there is one."""
+        cached: dict[str, Any] = {"tokens": self.cached_tokens}
+        for choice in self.choices:
+            found = self.facts_of(choice).difference
+            if found is not None:
+                text = self.model.tokenizer.token_text
+                cached["first_difference"] = {
+                    "position": found.position,
+                    "cached": text(found.cached),
+                    "new": text(choice.request.prompt[found.position]),
+                }
+                return cached
+        return cached
+
+    @property
     def completion_tokens(self) -> int:
         """Tokens generated, those that ended a choice included."""
         return sum(choice.tokens for choice in self.choices)
@@ -135,6 +159,19 @@ class Generation:
         return [self._digests[one.request.id].after(one.tokens) for one in self.choices]
 
     @property
+    def step_digests(self) -> list[list[str]]:
+        """For each choice the digests of the logits its tokens were sampled from, row by row."""
+        return [self._rows[one.request.id].first(one.tokens) for one in self.choices]
+
+    @property
+    def receipt(self) -> dict[str, str] | None:
+        """The id and digest of the receipt of this answer, which has ended; None where none is
+        made. Raises StorageProblem where it cannot be stored."""
+        if self._receipt is None and self.make_receipt is not None:
+            self._receipt = self.make_receipt()
+        return self._receipt
+
+    @property
     def preemptions(self) -> int:
         """How often a choice lost its slot."""
         return sum(self.facts_of(choice).preempted for choice in self.choices)
@@ -144,25 +181,19 @@ class Generation:
         return self._events.facts[choice.request.id]
 
     def prompt_events(self, choice: int) -> Sequence[TokenEvent]:
-        """The tokens of a choice's prompt, none unless they were asked for. They are there soon
-        after its first token. Raises ApiError and EngineStopped when they will not be."""
-        scores = self._scores.get(self.choices[choice].request.id)
-        if scores is None:
-            return ()
-        while not scores.wait(SCORES_SECONDS):
-            if self.model.driver.failure is not None:
-                raise EngineStopped(self.model.driver.failure)
-        if any(event.log_probability is None for event in scores.tokens[1:]):
-            raise FAILURES[FinishReason.ERROR]
-        return scores.tokens
+        """The tokens of a choice's prompt, which are there once its first piece is: those from its
+        ``score_from`` on have log-probabilities."""
+        request = self.choices[choice].request
+        scores = self._scores.get(request.id)
+        return PromptScores(request).tokens if scores is None else scores.tokens
 
-    def pieces(self, wait: float, tell: Told | None = None) -> Iterator[list[Piece]]:
+    def pieces(self, wait: float, send: SendPieces | None = None) -> Iterator[list[Piece]]:
         """What became certain, until every choice has ended; an empty list after each ``wait``
         seconds in which nothing did. Raises ApiError when a choice fails.
 
-        Pieces that ``tell`` tells on the engine's thread are left out: it is asked while this
-        waits, for what is little work."""
-        offer = None if tell is None or not self._light else partial(self._offered, tell)
+        While this waits, ``send`` may send pieces on the engine's thread where they make little
+        work; those are left out."""
+        offer = None if send is None or not self._light else partial(self._offered, send)
         while not self.done:
             taken = self._events.take(wait, offer)
             if not self.done:
@@ -186,9 +217,9 @@ class Generation:
             for choice in self.choices
         )
 
-    def _offered(self, tell: Told, events: Sequence[Delivered]) -> bool:
-        """Tell what events say; on the engine's thread."""
-        if not tell(lambda: self._received(events)):
+    def _offered(self, send: SendPieces, events: Sequence[Delivered]) -> bool:
+        """Send the pieces of events, on the engine's thread."""
+        if not send(lambda: self._received(events)):
             return False
         if self.done:
             self._events.wake()
@@ -213,11 +244,13 @@ class Generation:
         text = ""
         if event.token >= 0:
             count(choice, at)
+            if self._rows:
+                self.tokens[choice.index].append(event.token)
             if self._masks:
                 choice.masked.append(event.token)
         if event.token in choice.stop_tokens and reason is not FinishReason.STOP:
             # As if the engine had ended it; of what it computes behind, nothing is delivered.
-            self._events.cancel(event.request_id)
+            self._events.cancel(event.request_id, choice.tokens)
             reason = FinishReason.STOP
             event = event._replace(finish_reason=reason)
         said = event.token >= 0 and reason is not FinishReason.STOP
@@ -246,12 +279,13 @@ class Generation:
     def _failure(self, choice: Choice, reason: FinishReason) -> ApiError:
         """Why a choice failed: a grammar that cannot go on is its request's own fault."""
         masks = self._masks.get(choice.request.id)
-        if masks is None or self._plan is None or reason is not FinishReason.ERROR:
+        constrained = self._constrained
+        if masks is None or constrained is None or reason is not FinishReason.ERROR:
             return FAILURES[reason]
         problem = masks.problem_after(choice.masked)
         if problem is None:
             return FAILURES[reason]
-        return grammar_error(self._plan.grammar_param, f"cannot be held to any longer: {problem}")
+        return grammar_error(constrained.grammar_param, f"cannot be held to any longer: {problem}")
 
 
 FAILURES = {
@@ -273,9 +307,13 @@ def requests_of(
     max_tokens: int | None,
     log_probabilities: int | None,
     most: int | None = None,
+    scored: int | None = None,
+    turns: tuple[int, ...] = (),
 ) -> list[Request]:
-    """The engine requests of a body: ``n`` choices of each prompt. Without ``max_tokens`` an answer
-    may fill the context, or have ``most`` tokens. Raises ApiError."""
+    """The engine requests of a body: ``n`` choices of each prompt, in which turns of a conversation
+    begin at the positions ``turns``. Without ``max_tokens`` an answer may fill the context, or have
+    ``most`` tokens. Where ``scored`` is not None the tokens of the prompts have log-probabilities,
+    with so many likely ones listed. Raises ApiError."""
     n = body.n or 1
     check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
@@ -299,6 +337,9 @@ def requests_of(
             logit_bias=_biases(body.logit_bias or {}),
             log_probabilities=log_probabilities,
             qos=CLASS_OF_TIER.get(body.service_tier or "auto"),
+            score_from=1 if scored is not None and len(prompt) > 1 else None,
+            score_top=scored or 0,
+            turns=turns,
         )
         for prompt in prompts
         for choice in range(n)

@@ -13,6 +13,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness import catalog
+from harness.drafting import load_drafter
 from harness.generate import (
     SessionOptions,
     load_runner,
@@ -26,7 +27,7 @@ from harness.serve.chat import ChatPlan, plan_chat, render_chat
 from harness.serve.dialect import Dialect, dialect_of
 from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
-from harness.serve.fingerprint import system_fingerprint
+from harness.serve.fingerprint import file_digests, system_fingerprint
 from harness.serve.multi_engine import MultiEngineDriver
 from harness.serve.storage import ProblemLog, StorageProblem
 from harness.serve.structured.grammars import Grammars
@@ -36,8 +37,9 @@ from harness.trace.record import RecordedTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan
-from reference.model.chat_template import ChatTemplate, RenderedChat, encode_rendered
+from reference.model.chat_template import ChatTemplate, RenderedChat
 from reference.model.open import Model
+from reference.model.spoken_turns import encode_spoken
 from reference.model.tokenizer import Tokenizer
 from reference.observer import Observer
 from reference.sched.tenants import Tenants
@@ -73,7 +75,8 @@ class ServedModel:
     time of its file, in seconds since 1970, ``tier`` and ``device`` say where it runs; ``grammars``
     make masks for its vocabulary. ``trace`` is the name of the file that keeps what it is told.
     Requests may call it by any of ``names``; ``sampling`` is what they leave out. Its trace is
-    written by ``recorded``. It ``keeps_prompts``: what was computed for one is found again."""
+    written by ``recorded``. It ``keeps_prompts``: what was computed for one is found again. The
+    SHA-256 of its files are ``files``."""
 
     name: str
     model: Model
@@ -91,6 +94,7 @@ class ServedModel:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     recorded: RecordedTier | None = None
     keeps_prompts: bool = True
+    files: tuple[str, ...] = ()
     trace_log: ProblemLog = field(default_factory=ProblemLog)
 
     @property
@@ -178,10 +182,23 @@ class ServedModel:
             generic=self.dialect.calls is None,
         )
 
-    def encode_chat(self, rendered: RenderedChat) -> list[int]:
-        """Token ids of a conversation and the start of its answer. Raises RequestError."""
+    def encode_chat(
+        self, rendered: RenderedChat, spoken: Sequence[Sequence[int]] = ()
+    ) -> list[int]:
+        """Token ids of a conversation and the start of its answer; ``spoken`` are the tokens of
+        earlier answers, see ``encode_spoken``. Raises RequestError."""
         self.check_length(rendered.text)
-        return encode_rendered(self.tokenizer, rendered)
+        return encode_spoken(self.tokenizer, rendered, spoken)
+
+    def turns(self, rendered: RenderedChat, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The position at which the model's turn begins in the tokens of a prompt, if it is
+        known."""
+        opening = rendered.opening
+        if not opening:
+            return ()
+        ids = self.tokenizer.encode_spans(opening, [(0, len(opening))], add_bos=False)
+        begin = len(prompt) - len(ids)
+        return (begin,) if list(prompt[begin:]) == ids else ()
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
@@ -221,7 +238,7 @@ def sampling_of_file(path: Path, model: Model, options: ModelOptions) -> Samplin
 
 def served_session(session: SessionOptions) -> SessionOptions:
     """``session`` with all that a server's requests may want of it."""
-    return replace(session, chat=True, masks=True, hidden_states=True)
+    return replace(session, chat=True, masks=True, hidden_states=True, scores=True)
 
 
 def open_model(
@@ -240,7 +257,6 @@ def open_model(
     session = options.session
     prepared = prepare_session(path, served_session(session), owned)
     model, limits = prepared.model, prepared.limits
-    fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
     tier = recorded_tier(prepared, session.recording, owned, patient=True)
     runner = owned.enter_context(load_runner(model, tier, limits, progress))
     # Nobody waits for a first token yet, and later no step of others shall.
@@ -251,17 +267,15 @@ def open_model(
             runner,
             model,
             session,
-            tenants=(
-                Tenants(tenants, clock=time.monotonic) if together is None else together.tenants
-            ),
+            tenants=together.tenants if together else Tenants(tenants, clock=time.monotonic),
             clock=time.monotonic,
+            drafter=load_drafter(prepared.drafting, model, tier, session.draft, owned, progress),
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,
         )
 
-    make_driver = EngineDriver if together is None else together.driver
-    driver = make_driver(engine, options.buffered_events)
+    driver = (together.driver if together else EngineDriver)(engine, options.buffered_events)
     driver.start()
     owned.callback(driver.close)
     grammars = Grammars(model.tokenizer, model.config.vocab)
@@ -276,11 +290,12 @@ def open_model(
         plan=prepared.plan,
         tier=prepared.tier.info.name,
         device=prepared.tier.info.device,
-        fingerprint=fingerprint,
+        fingerprint=system_fingerprint(model, session.kv_dtype, options.digests),
         created=int(path.stat().st_mtime),
         trace=None if session.recording.trace is None else session.recording.trace.name,
         names=names_of(path, options),
         sampling=sampling_of_file(path, model, options),
         keeps_prompts=session.prefix_cache != 0,
         recorded=tier if isinstance(tier, RecordedTier) else None,
+        files=tuple(file_digests(model, options.digests)),
     )

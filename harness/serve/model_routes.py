@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 from flask import g
 from msgspec import Struct
 
 from contract.errors import CatalogError
 from harness import catalog
+from harness.best_tier import PROCESSOR_TIERS
 from harness.progress import NullProgress
 from harness.serve.answers import Json
 from harness.serve.errors import ApiError
@@ -72,6 +74,7 @@ class ModelHandlers:
             "last_id": data[-1]["id"],
             "x_zinc": {
                 "managed": list(self._managed()),
+                "memory_available_bytes": _memory_available(g.service.model),
                 "tenant": {"name": tenant.name, "qos": tenant.qos.value},
             },
         }
@@ -167,6 +170,13 @@ class ModelHandlers:
         if found is None:
             raise _not_installed(name)
         return found.path
+
+
+def _memory_available(served: ServedModel) -> int | None:
+    """Bytes that another model could take; None on tiers with memory of their own."""
+    if served.tier not in PROCESSOR_TIERS:
+        return None
+    return psutil.virtual_memory().available
 
 
 def _for_anthropic(name: str, created: int) -> Json:

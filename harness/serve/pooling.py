@@ -15,6 +15,7 @@ So no order of additions depends on chunks, company or machine.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import Enum
 
 import numpy as np
@@ -43,6 +44,14 @@ def pooling_of(model: Model) -> Pooling:
     if type(kind) is not int or kind not in TYPES:
         raise UnsupportedModel(model.file.path, key, f"is {kind!r}, which makes no embedding")
     return TYPES[kind]
+
+
+def tokens_to_embed(model: Model, tokens: Sequence[int], of_text: bool) -> Sequence[int]:
+    """The tokens of which a vector is made: with the end that the model was trained to read after
+    a text."""
+    end = model.tokenizer.eos_id
+    adds = model.file.metadata.get("tokenizer.ggml.add_eos_token") is True
+    return [*tokens, end] if of_text and adds and end is not None else tokens
 
 
 class Pool:

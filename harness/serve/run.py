@@ -17,6 +17,7 @@ from harness import catalog
 from harness.generate import Recording
 from harness.progress import NullProgress, Progress
 from harness.serve.accounts import Accounts
+from harness.serve.addresses import reachable_host
 from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
@@ -25,6 +26,7 @@ from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.multi_engine import MultiEngineDriver
 from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
+from harness.serve.receipts.store import ReceiptStore
 from harness.serve.service import Service
 from harness.serve.serving import Opener, Serving
 
@@ -39,7 +41,8 @@ class ServeOptions:
     ``beside``, by name, are loaded when a request names them. In the folder ``record`` every model
     that is loaded leaves a trace; ``replicas`` answer, under Ray Serve, or with 0 this process
     does. ``reject_unknown`` refuses requests with fields that would be ignored; ``cors`` are
-    origins whose pages may ask, "*" is every one."""
+    origins whose pages may ask, "*" is every one. The folder ``receipts`` keeps a receipt of every
+    answer."""
 
     path: Path
     model: ModelOptions
@@ -55,6 +58,7 @@ class ServeOptions:
     record: Path | None = None
     reject_unknown: bool = False
     cors: tuple[str, ...] = ()
+    receipts: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def running(
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
         about_to_listen()
         http.start()
-        host = f"[{options.host}]" if ":" in options.host else options.host
+        host = reachable_host(options.host)
         server = Running(serving, http, f"http://{host}:{http.port}")
         try:
             yield server
@@ -133,6 +137,9 @@ def _serving(
     if options.replicas:
         return Serving(options.path, options.model.name, _replicas(options), accounts, ledger)
     together = MultiEngineDriver(accounts.tenants) if options.beside else None
+    receipts = None
+    if options.receipts is not None:
+        receipts = owned.enter_context(ReceiptStore(options.receipts))
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))
@@ -146,7 +153,9 @@ def _serving(
     def serving(path: Path, name: str) -> Serving:
         began_with = options.model.name, options.path
         beside = options.beside
-        return Serving(path, name, open_it, accounts, ledger, began_with, beside, together)
+        return Serving(
+            path, name, open_it, accounts, ledger, began_with, beside, together, receipts
+        )
 
     if together is not None:
         together.start()
@@ -173,6 +182,8 @@ def _replicas(options: ServeOptions) -> Opener:
 
     if options.record is not None:
         raise ConfigError("--record is for a server without --ray: replicas leave no trace")
+    if options.receipts is not None:
+        raise ConfigError("--receipts is for a server without --ray: replicas make no receipts")
     if options.beside:
         raise ConfigError("--beside is for a server without --ray: replicas have one model")
 

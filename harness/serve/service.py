@@ -9,16 +9,22 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from contract.errors import RequestError
-from contract.types import Tenant
+from contract.types import Request, Tenant
 from harness.serve.accounts import Accounts
+from harness.serve.answer_grammar import TextPlan
 from harness.serve.answers import Answer, AnswerFormat, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
+from harness.serve.chat import ChatPlan
 from harness.serve.completion_answers import CompletionShape
 from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
+from harness.serve.infill_prompt import infill_prompt
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
+from harness.serve.receipts.make import store_answer
+from harness.serve.receipts.store import ReceiptStore
+from harness.serve.storage import StorageProblem
 from harness.serve.streams import CLIENT_LEFT, event_stream, whole_answer
 from harness.serve.submissions import EngineStopped
 from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
@@ -46,6 +52,7 @@ class Service:
     ledger: LedgerStore
     metrics: Metrics
     draining: threading.Event = field(default_factory=threading.Event)
+    receipts: ReceiptStore | None = None
 
     def chat(
         self,
@@ -63,25 +70,18 @@ class Service:
 
         def begin() -> tuple[Generation, AnswerFormat]:
             self.model.check_name(body.model)
-            plan = self.model.chat_plan(body)
+            plan, requests = self.chat_requests(body, tenant)
             caller.ignore(plan.ignored)
-            requests = requests_of(
-                body,
-                [self.model.encode_chat(plan.prompt)],
-                self.model,
-                tenant,
-                max_tokens=body.max_completion_tokens or _most_tokens(body),
-                most=None if body.n_predict == -1 else self.model.sampling.max_tokens,
-                log_probabilities=listed,
-            )
             generation = Generation(
                 self.model,
                 requests,
                 body.logits_digest,
                 plan,
                 stop_tokens=body.stop_token_ids or (),
+                rows=self._makes_receipt(body),
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)
+            self._promise_receipt(answer, "chat", body)
             return generation, shape_of(answer, listed is not None)
 
         return self._answer(body, tenant, begin, caller)
@@ -99,35 +99,81 @@ class Service:
 
         def begin() -> tuple[Generation, AnswerFormat]:
             self.model.check_name(body.model)
-            encode = partial(
-                self.model.encode,
-                parse_special=body.parse_special,
-                add_special_tokens=body.add_special_tokens,
-            )
-            prompts = self.prompts_of(body.prompt, encode=encode)
-            requests = requests_of(
-                body,
-                prompts,
-                self.model,
-                tenant,
-                max_tokens=_most_completed(body),
-                log_probabilities=body.logprobs,
-            )
-            scores = bool(body.echo) and listed
+            prompts, requests = self.completion_requests(body, tenant)
             generation = Generation(
                 self.model,
                 requests,
                 body.logits_digest,
-                scores=scores,
                 stop_tokens=body.stop_token_ids or (),
+                constrained=TextPlan.of(body.grammar),
+                rows=self._makes_receipt(body),
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)
+            self._promise_receipt(answer, "completion", body)
             echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()
             if shape_of is not None:
                 return generation, shape_of(answer, listed)
             return generation, CompletionShape(answer, listed, echoed)
 
         return self._answer(body, tenant, begin, caller)
+
+    def chat_requests(self, body: ChatRequest, tenant: Tenant) -> tuple[ChatPlan, list[Request]]:
+        """What the engine is asked for a conversation. Raises ApiError, RequestError and
+        TemplateError."""
+        plan = self.model.chat_plan(body)
+        prompt = self.model.encode_chat(plan.prompt, plan.spoken)
+        return plan, requests_of(
+            body,
+            [prompt],
+            self.model,
+            tenant,
+            max_tokens=most_chat_tokens(body),
+            most=None if body.n_predict == -1 else self.model.sampling.max_tokens,
+            log_probabilities=(body.top_logprobs or 0) if body.logprobs else None,
+            scored=body.prompt_logprobs,
+            turns=self.model.turns(plan.prompt, prompt),
+        )
+
+    def completion_requests(
+        self, body: CompletionRequest, tenant: Tenant
+    ) -> tuple[list[Sequence[int]], list[Request]]:
+        """The prompts of texts to continue, and what the engine is asked. Raises ApiError and
+        RequestError."""
+        encode: Callable[[str], list[int]] = partial(
+            self.model.encode,
+            parse_special=body.parse_special,
+            add_special_tokens=body.add_special_tokens,
+        )
+        if body.suffix:
+            encode = _between(self.model, body, body.suffix)
+        prompts = self.prompts_of(body.prompt, encode=encode)
+        return prompts, requests_of(
+            body,
+            prompts,
+            self.model,
+            tenant,
+            max_tokens=most_completed(body),
+            log_probabilities=body.logprobs,
+            scored=_most_scored(body),
+        )
+
+    def _makes_receipt(self, body: Sampled) -> bool:
+        """Whether an answer has a receipt. Raises ApiError where one is requested of a server that
+        makes none."""
+        if self.receipts is None and body.receipt:
+            raise ApiError(
+                400, "this server makes no receipts; start it with --receipts", param="receipt"
+            )
+        return self.receipts is not None and body.receipt is not False
+
+    def _promise_receipt(self, answer: Answer, kind: str, body: Sampled) -> None:
+        """Have the receipt of an answer made once it has ended."""
+        receipts = self.receipts
+        if receipts is None or not self._makes_receipt(body):
+            return
+        answer.generation.make_receipt = partial(
+            store_answer, receipts, answer.generation, kind, body, answer.tenant, answer.id
+        )
 
     def usage(self, account: Account) -> Json:
         """``GET /v1/tenants/{id}/usage``: what was counted, and how it went since the start."""
@@ -170,12 +216,20 @@ class Service:
         begin: Callable[[], tuple[Generation, AnswerFormat]],
         caller: Caller,
     ) -> Answered:
+        if body.prompt_logprobs is not None and body.stream:
+            raise ApiError(400, "prompt_logprobs needs stream false", param="prompt_logprobs")
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options needs stream true", param="stream_options")
         self.check_accepting()
         generation, shape = begin()
 
         def finish(error: ApiError | None) -> None:
+            if error is None:
+                try:
+                    _ = generation.receipt
+                except StorageProblem as problem:
+                    self._count(generation, tenant, as_api_error(problem))
+                    raise
             self._count(generation, tenant, error)
 
         if body.stream:
@@ -258,6 +312,17 @@ class Service:
         raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
 
 
+def _between(
+    model: ServedModel, body: CompletionRequest, suffix: str
+) -> Callable[[str], list[int]]:
+    """What makes a prompt of a text that goes before a ``suffix``. Raises ApiError."""
+    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if body.echo or not all(isinstance(text, str) for text in texts):
+        problem = "suffix needs prompts that are texts, and no echo"
+        raise ApiError(400, problem, param="suffix", code="invalid_value")
+    return lambda text: infill_prompt(model, text, suffix)
+
+
 def _most_tokens(body: Sampled) -> int | None:
     """The limit that a body names by either of its names."""
     if body.max_tokens is None and body.n_predict is not None and body.n_predict > 0:
@@ -265,11 +330,25 @@ def _most_tokens(body: Sampled) -> int | None:
     return body.max_tokens
 
 
-def _most_completed(body: CompletionRequest) -> int | None:
+def most_chat_tokens(body: ChatRequest) -> int | None:
+    """The limit that a conversation names, None where it names none."""
+    return body.max_completion_tokens or _most_tokens(body)
+
+
+def most_completed(body: CompletionRequest) -> int | None:
     """The limit of a completion, None for the end of the context."""
     if body.max_tokens is None and body.n_predict is not None:
         return None if body.n_predict < 0 else body.n_predict
     return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+
+
+def _most_scored(body: CompletionRequest) -> int | None:
+    """How many likely tokens are listed with each token of a prompt, None where none is scored."""
+    echoed = body.logprobs if body.echo else None
+    if None not in (echoed, body.prompt_logprobs) and echoed != body.prompt_logprobs:
+        problem = f"is {body.prompt_logprobs}, and logprobs of the echo {echoed}; give one number"
+        raise RequestError("prompt_logprobs", problem)
+    return body.prompt_logprobs if echoed is None else echoed
 
 
 def _answer_of(
@@ -282,6 +361,7 @@ def _answer_of(
         caller,
         usage=_wants_usage(body),
         token_ids=bool(body.return_token_ids),
+        prompt_logprobs=body.prompt_logprobs is not None,
     )
 
 

@@ -26,6 +26,7 @@ from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import LATEST, ServedModel, other_names
 from harness.serve.multi_engine import MultiEngineDriver, SharedDriver
+from harness.serve.receipts.store import ReceiptStore
 from harness.serve.service import Service
 
 Opener = Callable[[Path, str, ExitStack, int], ServedModel]
@@ -66,7 +67,7 @@ class Serving:
 
     ``began_with`` are name and file of the model that the server was started with, which may be
     another one. Those ``beside`` may be asked for by name, and so may that one then; the engines of
-    all are ``together``. Raises what ``open_it`` raises.
+    all are ``together``. Receipts of answers go to ``receipts``. Raises what ``open_it`` raises.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Serving:
         began_with: tuple[str, Path] | None = None,
         beside: Mapping[str, Path] = NO_OTHERS,
         together: MultiEngineDriver | None = None,
+        receipts: ReceiptStore | None = None,
     ) -> None:
         self.began_with = began_with or (name, path)
         self.by_name = dict([self.began_with, *beside.items()]) if beside else {}
@@ -101,6 +103,7 @@ class Serving:
             owned.close()
             raise
         service = Service(model, accounts, ledger, Metrics(model.name, model.driver))
+        service.receipts = receipts
         self._place = _Place(service, owned)
         self._places = [self._place]
 

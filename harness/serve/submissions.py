@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from contract.errors import ZincError
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import DeviceLost, ZincError
 from contract.types import Request
-from harness.serve.prompt_scores import PromptScores
+from harness.serve.faults import log_fault
 from harness.serve.structured.grammars import TokenMasks
 from reference.engine.sequence import LogitsSink
 from reference.runner import LOGITS
+from reference.sched.scores import ScoreSink
 
 Stream = TypeVar("Stream")
+log = logging.getLogger("zinc_rt.serve")
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
 NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
-NO_SCORES: Mapping[int, PromptScores] = MappingProxyType({})
+NO_SCORES: Mapping[int, ScoreSink] = MappingProxyType({})
 
 
 class EngineStopped(ZincError):
@@ -31,7 +37,7 @@ class Submission:
     ``logits`` receive, by request id and on the engine's thread, those of every position from
     ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
     ``output``; each before the event with the last such token. ``masks``, by request id, say which
-    token may come next, and ``scores`` are given the logits of their prompts to work on.
+    token may come next, and ``scores`` receive the log-probabilities of prompts.
     """
 
     requests: Sequence[Request]
@@ -39,7 +45,11 @@ class Submission:
     logits_from: int | None = None
     output: str = LOGITS
     masks: Mapping[int, TokenMasks] = field(default_factory=dict)
-    scores: Mapping[int, PromptScores] = field(default_factory=dict)
+    scores: Mapping[int, ScoreSink] = field(default_factory=dict)
+
+    def first_row_of(self, request: Request) -> int:
+        """The first position of a request whose row ``logits`` receive."""
+        return len(request.prompt) - 1 if self.logits_from is None else self.logits_from
 
 
 class Submits(Protocol[Stream]):
@@ -58,7 +68,7 @@ class Submits(Protocol[Stream]):
         requests: Sequence[Request],
         logits: Mapping[int, LogitsSink] = NO_SINKS,
         masks: Mapping[int, TokenMasks] = NO_MASKS,
-        scores: Mapping[int, PromptScores] = NO_SCORES,
+        scores: Mapping[int, ScoreSink] = NO_SCORES,
     ) -> Stream:
         """Queue requests that belong together, on a stream of their own; see ``Submission``.
 
@@ -70,3 +80,49 @@ class Submits(Protocol[Stream]):
         if error is not None:
             raise error
         return stream
+
+
+def joined_sinks(
+    first: Mapping[int, LogitsSink], second: Mapping[int, LogitsSink]
+) -> Mapping[int, LogitsSink]:
+    """Who receives the logits of each request: of either mapping, or of both one after the
+    other."""
+    if not (first and second):
+        return first or second
+
+    def joined(request_id: int) -> LogitsSink:
+        def divide(position: int, logits: NDArray[np.float32]) -> None:
+            first[request_id](position, logits)
+            second[request_id](position, logits)
+
+        return divide
+
+    return {request_id: joined(request_id) for request_id in first}
+
+
+@dataclass(frozen=True, slots=True)
+class EndWords:
+    """What callers are told of an engine that was closed, and what to do after a failure."""
+
+    closed: str = "the server is shutting down"
+    remedy: str = "restart the server"
+
+
+def reason_of_end(
+    wait: Callable[[], bool],
+    turn: Callable[[], None],
+    what: str,
+    words: EndWords = EndWords(),
+) -> EngineStopped:
+    """Take turns until ``wait`` says that there are no more, or one fails; what those who wait for
+    ``what`` are told then."""
+    try:
+        while wait():
+            turn()
+    except DeviceLost as error:
+        log.error("the device was lost: %s", error)
+        return EngineStopped(f"the device was lost; {words.remedy}")
+    except BaseException as error:
+        log_fault(f"the {what} ended", error)
+        return EngineStopped(f"the {what} failed; {words.remedy}")
+    return EngineStopped(words.closed)

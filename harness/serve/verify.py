@@ -1,4 +1,5 @@
-"""Replaying an answer: the same request on the same function gives the same bytes, or a place."""
+"""Replays an answer: the same request on the same function gives the same bytes, or the first
+difference is named."""
 
 from __future__ import annotations
 
@@ -23,21 +24,24 @@ from harness.serve.hosted import without_hosted_tools
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
-from harness.serve.responses import respond
+from harness.serve.ollama.parse import plain_schemas
+from harness.serve.ollama.routes import answer_chat, answer_prompt
+from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
+from harness.serve.rerank import RerankRequest, rerank
+from harness.serve.responses.parse import readable_items
+from harness.serve.responses.routes import respond
+from harness.serve.responses.wire import ResponsesRequest
 from harness.serve.service import Answered, Began, Service
 from harness.serve.strict_json import loads
 from harness.serve.wire import ChatRequest, CompletionRequest, decode
-from harness.serve.wire_items import readable_items
-from harness.serve.wire_responses import ResponsesRequest
 
 Json = dict[str, Any]
 NOTHING = object()
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
-COUNTS = (
-    *("prompt_tokens", "completion_tokens", "total_tokens"),
-    *("input_tokens", "output_tokens"),
-)
+FROM_CACHE = ("cached_tokens", "cache_write_tokens")
+"""Counts of what the server had computed before."""
+OLLAMA_ENDS = ("done_reason", "prompt_eval_count", "eval_count")
 NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_INT32}
 """OpenAI's sampling: no filter and no limit."""
 
@@ -59,20 +63,24 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     model = replace(model, sampling=_defaults_of(response))
     now = _told(_answer(model, asked, response))
     for name in now:
-        if name == "usage" and then[name] is None:
-            # A stream of which nobody asked for a count.
+        if name == "usage" and tells_no_usage(response):
             continue
-        place = _difference(name, then[name], now[name])
-        if place is not None:
-            return place
+        difference = _difference(name, then[name], now[name])
+        if difference is not None:
+            return difference
     return None
+
+
+def tells_no_usage(response: Json) -> bool:
+    """Whether an answer is a stream of which nobody asked for a count: whole answers have one."""
+    return response.get("usage") is None and "object" not in response and "type" not in response
 
 
 def _defaults_of(response: Json) -> SamplingDefaults:
     """What the server that answered was sampling with; an answer that does not say so is older than
     such defaults."""
-    told = _extra(response).get("sampling_defaults")
-    return sampling_defaults({}, given=told if isinstance(told, dict) else NO_DEFAULTS)
+    values = _extra(response).get("sampling_defaults")
+    return sampling_defaults({}, given=values if isinstance(values, dict) else NO_DEFAULTS)
 
 
 def _told(response: Json) -> Json:
@@ -82,12 +90,17 @@ def _told(response: Json) -> Json:
     if response.get("type") == MESSAGE:
         ends = {name: response.get(name) for name in ("stop_reason", "stop_sequence")}
         return {"content": response.get("content"), **ends, **digests}
+    if "done_reason" in response:
+        ends = {name: response.get(name) for name in OLLAMA_ENDS}
+        message = response.get("message")
+        said = {name: response.get(name) for name in ("response", "thinking")}
+        return {"message": message, **said, **ends}
     output = response.get("output")
     if isinstance(output, list) and all(isinstance(item, dict) for item in output):
         named = [{key: item[key] for key in item if key != "id"} for item in output]
         ends = {name: response.get(name) for name in ("status", "incomplete_details")}
         return {"output": named, **ends, **digests}
-    for name in ("choices", "data"):
+    for name in ("choices", "data", "results"):
         if isinstance(response.get(name), list) and response[name]:
             return {name: list(map(_without_empty, response[name])), **digests}
     raise ConfigError("the response has no choices, no output and no vectors: it is no answer")
@@ -103,9 +116,16 @@ def _usage(response: Json) -> Json | None:
         # What is read from the cache and what is not is the server's, their sum is everybody's.
         prompt = sum(usage.get(name) or 0 for name in (CACHE_READ, CACHE_WRITTEN, "input_tokens"))
         return {"input_tokens": prompt, "output_tokens": usage.get("output_tokens")}
-    details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-    counts = {name: usage.get(name) for name in COUNTS if name in usage}
-    return {**counts, "reasoning_tokens": details.get("reasoning_tokens")}
+    return _counts(usage)
+
+
+def _counts(usage: Json) -> Json:
+    """A usage without what the cache had of the prompt, which depends on others."""
+    return {
+        name: _counts(value) if isinstance(value, dict) else value
+        for name, value in usage.items()
+        if name not in FROM_CACHE
+    }
 
 
 def _without_empty(choice: object) -> object:
@@ -137,6 +157,8 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         raw = msgspec.json.encode(asked | {"model": service.model.name})
         body = decode(raw, MessagesRequest, [], readable_blocks)
         return answer_message(service, body, LOCAL_TENANT, Caller())
+    if "done_reason" in response:
+        return _ask_as_ollama(service, asked)
     raw = msgspec.json.encode(asked)
     if "messages" in asked:
         return service.chat(
@@ -146,24 +168,39 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         return respond(
             service, decode(raw, ResponsesRequest, [], readable_items), LOCAL_TENANT, Caller()
         )
+    if "results" in response:
+        return rerank(service, decode(raw, RerankRequest, []), LOCAL_TENANT, Caller())
     if "data" in response:
         return embed(service, decode(raw, EmbeddingRequest, []), LOCAL_TENANT, Caller())
     return service.complete(decode(raw, CompletionRequest, []), LOCAL_TENANT, Caller())
 
 
-def _difference(place: str, then: object, now: object) -> str | None:
-    """The first place where two JSON values differ, and how."""
+def _ask_as_ollama(service: Service, asked: Json) -> Answered:
+    """By Ollama's routes, where seeds are among the options."""
+    options = dict(asked.get("options") or {})
+    options.setdefault("seed", asked["seed"])
+    rest = {name: given for name, given in asked.items() if name != "seed"}
+    whole = rest | {"options": options, "stream": False, "model": service.model.name}
+    raw = msgspec.json.encode(whole)
+    if "messages" in asked:
+        body = decode(raw, OllamaChatRequest, [], plain_schemas)
+        return answer_chat(service, body, LOCAL_TENANT, Caller())
+    return answer_prompt(service, decode(raw, GenerateRequest, []), LOCAL_TENANT, Caller())
+
+
+def _difference(path: str, then: object, now: object) -> str | None:
+    """The first path at which two JSON values differ, and how."""
     if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
-        parts = [(f"{place}.{key}", then[key], now[key]) for key in now]
+        parts = [(f"{path}.{key}", then[key], now[key]) for key in now]
     elif isinstance(then, list) and isinstance(now, list):
         pairs = enumerate(zip_longest(then, now, fillvalue=NOTHING))
-        parts = [(f"{place}[{i}]", *pair) for i, pair in pairs]
+        parts = [(f"{path}[{i}]", *pair) for i, pair in pairs]
     elif isinstance(then, str) and isinstance(now, str) and then != now:
         at = next((i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), None)
         at = min(len(then), len(now)) if at is None else at
-        return f"{place}: character {at}: {then[at : at + 20]!r} then, {now[at : at + 20]!r} now"
+        return f"{path}: character {at}: {then[at : at + 20]!r} then, {now[at : at + 20]!r} now"
     else:
-        return None if then == now else f"{place}: {_shown(then)} then, {_shown(now)} now"
+        return None if then == now else f"{path}: {_shown(then)} then, {_shown(now)} now"
     for part in parts:
         found = _difference(*part)
         if found is not None:

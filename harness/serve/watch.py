@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from contract.types import Tenant
+from reference.memory.prefix import Difference
 from reference.observer import NullObserver, StepObservation
 
 
@@ -16,14 +17,16 @@ class RequestFacts:
     """What became of one request, in seconds of ``time.monotonic``. Written by the engine's thread.
 
     ``tenant`` is whose it was when it came; ``cached`` prompt tokens came from the prefix cache
-    when it was first admitted. ``tokens`` were put on its stream, those behind the end of its
-    answer among them until that is noticed.
+    when it was first admitted, and ``difference`` is where a cached prompt of its tenant went on
+    otherwise. ``tokens`` were put on its stream, those behind the end of its answer among them
+    until that is noticed.
     """
 
     submitted: float
     tenant: Tenant
     admitted: float | None = None
     cached: int = 0
+    difference: Difference | None = None
     preempted: int = 0
     tokens: int = 0
 
@@ -59,6 +62,11 @@ class StreamWatch(NullObserver):
             seconds = step.ended - max(step.began, self.read_at)
             self.listener.stepped(seconds, sum(count for _, _, count in step.chunks))
         self.read_at = step.ended
+
+    def differed(self, at: float, request_id: int, difference: Difference) -> None:
+        stream = self.streams.get(request_id)
+        if stream is not None and stream.facts[request_id].admitted is None:
+            stream.facts[request_id].difference = difference
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
         stream = self.streams.get(request_id)

@@ -74,7 +74,9 @@ class UserMessage(_MessageFields, tag="user"):
 
 class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
     """What the model said, which may be calls alone. A ``refusal`` is what it said in place of an
-    answer; ``annotations`` and ``audio`` of other servers' answers say nothing to a model."""
+    answer; ``annotations`` and ``audio`` of other servers' answers say nothing to a model.
+    ``token_ids`` are the tokens the answer was made of, as ``return_token_ids`` gives them: where
+    they spell the turn as the template writes it, the prompt has these tokens."""
 
     content: str | list[TextPart] | None = None  # type: ignore[assignment]
     reasoning_content: str | None = None
@@ -83,6 +85,7 @@ class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
     annotations: Any = None
     audio: Any = None
     function_call: None = None
+    token_ids: list[int] | None = None
 
 
 class ToolMessage(_MessageFields, tag="tool", kw_only=True):
@@ -109,9 +112,12 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing: prefixes
     are found by their tokens, and nothing is stored. Without ``seed`` one is drawn; the answer
     names it. Choice i is sampled with seed + i. ``logits_digest`` asks for a SHA-256 of the logits
-    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``. A token of
+    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``; ``receipt`` says
+    whether the answer has a receipt, where the server makes them. A token of
     ``stop_token_ids`` ends a text as stop strings do, of which one may be a control token's;
-    ``return_token_ids`` asks for the ids of the prompt and of every generated token.
+    ``return_token_ids`` asks for the ids of the prompt and of every generated token,
+    ``prompt_logprobs`` for the log-probability of each of the prompt's tokens and of so many of the
+    likeliest at its position.
     ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
     ``max_tokens`` and ``repetition_penalty``.
     """
@@ -136,6 +142,8 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     n_predict: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     repeat_penalty: Repetition | None = None
     logits_digest: bool = False
+    prompt_logprobs: TopLogprobs | None = None
+    receipt: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: Tier | None = None
@@ -150,9 +158,15 @@ class ChatRequest(Sampled, kw_only=True):
 
     ``enable_thinking``, here or in ``chat_template_kwargs``, and ``reasoning_effort`` say whether
     the model thinks first: effort "none" and "minimal" that it does not, any other that it does.
+    With ``continue_final_message`` the answer continues the last message, a text of the
+    assistant's; without ``add_generation_prompt`` the prompt ends with the last message.
+    A ``grammar`` in GBNF holds the answer.
     """
 
     messages: Messages
+    grammar: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -171,7 +185,9 @@ class CompletionRequest(Sampled, kw_only=True):
     list of lists of ids. The text of a control token is that token, unless ``parse_special`` is
     false; with ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text of an
     answer begins with its prompt, and with ``logprobs`` so do its tokens, of which the first has
-    none; 0 ``max_tokens`` are the prompt alone."""
+    none; 0 ``max_tokens`` are the prompt alone. A ``grammar`` in GBNF holds the answers. With
+    ``suffix`` an answer is the text between the prompt and the suffix, in neither of which the
+    text of a control token is that token."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     parse_special: bool = True
@@ -179,6 +195,8 @@ class CompletionRequest(Sampled, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
+    grammar: str | None = None
+    suffix: str | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""One model as a simulation serves it: a watched engine on a world."""
+"""One model in memory: an engine with its watch, on a world."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import Schedule
 from harness.simulation.watch import EngineWatch
 from harness.simulation.world import World
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.sched.tenants import Tenants
 
 
 class Served:
-    """The engine of the model of this ``number``, its watch, and the world both are on."""
+    """The engine of model ``number``, its watch, and its world."""
 
     def __init__(
         self,
@@ -35,19 +35,21 @@ class Served:
         world.runner.watch = watch.submitted_step
         self.engine = Engine(
             world.runner,
-            end_of_generation=world.end_of_generation,
-            chunk_tokens=shape.chunk_tokens,
-            chunk_while_decoding=(shape.chunk_tokens + 1) // 2 if schedule.seed % 2 else None,
-            page_order=shape.page_order,
-            steps_ahead=shape.steps_ahead,
+            EngineOptions(
+                end_of_generation=world.end_of_generation,
+                chunk_tokens=shape.chunk_tokens,
+                chunk_while_decoding=(shape.chunk_tokens + 1) // 2 if schedule.seed % 2 else None,
+                page_order=shape.page_order,
+                steps_ahead=shape.steps_ahead,
+                queue_depth=shape.queue_depth,
+                prefix_cache=shape.prefix_cache,
+                cached_pages=shape.cached_pages,
+                copy_pages=shape.copy_pages,
+                host_pages=shape.host_pages,
+                stall_steps=shape.stall_steps,
+            ),
             tenants=tenants,
             clock=world.clock,
-            queue_depth=shape.queue_depth,
-            prefix_cache=shape.prefix_cache,
-            cached_pages=shape.cached_pages,
-            copy_pages=shape.copy_pages,
-            host_pages=shape.host_pages,
-            stall_steps=shape.stall_steps,
             drafter=self._drafter(schedule.seed) if shape.guesses else None,
             observer=watch,
         )
@@ -55,12 +57,12 @@ class Served:
 
     @property
     def violation(self) -> Violation | None:
-        """What was found broken while the engine was working."""
+        """The first violation that was found while the engine worked."""
         return self.watch.violation or self.world.runner.violation
 
     def leave(self, counts: Counter[str]) -> None:
-        """Check what an engine must have right at its end, and add what it did to ``counts``.
-        Raises Violation."""
+        """Check the engine when it is not used any more, and add its counts to ``counts``. Raises
+        Violation."""
         self.watch.at_end()
         statistics = self.engine.statistics
         for what in ("tokens_hit", "evicted", "spilled", "restored", "copied"):
@@ -71,7 +73,7 @@ class Served:
         counts["preemptions"] += statistics.preempted
 
     def empty(self) -> None:
-        """Nobody is left, and neither is anything they had. Raises Violation."""
+        """Check that no request and no slot is left. Raises Violation."""
         require(
             self.engine.idle, Invariant.LIVENESS, lambda: "the engine has requests without clients"
         )

@@ -13,16 +13,18 @@ from harness.progress import progress_on
 from harness.synth import ARCHITECTURES, QUANTS, size_names, sized_spec, write_synthetic
 from harness.synth.spec import GROUPS, ROPE_SCALINGS, SynthSpec
 
+PROG = "python -m harness.synth"
+
 
 def _widths(text: str) -> int | tuple[int, ...]:
     widths = tuple(int(part) for part in text.split(","))
     return widths if len(widths) > 1 else widths[0]
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """The parser of the flags; a flag that is not given leaves the named size's value."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.synth",
+        prog=prog,
         description="Write a GGUF model with random weights; the same flags give the same bytes.",
         argument_default=argparse.SUPPRESS,
     )
@@ -88,9 +90,9 @@ def _grouped(flags: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Write the file; returns 0, or 2 with one line on standard error."""
-    values = _grouped(vars(build_parser().parse_args(argv)))
+    values = _grouped(vars(build_parser(prog).parse_args(argv)))
     out, tokenizer, size = values.pop("out"), values.pop("tokenizer_from"), values.pop("size")
     sparse = values.pop("sparse")
     try:

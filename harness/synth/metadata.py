@@ -7,6 +7,8 @@ from typing import Any
 from harness.synth.spec import ExpertSpec, Gemma, Recurrent, SynthSpec
 
 RMS_EPSILON = 1e-6
+LONG_ROPE_ATTENTION = 1.19
+"""The factor of sine and cosine in files with divisors for long contexts."""
 ROPE_SECTIONS = (11, 11, 10, 0)
 """Rotary pairs for time, height and width; text uses the same angle for all three."""
 
@@ -31,6 +33,16 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         keys["rope.scaling.type"] = spec.rope_scaling
         keys["rope.scaling.factor"] = spec.rope_factor
         keys["rope.scaling.original_context_length"] = spec.rope_original_context
+    if spec.long_rope:
+        keys["rope.scaling.original_context_length"] = spec.rope_original_context
+        keys["rope.scaling.attn_factor"] = LONG_ROPE_ATTENTION
+    if spec.window:
+        keys["attention.sliding_window"] = spec.window
+    if (scales := spec.scales) is not None:
+        keys["embedding_scale"] = scales.embedding
+        keys["residual_scale"] = scales.residual
+        keys["attention.scale"] = scales.attention
+        keys["logit_scale"] = scales.logits
     if spec.nextn_layers:
         keys["nextn_predict_layers"] = spec.nextn_layers
     if spec.experts is not None:

@@ -32,8 +32,11 @@ MIX_DEVIATION = 0.1
 ROUTER_SPREAD = 2.0
 """Deviation of router logits, so that probabilities differ and several experts matter."""
 
+LONG_ROPE = ("rope_factors_long", "rope_factors_short")
+"""Tensors of frequency divisors for contexts beyond the original one, and up to it."""
+
 FILE_ORDER = (
-    "token_embd", "rope_freqs", "per_layer_token_embd", "per_layer_model_proj",
+    "token_embd", "rope_freqs", *LONG_ROPE, "per_layer_token_embd", "per_layer_model_proj",
     "per_layer_proj_norm", "attn_norm", "attn_q", "attn_q.bias", "attn_k", "attn_k.bias", "attn_v",
     "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm", "attn_k_norm", "attn_output",
     "attn_output.bias", "attn_gate", "ssm_in", "ssm_conv1d", "ssm_dt.bias", "ssm_a", "ssm_ba",
@@ -134,8 +137,9 @@ def _config(spec: SynthSpec) -> ModelConfig:
         keys["attention.recurrent_layers"] = listed
     metadata = {f"{spec.architecture}.{key}": value for key, value in keys.items()}
     tensors: dict[str, TensorSource] = {"token_embd.weight": (F32, (spec.vocab, 1), HOLE)}
-    if spec.rope_freqs:
-        tensors["rope_freqs.weight"] = (F32, (spec.head_dim // 2,), HOLE)
+    divisors = ("rope_freqs",) if spec.rope_freqs else ()
+    for name in LONG_ROPE if spec.long_rope else divisors:
+        tensors[f"{name}.weight"] = (F32, (spec.head_dim // 2,), HOLE)
     with TemporaryDirectory() as folder:
         path = Path(folder, "header.gguf")
         write_gguf(path, {"general.architecture": spec.architecture, **metadata}, tensors)
@@ -146,7 +150,7 @@ def _config(spec: SynthSpec) -> ModelConfig:
 def _tensor(spec: SynthSpec, name: str, shape: tuple[int, ...]) -> SynthTensor:
     """The tensor of this name and shape, and how it is drawn."""
     block, kind = block_and_kind(name)
-    if kind == "rope_freqs":
+    if kind in ("rope_freqs", *LONG_ROPE):
         return SynthTensor(name, shape, (), 0.0)
     centre, deviation = _spread(spec, kind, shape)
     repeats, parts = _parts(spec, block, kind)

@@ -53,6 +53,8 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 3.6, 26b-a4b and 31b are those of Gemma 4; 1b has about a billion weights."""
 
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "granite": {"scales": {}},
+    "phi3": {"fused_qkv": True},
     "qwen3moe": {"experts": {}},
     "qwen35": {"recurrent": {}, "layers": 4},
     "qwen35moe": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},

@@ -12,7 +12,7 @@ from contract.errors import ConfigError
 GENERATOR_VERSION = 1
 """Raised whenever the bytes of some specification change."""
 
-DENSE = ("llama", "qwen2", "qwen3")
+DENSE = ("llama", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3")
 WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
@@ -31,7 +31,7 @@ LEAST: Mapping[str, int] = {
     "recurrent.interval": 1, "recurrent.state": 1, "recurrent.key_heads": 1,
     "recurrent.value_heads": 1, "recurrent.kernel": 2, "gemma.window": 0, "gemma.period": 1,
     "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
-    "gemma.per_layer_width": 0,
+    "gemma.per_layer_width": 0, "window": 0,
 }  # fmt: skip
 """The smallest value of every field that is a count."""
 
@@ -104,6 +104,17 @@ GEMMA4_ONLY = (
 
 
 @dataclass(frozen=True, slots=True)
+class Scales:
+    """Granite's factors of embeddings, residuals and attention scores; logits are divided by
+    ``logits``."""
+
+    embedding: float = 12.0
+    residual: float = 0.22
+    attention: float = 0.015625
+    logits: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
 class SynthSpec:
     """A decoder with random weights.
 
@@ -111,9 +122,11 @@ class SynthSpec:
     layers of a model with ``experts`` have none, except in gemma4, where both are added.
     ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
     the mixture ``q4_k_m``. ``rope_factor`` and ``rope_original_context`` matter only with
-    ``rope_scaling``. ``nextn_layers`` are prediction blocks after the last layer. With
-    ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
-    bias of two channels of every KV head, or their norm weight where keys are normed.
+    ``rope_scaling``. ``long_rope`` gives phi3 two tensors of frequency divisors, for contexts up to
+    ``rope_original_context`` and beyond. ``window`` limits attention, in all layers of phi3 and in
+    all but every fourth of olmo2; 0 is off. ``nextn_layers`` are prediction blocks after the last
+    layer. With ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not
+    0, is the bias of two channels of every KV head, or their norm weight where keys are normed.
     """
 
     architecture: str = "llama"
@@ -136,12 +149,15 @@ class SynthSpec:
     rope_scaling: str = "none"
     rope_factor: float = 4.0
     rope_original_context: int = 256
+    long_rope: bool = False
+    window: int = 0
     expand_to_f32: bool = False
     nextn_layers: int = 0
     key_outliers: float = 0.0
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
     gemma: Gemma | None = None
+    scales: Scales | None = None
 
     def validate(self) -> None:
         """Raise ConfigError naming the first field with an invalid value."""
@@ -169,6 +185,8 @@ class SynthSpec:
     @property
     def rope_dims(self) -> int:
         """The number of rotated channels of a head."""
+        if self.architecture == "glm4":
+            return self.head_dim // 2
         return self.head_dim // 4 if self.recurrent else self.head_dim
 
     def is_recurrent(self, block: int) -> bool:
@@ -207,10 +225,17 @@ class SynthSpec:
     @property
     def name(self) -> str:
         """A short name for ``general.name`` and for messages."""
-        return f"synthetic {self.architecture} {self.quant} seed {self.seed}"
+        # llama.cpp takes a name with "phi3" in it for a file that has Phi 3's special tokens.
+        family = self.architecture.replace("phi3", "phi 3")
+        return f"synthetic {family} {self.quant} seed {self.seed}"
 
 
-GROUPS: Mapping[str, type] = {"experts": ExpertSpec, "recurrent": Recurrent, "gemma": Gemma}
+GROUPS: Mapping[str, type] = {
+    "experts": ExpertSpec,
+    "recurrent": Recurrent,
+    "gemma": Gemma,
+    "scales": Scales,
+}
 """Fields of a specification that are specifications themselves, with their types."""
 
 
@@ -235,7 +260,9 @@ def spec_of(values: Mapping[str, Any]) -> SynthSpec:
 def fields_of(spec: SynthSpec) -> dict[str, Any]:
     """The fields from which ``spec_of`` makes the same specification, without absent groups and
     counts."""
-    absent = dict.fromkeys(GROUPS) | {"nextn_layers": 0, "key_outliers": 0.0}
+    absent = dict.fromkeys(GROUPS) | {
+        "nextn_layers": 0, "key_outliers": 0.0, "long_rope": False, "window": 0,
+    }  # fmt: skip
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
 
@@ -272,6 +299,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "gemma4")),
         ("recurrent", HYBRIDS, HYBRIDS),
         ("gemma", GEMMAS, GEMMAS),
+        ("scales", ("granite",), ("granite",)),
     ):
         missing = getattr(spec, name) is None
         yield name, missing and architecture in needing, f"given for {architecture}"
@@ -282,6 +310,10 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     yield "seed", spec.seed >= 1 << 64, "a 64-bit number"
     yield "kv_heads", spec.heads % spec.kv_heads, f"a divisor of {spec.heads} heads"
     yield "head_dim", spec.head_dim % 2, "even"
+    yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
+    windowed = architecture in ("phi3", "olmo2")
+    yield "window", spec.window and not windowed, f"0 for {architecture}"
+    yield "fused_qkv", spec.fused_qkv and architecture == "olmo2", "False for olmo2"
     yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
     yield "nextn_layers", spec.nextn_layers and not hybrid, f"0 for {architecture}"
     widths = spec.feed_forward_widths

@@ -116,8 +116,8 @@ def more_bits(index: int, count: int) -> bool:
 
 def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
     """The bytes of a tensor in file order, in chunks; binary32 if the specification expands."""
-    if tensor.name == "rope_freqs.weight":
-        yield _rope_freqs(spec)
+    if tensor.name.startswith("rope_f"):
+        yield _rope_divisors(spec, tensor.name)
     elif len(tensor.shape) == 1:
         for name, count in tensor.parts:
             values = normal_like(random_bits(spec.seed, name), count, tensor.deviation)
@@ -168,7 +168,7 @@ def _cut(chunks: Iterable[Bytes], rows: int) -> Iterator[Bytes]:
         held = [whole[len(whole) - count :]]
 
 
-def _rope_freqs(spec: SynthSpec) -> Bytes:
+def _rope_divisors(spec: SynthSpec, name: str) -> Bytes:
     """Divisors of the rotary frequencies: in [1, 8), increasing as in published models.
 
     Gemma has 1 for the first quarter of the pairs; its other pairs do not rotate.
@@ -178,6 +178,6 @@ def _rope_freqs(spec: SynthSpec) -> Bytes:
         factors = np.full(pairs, ROPE_FREQS_NEVER, np.float32)
         factors[: pairs // 4] = 1.0
         return factors.astype("<f4").view(np.uint8)
-    drawn = np.sort(random_bytes(random_bits(spec.seed, "rope_freqs.weight"), pairs))
+    drawn = np.sort(random_bytes(random_bits(spec.seed, name), pairs))
     step = np.float32((ROPE_FREQS_MAX - 1.0) / 256)
     return (np.float32(1.0) + drawn.astype(np.float32) * step).astype("<f4").view(np.uint8)

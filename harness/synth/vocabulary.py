@@ -19,7 +19,10 @@ MERGES = (
     "Ġ s", "a t", "Ġ w", "Ġ o", "e n", "Ġ c", "i t", "i s",
 )  # fmt: skip
 PRE_TOKENIZER = {
-    "llama": "smollm",
+    **dict.fromkeys(("llama", "granite"), "smollm"),
+    "smollm3": "llama-bpe",
+    "glm4": "glm4",
+    **dict.fromkeys(("phi3", "olmo2"), "dbrx"),
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
 }

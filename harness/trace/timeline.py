@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from contract.context_manager import ContextManager
 from contract.errors import ConfigError
 from contract.types import FinishReason, Request
+from reference.memory.prefix import Difference
 from reference.observer import StepObservation
 
 STEPS, SLOTS, TENANTS = 1, 2, 3
@@ -68,6 +69,9 @@ class Timeline(ContextManager):
         self._span("b", RUNNING, at, request_id, args)
         self._name(SLOTS, slot, f"slot {slot}")
         self._put("B", SLOTS, slot, f"request {request_id}", at, args=args)
+
+    def differed(self, at: float, request_id: int, difference: Difference) -> None:
+        """A timeline does not show what was cached."""
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """Show that a request lost its slot and waits again."""

@@ -24,11 +24,13 @@ SETTINGS = ("model", "cache_dir", "kv_dtype", *TIER_SETTINGS)
 PROMPT = "The quick brown fox jumps over the lazy dog, 1,234 times: naïve, 漢字 and\n\tcode(x)!"
 DIGEST_SHOWN = 12
 
+PROG = "python -m harness.validate"
 
-def build_parser() -> argparse.ArgumentParser:
+
+def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """The flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.validate",
+        prog=prog,
         description="Run a model on tiers and compare every op with the numpy definitions. "
         "Exit code 0: all bits agree; 1: some differ; 2: it could not be run.",
     )
@@ -49,9 +51,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """See ``build_parser``."""
-    args = build_parser().parse_args(argv)
+    args = build_parser(prog).parse_args(argv)
     try:
         report = _run(args)
     except ZincError as error:

@@ -36,68 +36,76 @@ PREPARED_EXPERTS: Mapping[Opcode, tuple[str, ...]] = {
 
 def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Kernel]:
     """The kernels by opcode; each splits independent outputs over ``threads`` threads."""
-
-    def product(x: str, weight: str, y: str) -> Kernel:
-        def kernel(bound: Operands, params: Parameters) -> Call:
-            prepared = matrices.prepare(bound[weight])
-            return partial(prepared_matmul, prepared, bound[x], bound[y], threads)
-
-        return kernel
-
-    def norm_products(*names: str) -> Kernel:
-        """A kernel of one norm, then for each name a product: norm name_weight^T is written to
-        name."""
-
-        def kernel(bound: Operands, params: Parameters) -> Call:
-            weights = [(matrices.prepare(bound[f"{name}_weight"]), bound[name]) for name in names]
-
-            def call() -> None:
-                h = rms_norm(x=bound["x"], weight=bound["norm_weight"], eps=params["eps"])
-                activation = PreparedActivation(h)
-                for prepared, y in weights:
-                    prepared_matmul(prepared, activation, y, threads)
-
-            return call
-
-        return kernel
-
-    def attention(bound: Operands, params: Parameters) -> Call:
-        shape = AttentionShape(
-            heads=int(params["heads"]),
-            kv_heads=int(params["kv_heads"]),
-            head_dim=int(params["head_dim"]),
-            scale=float(params["scale"]),
-            window=int(params["window"]),
-            soft_cap=float(params["soft_cap"]),
-        )
-        q, kv, page_table, query = (bound[name] for name in ("q", "kv", "page_table", "query"))
-        y, sinks = bound["y"], bound.get("sinks")
-        return partial(paged_attention, q, kv, page_table, query, shape, y, sinks, threads)
-
-    def convolution(bound: Operands, params: Parameters) -> Call:
-        operands = {name: bound[name] for name in ("x", "weight", "query", "state", "y")}
-        return partial(conv1d, **operands, threads=threads)
-
-    def recurrence(bound: Operands, params: Parameters) -> Call:
-        names = ("x", "alpha", "beta", "decay", "dt_bias", "query", "state", "y")
-        shape = DeltaShape(
-            key_heads=int(params["key_heads"]),
-            value_heads=int(params["value_heads"]),
-            state_size=int(params["state_size"]),
-            grouped=int(params["grouped"]),
-            eps=float(params["eps"]),
-        )
-        operands = {name: bound[name] for name in names}
-        return partial(delta_net, **operands, shape=shape, threads=threads)
-
+    attention = partial(_attention, threads)
     return {
-        Opcode.MATMUL: product("x", "weight", "y"),
-        Opcode.RMS_NORM_FUSED_QKV: norm_products("q", "k", "v"),
-        Opcode.RMS_NORM_FUSED_MLP_GATE_UP: norm_products("gate", "up"),
-        Opcode.LM_HEAD: product("x", "weight", "logits"),
+        Opcode.MATMUL: partial(_product, matrices, threads, "y"),
+        Opcode.RMS_NORM_FUSED_QKV: partial(_norm_products, matrices, threads, ("q", "k", "v")),
+        Opcode.RMS_NORM_FUSED_MLP_GATE_UP: partial(
+            _norm_products, matrices, threads, ("gate", "up")
+        ),
+        Opcode.LM_HEAD: partial(_product, matrices, threads, "logits"),
         Opcode.FLASH_ATTN: attention,
         Opcode.FLASH_ATTN_BATCHED: attention,
-        Opcode.SSM_CONV1D: convolution,
-        Opcode.SSM_DELTA_NET: recurrence,
+        Opcode.SSM_CONV1D: partial(_convolution, threads),
+        Opcode.SSM_DELTA_NET: partial(_recurrence, threads),
         **expert_kernels(matrices, threads),
     }
+
+
+def _product(
+    matrices: PreparedMatrices, threads: int, y: str, bound: Operands, params: Parameters
+) -> Call:
+    """The product x weight^T, written to the operand named ``y``."""
+    prepared = matrices.prepare(bound["weight"])
+    return partial(prepared_matmul, prepared, bound["x"], bound[y], threads)
+
+
+def _norm_products(
+    matrices: PreparedMatrices,
+    threads: int,
+    names: tuple[str, ...],
+    bound: Operands,
+    params: Parameters,
+) -> Call:
+    """A norm of x, then a product for each name: norm name_weight^T is written to name."""
+    weights = [(matrices.prepare(bound[f"{name}_weight"]), bound[name]) for name in names]
+
+    def call() -> None:
+        h = rms_norm(x=bound["x"], weight=bound["norm_weight"], eps=params["eps"])
+        activation = PreparedActivation(h)
+        for prepared, y in weights:
+            prepared_matmul(prepared, activation, y, threads)
+
+    return call
+
+
+def _attention(threads: int, bound: Operands, params: Parameters) -> Call:
+    shape = AttentionShape(
+        heads=int(params["heads"]),
+        kv_heads=int(params["kv_heads"]),
+        head_dim=int(params["head_dim"]),
+        scale=float(params["scale"]),
+        window=int(params["window"]),
+        soft_cap=float(params["soft_cap"]),
+    )
+    q, kv, page_table, query = (bound[name] for name in ("q", "kv", "page_table", "query"))
+    y, sinks = bound["y"], bound.get("sinks")
+    return partial(paged_attention, q, kv, page_table, query, shape, y, sinks, threads)
+
+
+def _convolution(threads: int, bound: Operands, params: Parameters) -> Call:
+    operands = {name: bound[name] for name in ("x", "weight", "query", "state", "y")}
+    return partial(conv1d, **operands, threads=threads)
+
+
+def _recurrence(threads: int, bound: Operands, params: Parameters) -> Call:
+    names = ("x", "alpha", "beta", "decay", "dt_bias", "query", "state", "y")
+    shape = DeltaShape(
+        key_heads=int(params["key_heads"]),
+        value_heads=int(params["value_heads"]),
+        state_size=int(params["state_size"]),
+        grouped=int(params["grouped"]),
+        eps=float(params["eps"]),
+    )
+    operands = {name: bound[name] for name in names}
+    return partial(delta_net, **operands, shape=shape, threads=threads)

@@ -1,7 +1,8 @@
 """Many requests on one runner: ``Engine`` and what it is made of, a module a subject."""
 
 from reference.engine.engine import Engine
+from reference.engine.options import EngineOptions
 from reference.engine.sequence import LogitsSink, MaskProvider
 from reference.engine.statistics import EngineStatistics
 
-__all__ = ["Engine", "EngineStatistics", "LogitsSink", "MaskProvider"]
+__all__ = ["Engine", "EngineOptions", "EngineStatistics", "LogitsSink", "MaskProvider"]

@@ -1,10 +1,10 @@
-"""Guesses of a smaller model of the same vocabulary."""
+"""Tokens drafted by a smaller model of the same vocabulary."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +14,19 @@ from contract.records import LAST_TOKEN, QUERY_TOKEN
 from contract.types import SamplingParams
 from reference.engine.drafter import DraftRequest, Tokens
 from reference.limits import RING_STEPS, Limits, whole_contexts
+from reference.model.gguf.strings import StringArray
 from reference.model.open import Model
 from reference.runner import ModelRunner, StepInput, Submission
 from reference.sched.slots import sampling_record
 
 GREEDY = SamplingParams(repeat_last_n=0)
+MOST_PADDING = 1024
+"""How many tokens more one of two vocabularies may have."""
 
 
 def draft_limits(target: Limits) -> Limits:
-    """The sizes of a draft model's runner beside a target of ``target``: every slot has its whole
-    context, so a draft never waits for memory."""
+    """The sizes of a draft model's runner for a target with the limits ``target``: every slot has
+    pages for its whole context, so a draft never waits for memory."""
     return whole_contexts(
         slots=target.slots,
         context=target.context,
@@ -36,63 +39,101 @@ def draft_limits(target: Limits) -> Limits:
 
 @dataclass(slots=True)
 class _Followed:
-    """What the draft model has computed of a sequence: its tokens, in ``slot``."""
+    """The slot of a sequence in the draft model, and the tokens that are computed in it."""
 
     slot: int
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
-class DraftModel:
-    """Guesses the greedy continuation of ``runner``'s model, which computes every sequence in a
-    slot of its own, from the tokens it has in common with what the target knows.
+def check_vocabularies(draft: Model, target: Model) -> None:
+    """Raise RequestError unless ``draft`` can guess for ``target``: every id that both have stands
+    for the same token, and the draft model has no recurrent layers.
 
-    The guesses of one call are steps queued one behind the other: their tokens stay on the device
-    until all are there. Raises RequestError for a model of another vocabulary, and for one with
-    recurrent layers, whose states cannot go back to the last right guess.
+    Sizes may differ by padding, which files of one family have in different numbers.
+    """
+    if draft.config.delta_net is not None:
+        raise RequestError(
+            "draft_model", "has recurrent layers, which cannot take guesses back; take one without"
+        )
+    pair = zip(_tokens_of(draft), _tokens_of(target), strict=False)
+    different = next((n for n, (ours, theirs) in enumerate(pair) if ours != theirs), None)
+    if different is not None:
+        ours, theirs = (model.tokenizer.token_text(different) for model in (draft, target))
+        raise RequestError(
+            "draft_model",
+            f"has another vocabulary: token {different} is {ours!r}, in the model {theirs!r}; take "
+            "one of the same family",
+        )
+    fewer, more = sorted((draft.config.vocab, target.config.vocab))
+    if more - fewer > MOST_PADDING:
+        raise RequestError(
+            "draft_model",
+            f"has {draft.config.vocab} tokens, the model {target.config.vocab}; take one of the "
+            "same family",
+        )
+
+
+def _tokens_of(model: Model) -> list[bytes]:
+    stored = model.file.require("tokenizer.ggml.tokens", StringArray)
+    return stored.to_list()
+
+
+class DraftModel:
+    """Drafts the greedy continuation by the model of ``runner``. Each sequence has a slot in it, in
+    which only the tokens are computed that it does not have in common with the target's. Beyond
+    its own context it has no proposals.
+
+    The drafts of one call are steps queued one after the other: their tokens stay on the device
+    until all are computed. Raises RequestError for a model of another vocabulary, and for a model
+    with recurrent layers, whose states cannot be cut back to the last right draft.
     """
 
     def __init__(self, runner: ModelRunner, target: Model) -> None:
-        if runner.model.config.vocab != target.config.vocab:
-            raise RequestError(
-                "draft model",
-                f"has {runner.model.config.vocab} tokens, the model {target.config.vocab}; "
-                "take one of the same family",
-            )
-        if runner.recurrent.slot_bytes:
-            raise RequestError("draft model", "has recurrent layers; take one without")
+        check_vocabularies(runner.model, target)
         limits = runner.limits
         self._runner = runner
+        self._vocab = min(runner.model.config.vocab, target.config.vocab)
+        self._lacks_tokens = self._vocab < target.config.vocab
         pages = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
         self._page_table = pages.reshape(limits.slots, limits.slot_pages)
         self._followed: dict[int, _Followed] = {}
 
     def ready(self, key: int, tokens: Tokens) -> bool:
-        """A model always has a guess."""
-        return True
+        """A model has a proposal for every sequence within its context and its vocabulary."""
+        within = len(tokens) < self._runner.limits.context
+        return within and not (self._lacks_tokens and int(tokens.max()) >= self._vocab)
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
         """The model's own continuations, computed for all sequences together."""
+        sequences = [self._bounded(one) for one in sequences]
         followed = [self._follow(one) for one in sequences]
         self._catch_up(sequences, followed)
-        guesses = self._generate(sequences, followed)
+        drafts = self._generate(sequences, followed)
         found = []
-        for one, place, guess in zip(sequences, followed, guesses, strict=True):
-            # A logit that is not finite gives -1: no guess, nor anything after it.
-            sound = guess[: guess.index(-1)] if -1 in guess else guess
-            place.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
+        for one, own, draft in zip(sequences, followed, drafts, strict=True):
+            # A row whose logits are not finite yields -1. The target may know fewer tokens.
+            unknown = (n for n, token in enumerate(draft) if not 0 <= token < self._vocab)
+            sound = draft[: next(unknown, len(draft))]
+            own.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
             found.append(np.array(sound, np.int32))
         return found
 
+    def _bounded(self, one: DraftRequest) -> DraftRequest:
+        """The request with no more guesses than the draft model has positions and tokens for."""
+        room = self._runner.limits.context - len(one.tokens)
+        most = min(one.most, room) if self.ready(one.key, one.tokens) else 0
+        return replace(one, most=max(0, most))
+
     def forget(self, key: int) -> None:
-        """Give the sequence's slot to another."""
+        """Free the slot of a sequence."""
         self._followed.pop(key, None)
 
     def _generate(
         self, sequences: Items[DraftRequest], followed: Items[_Followed]
     ) -> list[list[int]]:
-        """``most`` tokens for each sequence, one step a token."""
+        """``most`` tokens for each sequence, one in each step."""
         most = [one.most for one in sequences]
-        guesses: list[list[int]] = [[] for _ in sequences]
+        drafts: list[list[int]] = [[] for _ in sequences]
         in_flight: deque[tuple[Submission, list[int]]] = deque()
         for number in range(max(most, default=0)):
             active = [i for i, count in enumerate(most) if number < count]
@@ -101,31 +142,30 @@ class DraftModel:
             tokens = first if number == 0 else [LAST_TOKEN] * len(active)
             in_flight.append((self._runner.submit(self._step(chunks, tokens)), active))
             if len(in_flight) == RING_STEPS:
-                self._read(*in_flight.popleft(), guesses)
+                self._read(*in_flight.popleft(), drafts)
         while in_flight:
-            self._read(*in_flight.popleft(), guesses)
-        return guesses
+            self._read(*in_flight.popleft(), drafts)
+        return drafts
 
-    def _read(self, step: Submission, active: list[int], guesses: list[list[int]]) -> None:
+    def _read(self, step: Submission, active: list[int], drafts: list[list[int]]) -> None:
         for index, token in zip(active, self._runner.collect(step).token.tolist(), strict=True):
-            guesses[index].append(token)
+            drafts[index].append(token)
 
     def _follow(self, one: DraftRequest) -> _Followed:
-        place = self._followed.get(one.key)
-        if place is None:
+        own = self._followed.get(one.key)
+        if own is None:
             taken = {other.slot for other in self._followed.values()}
             free = next(slot for slot in range(self._runner.limits.slots) if slot not in taken)
-            place = self._followed[one.key] = _Followed(free)
-        return place
+            own = self._followed[one.key] = _Followed(free)
+        return own
 
     def _catch_up(self, sequences: Items[DraftRequest], followed: Items[_Followed]) -> None:
-        """Compute what the target learnt since, but for the last token of each sequence."""
-        for one, place in zip(sequences, followed, strict=True):
-            known = one.tokens[:-1]
-            computed = _common(place.tokens, known)
-            chunk = self._runner.limits.step_tokens
-            for start in range(computed, len(known), chunk):
-                self._runner.step(self._prefill(place.slot, start, known[start : start + chunk]))
+        """Compute the tokens that the target has read since, without the last of each sequence."""
+        chunk = self._runner.limits.step_tokens
+        for one, own in zip(sequences, followed, strict=True):
+            known = one.tokens[:-1] if one.most else one.tokens[:0]
+            for start in range(_common(own.tokens, known), len(known), chunk):
+                self._runner.step(self._prefill(own.slot, start, known[start : start + chunk]))
 
     def _prefill(self, slot: int, start: int, tokens: Tokens) -> StepInput:
         query = np.zeros(len(tokens), QUERY_TOKEN)
@@ -135,7 +175,7 @@ class DraftModel:
         return StepInput(query, none, sampling_record(GREEDY, slot)[None][:0], self._page_table)
 
     def _step(self, chunks: list[tuple[int, int]], tokens: list[int]) -> StepInput:
-        """One token of each (slot, position), and what follows it."""
+        """A step that computes one token for each (slot, position) and samples the next."""
         query = np.zeros(len(chunks), QUERY_TOKEN)
         query["token"] = tokens
         query["slot"], query["position"] = zip(*chunks, strict=True)
@@ -145,7 +185,7 @@ class DraftModel:
 
 
 def _common(computed: Tokens, known: Tokens) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     length = min(len(computed), len(known))
     different: NDArray[np.intp] = np.flatnonzero(computed[:length] != known[:length])
     return int(different[0]) if len(different) else length

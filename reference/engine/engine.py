@@ -1,26 +1,25 @@
 """Many requests of many tenants on one model: submit, cancel, step, events.
 
-Which requests share a step, in which chunks, slots and pages, who waits, who is preempted and what
-comes from the prefix cache changes no bit of any of them. A step is planned from positions alone,
-which are known ahead; the tokens stay on the device. So the end of a sequence is seen some steps
-late, and what was computed for it beyond is nobody's.
+Which requests share a step, in which chunks, slots and pages, which of them wait or are preempted,
+and what comes from the prefix cache changes no bit of any answer. A step is planned from positions
+alone, which are known ahead; the tokens stay on the device. So the host sees the end of a sequence
+some steps late, and drops what later steps computed for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-
-import numpy as np
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_request, check_sizes, reach_of
 from reference.engine.drafter import Drafter, SpeculationStatistics
+from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
 from reference.engine.scheduler import Scheduler
-from reference.engine.sequence import LogitsSink, MaskProvider, RunningSequence, Sequence
+from reference.engine.sequence import LogitsSink, MaskProvider, Sequence, new_sequence
 from reference.engine.slot_manager import SlotManager, memory_of
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
@@ -30,122 +29,88 @@ from reference.ledger import Ledger
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
 from reference.runner import HIDDEN, LOGITS, ModelRunner
-from reference.sched.admission import WaitQueue
 from reference.sched.cost import StepCost
 from reference.sched.queue_depth import may_wait
+from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
 
 FAULTS = 2
-"""Steps that may fail under a request before it ends with an error."""
+"""A request ends with an error when so many steps have failed while it ran."""
 
 
 def no_clock() -> float:
-    """The clock of an engine that measures nothing. Only for tenants without rates: a window over
-    which a rate is averaged never ends."""
+    """The clock of an engine that measures nothing: it always reads 0 seconds. Only for tenants
+    without rate limits, since the window over which a rate is averaged never ends."""
     return 0.0
 
 
 class Engine(TenantCalls):
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
-    ``chunk_tokens`` caps the prefill tokens of a step, ``chunk_while_decoding`` those of a step in
-    which sequences decode, None for the same cap; ``end_of_generation`` are the token ids that
-    finish a sequence; ``page_order`` is the order the pool hands out its pages in.
-    ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None
-    is one where the tier works while the host plans, else none. ``queue_depth`` requests may
-    wait, of one tenant among several half as many.
-    With ``prefix_cache`` what was computed is found by those that begin alike, and of the pages
-    that nobody holds any more ``cached_pages`` are kept for them, None for all. With
-    ``copy_pages`` a prefix that ends within a cached page is not computed again, and
-    ``host_pages`` evicted pages are kept in host memory.
-    A request whose consumer stalls for ``stall_steps`` steps ends. Where ``drafter`` is right about
-    at most ``draft_tokens`` tokens, a step yields several. Times are those of ``clock``.
+    Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
+    every decision and measurement. ``drafter`` proposes tokens for speculative decoding, None for
+    none. ``observer`` is called with every decision and every step.
     Not thread-safe: one thread calls it.
     """
 
     def __init__(
         self,
         runner: ModelRunner,
+        options: EngineOptions = ENGINE_DEFAULTS,
         *,
-        end_of_generation: frozenset[int] = frozenset(),
-        chunk_tokens: int | None = None,
-        chunk_while_decoding: int | None = None,
-        page_order: Iterable[int] | None = None,
-        steps_ahead: int | None = None,
         tenants: Tenants | None = None,
         clock: Clock = no_clock,
-        queue_depth: int = 1024,
-        prefix_cache: bool = True,
-        cached_pages: int | None = None,
-        copy_pages: bool = False,
-        host_pages: int = 0,
-        stall_steps: int = 64,
         drafter: Drafter | None = None,
-        draft_tokens: int = 11,
         observer: Observer = NOBODY,
     ) -> None:
         check_sizes(runner.limits)
-        self.runner = runner
-        self.end_of_generation = end_of_generation
+        self.runner, self.options = runner, options
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
         self.ledger = Ledger()
-        self.memory = memory_of(
-            runner, page_order, prefix_cache, cached_pages, copy_pages, host_pages
-        )
+        self.memory = memory_of(runner, options)
         self._clock, self._observer = clock, observer
-        self._queue_depth, self._stall_steps = queue_depth, stall_steps
         self._arrivals, self._blocked = 0, False
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
         self._whole = True
-        self._slot_manager = SlotManager(runner, self.memory, self.tenants)
-        self._queue = WaitQueue(self.tenants, clock=clock)
-        self._scheduler = Scheduler(
-            self._slot_manager, self.tenants, self._queue, clock, observer, self.ledger
-        )
+        self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost)
         cost = StepCost()
         self._speculative = (
             None
             if drafter is None
-            else SpeculativeDecoder(runner, self._slot_manager, drafter, draft_tokens, cost)
+            else SpeculativeDecoder(runner, self._slot_manager, drafter, options.draft_tokens, cost)
         )
+        self._scheduler = Scheduler(
+            runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.ledger,
+            cost, self._speculative,
+        )  # fmt: skip
         self._pipeline = Pipeline(
-            runner,
-            self._scheduler,
-            self.tenants,
-            chunk_tokens=chunk_tokens,
-            chunk_while_decoding=chunk_while_decoding,
-            steps_ahead=steps_ahead,
-            clock=clock,
-            observer=observer,
-            cost=cost,
-            speculative=self._speculative,
-        )
+            runner, options, self._scheduler, self.tenants, clock, observer, cost,
+            self._speculative,
+        )  # fmt: skip
         self._output_processor = OutputProcessor(
             self._slot_manager,
             self._pipeline,
             self._speculative,
             self.tenants,
             self.ledger,
-            end_of_generation,
+            options.end_of_generation,
             self._end,
         )
-        self._slot_manager.on_lost = self._lost
         self._changes = TenantChanges(
-            self.tenants, self._scheduler, self._output_processor, self.ledger
+            self.tenants, self._scheduler, self._output_processor, self.ledger, self._live.values
         )
-        self._changes.live = self._live.values
 
     @property
     def chunk_tokens(self) -> int:
         """The most prefill tokens of a step."""
-        return self._pipeline.chunk_tokens
+        return self._scheduler.chunk_tokens
 
     @property
     def chunk_while_decoding(self) -> int:
         """The most prefill tokens of a step in which a sequence decodes."""
-        return self._pipeline.chunk_while_decoding
+        return self._scheduler.chunk_while_decoding
 
     @property
     def steps_ahead(self) -> int:
@@ -154,24 +119,29 @@ class Engine(TenantCalls):
 
     @property
     def idle(self) -> bool:
-        """True when nothing is waiting or running, and all that was said of it was heard."""
+        """True when no request waits or runs, and all events were taken."""
         return not self._live and not self._output_processor.pending
 
     @property
+    def has_events(self) -> bool:
+        """Whether there are events that were not taken."""
+        return self._output_processor.pending
+
+    @property
     def blocked(self) -> bool:
-        """Whether the latest ``step`` found nothing to compute or to read: everybody here waits for
-        a quota or a consumer."""
+        """Whether the latest ``advance`` found nothing to compute or to read: every request waits
+        for a quota or for its consumer."""
         return self._blocked
 
     @property
     def active_weight(self) -> float:
-        """The weights of the tenants that have requests here, summed."""
+        """The sum of the weights of the tenants that have requests in this engine."""
         tenants = {sequence.request.tenant for sequence in self._live.values()}
         return sum(self.tenants[tenant].weight for tenant in tenants)
 
     @property
     def statistics(self) -> EngineStatistics:
-        """Where the engine stands."""
+        """The engine's counts at this moment."""
         memory, counts, speculative = self.memory, self._scheduler.counts, self._speculative
         return EngineStatistics(
             slots=self.runner.limits.slots,
@@ -196,15 +166,17 @@ class Engine(TenantCalls):
         logits_from: int = 0,
         allowed: MaskProvider | None = None,
         output: str = LOGITS,
+        on_scores: ScoreSink | None = None,
     ) -> None:
-        """Queue a request. Raises RequestError when it can never run here, or when a request with
-        its id waits or runs, and QueueFull when too many wait: TenantQueueFull where there is a
-        place for others.
+        """Queue a request. Raises RequestError when it can never run in this engine, or when a
+        request with its id waits or runs. Raises QueueFull when the queue is full, and
+        TenantQueueFull when only the requests of its tenant are too many.
 
-        With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
-        handed over chunk by chunk, or in their place the rows of ``output``: HIDDEN, where the
-        limits have ``hidden_states``. ``allowed`` is asked before every token which ones it may be;
-        where that is none, or it fails, the request ends with an error.
+        ``on_logits`` is called with the logits of every position from ``logits_from`` on, chunk by
+        chunk. Where ``output`` is HIDDEN and the limits have ``hidden_states``, it receives hidden
+        states instead. ``on_scores`` is called with what ``score_from`` of the request asks for.
+        ``allowed`` is called before every token and gives the mask of the tokens that it may be.
+        The request ends with an error where no token may come or the call fails.
         """
         tenant = self.tenants[request.tenant]
         if self.tenants.is_removed(tenant.id):
@@ -217,26 +189,21 @@ class Engine(TenantCalls):
                 raise RequestError("output", "cannot be hidden states: the limits have none")
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
-            self._check_place(tenant)
+            self._check_queue(tenant)
         except ZincError:
             self.ledger.rejected(tenant.id)
             raise
-        reach = reach_of(request, tenant, self.runner.limits)
-        tokens = np.empty(reach, np.int32)
-        tokens[: len(request.prompt)] = request.prompt
-        sequence = Sequence(
-            request=request,
+        sequence = new_sequence(
+            request,
             order=self._arrivals,
-            since=0.0,
             scope=scope_of(tenant),
-            tokens=tokens,
-            known=len(request.prompt),
-            last=reach - 1,
+            reach=reach_of(request, tenant, self.runner.limits),
+            arrived=self._clock(),
             on_logits=on_logits,
+            logits_from=logits_from,
             output=output,
             allowed=allowed,
-            scored=logits_from,
-            arrived=self._clock(),
+            on_scores=on_scores,
         )
         with self._change():
             self.ledger.prompted(tenant.id, len(request.prompt))
@@ -246,21 +213,22 @@ class Engine(TenantCalls):
             self._scheduler.enqueue(sequence)
             self._observer.submitted(self._clock(), request)
 
-    def _check_place(self, tenant: Tenant) -> None:
-        """Raises QueueFull where one more request of a tenant may not wait."""
-        own, waiting = self._queue.of_tenant(tenant.id), len(self._scheduler.waiting)
+    def _check_queue(self, tenant: Tenant) -> None:
+        """Raise QueueFull where one more request of a tenant may not wait."""
+        waiting = len(self._scheduler.waiting)
+        own = sum([s.tenant == tenant.id for s in self._scheduler.waiting.values()])
         within = own < tenant.max_waiting
-        if within and may_wait(own, waiting, self._queue_depth, len(self.tenants)):
+        if within and may_wait(own, waiting, self.options.queue_depth, len(self.tenants)):
             return
-        seconds = self._queue.retry_after()
-        if within and waiting >= self._queue_depth:
-            raise QueueFull(self._queue_depth, seconds)
+        seconds = self._scheduler.queue.retry_after()
+        if within and waiting >= self.options.queue_depth:
+            raise QueueFull(self.options.queue_depth, seconds)
         rate = self.tenants.rates_free_in(tenant.id)
         raise TenantQueueFull(own, max(seconds, rate), rate > 0)
 
     def cancel(self, request_id: int) -> None:
-        """Forget a request and free its slot and pages; no event of it follows. An unknown id is
-        already finished."""
+        """End a request and free its slot and pages; no event of it follows. The id of a request
+        that has ended is ignored."""
         with self._change():
             ended = self._output_processor.forget(request_id)
             sequence = self._live.get(request_id)
@@ -272,9 +240,10 @@ class Engine(TenantCalls):
                 self.ledger.finished(ended, FinishReason.CANCELLED)
 
     def stall(self, request_id: int, *, patient: bool = False) -> None:
-        """The consumer takes no more tokens for now: nothing is computed for the request, beyond
-        the steps under way, until ``unstall``. After ``stall_steps`` steps it ends, unless whoever
-        stalls it is ``patient``, each time: it waits for no client then."""
+        """Compute nothing more for a request until ``unstall``, apart from the steps in flight: its
+        consumer takes no tokens. After ``stall_steps`` steps the request ends, unless every caller
+        that stalled it was ``patient``: such a caller waits for work of the host, not for a
+        client."""
         sequence = self._live.get(request_id)
         if sequence is not None:
             sequence.patient = patient and (sequence.patient or not sequence.stalled)
@@ -283,17 +252,17 @@ class Engine(TenantCalls):
             self._stalled[request_id] = sequence
 
     def unstall(self, request_id: int) -> None:
-        """The consumer takes tokens again."""
+        """Compute for a request again: its consumer takes tokens."""
         sequence = self._stalled.pop(request_id, None)
         if sequence is not None:
             self._set_stalled(sequence, False)
 
     def progress(self, request_id: int) -> int:
-        """How many tokens of a request are computed or submitted; 0 for one that waits or ended."""
+        """How many positions of a request are computed or submitted; 0 where it does not run."""
         sequence = self._live.get(request_id)
-        if sequence is None or sequence.active is None:
+        if sequence is None or not sequence.running:
             return 0
-        return self._slot_manager.table.computed[sequence.active.slot]
+        return self._slot_manager.table.computed[sequence.slot]
 
     def run(self) -> Iterator[TokenEvent]:
         """Step until idle."""
@@ -301,10 +270,17 @@ class Engine(TenantCalls):
             yield from self.step()
 
     def step(self) -> list[TokenEvent]:
-        """Submit what may be under way, wait for the oldest step, return the tokens it produced.
+        """``advance``, then ``take_events``."""
+        self.advance()
+        return self.take_events()
 
-        After an exception, a KeyboardInterrupt among them, what ran waits again with the tokens it
-        has and goes on in the next call; an error that comes back ends the requests it hits.
+    def advance(self) -> None:
+        """Submit the steps that may be in flight, wait for the oldest one, and count the tokens it
+        produced. Computes nothing while there are counted events that were not taken.
+
+        After any exception, a KeyboardInterrupt for example, all sequences that ran wait again with
+        the tokens they have, and the next call continues. A request under which steps fail again
+        ends with an error.
         """
         if not self._whole:
             self._recover(fault=False)
@@ -315,11 +291,15 @@ class Engine(TenantCalls):
             self._recover(fault=isinstance(error, Exception))
             raise
         self._whole = True
+
+    def take_events(self) -> list[TokenEvent]:
+        """Hand out the events that ``advance`` counted. They are removed in one instruction, so an
+        interrupt before it loses none: the next call returns them."""
         return self._output_processor.events()
 
     def give_back(self) -> None:
-        """Let go of all requests and of what their tenants hold here: the engine is left, and
-        others that share its tenants go on."""
+        """Drop all requests and take what they used from their tenants' accounts: the engine is not
+        used any more, but other engines share its tenants."""
         self._live.clear()
         self._whole = False
         self._recover(fault=False)
@@ -327,7 +307,7 @@ class Engine(TenantCalls):
     def _advance(self) -> None:
         self._end_overdue()
         self._blocked = False
-        # Told before anything can fail: whoever ended must not be able to cancel first.
+        # Events are handed out before a step can fail: a failed step would hide a finished answer.
         if not self._output_processor.pending:
             self._pipeline.fill()
             read = self._pipeline.read()
@@ -339,8 +319,8 @@ class Engine(TenantCalls):
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Something that is done whole or made good: at once after an error, with the next step
-        after an interrupt."""
+        """A change that is made whole, or repaired by ``_recover``: at once after an error, at the
+        next ``advance`` after an interrupt."""
         outermost, self._whole = self._whole, False
         try:
             yield
@@ -350,11 +330,11 @@ class Engine(TenantCalls):
             raise
         self._whole = outermost
 
-    def _lost(self, active: RunningSequence) -> None:
-        """A sequence loses its slot: steps are planned anew, and nobody guesses for it."""
+    def _lost(self, sequence: Sequence) -> None:
+        """A sequence loses its slot: the next step is planned anew, and the drafter forgets it."""
         self._pipeline.changed()
         if self._speculative is not None:
-            self._speculative.forget(active)
+            self._speculative.forget(sequence)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = sequence.request
@@ -364,14 +344,15 @@ class Engine(TenantCalls):
         self._scheduler.finished(sequence, reason)
 
     def _end_overdue(self) -> None:
-        """End the requests whose consumers stalled too long, or that steps failed under."""
+        """End the requests whose consumers stalled too long, under which steps failed, or that can
+        never have room."""
         failed, unfit = self._failed, self._scheduler.unfit
         if not failed and not unfit and not self._stalled:
             return
         ending = [(sequence, FinishReason.ERROR) for sequence in (*failed, *unfit)]
         for sequence in self._stalled.values():
             sequence.stalled_steps += not sequence.patient
-            if sequence.stalled_steps > self._stall_steps:
+            if sequence.stalled_steps > self.options.stall_steps:
                 ending.append((sequence, FinishReason.CLIENT_TOO_SLOW))
         self._failed, self._scheduler.unfit = [], []
         for sequence, reason in ending:
@@ -379,15 +360,14 @@ class Engine(TenantCalls):
                 self._output_processor.end_early(sequence, reason)
 
     def _set_stalled(self, sequence: Sequence, stalled: bool) -> None:
-        sequence.stalled, sequence.stalled_steps = stalled, 0
-        if sequence.active is not None:
-            self._slot_manager.table.stalled[sequence.active.slot] = stalled
+        sequence.stalled_steps = 0
+        self._scheduler.set_stalled(sequence, stalled)
         self._pipeline.changed()
 
     def _recover(self, *, fault: bool) -> None:
-        """Nobody is placed and nothing cached any more: what the steps under way did is unknown.
-        All is made again of the sequences that live and the events that were not handed out, so
-        it can be interrupted, too."""
+        """Let every sequence wait, and empty the cache: what the steps in flight did is unknown.
+        Everything is derived from the sequences that have not ended and the events that were not
+        taken, so this may be interrupted and called again."""
         self._pipeline.clear()
         for sequence, reason in self._output_processor.again(self._live):
             del self._live[sequence.request.id]

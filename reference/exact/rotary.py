@@ -130,6 +130,13 @@ def rotary_table(
     return table
 
 
+def unrotated_table(context: int, rotary_dim: int) -> NDArray[np.float32]:
+    """The table of the angle 0: it leaves every finite number's value as it is."""
+    table = np.zeros((context, 2, rotary_dim // 2), np.float32)
+    table[:, 0] = 1.0
+    return table
+
+
 def _horner(coefficients: Sequence[float], x: Float64) -> Float64:
     value = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:

@@ -1,15 +1,16 @@
-"""Which pages hold the keys and values of which tokens: a tree of pages for each scope.
+"""The prefix cache's index: for each scope a tree of pages by the tokens they hold.
 
-A node is one page: the 16 tokens it holds, after those of the nodes above it. Children are found
-by their tokens, compared in full, so a collision of hashes can never give a wrong page. What no
-root of a scope leads to, nobody of that scope can find.
+A node is one page: its 16 tokens follow those of the nodes above it. Children are found by their
+tokens, compared in full, so a collision of hashes cannot give a wrong page. A tenant finds only
+pages below the root of its own scope.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import field
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,13 @@ from contract.lazy_dataclass import dataclass
 from contract.types import Tenant
 
 KEY_BYTES = PAGE_TOKENS * 4
+NO_TENANTS: frozenset[int] = frozenset()
+MOST_COMPARED = 64
+"""Pages that are compared with a prompt to name the token by which it differs: the newest ones."""
 
 
 def scope_of(tenant: Tenant) -> tuple[str, int]:
-    """Who shares prefixes with the tenant: its isolation group, or nobody else."""
+    """The scope in which a tenant shares prefixes: its isolation group, or itself alone."""
     if tenant.isolation_group is None:
         return "tenant", tenant.id
     return "group", tenant.isolation_group
@@ -30,11 +34,12 @@ def scope_of(tenant: Tenant) -> tuple[str, int]:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A whole page of tokens.
+    """A full page of tokens.
 
-    ``page`` is where it lies, None for a root and for one that is in host memory, ``saved``.
-    ``state`` is the place of the recurrent state after its last token, if one is kept. ``parent``
-    is None for a root and for a node that is in the tree no more; ``scope`` is a root's.
+    ``page`` is its number, None for a root and for a page in host memory, ``saved``. ``state`` is
+    the slot of the recurrent state after its last token, if one is saved. ``parent`` is None for a
+    root and for a node that was taken out of the tree; only a root has a ``scope``. ``tenants`` are
+    those whose own sequences began with these tokens.
     """
 
     key: bytes
@@ -43,10 +48,11 @@ class Node:
     saved: Any = None
     state: int | None = None
     scope: Hashable = None
+    tenants: frozenset[int] = NO_TENANTS
     children: dict[bytes, Node] = field(default_factory=dict)
 
     def upward(self) -> Iterator[Node]:
-        """The node and those above it, without the root."""
+        """The node and the nodes above it, without the root."""
         node: Node = self
         while node.parent is not None:
             yield node
@@ -55,7 +61,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PathEnd:
-    """How far a sequence was published: its first ``pages`` pages, the last of them at ``node``."""
+    """How far a sequence was published: its first ``pages`` pages, the last of which is
+    ``node``."""
 
     node: Node
     pages: int
@@ -66,24 +73,36 @@ class PathEnd:
         return self.node.parent is not None
 
 
+class Difference(NamedTuple):
+    """The first token by which a sequence differs from a cached one: its ``position``, and the
+    token that is ``cached`` there."""
+
+    position: int
+    cached: int
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What of a sequence need not be computed: its first ``tokens`` tokens, which are in ``pages``.
+    """The first ``tokens`` tokens of a sequence, which are in ``pages`` and need not be computed.
 
-    ``state`` is the place of the recurrent state after them, where the model has any. Where
-    ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own.
+    ``state`` is the slot of the recurrent state after them, where the model has any. Where
+    ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own. Whole
+    pages of its first ``matched`` tokens are cached, with or without a state. ``difference`` is
+    where a cached sequence of the same tenant went on otherwise.
     """
 
     pages: tuple[int, ...]
     tokens: int
     state: int | None = None
+    matched: int = 0
+    difference: Difference | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatistics:
-    """Counts since the start: ``queries`` for ``tokens_asked`` of which ``tokens_hit`` were there;
-    pages that were ``evicted``, of them ``spilled`` to host memory, ``restored`` from there and
-    ``copied`` because a sequence had to write in them."""
+    """Counts since the start: ``queries`` for ``tokens_asked``, of which ``tokens_hit`` were
+    cached; pages that were ``evicted``, those of them ``spilled`` to host memory, ``restored`` from
+    it, and ``copied`` because a sequence had to write in them."""
 
     queries: int = 0
     tokens_asked: int = 0
@@ -95,18 +114,19 @@ class PrefixStatistics:
 
 
 class PrefixTrees:
-    """The trees of all scopes, and which node a page belongs to."""
+    """The trees of all scopes, and the node of each page."""
 
     def __init__(self) -> None:
         self._roots: dict[Hashable, Node] = {}
         self._nodes: dict[int, Node] = {}
+        self._alone: dict[int, frozenset[int]] = {}
 
     def of_page(self, page: int) -> Node | None:
-        """The node whose tokens the page holds."""
+        """The node of a page."""
         return self._nodes.get(page)
 
     def find(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> list[Node]:
-        """The nodes of the longest known prefix of ``tokens`` of at most ``most`` tokens."""
+        """The nodes of the longest cached prefix of ``tokens``, of at most ``most`` tokens."""
         path: list[Node] = []
         node = self._roots.get(scope)
         if node is None:
@@ -126,11 +146,40 @@ class PrefixTrees:
         keys = _keys(tokens, len(above), min(len(tokens) // PAGE_TOKENS, len(above) + 1))
         return node.children.get(keys[0]) if node is not None and keys else None
 
+    def difference(
+        self, scope: Hashable, above: Sequence[Node], tokens: NDArray[np.int32], tenant: int
+    ) -> Difference | None:
+        """The first token of ``tokens`` after the path ``above`` that is not the one in the cached
+        page of the tenant's that agrees longest. None where all agree, or none begins alike."""
+        node = above[-1] if above else self._roots.get(scope)
+        first = len(above) * PAGE_TOKENS
+        rest = tokens[first : first + PAGE_TOKENS]
+        most, found = -1, None
+        newest = () if node is None else islice(reversed(node.children.values()), MOST_COMPARED)
+        for child in newest:
+            if tenant in child.tenants:
+                cached = np.frombuffer(child.key, np.int32)[: len(rest)]
+                differing = np.flatnonzero(cached != rest)
+                if not len(differing):
+                    return None
+                same = int(differing[0])
+                if same > most:
+                    most, found = same, Difference(first + same, int(cached[same]))
+        return None if found is None or not found.position else found
+
     def extend(
-        self, scope: Hashable, tokens: NDArray[np.int32], whole: int, end: PathEnd | None
+        self,
+        scope: Hashable,
+        tokens: NDArray[np.int32],
+        whole: int,
+        end: PathEnd | None,
+        tenant: int | None,
     ) -> Iterator[tuple[int, Node]]:
-        """The nodes of the first ``whole`` pages of ``tokens`` that come after ``end``, each with
-        the number of its page. Those there were not are made, without a page."""
+        """The nodes of the first ``whole`` pages of ``tokens``, a tenant's, that come after
+        ``end``, each with the number of its page. Missing ones are made, without a page."""
+        alone = NO_TENANTS
+        if tenant is not None:
+            alone = self._alone.setdefault(tenant, frozenset([tenant]))
         first = 0
         if end is not None:
             node, first = end.node, end.pages
@@ -142,11 +191,13 @@ class PrefixTrees:
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = Node(key, node)
+            if not alone <= child.tenants:
+                child.tenants = child.tenants | alone if child.tenants else alone
             node = child
             yield number, node
 
     def place(self, node: Node, page: int | None) -> None:
-        """Let the node's tokens be in ``page``, or in none."""
+        """Note that the node's tokens are in ``page``, or in none."""
         if node.page is not None:
             del self._nodes[node.page]
         node.page = page
@@ -156,8 +207,8 @@ class PrefixTrees:
             self._nodes[page] = node
 
     def drop(self, node: Node) -> list[Node]:
-        """Take the node and all below it out of its tree; returns them, with their pages still
-        named but no more found."""
+        """Take the node and all nodes below it out of their tree; returns them. They still name
+        their pages, but are not found any more."""
         assert node.parent is not None, "a node is dropped twice"
         above = node.parent
         del above.children[node.key]
@@ -173,7 +224,7 @@ class PrefixTrees:
         return dropped
 
     def below(self, scope: Hashable) -> list[Node]:
-        """The nodes of the first pages in a scope."""
+        """The nodes of first pages in a scope."""
         root = self._roots.get(scope)
         return [] if root is None else list(root.children.values())
 
@@ -181,8 +232,16 @@ class PrefixTrees:
         """Every scope and its root."""
         yield from self._roots.items()
 
+    def forget_tenants(self, tenants: Collection[int]) -> None:
+        """Let cached tokens be nobody's own but of these ``tenants``."""
+        for _, root in self.scopes():
+            for node in self.walk(root):
+                if not node.tenants.issubset(tenants):
+                    node.tenants = node.tenants.intersection(tenants)
+        self._alone.clear()
+
     def check(self) -> Iterator[tuple[Hashable, Node]]:
-        """Every node with its scope. Raises AssertionError where the books contradict each
+        """Every node with its scope. Raises AssertionError where nodes and pages contradict each
         other."""
         for scope, root in self.scopes():
             assert root.children, "a scope without pages is remembered"
@@ -203,7 +262,7 @@ class PrefixTrees:
 
 
 def _keys(tokens: NDArray[np.int32], first: int, stop: int) -> list[bytes]:
-    """The bytes of pages ``first`` to ``stop`` of a sequence."""
+    """The bytes of the tokens of each of the pages ``first`` to ``stop`` - 1 of a sequence."""
     part = np.ascontiguousarray(tokens[first * PAGE_TOKENS : stop * PAGE_TOKENS], np.int32)
     data = part.tobytes()
     return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]

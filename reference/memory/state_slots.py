@@ -1,61 +1,126 @@
-"""Which of the places for saved recurrent states belongs to which prefix."""
+"""Which saved recurrent state belongs to which cached prefix, and which one makes room."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Set
 
+from contract.lazy_dataclass import dataclass
 from reference.memory.prefix import Node
+
+PASSED_BY = 8
+"""How many times less likely a prompt goes on from a state in the middle of one cached sequence
+than from the last state of a sequence, or from one where several sequences part."""
+
+
+@dataclass(slots=True, eq=False)
+class _Attached:
+    """A state saved after ``tokens`` tokens. ``above`` is the nearest node towards the root that
+    has a state too, and ``credit`` the value that states were evicted for when this one was last
+    used."""
+
+    tokens: int
+    above: Node | None
+    credit: int
 
 
 class StateSlots:
-    """``count`` places: free, taken by a caller that is saving a state, or attached to a node."""
+    """``count`` slots for states: free, taken by a caller that is saving one, or attached to a
+    node.
+
+    The value of a state is the number of tokens that would be computed again without it, less
+    where few prompts go on from it, plus its credit. The credit grows with what is evicted, so a
+    state that nobody uses loses in the end (the rule of GreedyDual caches). All states have one
+    size, so their bytes do not matter.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = deque(range(count))
         self._taken: set[int] = set()
-        self._attached: OrderedDict[Node, None] = OrderedDict()
+        self._attached: dict[Node, _Attached] = {}
+        self._credit = 0
 
-    def take(self) -> int | None:
-        """A place, if need be that of the node least recently used; None when all are taken."""
+    def take(self, gain: int | None = None) -> int | None:
+        """A slot, if need be that of the least valuable state; None when all are taken.
+
+        With ``gain``, the tokens that a new state in the middle of a prompt would save, None also
+        where every state there is has more value than that.
+        """
         if not self._free and self._attached:
-            self.forget(next(iter(self._attached)))
+            least, value = self._least_valuable()
+            if gain is not None and self._credit + gain // PASSED_BY < value:
+                return None
+            self._credit = max(self._credit, value)
+            self.forget(least)
         if not self._free:
             return None
-        place = self._free.popleft()
-        self._taken.add(place)
-        return place
+        slot = self._free.popleft()
+        self._taken.add(slot)
+        return slot
 
-    def attach(self, node: Node, place: int) -> None:
-        """Let a taken place be the node's."""
+    def attach(self, node: Node, slot: int, tokens: int) -> None:
+        """Let a taken slot hold the state after the ``tokens`` tokens that end with ``node``."""
         assert node.state is None, "the node has a state"
-        self._taken.remove(place)
-        node.state = place
-        self._attached[node] = None
+        self._taken.remove(slot)
+        above = _above(node)
+        for other, attached in self._attached.items():
+            if attached.above is above and attached.tokens > tokens and node in other.upward():
+                attached.above = node
+        node.state = slot
+        self._attached[node] = _Attached(tokens, above, self._credit)
 
-    def drop(self, place: int) -> None:
-        """Give a taken place back."""
-        if place not in self._taken:
-            raise AssertionError(f"place {place} is not taken")
-        self._taken.remove(place)
-        self._free.append(place)
+    def drop(self, slot: int) -> None:
+        """Give a taken slot back."""
+        if slot not in self._taken:
+            raise AssertionError(f"state slot {slot} is not taken")
+        self._taken.remove(slot)
+        self._free.append(slot)
 
     def touch(self, node: Node) -> None:
-        """Let the node's state be the most recently used."""
-        self._attached.move_to_end(node)
+        """Note that the node's state was used."""
+        attached = self._attached.pop(node)
+        attached.credit = self._credit
+        self._attached[node] = attached
 
     def forget(self, node: Node) -> None:
-        """Free the place of the node, if it has one."""
-        if node.state is not None:
-            del self._attached[node]
-            self._free.append(node.state)
-            node.state = None
+        """Free the slot of the node, if it has one."""
+        if node.state is None:
+            return
+        gone = self._attached.pop(node)
+        for attached in self._attached.values():
+            if attached.above is node:
+                attached.above = gone.above
+        self._free.append(node.state)
+        node.state = None
 
     def check(self, nodes: Set[Node]) -> None:
-        """Raise AssertionError unless ``nodes`` are those with a state, and no place is lost."""
+        """Raise AssertionError unless ``nodes`` are those with a state, and no slot is lost."""
         assert nodes == self._attached.keys(), "a state belongs to no prefix"
-        places = [*self._free, *self._taken, *(node.state for node in nodes)]
-        assert sorted(p for p in places if p is not None) == list(range(self.count)), (
-            "a place is lost or given twice"
+        for node, attached in self._attached.items():
+            assert attached.above is _above(node), "a state is compared with the wrong one"
+        slots = [*self._free, *self._taken, *(node.state for node in nodes)]
+        assert sorted(s for s in slots if s is not None) == list(range(self.count)), (
+            "a state slot is lost or given twice"
         )
+
+    def _least_valuable(self) -> tuple[Node, int]:
+        """The attached node of the least value, of equals the one least recently used."""
+        below = Counter(attached.above for attached in self._attached.values())
+        values = {node: self._value(node, below[node]) for node in self._attached}
+        least = min(values, key=values.__getitem__)
+        return least, values[least]
+
+    def _value(self, node: Node, below: int) -> int:
+        """The value of a node's state, ``below`` which so many states come next."""
+        attached = self._attached[node]
+        above = 0 if attached.above is None else self._attached[attached.above].tokens
+        gap = attached.tokens - above
+        return attached.credit + (gap // PASSED_BY if below == 1 else gap)
+
+
+def _above(node: Node) -> Node | None:
+    """The nearest node towards the root that has a state."""
+    nodes = node.upward()
+    next(nodes, None)
+    return next((above for above in nodes if above.state is not None), None)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -38,7 +39,7 @@ DEFAULT = "default"
 TOOL_USE = "tool_use"
 """The names of a file's two templates, as ``transformers`` knows them."""
 TEMPLATE_TOKENS = ("pad", "unk", "sep", "cls", "mask")
-"""Tokens beside BOS and EOS whose text a template may print, where the vocabulary has them."""
+"""Tokens other than BOS and EOS whose text a template may print, where the vocabulary has them."""
 NO_TOKENS: Mapping[str, str] = MappingProxyType({})
 PROBE_TIME = datetime(2025, 1, 1)
 PROBE_TOOL = {
@@ -70,10 +71,15 @@ class TemplateLimits:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt, and the character spans [start, end) of it that the template itself wrote."""
+    """A prompt, and the character spans [start, end) of it that the template itself wrote.
+
+    ``opening`` is how the template begins a turn of the model: the end of a prompt that asks for
+    one. It is empty where that is not known.
+    """
 
     text: str
     template_spans: tuple[tuple[int, int], ...]
+    opening: str = ""
 
 
 class ChatTemplate(ContextManager):
@@ -103,6 +109,7 @@ class ChatTemplate(ContextManager):
         self._source = source
         self._lock = threading.Lock()
         self._forms: dict[bool, TemplateForms] = {}
+        self._openings: dict[tuple[bool, bool | None], str] = {}
         setup = {
             "templates": {DEFAULT: text, TOOL_USE: self.tool_text},
             "variables": {**tokens, "bos_token": bos_token, "eos_token": eos_token},
@@ -163,7 +170,37 @@ class ChatTemplate(ContextManager):
             conversation["tools"] = list(tools)
         if enable_thinking is not None:
             conversation["enable_thinking"] = enable_thinking
-        return self._rendered(conversation)
+        rendered = self._rendered(conversation)
+        if not add_generation_prompt:
+            return rendered
+        opening = self._opening(bool(tools), enable_thinking)
+        return replace(rendered, opening=opening if rendered.text.endswith(opening) else "")
+
+    def _opening(self, tools: bool, enable_thinking: bool | None) -> str:
+        """What a prompt ends with that asks for a turn of the model."""
+        known = self._openings.get((tools, enable_thinking))
+        if known is not None:
+            return known
+        messages = self._forms_of(tools).adapted([{"role": "user", "content": "hi"}])
+        conversation: dict[str, object] = {
+            "template": TOOL_USE if tools else DEFAULT,
+            "messages": messages,
+            "now": PROBE_TIME.isoformat(),
+        }
+        if tools:
+            conversation["tools"] = [PROBE_TOOL]
+        if enable_thinking is not None:
+            conversation["enable_thinking"] = enable_thinking
+        try:
+            without, asking = (
+                self._rendered({**conversation, "add_generation_prompt": asks}).text
+                for asks in (False, True)
+            )
+        except TemplateError:
+            without = asking = ""
+        opening = asking.removeprefix(without) if asking.startswith(without) else ""
+        self._openings[tools, enable_thinking] = opening
+        return opening
 
     def _rendered(self, conversation: dict[str, object]) -> RenderedChat:
         request = _json_line(conversation)

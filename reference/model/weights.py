@@ -12,7 +12,7 @@ from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
 from contract.ir.source import ONES, WeightSource, parse_source
 from reference.cpu.threads import for_each
-from reference.exact.rotary import rotary_table
+from reference.exact.rotary import rotary_table, unrotated_table
 from reference.model.gguf import GgufFile
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
@@ -58,6 +58,8 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     """
     context = int(decl.shape[0])
     rope = next(rope for rope in model.config.ropes if rope.table == decl.name)
+    if not rope.rotates:
+        return unrotated_table(context, rope.dims).reshape(-1, rope.dims // 2).view(np.uint8)
     tensor = rope.factors_for(context)
     factors = None
     if tensor:

@@ -1,7 +1,7 @@
-"""What the host knows of every slot, and the inputs of a step made of it.
+"""The numbers that the host has for every slot, and the inputs of a step made from them.
 
-Of a step few numbers change, so a slot's are plain integers in lists; only what a device reads is
-in arrays, filled for all slots at once.
+Few of them change from step to step, so they are Python integers in lists; only what a device reads
+is in arrays, which are filled for all slots at once.
 """
 
 from __future__ import annotations
@@ -19,22 +19,27 @@ from contract.types import SamplingParams
 from reference.limits import Limits
 from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, StepInput
 from reference.sched.planner import Chunk, Pending
+from reference.sched.scores import force_rows
 
 Int32 = NDArray[np.int32]
+NO_ROWS = 1 << 62
+"""The position from which on a sequence has a row for every position, where it never does."""
 
 
 class SlotTable:
-    """The sequences in slots: where each stands, its pages and how it is sampled.
+    """The progress, the pages and the sampling parameters of each slot's sequence.
 
-    Positions below ``computed`` were submitted, and there are ``page_count`` pages for them and
-    those that come next. The first ``known`` tokens are the host's to give, the others the device
-    samples; nothing is computed from position ``end`` on. ``every_row`` marks sequences whose
-    logits are wanted at every position, or ``hidden`` states in their place, ``samples`` those that
-    go on, ``lockstep`` those whose next step needs the token of the one before on the host. A
-    ``stalled`` sequence computes nothing. No chunk reaches across ``cut``, a position where
-    something is to be kept. ``draft`` tokens behind the known ones are guesses, computed in one
-    step with the last known one. Of the ``listed`` ones the log-probabilities are wanted, the
-    ``biased`` ones have logit biases.
+    Positions below ``computed`` were submitted; ``page_count`` pages are in the page table. The
+    host gives the first ``known`` tokens, the device samples the others. Nothing is computed from
+    position ``end`` on. No chunk extends beyond ``cut``, a position at which a recurrent state is
+    saved. ``draft`` drafted tokens lie behind the known ones and are computed in one step with the
+    last known one. Every position from ``rows_from`` on has an output row, of which ``output``
+    names what is read: logits, hidden states, or None. Rows that sample a position before
+    ``scored_to`` give the token of the prompt there.
+
+    ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
+    on the host. ``stalled``: nothing is computed. ``listed``: log-probabilities are requested.
+    ``biased``: there are logit biases.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -48,15 +53,18 @@ class SlotTable:
         self.end = [0] * slots
         self.cut = [0] * slots
         self.draft = [0] * slots
-        self.every_row = [False] * slots
-        self.hidden = [False] * slots
+        self.rows_from = [NO_ROWS] * slots
+        self.scored_to = [0] * slots
+        self.output: list[str | None] = [None] * slots
         self.samples = [False] * slots
         self.lockstep = [False] * slots
         self.stalled = [False] * slots
         self.listed = [False] * slots
         self.biased = [False] * slots
         self._sampling = np.zeros(slots, SAMPLING)
-        self._bias = np.zeros((slots, limits.biases), LOGIT_BIAS)
+        self._records = np.zeros(limits.bias_records, LOGIT_BIAS)
+        self._first_bias = limits.score_records
+        self._bias = self._records[self._first_bias :].reshape(slots, limits.biases)
 
     def occupy(
         self,
@@ -66,30 +74,32 @@ class SlotTable:
         known: int,
         end: int,
         sampling: SamplingParams,
-        every_row: bool,
+        rows_from: int,
+        scored_to: int,
         samples: bool,
         lockstep: bool,
         bias: NDArray[np.void],
         listed: bool,
-        hidden: bool = False,
+        output: str | None,
     ) -> None:
-        """Begin a sequence of ``known`` given tokens, of which ``computed`` are in its pages.
+        """Begin a sequence of ``known`` tokens, of which ``computed`` are in its pages already.
 
         ``bias`` is LOGIT_BIAS[n] with n at most ``limits.biases``.
         """
         self.page_count[slot] = self.cut[slot] = self.draft[slot] = 0
         self.computed[slot], self.known[slot], self.end[slot] = computed, known, end
-        self.every_row[slot], self.samples[slot] = every_row, samples
+        self.rows_from[slot], self.scored_to[slot] = rows_from, scored_to
+        self.samples[slot], self.output[slot] = samples, output
         self.lockstep[slot], self.stalled[slot] = lockstep, False
-        self.listed[slot], self.hidden[slot] = listed, hidden
+        self.listed[slot] = listed
         self.biased[slot] = len(bias) > 0
         self._sampling[slot] = sampling_record(sampling, slot)
         self._bias[slot, : len(bias)] = bias
-        self._sampling["bias_first"][slot] = slot * self._bias.shape[1]
+        self._sampling["bias_first"][slot] = self._first_bias + slot * self._bias.shape[1]
         self._sampling["bias_count"][slot] = len(bias)
 
     def add_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """The next pages of the slot's sequence."""
+        """Append pages to those of the slot's sequence."""
         count = self.page_count[slot]
         self.page_table[slot, count : count + len(pages)] = pages
         self.page_count[slot] = count + len(pages)
@@ -97,15 +107,14 @@ class SlotTable:
         self.page_versions[slot] = self._page_changes
 
     def pending(self, slots: Iterable[int]) -> list[Pending]:
-        """What can be computed of ``slots``: the rest of what is known, or the one token that
-        comes next."""
+        """What can be computed of ``slots``: the rest of the known tokens, or the next token."""
         return [
             Pending(slot, self.computed[slot], self._length(slot), self.draft[slot])
             for slot in slots
         ]
 
     def _length(self, slot: int) -> int:
-        """How many tokens of a slot's sequence can be computed by now."""
+        """How many tokens of a slot's sequence can be computed now."""
         computed, known, cut = self.computed[slot], self.known[slot], self.cut[slot]
         if self.stalled[slot]:
             return computed
@@ -116,37 +125,44 @@ class SlotTable:
         return min(length, cut) if computed < cut else length
 
     def missing_pages(self, chunks: Iterable[Chunk]) -> list[int]:
-        """How many more pages each chunk's sequence needs before the chunk can be computed."""
+        """How many more pages each chunk's sequence needs for the chunk."""
         held = self.page_count
         needed = [-(-(start + count) // PAGE_TOKENS) - held[slot] for slot, start, count in chunks]
         return needed if min(needed, default=0) >= 0 else [max(0, pages) for pages in needed]
 
     def rows_of(self, chunks: Iterable[Chunk]) -> list[int]:
-        """Rows of logits each chunk needs."""
-        return [
-            count
-            if self.every_row[slot] or self.draft[slot]
-            else int(self.samples[slot] and start + count >= self.known[slot])
-            for slot, start, count in chunks
-        ]
+        """The number of output rows of each chunk."""
+        return [self._rows(*chunk) for chunk in chunks]
+
+    def _rows(self, slot: int, start: int, count: int) -> int:
+        """The number of output rows of a chunk; they are those of its last positions."""
+        stop = start + count
+        if self.draft[slot]:
+            return count
+        if stop > self.rows_from[slot]:
+            return stop - max(start, self.rows_from[slot])
+        return int(self.samples[slot] and stop >= self.known[slot])
 
     def within_rows(self, chunks: list[Chunk], most: int) -> list[Chunk]:
-        """Shorten chunks that want logits of every position to the ``most`` rows a step has."""
-        if True not in [self.every_row[slot] for slot, _, _ in chunks]:
+        """Shorten chunks with a row for every position, so that a step has at most ``most``
+        rows."""
+        if all(self.rows_from[slot] == NO_ROWS for slot, _, _ in chunks):
             return chunks
-        kept = []
+        shortened = []
         for chunk in chunks:
-            if self.every_row[chunk.slot]:
-                chunk = chunk._replace(tokens=min(chunk.tokens, most))
-            (rows,) = self.rows_of((chunk,))
+            slot, start, count = chunk
+            if self.rows_from[slot] != NO_ROWS:
+                without = max(0, self.rows_from[slot] - start)
+                chunk = Chunk(slot, start, min(count, without + most))
+            rows = self._rows(*chunk)
             if chunk.tokens and rows <= most:
-                kept.append(chunk)
+                shortened.append(chunk)
                 most -= rows
-        return kept
+        return shortened
 
     def at_page_ends(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Shorten chunks of prompts to whole pages where they reach one, for models whose state can
-        only be kept there."""
+        """Shorten chunks of prompts to end at a page boundary if they reach one, for models whose
+        states are saved only there."""
         aligned = []
         for slot, start, count in chunks:
             stop = (start + count) // PAGE_TOKENS * PAGE_TOKENS
@@ -157,9 +173,9 @@ class SlotTable:
     def step_input(
         self, chunks: Sequence[Chunk], rows: Sequence[int], tokens: Sequence[Int32]
     ) -> StepInput:
-        """The inputs of a step over ``chunks``, ``rows`` rows of each.
+        """The inputs of a step over ``chunks``, with ``rows`` output rows of each.
 
-        ``tokens`` gives what the host knows of each chunk's sequence.
+        ``tokens`` are the tokens of each chunk's sequence that the host knows.
         """
         end = 0
         given: list[tuple[int, int, Int32]] = []
@@ -168,8 +184,14 @@ class SlotTable:
         output_rows: list[int] = []
         row_slots: list[int] = []
         row_positions: list[int] = []
+        scored: list[int] = []
+        targets: list[int] = []
         for (slot, start, count), requested, known in zip(chunks, rows, tokens, strict=True):
             begin, end, stop = end, end + count, start + count
+            first, last = stop - requested + 1, min(stop + 1, self.scored_to[slot])
+            if first < last:
+                scored += range(len(row_slots), len(row_slots) + last - first)
+                targets += known[first:last].tolist()
             if start < self.known[slot]:
                 given.append((begin, end, known[start:stop]))
             if count == 1:
@@ -194,38 +216,37 @@ class SlotTable:
         query["slot"], query["position"] = token_slots, token_positions
         sampling = self._sampling.take(row_slots)
         sampling["position"] = row_positions
+        bias = self._records if True in [self.biased[slot] for slot in row_slots] else None
+        if scored:
+            force_rows(sampling, self._records, scored, targets)
+            bias = self._records[: len(scored)] if bias is None else bias
         return StepInput(
             query=query,
             output_rows=np.array(output_rows, np.int32),
             sampling=sampling,
             page_table=self.page_table,
             requested=self._requested(chunks),
-            bias=self._bias.reshape(-1) if True in [self.biased[s] for s in row_slots] else None,
+            bias=bias,
             page_versions=self.page_versions,
         )
 
     def _requested(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
-        """The outputs that somebody asked for."""
-        logits: tuple[str, ...] = ()
-        states: tuple[str, ...] = ()
+        """The names of the outputs that a sequence in the step requests."""
+        outputs: set[str | None] = set()
         listed: tuple[str, ...] = ()
-        for slot, _, _ in chunks:
-            if self.every_row[slot]:
-                if self.hidden[slot]:
-                    states = (HIDDEN,)
-                else:
-                    logits = (LOGITS,)
-            if self.listed[slot]:
+        for slot, start, _ in chunks:
+            outputs.add(self.output[slot])
+            if self.listed[slot] or start + 1 < self.scored_to[slot]:
                 listed = LOG_PROBABILITIES
-        return logits + states + listed
+        return tuple(name for name in (LOGITS, HIDDEN) if name in outputs) + listed
 
 
 @dataclass(slots=True)
 class SteadyDecode:
-    """Steps of one token for each of the same sequences: each is the one before, a position on.
+    """A run of steps of one token for each of the same sequences: only positions change.
 
     ``chunks`` are those of the latest step, and ``left`` steps follow before one of the sequences
-    has its last or comes to its ``cut``. Valid until a sequence joins or leaves.
+    has its last token or reaches its ``cut``. Valid until a sequence is admitted or leaves.
     """
 
     table: SlotTable
@@ -237,18 +258,19 @@ class SteadyDecode:
     def after(
         cls, table: SlotTable, chunks: list[Chunk], rows: Sequence[int], inputs: StepInput
     ) -> SteadyDecode | None:
-        """What follows a step, None where that is more than one token for each of its sequences."""
+        """The run that begins with a step; None where a sequence has more than one token in it."""
         left = []
-        for (slot, _, count), requested in zip(chunks, rows, strict=True):
-            if requested != 1 or count != 1 or table.every_row[slot] or table.lockstep[slot]:
+        for (slot, start, count), requested in zip(chunks, rows, strict=True):
+            given = start + 1 < table.scored_to[slot] or table.output[slot] is not None
+            if requested != 1 or count != 1 or given or table.lockstep[slot]:
                 return None
             computed, cut, end = table.computed[slot], table.cut[slot], table.end[slot]
-            # The step that reaches a cut is planned: something is kept there.
+            # The step that reaches a cut is planned anew: a state is saved there.
             left.append((min(end, cut - 1) if cut > computed else end) - computed)
         return cls(table, chunks, inputs, min(left)) if min(left) > 0 else None
 
     def at_page_begin(self) -> list[Chunk]:
-        """Of the chunks of the next step those that may need a page."""
+        """The chunks of the next step that begin a page."""
         last = PAGE_TOKENS - 1
         return [
             Chunk(slot, start + 1, 1)
@@ -257,7 +279,7 @@ class SteadyDecode:
         ]
 
     def next(self) -> StepInput:
-        """The inputs of the next step, for which there are pages."""
+        """The inputs of the next step, for which the sequences have their pages."""
         self.left -= 1
         self.chunks = [Chunk(slot, start + 1, 1) for slot, start, _ in self.chunks]
         self.inputs.query["token"] = LAST_TOKEN

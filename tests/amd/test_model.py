@@ -9,7 +9,7 @@ import pytest
 from accel.amd.sim.fake_kernel import FakeKernel
 from contract.tier import Tier
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
@@ -36,7 +36,7 @@ def tokens(model: Model, tier: Tier, kernel: FakeKernel | None) -> list[list[tup
     with ModelRunner(model, tier, Limits(2, 32, 8, step_tokens=16, step_rows=4)) as runner:
         for again in (False, True):
             calls = kernel.calls.total() if kernel is not None else 0
-            engine = Engine(runner, steps_ahead=3)
+            engine = Engine(runner, EngineOptions(steps_ahead=3))
             for request in FEW:
                 engine.submit(request)
             found.append([(event.request_id, event.token) for event in engine.run()])

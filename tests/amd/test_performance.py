@@ -12,7 +12,7 @@ from accel.packets.layouts import planes_bytes
 from contract.ir.nodes import BufferKind
 from contract.types import Request
 from harness.amd_performance import DOCUMENT, MODELS, report
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
@@ -37,7 +37,7 @@ def test_instructions_are_those_a_step_executes(
     tier = open_amd(kernel, native=True)
     (queue,) = kernel.machine.gpu.queues.values()
     with ModelRunner(open_model(tiny_model_path), tier, LIMITS) as runner:
-        engine = Engine(runner, steps_ahead=1)
+        engine = Engine(runner, EngineOptions(steps_ahead=1))
         engine.submit(Request(1, (7,), LENGTH, ignore_end=True))
         counts = []
         for _ in engine.run():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from contract import file_reads
-from contract.file_reads import Bytes, copy_bytes, remember_file
+from contract.file_reads import Bytes, copy_bytes, file_range, read_pages, remember_file
 from tests.needs import machine_lacks
 
 SIZE = 1 << 16
@@ -86,3 +86,24 @@ def test_a_file_stays_open_as_long_as_its_mapping(path: Path) -> None:
     del view
     if before:
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_where_a_view_lies(path: Path, view: Bytes) -> None:
+    """Contiguous parts of the mapping have an offset; nothing else has."""
+    found = file_range(view[96:896].reshape(8, 100)[2:5])
+    assert found is not None
+    assert (found.offset, found.nbytes) == (296, 300)
+    assert os.fstat(found.descriptor).st_ino == path.stat().st_ino
+    assert file_range(view.reshape(-1, 64)[3:9, 7:20]) is None
+    assert file_range(view.copy()) is None
+
+
+def test_forgotten_pages_are_read_again(path: Path, view: Bytes) -> None:
+    """Whole pages and parts of pages hold the bytes of the file afterwards."""
+    expected = path.read_bytes()
+    for part in (view, view[100:200], view[4096:12288], view[5000:5000]):
+        found = file_range(part)
+        assert found is not None
+        found.forget_pages()
+        read_pages(part)
+        assert view.tobytes() == expected

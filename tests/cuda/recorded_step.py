@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
-from accel.cuda.persistent import compose
+from accel.cuda.persistent import StepTable, compose
 from accel.cuda.plan import Plan, PlannedLaunch, plan_launches
 from accel.cuda.step_choice import Block, StepChoice
 from accel.packets.binding import bind_step
@@ -37,6 +37,12 @@ from tests.cuda.emulator import emulate
 Bytes = NDArray[np.uint8]
 NOWHERE = 1
 """Address of what no persistent launch reads."""
+
+
+def table_of(launch: PlannedLaunch) -> StepTable:
+    """The table of a persistent launch."""
+    assert isinstance(launch.table, StepTable)
+    return launch.table
 
 
 @dataclass
@@ -184,8 +190,8 @@ class PersistentSteps:
             for name in outside(self.step.ops, self.step.scratch, inside, written=True):
                 got = self._scratch_of(scratch, name)
                 assert got.tobytes() == self._recorded(name).tobytes(), name
-            assert launch.table is not None
-            ended = () if launch.table.end is None else launch.table.end.done
+            table = table_of(launch)
+            ended = () if table.end is None else table.end.done
             for name in self._written_states((*inside, *ended)):
                 got, want = self.states[name], self._recorded(name)
                 assert got[: want.nbytes].tobytes() == want.tobytes(), name
@@ -213,8 +219,7 @@ class PersistentSteps:
     def _exchanged(self, launch: PlannedLaunch) -> dict[str, NDArray[np.float32]]:
         """What the phases of a launch handed each other in the step before, from the bank it
         used."""
-        table = launch.table
-        assert table is not None
+        table = table_of(launch)
         assert launch.workspace is not None
         own = self.workspace[launch.workspace :]
         steps = int(own[:4].view(np.uint32)[0])

@@ -17,7 +17,7 @@ from contract.shape_key import ShapeKey
 from reference.limits import Limits
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.fake_devices import EmulatedDevices
-from tests.cuda.recorded_step import PersistentSteps, RecordedModel
+from tests.cuda.recorded_step import PersistentSteps, RecordedModel, table_of
 from tests.cuda.test_multi_device import model_of, opened
 from tests.cuda.test_persistent import FOUR_WARPS, run
 from tests.few_rows import assert_definitions
@@ -77,7 +77,7 @@ def test_a_prompts_last_products_as_one_launch(rows: int, folder: Path) -> None:
     limits = Limits(2, 96, 12, I12, step_tokens=24, step_rows=1)
     recorded = RecordedModel(model_of("qwen3", folder), limits, ShapeKey(tokens, rows))
     steps = PersistentSteps(recorded, bucket, DEVICE, FOUR_WARPS, folder)
-    assert [len(launch.table.phases) for launch in steps.launches if launch.table] == [4]
+    assert [len(table_of(launch).phases) for launch in steps.launches] == [4]
     for step in range(2):
         positions = list(range(step * tokens, (step + 1) * tokens))
         run(steps, list(range(7, 7 + tokens)), positions, [0] * tokens, step)

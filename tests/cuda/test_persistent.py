@@ -33,7 +33,7 @@ from reference.exact.kv_storage import page_view, store
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE, aligned_memory
-from tests.cuda.recorded_step import PersistentSteps, RecordedModel, outside
+from tests.cuda.recorded_step import PersistentSteps, RecordedModel, outside, table_of
 from tests.cuda.test_attention import EVEN, filled_pages
 
 SMALL = {"hidden": 128, "heads": 6, "kv_heads": 1, "head_dim": 64, "feed_forward": 320}
@@ -120,7 +120,7 @@ def test_steps_of_every_family(name: str, phases: list[int], folder: Path) -> No
     launch from its first norm to its logits."""
     one = ShapeKey(1, 1)
     steps = PersistentSteps(recorded(name, folder, one), one, DEVICE, FOUR_WARPS, folder)
-    assert [len(launch.table.phases) for launch in steps.launches if launch.table] == phases
+    assert [len(table_of(launch).phases) for launch in steps.launches] == phases
     for position in range(3):
         run(steps, [5 + position], [position], [1], position)
 
@@ -133,8 +133,7 @@ def test_formats_of_one_step(name: str, seed: int, folder: Path) -> None:
     model = recorded(name, folder, one, "q4_k_m")
     steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
     (launch,) = steps.launches
-    assert launch.table is not None
-    assert len(launch.table.formats) > 1
+    assert len(table_of(launch).formats) > 1
     for position in range(2):
         run(steps, [9 + position], [position], [0], 10 * seed + position)
 
@@ -239,8 +238,7 @@ def test_attention_is_told_of_another_window(folder: Path) -> None:
     one = ShapeKey(1, 1)
     steps = PersistentSteps(recorded("qwen3", folder, one), one, DEVICE, FOUR_WARPS, folder)
     (launch,) = steps.launches
-    table = launch.table
-    assert table is not None
+    table = table_of(launch)
 
     def told(packets: NDArray[np.void]) -> list[int]:
         records = table.bound(packets, 0)[HEAD_BYTES:].view(ATTENTION_RECORD)

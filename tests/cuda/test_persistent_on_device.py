@@ -21,7 +21,7 @@ from contract.records import QUERY_TOKEN, SAMPLING
 from contract.types import Request, SamplingParams
 from harness.synth import sized_spec, write_synthetic
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner, StepInput
@@ -85,7 +85,7 @@ def test_steps_that_are_queued_ahead(block: str, folder: Path, open_tier: OpenSt
     for tier, ahead in ((CpuTier(), 0), (open_tier(block), 3)):
         limits = Limits(1, 1280, 80, I12, step_tokens=128, step_rows=1)
         with ModelRunner(model, tier, limits) as runner:
-            engine = Engine(runner, end_of_generation=frozenset(), steps_ahead=ahead)
+            engine = Engine(runner, EngineOptions(end_of_generation=frozenset(), steps_ahead=ahead))
             engine.submit(request)
             outcomes.append([event.token for event in engine.run()])
     assert outcomes[0] == outcomes[1]

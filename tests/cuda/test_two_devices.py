@@ -19,7 +19,7 @@ from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from harness.synth import sized_spec, write_synthetic
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
@@ -85,7 +85,7 @@ def test_steps_that_are_queued_ahead(
     for tier, ahead in ((CpuTier(), 0), (open_tier("1,0", **way), 3)):
         limits = Limits(1, 1280, 80, I12, step_tokens=256, step_rows=1)
         with ModelRunner(model, tier, limits) as runner:
-            engine = Engine(runner, end_of_generation=frozenset(), steps_ahead=ahead)
+            engine = Engine(runner, EngineOptions(end_of_generation=frozenset(), steps_ahead=ahead))
             engine.submit(request)
             outcomes.append([event.token for event in engine.run()])
     assert outcomes[0] == outcomes[1]

@@ -8,8 +8,10 @@ from typing import Any
 from contract.types import Request, Tenant, TokenEvent
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner, StepSeconds
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
+from reference.engine.drafter import Drafter
 from reference.limits import Limits
+from reference.observer import NOBODY, Observer
 from reference.sched.tenants import Tenants
 
 STEP_SECONDS = 0.05
@@ -23,6 +25,8 @@ def engine_of(
     chunk: int = 32,
     recurrent: bool = False,
     saved_states: int = 0,
+    drafter: Drafter | None = None,
+    observer: Observer = NOBODY,
     **options: Any,
 ) -> tuple[Engine, VirtualClock]:
     """An engine in virtual time, whose steps take about STEP_SECONDS."""
@@ -33,7 +37,14 @@ def engine_of(
     runner = SimulatedRunner(
         limits, clock, recurrent=recurrent, seconds=StepSeconds(fixed=STEP_SECONDS)
     )
-    engine = Engine(runner, tenants=Tenants(tenants, clock=clock), clock=clock, **options)
+    engine = Engine(
+        runner,
+        EngineOptions(**options),
+        tenants=Tenants(tenants, clock=clock),
+        clock=clock,
+        drafter=drafter,
+        observer=observer,
+    )
     return engine, clock
 
 

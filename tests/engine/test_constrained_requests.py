@@ -18,7 +18,7 @@ from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine, MaskProvider
+from reference.engine import Engine, EngineOptions, MaskProvider
 from reference.engine.drafter import PromptLookup
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -81,7 +81,7 @@ def run(
     chunk: int | None = None,
 ) -> Outcome:
     """Every event of requests that are served together."""
-    engine = Engine(runner, steps_ahead=depth, chunk_tokens=chunk)
+    engine = Engine(runner, EngineOptions(steps_ahead=depth, chunk_tokens=chunk))
     for request, allowed in asked:
         engine.submit(request, allowed=allowed)
     events: Outcome = {request.id: [] for request, _ in asked}
@@ -124,7 +124,7 @@ def test_company_depth_and_tier_change_no_bit(
 @pytest.mark.parametrize("depth", [0, 1])
 def test_guessing_changes_nothing(runner: ModelRunner, alone: Outcome, depth: int) -> None:
     """Biases, penalties and log-probabilities of several tokens a step; masks beside them."""
-    engine = Engine(runner, steps_ahead=depth, drafter=PromptLookup())
+    engine = Engine(runner, EngineOptions(steps_ahead=depth), drafter=PromptLookup())
     for request, allowed in ASKED:
         engine.submit(request, allowed=allowed)
     events: Outcome = {request.id: [] for request, _ in ASKED}
@@ -136,7 +136,7 @@ def test_guessing_changes_nothing(runner: ModelRunner, alone: Outcome, depth: in
 
 def test_preemption_changes_nothing(runner: ModelRunner, alone: Outcome) -> None:
     """A masked sequence too resumes from its tokens, when its tenant's pages are cut down."""
-    engine = Engine(runner, steps_ahead=1)
+    engine = Engine(runner, EngineOptions(steps_ahead=1))
     for request, allowed in ASKED:
         engine.submit(request, allowed=allowed)
     events: Outcome = {request.id: [] for request, _ in ASKED}

@@ -8,7 +8,7 @@ from contract.errors import DeviceLost
 from contract.types import FinishReason, Request
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 
 
@@ -24,7 +24,7 @@ def test_a_request_for_logits_alone_generates_nothing() -> None:
 def test_an_end_is_told_before_a_step_can_fail() -> None:
     """Else its client could cancel, and the end would follow."""
     runner = SimulatedRunner(Limits(2, 32, 4, step_tokens=9), VirtualClock())
-    engine = Engine(runner, stall_steps=1, steps_ahead=0)
+    engine = Engine(runner, EngineOptions(stall_steps=1, steps_ahead=0))
     engine.submit(Request(1, (7,), 9, ignore_end=True))
     engine.submit(Request(2, (8,), 9, ignore_end=True))
     engine.step()
@@ -41,7 +41,10 @@ def test_an_end_is_told_before_a_step_can_fail() -> None:
 
 def test_cancel_takes_back_events_that_a_sink_held_up() -> None:
     """A sink that raises ends the step before its events are given away."""
-    engine = Engine(SimulatedRunner(Limits(2, 32, 4, step_tokens=9), VirtualClock()), steps_ahead=0)
+    engine = Engine(
+        SimulatedRunner(Limits(2, 32, 4, step_tokens=9), VirtualClock()),
+        EngineOptions(steps_ahead=0),
+    )
 
     def sink(start: int, logits: object) -> None:
         if start == 1:

@@ -9,7 +9,7 @@ import pytest
 
 from contract.errors import RequestError
 from contract.types import FinishReason, QosClass, Request, SamplingParams, Tenant
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.observer import NullObserver
 from reference.runner import ModelRunner
 from tests.engine.small_engine import (
@@ -59,11 +59,11 @@ def test_who_runs_out_of_pages_is_preempted_and_resumes(kept_runner: ModelRunner
     requests = [request(number, length=20, max_tokens=70) for number in range(4)]
     alone = {}
     for one in requests:
-        engine = Engine(kept_runner, prefix_cache=False)
+        engine = Engine(kept_runner, EngineOptions(prefix_cache=False))
         engine.submit(one)
         alone[one.id] = [event.token for event in engine.run()]
     for prefix_cache in (False, True):
-        engine = Engine(kept_runner, prefix_cache=prefix_cache)
+        engine = Engine(kept_runner, EngineOptions(prefix_cache=prefix_cache))
         for one in requests:
             engine.submit(one)
         events = events_of(engine)
@@ -80,7 +80,7 @@ def test_so_many_pages_are_kept_for_those_that_begin_alike(
     runner: ModelRunner, most: int | None
 ) -> None:
     """Of the three whole pages of a request that is gone; who runs can be shared with always."""
-    engine = Engine(runner, cached_pages=most)
+    engine = Engine(runner, EngineOptions(cached_pages=most))
     for number in (1, 2):
         engine.submit(replace(request(7, length=50, max_tokens=1), id=number))
         list(engine.run())
@@ -125,7 +125,7 @@ def test_what_penalties_look_at_is_computed_not_found(runner: ModelRunner) -> No
     """The last 16 tokens of a prompt that is cached: they have to pass through the slot."""
     sampling = SamplingParams(repeat_penalty=1.5, repeat_last_n=16)
     penalized = request(1, length=40, max_tokens=8, sampling=sampling)
-    alone = Engine(runner, prefix_cache=False)
+    alone = Engine(runner, EngineOptions(prefix_cache=False))
     alone.submit(penalized)
     expected = [event.token for event in alone.run()]
     engine = Engine(runner)
@@ -195,7 +195,7 @@ def test_end_of_generation_stops_unless_ignored(runner: ModelRunner) -> None:
     engine = Engine(runner)
     engine.submit(request(1, max_tokens=8))
     tokens = [e.token for e in engine.run()]
-    engine = Engine(runner, end_of_generation=frozenset({tokens[2]}))
+    engine = Engine(runner, EngineOptions(end_of_generation=frozenset({tokens[2]})))
     engine.submit(request(1, max_tokens=8))
     first = tokens.index(tokens[2])
     stopped = list(engine.run())
@@ -233,7 +233,7 @@ def test_a_broken_sequence_breaks_no_other(runner: ModelRunner) -> None:
     undisturbed = Engine(runner)
     undisturbed.submit(request(2, max_tokens=6))
     expected = [e.token for e in undisturbed.run()]
-    engine = Engine(runner, page_order=range(PAGES))
+    engine = Engine(runner, EngineOptions(page_order=tuple(range(PAGES))))
     engine.submit(request(1, max_tokens=6))
     engine.submit(request(2, max_tokens=6))
     tokens = [e.token for e in engine.step() if e.request_id == 2]

@@ -17,7 +17,7 @@ from contract.tier import Tier
 from contract.types import FinishReason, Request
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.matrix import Matrix
 from reference.model.open import open_model
@@ -81,7 +81,7 @@ def test_they_are_the_same_on_every_tier_and_in_any_company(
         with CpuTier() as tier, ModelRunner(model, tier, large) as runner:
             alone = rows_of(Engine(runner), 1, PROMPT)
         with TIERS[name]() as tier, ModelRunner(model, tier, LIMITS) as runner:
-            engine = Engine(runner, chunk_tokens=11)
+            engine = Engine(runner, EngineOptions(chunk_tokens=11))
             for number in (2, 3):
                 engine.submit(Request(number, PROMPT[: 10 * number], 30, ignore_end=True))
                 engine.step()

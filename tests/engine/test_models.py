@@ -13,7 +13,7 @@ import pytest
 from contract.errors import DeviceLost, DoesNotFit, RequestError
 from contract.types import LOCAL_TENANT, Request, SamplingParams
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.engine.models import Loaded, Models
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -64,7 +64,7 @@ class Machine:
             model.file.close()
             self.inside.remove(name)
 
-        engine = Engine(runner, tenants=self.tenants, queue_depth=6)
+        engine = Engine(runner, EngineOptions(queue_depth=6), tenants=self.tenants)
         return Loaded(engine, 1, close)
 
     def submit(self, name: str, request: Request) -> None:

@@ -9,8 +9,8 @@ from contract.types import QosClass, Request, Tenant
 from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner, StepSeconds
-from reference.engine import Engine
-from reference.engine.pipeline import INTERVAL_RATIO
+from reference.engine import Engine, EngineOptions
+from reference.engine.scheduler import INTERVAL_RATIO
 from reference.limits import Limits
 from reference.observer import NullObserver, StepObservation
 from reference.sched.tenants import Tenants
@@ -45,11 +45,10 @@ def most_prefill(*classes: QosClass, beside: int | None = None) -> int:
     limits = Limits(3, 1024, 3 * 64, step_tokens=CHUNK + 3, step_rows=3)
     engine = Engine(
         SimulatedRunner(limits, clock, seconds=SECONDS),
+        EngineOptions(prefix_cache=False, chunk_while_decoding=beside),
         tenants=Tenants([*tenants, reader], clock=clock),
         clock=clock,
         observer=steps,
-        prefix_cache=False,
-        chunk_while_decoding=beside,
     )
     for tenant in tenants:
         engine.submit(Request(tenant.id, (tenant.id + 1,), 400, tenant=tenant.id, ignore_end=True))
@@ -90,8 +89,8 @@ def test_a_chunk_of_its_own_beside_decoding_sequences() -> None:
     steps = Steps()
     engine = Engine(
         SimulatedRunner(limits, VirtualClock(), seconds=SECONDS),
+        EngineOptions(chunk_while_decoding=100),
         observer=steps,
-        chunk_while_decoding=100,
     )
     assert (engine.chunk_tokens, engine.chunk_while_decoding) == (CHUNK, 100)
     engine.submit(Request(1, (7,) * 900, 2, ignore_end=True))

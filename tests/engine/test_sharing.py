@@ -19,7 +19,7 @@ from contract.types import (
     SamplingParams,
     TokenEvent,
 )
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
@@ -62,14 +62,14 @@ def tokens_of(engine: Engine, request: Request) -> list[int]:
 
 
 def alone(runner: ModelRunner, request: Request) -> list[int]:
-    return tokens_of(Engine(runner, prefix_cache=False, steps_ahead=0), request)
+    return tokens_of(Engine(runner, EngineOptions(prefix_cache=False, steps_ahead=0)), request)
 
 
 @pytest.mark.parametrize("copy_pages", [False, True])
 def test_turns_of_a_conversation_begin_where_the_last_ended(
     runner: ModelRunner, copy_pages: bool
 ) -> None:
-    engine = Engine(runner, copy_pages=copy_pages)
+    engine = Engine(runner, EngineOptions(copy_pages=copy_pages))
     conversation = prompt(1, 20)
     turns = []
     for turn in range(4):
@@ -112,7 +112,7 @@ def test_a_state_of_tokens_that_nobody_got_spoils_none_before_it(runner: ModelRu
         tokens = alone(runner, replace(first, ignore_end=True))[: last - length + 1]
         if tokens[-1] not in tokens[:-1]:
             break
-    engine = Engine(runner, end_of_generation=frozenset(tokens[-1:]), steps_ahead=1)
+    engine = Engine(runner, EngineOptions(end_of_generation=frozenset(tokens[-1:]), steps_ahead=1))
     assert tokens_of(engine, first) == tokens
     tokens_of(engine, Request(2, (*first.prompt, *tokens[:-1], *prompt(3, 9)), 1))
     assert engine.statistics.prefix.tokens_hit == 48
@@ -124,7 +124,7 @@ def test_a_prefix_that_ends_within_a_page_is_copied(runner: ModelRunner) -> None
         return
     first = Request(1, prompt(3, 48), 4)
     expected = alone(runner, first)
-    engine = Engine(runner, copy_pages=True)
+    engine = Engine(runner, EngineOptions(copy_pages=True))
     assert tokens_of(engine, first) == tokens_of(engine, replace(first, id=2)) == expected
     assert engine.statistics.prefix.copied == 1
     assert engine.statistics.prefix.tokens_hit == 47
@@ -133,7 +133,7 @@ def test_a_prefix_that_ends_within_a_page_is_copied(runner: ModelRunner) -> None
 def test_evicted_pages_come_back_from_host_memory(runner: ModelRunner) -> None:
     requests = [Request(number, prompt(number % 4, 70), 6, SEEDED) for number in range(8)]
     expected = [alone(runner, request) for request in requests]
-    engine = Engine(runner, host_pages=12)
+    engine = Engine(runner, EngineOptions(host_pages=12))
     assert [tokens_of(engine, request) for request in requests] == expected
     assert engine.statistics.prefix.spilled > 0
     assert engine.statistics.prefix.restored > 0
@@ -185,7 +185,7 @@ def test_an_interactive_request_takes_the_slot_of_batch_work(runner: ModelRunner
 
 
 def test_who_takes_no_tokens_ends_and_holds_up_nobody(runner: ModelRunner) -> None:
-    engine = Engine(runner, stall_steps=5)
+    engine = Engine(runner, EngineOptions(stall_steps=5))
     slow, other = (Request(n, prompt(n, 9), 40) for n in (1, 2))
     engine.submit(slow)
     engine.submit(other)
@@ -210,7 +210,7 @@ def test_who_takes_no_tokens_ends_and_holds_up_nobody(runner: ModelRunner) -> No
 def test_only_clients_are_waited_for_no_longer(runner: ModelRunner, clients: int) -> None:
     """Who waits for something else goes on when it is there, and has the same tokens; unless a
     client took none either, before or after."""
-    engine = Engine(runner, stall_steps=5)
+    engine = Engine(runner, EngineOptions(stall_steps=5))
     patient, other = (Request(n, prompt(n, 9), 40) for n in (1, 2))
     engine.submit(patient)
     engine.submit(other)
@@ -231,7 +231,7 @@ def test_only_clients_are_waited_for_no_longer(runner: ModelRunner, clients: int
 
 
 def test_a_full_queue_is_said(runner: ModelRunner) -> None:
-    engine = Engine(runner, queue_depth=2)
+    engine = Engine(runner, EngineOptions(queue_depth=2))
     for number in range(2):
         engine.submit(Request(number, prompt(1, 5), 3))
     with pytest.raises(QueueFull):
@@ -244,7 +244,7 @@ def test_requests_that_run_take_no_place_of_the_line(runner: ModelRunner) -> Non
     """As many of a tenant may wait as if none of its ran: with another tenant, half of the line."""
     both = [LOCAL_TENANT, replace(LOCAL_TENANT, id=1, name="other")]
     tenants = Tenants(both, clock=ManualClock())
-    engine = Engine(runner, queue_depth=4, tenants=tenants)
+    engine = Engine(runner, EngineOptions(queue_depth=4), tenants=tenants)
     for number in range(LIMITS.slots):
         engine.submit(Request(number, prompt(1, 5), 40, ignore_end=True))
         while engine.statistics.running <= number:
@@ -260,7 +260,7 @@ def test_requests_that_run_take_no_place_of_the_line(runner: ModelRunner) -> Non
 def test_a_tenant_has_a_line_of_its_own_length(runner: ModelRunner) -> None:
     """Alone too, and before it is asked whether there is a place for anybody."""
     tenants = Tenants([replace(LOCAL_TENANT, max_waiting=2)], clock=ManualClock())
-    engine = Engine(runner, queue_depth=2, tenants=tenants)
+    engine = Engine(runner, EngineOptions(queue_depth=2), tenants=tenants)
     for number in range(2):
         engine.submit(Request(number, prompt(1, 5), 3))
     with pytest.raises(TenantQueueFull) as refused:

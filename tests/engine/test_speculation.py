@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from contract.errors import RequestError
 from contract.types import Request, SamplingParams
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.engine.draft_model import DraftModel, draft_limits
 from reference.engine.drafter import Drafter, DraftRequest, PromptLookup, Tokens
 from reference.limits import Limits
@@ -108,7 +109,7 @@ def tokens_of(engine: Engine, requests: Sequence[Request]) -> dict[int, list[int
 def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> None:
     requests = requests_of(data.draw)
     end = frozenset(data.draw(st.sets(st.integers(0, 255), max_size=8)))
-    plain = Engine(runner, steps_ahead=0, prefix_cache=False, end_of_generation=end)
+    plain = Engine(runner, EngineOptions(steps_ahead=0, prefix_cache=False, end_of_generation=end))
     expected = tokens_of(plain, requests)
     answers = {r.prompt: expected[r.id] for r in requests}
     drafter = data.draw(
@@ -116,10 +117,12 @@ def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> N
     )
     engine = Engine(
         runner,
-        steps_ahead=data.draw(st.sampled_from((0, 1, 3))),
-        end_of_generation=end,
+        EngineOptions(
+            steps_ahead=data.draw(st.sampled_from((0, 1, 3))),
+            end_of_generation=end,
+            draft_tokens=data.draw(st.integers(1, 9)),
+        ),
         drafter=drafter,
-        draft_tokens=data.draw(st.integers(1, 9)),
     )
     assert tokens_of(engine, requests) == expected
 
@@ -127,10 +130,12 @@ def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> N
 def test_right_guesses_save_steps(runner: ModelRunner) -> None:
     """Every guess right: a step gives several tokens, where a state must be kept too."""
     request = Request(1, tuple(range(20)), 60, SamplingParams(temperature=0.9, seed=5))
-    plain = Engine(runner, steps_ahead=0)
+    plain = Engine(runner, EngineOptions(steps_ahead=0))
     tokens = tokens_of(plain, [request])
     engine = Engine(
-        runner, steps_ahead=0, prefix_cache=True, drafter=Told({request.prompt: tokens[1]}, 0)
+        runner,
+        EngineOptions(steps_ahead=0, prefix_cache=True),
+        drafter=Told({request.prompt: tokens[1]}, 0),
     )
     assert tokens_of(engine, [request]) == tokens
     done = engine.statistics
@@ -141,8 +146,10 @@ def test_right_guesses_save_steps(runner: ModelRunner) -> None:
 def test_wrong_guesses_are_given_up(runner: ModelRunner) -> None:
     """Where nothing is right, guessing pauses; few steps carry guesses."""
     request = Request(1, tuple(range(20)), 60)
-    plain = tokens_of(Engine(runner, steps_ahead=0), [request])
-    engine = Engine(runner, steps_ahead=0, drafter=Told({request.prompt: plain[1]}, 8))
+    plain = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), [request])
+    engine = Engine(
+        runner, EngineOptions(steps_ahead=0), drafter=Told({request.prompt: plain[1]}, 8)
+    )
     assert tokens_of(engine, [request]) == plain
     done = engine.statistics.speculation
     assert done.accepted == 0
@@ -156,7 +163,7 @@ def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..
     requests = [
         Request(n, tuple((n + i) * 5 % 256 for i in range(9 + 20 * n)), 24) for n in range(3)
     ]
-    plain = Engine(runner, steps_ahead=0)
+    plain = Engine(runner, EngineOptions(steps_ahead=0))
     expected = tokens_of(plain, requests)
     for spec in ({"quant": "q4_k_m"}, {"quant": "f32", "seed": 5}):
         model = open_model(synthetic_model(architecture="qwen3", **spec))
@@ -165,7 +172,7 @@ def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..
             ModelRunner(model, runner.tier, draft_limits(runner.limits)) as small,
         ):
             drafter = DraftModel(small, runner.model)
-            engine = Engine(runner, drafter=drafter, draft_tokens=9)
+            engine = Engine(runner, EngineOptions(draft_tokens=9), drafter=drafter)
             assert tokens_of(engine, requests) == expected
             if spec["quant"] == "q4_k_m" and not runner.recurrent.slot_bytes:
                 done = engine.statistics.speculation
@@ -175,8 +182,10 @@ def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..
 
 def test_a_draft_model_must_fit(runner: ModelRunner, synthetic_model: Callable[..., Path]) -> None:
     hybrid = synthetic_model(**MODELS["qwen35"])
-    other = synthetic_model(architecture="llama", quant="f32", vocab=333)
-    for path, problem in ((hybrid, "recurrent"), (other, "333 tokens")):
+    other = synthetic_model(architecture="gemma3", quant="f32")
+    larger = synthetic_model(architecture="llama", quant="f32", vocab=1400)
+    problems = ((hybrid, "recurrent"), (other, "token 0 is '<pad>'"), (larger, "1400 tokens"))
+    for path, problem in problems:
         model = open_model(path)
         with (
             model.file,
@@ -184,6 +193,24 @@ def test_a_draft_model_must_fit(runner: ModelRunner, synthetic_model: Callable[.
             pytest.raises(RequestError, match=problem),
         ):
             DraftModel(small, runner.model)
+
+
+@pytest.mark.parametrize("change", [{"vocab": 333}, {"vocab": 310}, {"context": 64}])
+def test_a_draft_model_of_other_sizes_changes_nothing(
+    runner: ModelRunner, synthetic_model: Callable[..., Path], change: dict[str, int]
+) -> None:
+    """More or fewer padding tokens, and a shorter context than the target's: beyond it no guess is
+    made."""
+    requests = [Request(1, tuple(n * 5 % 256 for n in range(40)), 60, ignore_end=True)]
+    expected = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), requests)
+    model = open_model(synthetic_model(architecture="qwen3", quant="q4_k_m", **change))
+    sizes = draft_limits(runner.limits)
+    sizes = replace(sizes, context=min(sizes.context, model.config.context))
+    with model.file, ModelRunner(model, runner.tier, sizes) as small:
+        drafter = DraftModel(small, runner.model)
+        engine = Engine(runner, EngineOptions(draft_tokens=9), drafter=drafter)
+        assert tokens_of(engine, requests) == expected
+        assert engine.statistics.speculation.drafted > 0
 
 
 def test_prompt_lookup_finds_the_latest_occurrence() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from contract.types import Request, SamplingParams
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput, Submission
 from tests.engine.small_engine import (
@@ -63,7 +63,7 @@ def test_prefill_and_decode_are_queued_alike(tiny_model_path: Path, steps_ahead:
     """Six requests on three slots, waiting, prefilling and decoding: the queue is always full."""
     model = open_model(tiny_model_path)
     with model.file, LateTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
-        engine = Engine(runner, steps_ahead=steps_ahead)
+        engine = Engine(runner, EngineOptions(steps_ahead=steps_ahead))
         for number in range(6):
             engine.submit(request(number, length=20 + number, max_tokens=9))
         engine.step()
@@ -88,7 +88,7 @@ def test_nothing_is_computed_beyond_the_last_token(
         return submit(inputs)
 
     monkeypatch.setattr(runner, "submit", observed)
-    engine = Engine(runner, steps_ahead=3)
+    engine = Engine(runner, EngineOptions(steps_ahead=3))
     engine.submit(request(1, length=length, max_tokens=max_tokens))
     last = list(engine.run())[-1].position
     assert positions == list(range(last))
@@ -99,7 +99,7 @@ def test_an_interrupted_step_spoils_nothing(
 ) -> None:
     """Ctrl-C at any point of a step: what ran goes on in the next, every bit as before, and no
     slot or page is lost."""
-    quiet = Engine(kept_runner, steps_ahead=2)
+    quiet = Engine(kept_runner, EngineOptions(steps_ahead=2))
     quiet.submit(request(9, length=30, max_tokens=6))
     expected = [event.token for event in quiet.run()]
     for owner, name in (
@@ -110,7 +110,7 @@ def test_an_interrupted_step_spoils_nothing(
     ):
         for after in (False, True):
             for at in (1, 3, 5):
-                engine = Engine(kept_runner, steps_ahead=2)
+                engine = Engine(kept_runner, EngineOptions(steps_ahead=2))
                 engine.submit(request(9, length=30, max_tokens=6))
                 tokens: list[int] = []
                 with monkeypatch.context() as patch:
@@ -196,7 +196,7 @@ def _tokens(
     steps_ahead: int,
 ) -> dict[int, list[int]]:
     """Tokens of each request; joins and cancels happen before the step of that number."""
-    engine = Engine(runner, end_of_generation=end, steps_ahead=steps_ahead)
+    engine = Engine(runner, EngineOptions(end_of_generation=end, steps_ahead=steps_ahead))
     tokens: dict[int, list[int]] = {r.id: [] for r in requests}
     step = 0
     while step <= max(joins.values()) or not engine.idle:

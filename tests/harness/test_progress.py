@@ -6,13 +6,13 @@ import io
 
 import pytest
 
+from contract.amounts import format_bytes
 from harness.progress import (
     BarProgress,
     LineProgress,
     NullProgress,
     Progress,
     format_amount,
-    format_bytes,
     progress_on,
 )
 

@@ -23,7 +23,7 @@ from contract.types import LOCAL_TENANT, QosClass, Request, SamplingParams
 from harness.digest import logits_digest
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import RING_STEPS, Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput, Submission
@@ -207,13 +207,15 @@ class Bench:
         """Run the requests as ``schedule`` says, to the end of all that are not cancelled."""
         engine = Engine(
             self.runner,  # type: ignore[arg-type]
-            chunk_tokens=schedule.chunk_tokens,
-            page_order=schedule.page_order,
-            steps_ahead=schedule.steps_ahead,
+            EngineOptions(
+                chunk_tokens=schedule.chunk_tokens,
+                page_order=schedule.page_order,
+                steps_ahead=schedule.steps_ahead,
+                copy_pages=schedule.host_pages > 0,
+                host_pages=schedule.host_pages,
+                stall_steps=1 << 30,
+            ),
             tenants=tenants_of(schedule),
-            copy_pages=schedule.host_pages > 0,
-            host_pages=schedule.host_pages,
-            stall_steps=1 << 30,
         )
         if schedule.slot_order is not None:
             permute_slots(engine, schedule.slot_order)

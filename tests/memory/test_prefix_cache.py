@@ -58,7 +58,7 @@ def test_pages_come_back_from_host_memory_as_they_were() -> None:
         contents.pages[page] = "somebody else", b""
     scope = scope_of(TENANTS[1])
     assert memory.match(scope, tokens, 48) == 48
-    assert memory.adopt(scope, tokens, 48, 1, 0) == PrefixHit((), 0)
+    assert memory.adopt(scope, tokens, 48, 1, 0) == PrefixHit((), 0, matched=48)
     memory.release(other, 2)
     hit = memory.adopt(scope, tokens, 48, 1, 0)
     assert hit.tokens == 48
@@ -151,7 +151,7 @@ def test_a_hit_of_a_recurrent_model_ends_at_a_state() -> None:
     # The only one is taken: not even a state that is kept could make room.
     assert memory.save_state_slot() is None
     memory.attach_state(scope, tokens[:32], place)
-    assert memory.adopt(scope, tokens, 48, 1, 1) == PrefixHit(tuple(pages[:2]), 32, place)
+    assert memory.adopt(scope, tokens, 48, 1, 1) == PrefixHit(tuple(pages[:2]), 32, place, 48)
     assert memory.match(scope, tokens, 31) == 0
     # The place is wanted for another state: the older one is forgotten.
     again = memory.save_state_slot()
@@ -170,7 +170,7 @@ def test_a_team_shares_and_others_do_not() -> None:
 
 def test_a_reservation_is_out_of_reach_of_others() -> None:
     memory = KvMemory(8)
-    memory.reserve(1, 3)
+    memory.reservations.set_one(1, 3)
     assert (memory.available(1), memory.available(2)) == (8, 5)
     assert memory.take(6, 2, 0) is None
     taken = memory.take(5, 2, 0)
@@ -179,7 +179,7 @@ def test_a_reservation_is_out_of_reach_of_others() -> None:
     assert memory.take(4, 1, 0) is None
     assert memory.take(3, 1, 0) is not None
     memory.release(taken, 2)
-    memory.reserve(1, 0)
+    memory.reservations.set_one(1, 0)
     assert memory.available(2) == 5
 
 

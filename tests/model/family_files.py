@@ -111,94 +111,6 @@ def add_experts(file: FamilyFile, layer: int, width: int = EXPERT_WIDTH) -> None
         file.add(f"blk.{layer}.ffn_{name}_exps.weight", EXPERTS, *shape)
 
 
-def make_mixtral(file: FamilyFile) -> FamilyFile:
-    """A llama file with experts as wide as the dense blocks they replace."""
-    file.keys.update({"expert_count": EXPERTS, "expert_used_count": USED})
-    for layer in range(LAYERS):
-        for name in ("gate", "up", "down"):
-            del file.values[f"blk.{layer}.ffn_{name}.weight"]
-        add_experts(file, layer, FEED_FORWARD)
-    return file
-
-
-def make_gemma4_moe(file: FamilyFile) -> FamilyFile:
-    """A gemma4 file with experts beside the dense blocks, in all layers but the first."""
-    file.keys.update(_EXPERT_KEYS)
-    for layer in range(1, LAYERS):
-        prefix = f"blk.{layer}"
-        add_experts(file, layer)
-        file.stack(
-            f"{prefix}.ffn_gate_up_exps.weight",
-            f"{prefix}.ffn_gate_exps.weight",
-            f"{prefix}.ffn_up_exps.weight",
-            axis=1,
-        )
-        file.add(f"{prefix}.ffn_gate_inp.scale", HIDDEN)
-        file.add(f"{prefix}.ffn_down_exps.scale", EXPERTS)
-        for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
-            file.vector(f"{prefix}.{name}")
-    return file
-
-
-def make_gemma4_per_layer(file: FamilyFile, shared: int = 2) -> FamilyFile:
-    """A gemma4 file with embeddings of every layer; its last layers own no keys and values."""
-    layers = file.keys["block_count"]
-    file.keys["embedding_length_per_layer_input"] = PER_LAYER
-    file.keys["attention.shared_kv_layers"] = shared
-    widths = [
-        FEED_FORWARD if layer < layers - shared else 2 * FEED_FORWARD for layer in range(layers)
-    ]
-    file.keys["feed_forward_length"] = widths
-    file.rows("per_layer_token_embd", VOCAB, layers * PER_LAYER)
-    file.rows("per_layer_model_proj", layers * PER_LAYER)
-    file.vector("per_layer_proj_norm", PER_LAYER)
-    for layer, width in enumerate(widths):
-        prefix = f"blk.{layer}"
-        _dense(file, layer, width)
-        file.rows(f"{prefix}.inp_gate", PER_LAYER)
-        file.rows(f"{prefix}.proj", HIDDEN, PER_LAYER)
-        file.vector(f"{prefix}.post_norm")
-        if layer >= layers - shared:
-            for name in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"):
-                file.values.pop(f"{prefix}.{name}", None)
-    return file
-
-
-def separate_gate_up(file: FamilyFile) -> FamilyFile:
-    """Expert gates and ups stacked in one tensor, gates first."""
-    for layer in range(LAYERS):
-        prefix = f"blk.{layer}.ffn"
-        file.stack(
-            f"{prefix}_gate_up_exps.weight",
-            f"{prefix}_gate_exps.weight",
-            f"{prefix}_up_exps.weight",
-            axis=1,
-        )
-    return file
-
-
-def legacy_ssm_in(file: FamilyFile) -> FamilyFile:
-    """Query, key, values and gates of a delta net by key head, in one tensor."""
-    for layer in range(0, LAYERS, 2):
-        prefix = f"blk.{layer}"
-        rows = file.values.pop(f"{prefix}.attn_qkv.weight")
-        keys = KEY_HEADS * STATE
-        for name, part in zip("qkv", np.split(rows, [keys, 2 * keys]), strict=True):
-            file.values[name] = part
-        file.interleave(
-            f"{prefix}.ssm_in.weight", KEY_HEADS, "q", "k", "v", f"{prefix}.attn_gate.weight"
-        )
-    return file
-
-
-def with_nextn(file: FamilyFile) -> FamilyFile:
-    """A drafting block behind the last layer."""
-    file.keys.update({"block_count": LAYERS + 1, "nextn_predict_layers": 1})
-    file.rows(f"blk.{LAYERS}.nextn.eh_proj", HIDDEN, 2 * HIDDEN)
-    file.vector(f"blk.{LAYERS}.attn_norm")
-    return file
-
-
 def _common_keys() -> dict[str, Any]:
     return {
         "block_count": LAYERS,
@@ -213,7 +125,7 @@ def _common_keys() -> dict[str, Any]:
     }
 
 
-_EXPERT_KEYS = {
+EXPERT_KEYS = {
     "expert_count": EXPERTS,
     "expert_used_count": USED,
     "expert_feed_forward_length": EXPERT_WIDTH,
@@ -231,10 +143,11 @@ _HYBRID_KEYS = {
 _SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
 _SHARED_KEYS = {"expert_shared_feed_forward_length": SHARED_WIDTH}
 _KEYS: Mapping[str, dict[str, Any]] = {
-    "qwen3moe": _EXPERT_KEYS,
+    "granite": {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0},
+    "qwen3moe": EXPERT_KEYS,
     "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
-    "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **_EXPERT_KEYS, **_SHARED_KEYS},
-    "qwen3next": {**_HYBRID_KEYS, **_EXPERT_KEYS, **_SHARED_KEYS},
+    "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
+    "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
     "gemma3": {
         "attention.sliding_window": WINDOW,
         "attention.sliding_window_pattern": 2,
@@ -270,7 +183,7 @@ def _attention(file: FamilyFile, layer: int, *, gated: bool = False, norms: bool
         file.vector(f"{prefix}.attn_k_norm", HEAD_DIM)
 
 
-def _dense(file: FamilyFile, layer: int, width: int = FEED_FORWARD) -> None:
+def add_dense(file: FamilyFile, layer: int, width: int = FEED_FORWARD) -> None:
     file.rows(f"blk.{layer}.ffn_gate", width)
     file.rows(f"blk.{layer}.ffn_up", width)
     file.rows(f"blk.{layer}.ffn_down", HIDDEN, width)
@@ -279,13 +192,38 @@ def _dense(file: FamilyFile, layer: int, width: int = FEED_FORWARD) -> None:
 def _llama(file: FamilyFile, layer: int, norms: bool = False) -> None:
     _attention(file, layer, norms=norms)
     file.vector(f"blk.{layer}.ffn_norm")
-    _dense(file, layer)
+    add_dense(file, layer)
 
 
 def _qwen2(file: FamilyFile, layer: int) -> None:
     _llama(file, layer)
     for name, heads in {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}.items():
         file.add(f"blk.{layer}.attn_{name}.bias", heads * HEAD_DIM)
+
+
+def _glm4(file: FamilyFile, layer: int) -> None:
+    _phi3(file, layer)
+    for name in ("post_attention_norm", "post_ffw_norm"):
+        file.vector(f"blk.{layer}.{name}")
+
+
+def _phi3(file: FamilyFile, layer: int) -> None:
+    """Gate rows, then up rows, are one tensor."""
+    _llama(file, layer)
+    prefix = f"blk.{layer}.ffn"
+    file.stack(f"{prefix}_up.weight", f"{prefix}_gate.weight", f"{prefix}_up.weight")
+
+
+def _olmo2(file: FamilyFile, layer: int) -> None:
+    """Norms after the blocks, and over all heads at once."""
+    _attention(file, layer)
+    add_dense(file, layer)
+    prefix = f"blk.{layer}"
+    del file.values[f"{prefix}.attn_norm.weight"]
+    file.vector(f"{prefix}.attn_q_norm", HEADS * HEAD_DIM)
+    file.vector(f"{prefix}.attn_k_norm", KV_HEADS * HEAD_DIM)
+    for name in ("post_attention_norm", "post_ffw_norm"):
+        file.vector(f"{prefix}.{name}")
 
 
 def _qwen3(file: FamilyFile, layer: int) -> None:
@@ -318,7 +256,7 @@ def _mixer(file: FamilyFile, layer: int) -> None:
 
 def _qwen35(file: FamilyFile, layer: int) -> None:
     _mixer(file, layer)
-    _dense(file, layer)
+    add_dense(file, layer)
 
 
 def _qwen35moe(file: FamilyFile, layer: int) -> None:
@@ -361,7 +299,7 @@ def _gemma4(file: FamilyFile, layer: int) -> None:
     file.rows(f"{prefix}.attn_output", HIDDEN, HEADS * size)
     file.vector(f"{prefix}.attn_q_norm", size)
     file.vector(f"{prefix}.attn_k_norm", size)
-    _dense(file, layer)
+    add_dense(file, layer)
     if layer % 2:
         file.add(f"{prefix}.layer_output_scale.weight", 1)
     pairs = FULL_HEAD_DIM // 2
@@ -371,6 +309,11 @@ def _gemma4(file: FamilyFile, layer: int) -> None:
 
 _LAYERS = {
     "llama": _llama,
+    "smollm3": _llama,
+    "granite": _llama,
+    "glm4": _glm4,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,

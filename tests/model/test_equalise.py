@@ -59,6 +59,15 @@ def test_outliers_cost_less(
     assert equalised * gain < plain
 
 
+def test_norms_over_all_heads_take_the_powers_of_each(synthetic_model: SyntheticModel) -> None:
+    """OLMo 2 norms all queries at once: a head's powers scale its part of the weights."""
+    graph, _ = graph_with_outliers(synthetic_model(architecture="olmo2", key_outliers=100.0))
+    plain, _ = graph_with_outliers(synthetic_model(architecture="olmo2"))
+    assert [node.name for node in graph.nodes] == [node.name for node in plain.nodes]
+    for name in ("attn_k_norm", "attn_q_norm"):
+        assert "*" in graph.buffers[f"model.{name}.weight[0]"].source
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3", "qwen35"])
 def test_ordinary_channels_are_left_alone(
     synthetic_model: SyntheticModel, architecture: str

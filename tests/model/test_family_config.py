@@ -30,10 +30,8 @@ from tests.model.family_files import (
     WINDOW,
     FamilyFile,
     family_file,
-    make_gemma4_moe,
-    make_gemma4_per_layer,
-    make_mixtral,
 )
+from tests.model.family_variants import make_gemma4_moe, make_gemma4_per_layer, make_mixtral
 
 
 def read(file: FamilyFile, folder: Path) -> ModelConfig:

@@ -14,7 +14,7 @@ from contract.ir.graph import BufferKind, Graph
 from contract.opcodes import Opcode
 from contract.types import Request
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.families import FAMILIES
 from reference.model.open import open_model
@@ -32,6 +32,8 @@ from tests.model.family_files import (
     VOCAB,
     FamilyFile,
     family_file,
+)
+from tests.model.family_variants import (
     legacy_ssm_in,
     make_gemma4_per_layer,
     separate_gate_up,
@@ -56,7 +58,7 @@ def logits(path: Path, chunk: int) -> np.ndarray:
     parts: list[np.ndarray] = []
     model = open_model(path)
     with CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
-        engine = Engine(runner, chunk_tokens=chunk)
+        engine = Engine(runner, EngineOptions(chunk_tokens=chunk))
         engine.submit(Request(1, TOKENS, 0), lambda _, rows: parts.append(rows))
         list(engine.run())
     model.file.close()
@@ -100,6 +102,17 @@ MIXERS = {
 DENSE_DECODER = {**STEP, **PROJECTED, **DENSE, "matmul": 2 * LAYERS, "add": 2 * LAYERS}
 COMPOSITION: dict[str, dict[str, int]] = {
     "llama": DENSE_DECODER,
+    "smollm3": DENSE_DECODER,
+    "granite": {**DENSE_DECODER, "scale": 2 * LAYERS + 2},
+    "glm4": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1},
+    "phi3": DENSE_DECODER,
+    "olmo2": {
+        **DENSE_DECODER,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm_fused_mlp_gate_up": 0,
+        "rms_norm": 4 * LAYERS + 1,
+        "matmul": 7 * LAYERS,
+    },
     "qwen2": {
         **DENSE_DECODER,
         "rms_norm_fused_qkv": 0,

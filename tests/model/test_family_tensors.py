@@ -24,6 +24,8 @@ from tests.model.family_files import (
     VALUE_HEADS,
     FamilyFile,
     family_file,
+)
+from tests.model.family_variants import (
     legacy_ssm_in,
     make_gemma4_moe,
     make_gemma4_per_layer,

@@ -68,10 +68,20 @@ def test_pre_tokenizers_lose_nothing(name, text):
         ("llama-bpe", ["I", "'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
         ("smollm", ["I", "'", "LL", " pay", " ", "1", "2", "3", "4", "  ", " now", "!", "\n"]),
         ("gpt-2", ["I", "'", "LL", " pay", " 1234", "  ", " now", "!", "\n"]),
+        ("dbrx", ["I", "'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
+        ("gpt-4o", ["I'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
+        ("tekken", ["I", "'LL", " pay", " ", "1", "2", "3", "4", "  ", " now", "!\n"]),
     ],
 )
 def test_where_pre_tokenizers_cut(name, pieces):
     assert PRE_TOKENIZERS[name].split("I'LL pay 1234   now!\n") == pieces
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "tekken"])
+def test_words_end_where_capitals_begin_again(name):
+    assert PRE_TOKENIZERS[name].split("camelCaseÉtéHTTPServer") == [
+        "camel", "Case", "Été", "HTTPServer",
+    ]  # fmt: skip
 
 
 def test_combining_marks_stay_in_the_word_for_qwen35_only():

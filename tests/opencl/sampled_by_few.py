@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from contract.dtypes import I12
 from contract.types import Request
 from harness.tiers import TierOptions, open_tier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
@@ -25,7 +25,7 @@ TOKENS = 60
 
 def main(path: str, threads: str, workers: str) -> None:
     """Print what was sampled beside what should have been."""
-    options = TierOptions(threads=int(threads), opencl_workers=int(workers))
+    options = TierOptions(threads=int(threads), workers=int(workers))
     largest: list[int] = []
 
     def note(*rows: NDArray[np.float32]) -> None:
@@ -34,7 +34,7 @@ def main(path: str, threads: str, workers: str) -> None:
     limits = Limits(1, 128, 8, I12, step_tokens=16, step_rows=1)
     model = open_model(Path(path))
     with open_tier("opencl", options) as tier, ModelRunner(model, tier, limits) as runner:
-        engine = Engine(runner, end_of_generation=frozenset(), steps_ahead=0)
+        engine = Engine(runner, EngineOptions(end_of_generation=frozenset(), steps_ahead=0))
         engine.submit(Request(1, (3, 4, 5), TOKENS, ignore_end=True), on_logits=note)
         tokens = [event.token for event in engine.run()]
     print(json.dumps([tokens, largest[-TOKENS:]]))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from accel.opencl import api, binding, driver
 from accel.opencl import device as device_module
 from accel.opencl.device import Device, find_device, find_devices
 from accel.opencl.driver import load_drivers
-from accel.opencl.host_memory import MEMORY_INFORMATION, available_memory
 from contract.errors import TierUnavailable
 
 
@@ -56,17 +53,6 @@ def test_devices_are_looked_for_when_drivers_are_loaded(
     assert order == ["loaded", "asked"]
 
 
-def test_memory_that_can_be_had(tmp_path: Path) -> None:
-    """As Linux says, or else the library."""
-    told = tmp_path / "meminfo"
-    told.write_text("MemTotal:       24115244 kB\nMemAvailable:   22000001 kB\n")
-    assert available_memory(told) == 22000001 * 1024
-    total = psutil.virtual_memory().total
-    told.write_text("MemTotal:       24115244 kB\n")
-    for source in (told, tmp_path / "none", MEMORY_INFORMATION):
-        assert 0 < available_memory(source) <= total
-
-
 def test_no_driver_to_load_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever opens a device says what is missing."""
     failed: list[object] = []
@@ -81,7 +67,7 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(api, "LIBRARY", "libNoSuchLibrary.so.9")
     monkeypatch.setattr(api, "CARRIER", "no_such_package")
     monkeypatch.setattr(device_module, "opencl", lambda: api.OpenCl(api.library_path()))
-    with pytest.raises(TierUnavailable, match=r"pip install 'zinc-rt\[opencl\]'"):
+    with pytest.raises(TierUnavailable, match=r"pip install '(zinc-rt|\.)\[opencl\]'"):
         find_devices()
 
 

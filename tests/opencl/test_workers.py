@@ -11,7 +11,7 @@ import pytest
 
 from accel.opencl.device import Device
 from accel.opencl.launcher import Mode
-from accel.opencl.worker_tuner import Choice, Crews, FixedWorkers
+from accel.packets.worker_tuner import AdaptiveWorkers, Choice, FixedWorkers
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
 from tests.model_runs import compare
@@ -23,7 +23,7 @@ STEPS_AHEAD = 1
 
 
 @dataclass
-class RandomCrew:
+class RandomWorkers:
     """Any number, another one for every step. ``chosen`` counts them, ``noted`` their times."""
 
     most: int
@@ -40,10 +40,10 @@ class RandomCrew:
         self.noted.append(workers)
 
 
-CREWS: dict[str, Callable[[int], Choice]] = {
+CHOICES: dict[str, Callable[[int], Choice]] = {
     "one": lambda most: FixedWorkers(1),
     "all": FixedWorkers,
-    "adaptive": Crews,
+    "adaptive": AdaptiveWorkers,
 }
 
 
@@ -54,11 +54,11 @@ def cores(device: Device) -> int:
     return device.compute_units
 
 
-@pytest.mark.parametrize("worker_tuner", CREWS)
+@pytest.mark.parametrize("worker_tuner", CHOICES)
 def test_bits_do_not_depend_on_the_number_of_workers(
     open_opencl: OpenTier, tiny_model_path: Path, cores: int, worker_tuner: str
 ) -> None:
-    tier = open_opencl(mode=Mode.PERSISTENT, worker_tuner=CREWS[worker_tuner])
+    tier = open_opencl(mode=Mode.PERSISTENT, worker_tuner=CHOICES[worker_tuner])
     compare(open_model(tiny_model_path), tier)
 
 
@@ -66,8 +66,8 @@ def test_bits_do_not_depend_on_the_number_of_workers(
 def test_bits_survive_another_number_at_every_step(
     open_opencl: OpenTier, synthetic_model: SyntheticModel, cores: int, architecture: str
 ) -> None:
-    """States, keys and values pass between crews of any size, and every step's time is told."""
-    worker_tuner = RandomCrew(cores)
+    """State passes between any numbers of workers, and the time of every step is noted."""
+    worker_tuner = RandomWorkers(cores)
     tier = open_opencl(mode=Mode.PERSISTENT, worker_tuner=lambda most: worker_tuner)
     compare(open_model(synthetic_model(architecture=architecture, quant="q4_k_m")), tier)
     assert set(worker_tuner.chosen) == set(range(1, cores + 1))

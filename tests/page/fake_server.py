@@ -67,9 +67,18 @@ class Fake:
     """Whether the same seed gives another text each time."""
     cut: bool = False
     """Whether streams end early without saying so."""
+    refusal: str = ""
+    """The message with which every question is refused."""
+    most_messages: int | None = None
+    """Longer conversations do not fit the context."""
+    finish: str = "stop"
+    used: int = 1024
+    """Tokens of prompt and answer together."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     """Pieces of tool calls that come before the text."""
+    memory: int | None = None
+    """Bytes that the server has free, where it says so."""
     managed: list[dict[str, Any]] | None = None
     """The models it has and could fetch; None where the server does not say."""
     progress: list[dict[str, Any]] = field(default_factory=list)
@@ -120,6 +129,10 @@ def fake_app(double: Double) -> Flask:
             fake.busy -= 1
             status = 503 if fake.busy % 2 else 429
             return _refused(status, "the queue is full", **{"Retry-After": "1"})
+        if fake.refusal:
+            return _refused(400, fake.refusal)
+        if fake.most_messages is not None and len(body["messages"]) > fake.most_messages:
+            return _refused(400, "prompt: is too long", code="context_length_exceeded")
         return Response(_chunks(fake, body), mimetype="text/event-stream")
 
     _add_models(app, double)
@@ -132,7 +145,10 @@ def _add_models(app: Flask, double: Double) -> None:
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         managed = double.fake.managed
-        told = {"tenant": {"name": "local", "qos": "interactive"}}
+        told = {
+            "tenant": {"name": "local", "qos": "interactive"},
+            "memory_available_bytes": double.fake.memory,
+        }
         return MODELS if managed is None else MODELS | {"x_zinc": {"managed": managed} | told}
 
     @app.post("/v1/models/pull")
@@ -161,8 +177,8 @@ def _add_models(app: Flask, double: Double) -> None:
         return Response('{"deleted": true}', mimetype="application/json")
 
 
-def _refused(status: int, message: str, **headers: str) -> Response:
-    response = Response(json.dumps({"error": {"message": message}}), status)
+def _refused(status: int, message: str, code: str = "", **headers: str) -> Response:
+    response = Response(json.dumps({"error": {"message": message, "code": code}}), status)
     response.headers.update(headers)
     return response
 
@@ -194,8 +210,8 @@ def _chunks(fake: Fake, body: dict[str, Any]) -> Iterator[str]:
             choice["logprobs"] = {"content": [{**one, "top_logprobs": [one, other]}]}
         yield _line({"choices": [choice], "system_fingerprint": "f0"})
         time.sleep(fake.delay)
-    yield _line({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    usage = {"prompt_tokens": 10, "completion_tokens": len(pieces), "total_tokens": 1024}
+    yield _line({"choices": [{"index": 0, "delta": {}, "finish_reason": fake.finish}]})
+    usage = {"prompt_tokens": 10, "completion_tokens": len(pieces), "total_tokens": fake.used}
     yield _line({"choices": [], "usage": usage, "x_zinc": {"seed": body["seed"]}})
     yield "data: [DONE]\n\n"
 

@@ -110,6 +110,28 @@ def test_conversations_survive_a_reload_and_can_be_deleted(chat: Chat) -> None:
     expect(chat.page.locator("#empty")).to_be_visible()
 
 
+def test_a_reload_returns_to_the_conversation_and_its_address_is_a_link(chat: Chat) -> None:
+    chat.ask("First talk")
+    first = chat.page.url
+    assert "#chat=" in first
+    chat.page.reload()
+    expect(chat.page.locator("article.answer")).to_contain_text("You said First talk")
+    chat.press("New chat")
+    assert "#chat=" not in chat.page.url
+    chat.ask("Second talk")
+    assert chat.page.url != first
+    chat.page.go_back()
+    expect(chat.page.locator("article.answer")).to_contain_text("You said First talk")
+    assert chat.page.url == first
+
+
+def test_an_address_of_another_browser_is_told(chat: Chat) -> None:
+    chat.page.goto(f"{chat.url}#chat=ffff")
+    chat.page.reload()
+    expect(chat.page.locator("#banner")).to_contain_text("does not have the conversation")
+    expect(chat.page.locator("#empty")).to_be_visible()
+
+
 def test_garbage_in_the_storage_is_survived(chat: Chat) -> None:
     chat.page.evaluate(
         """() => { localStorage['zinc.session.x'] = '{"id":"x","messages":[1]}';

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.page.conftest import Chat
-from tests.page.fake_server import Fake
+from tests.page.fake_server import CONTEXT, Fake
 
 pytestmark = pytest.mark.browser
 
@@ -32,7 +32,9 @@ def test_waiting_for_a_busy_server_can_be_stopped(chat: Chat) -> None:
     expect(chat.page.locator("article.answer")).to_contain_text("You said Go")
 
 
-def test_a_stream_that_breaks_off_is_told_and_what_came_is_kept(chat: Chat) -> None:
+def test_a_stream_that_breaks_off_again_and_again_is_told_and_what_came_is_kept(
+    chat: Chat,
+) -> None:
     chat.fake.cut = True
     chat.ask("Go")
     expect(chat.page.locator(".problem")).to_contain_text("ended before the answer did")
@@ -42,10 +44,105 @@ def test_a_stream_that_breaks_off_is_told_and_what_came_is_kept(chat: Chat) -> N
     expect(chat.page.locator("article.answer")).to_contain_text("You said Go with seed")
 
 
+def test_an_answer_goes_on_by_itself_when_the_server_is_back(chat: Chat) -> None:
+    """The same question with the same seed, which gives what was shown and the rest."""
+    chat.fake.cut = True
+    chat.send("Go")
+    expect(chat.page.locator(".problem")).to_contain_text("as soon as the server is back")
+    shown = chat.page.locator("article.answer .prose").last.inner_text()
+    chat.page.route("**/v1/**", lambda route: route.abort())
+    chat.fake.cut = False
+    expect(chat.page.locator(".problem")).to_contain_text("as soon as the server is back")
+    chat.page.unroute("**/v1/**")
+    chat.settled()
+    expect(chat.page.locator(".problem")).to_have_count(0)
+    seed = chat.fake.asked[0]["seed"]
+    whole = f"You said Go with seed {seed}"
+    assert whole.startswith(shown)
+    assert shown != whole
+    expect(chat.page.locator("article.answer .prose").last).to_have_text(whole)
+    assert {asked["seed"] for asked in chat.fake.asked} == {seed}
+
+
+def test_an_answer_that_cannot_go_on_says_why(chat: Chat) -> None:
+    chat.fake.cut = True
+    chat.send("Go")
+    expect(chat.page.locator(".problem")).to_contain_text("as soon as the server is back")
+    chat.fake.cut = False
+    chat.fake.answers["Go"] = "Something else"
+    expect(chat.page.locator(".problem")).to_contain_text("gives another answer now")
+    chat.settled()
+
+
+def test_waiting_for_a_server_can_be_stopped(chat: Chat) -> None:
+    chat.page.route("**/v1/**", lambda route: route.abort())
+    chat.send("Go")
+    expect(chat.page.locator(".problem")).to_contain_text("as soon as the server is back")
+    chat.page.keyboard.press("Escape")
+    chat.settled()
+    chat.page.unroute("**/v1/**")
+    chat.press("Try again")
+    expect(chat.page.locator("article.answer")).to_contain_text("You said Go")
+
+
+def test_a_turn_that_failed_is_not_part_of_the_next_prompt(chat: Chat) -> None:
+    chat.ask("One")
+    chat.fake.refusal = "no"
+    chat.ask("Two")
+    expect(chat.page.locator(".problem")).to_contain_text("No.")
+    expect(chat.page.locator("article.answer").last).to_contain_text("does not see this turn")
+    chat.fake.refusal = ""
+    chat.ask("Three")
+    texts = [message["content"] for message in chat.fake.asked[-1]["messages"]]
+    assert (texts[0], texts[-1], len(texts)) == ("One", "Three", 3)
+
+
+class TestFullContext:
+    """Conversations that are longer than the model's context."""
+
+    def test_the_oldest_turns_can_be_forgotten(self, chat: Chat) -> None:
+        for text in ("One", "Two", "Three"):
+            chat.ask(text)
+        chat.fake.most_messages = 5
+        chat.ask("Four")
+        expect(chat.page.locator(".problem")).to_contain_text("too long")
+        chat.press("Forget the oldest turns")
+        expect(chat.page.locator("article.answer").last).to_contain_text("You said Four")
+        chat.settled()
+        texts = [message["content"] for message in chat.fake.asked[-1]["messages"]]
+        assert (texts[0], texts[-1], len(texts)) == ("Three", "Four", 3)
+        expect(chat.page.locator(".forgotten")).to_have_count(1)
+        chat.page.reload()
+        expect(chat.page.locator(".forgotten + article")).to_contain_text("Three")
+        chat.press("Replay: same bits")
+        expect(chat.page.locator(".verdict")).to_contain_text("Identical.")
+
+    def test_a_new_chat_is_offered(self, chat: Chat) -> None:
+        chat.fake.most_messages = 0
+        chat.ask("One")
+        chat.press("Forget the oldest turns")
+        expect(chat.page.locator("#banner")).to_contain_text("This message alone is longer")
+        chat.page.locator(".problem").get_by_role("button", name="New chat").click()
+        expect(chat.page.locator("#empty")).to_be_visible()
+
+    def test_an_answer_that_filled_it_says_so(self, chat: Chat) -> None:
+        chat.fake.finish, chat.fake.used = "length", CONTEXT
+        chat.ask("One")
+        expect(chat.page.locator("article.answer")).to_contain_text("Cut by the length limit")
+        expect(chat.page.locator(".problem")).to_contain_text("The context is full")
+
+
+def test_an_answer_cut_by_max_tokens_says_so(chat: Chat) -> None:
+    chat.fake.finish = "length"
+    chat.ask("One")
+    expect(chat.page.locator("article.answer")).to_contain_text("Cut by the length limit")
+    expect(chat.page.locator(".problem")).to_have_count(0)
+
+
 def test_a_server_that_cannot_be_reached(chat: Chat) -> None:
     expect(chat.page.get_by_role("combobox", name="Model")).to_have_value("tiny")
     chat.page.route("**/v1/**", lambda route: route.abort())
-    chat.ask("Go")
+    chat.send("Go")
     expect(chat.page.locator(".problem")).to_contain_text("cannot be reached")
     chat.page.reload()
     expect(chat.page.locator("#banner")).to_contain_text("cannot be reached")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_gemma import Float64Gemma
 from tests.peer.float64_hybrid import Float64Hybrid
 from tests.peer.float64_llama import Float64Llama
 
 ORACLES = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe"), Float64Llama),
+    **dict.fromkeys(("smollm3", "granite", "glm4", "phi3", "olmo2"), Float64Dense),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
     **dict.fromkeys(("gemma3", "gemma4"), Float64Gemma),
 }

@@ -22,8 +22,9 @@ GELU_TABLE_TOLERANCE = 5e-3
 DEEP_GELU_TABLE_TOLERANCE = 2e-2
 """The same through 62 layers."""
 
-NOT_IN_PEER = ("llama-per-layer-widths",)
-"""llama.cpp takes the first layer's width for all layers of a llama."""
+NOT_IN_PEER = ("llama-per-layer-widths", "phi3-window")
+"""llama.cpp takes the first layer's width for all layers of a llama, and leaves out Phi's
+window."""
 ENTRIES = {**FAMILIES, **DEEP}
 
 

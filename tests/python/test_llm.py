@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import zinc_rt
+from contract.extras import install_command
 from harness.generate import Session, SessionOptions
 from tests.cli.conftest import environment
 from tests.python.conftest import CONTEXT, engine_threads
@@ -29,10 +30,12 @@ def with_sources() -> dict[str, str]:
 
 
 def test_an_argument_that_is_no_setting() -> None:
-    with pytest.raises(ConfigError, match="unknown key 'slot'; the nearest known key is 'slots'"):
-        LLM("model.gguf", slot=3)
+    with pytest.raises(TypeError, match="LLM has no argument 'tire'; did you mean 'tier'"):
+        LLM("model.gguf", tire="cpu")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="serve has no argument 'prot'; did you mean 'port'"):
+        serve("model.gguf", prot=1)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="argument slots: 'many' is not accepted"):
-        LLM("model.gguf", slots="many")
+        LLM("model.gguf", slots="many")  # type: ignore[arg-type]
 
 
 def test_settings_come_from_the_environment_too(
@@ -141,7 +144,7 @@ def test_a_server_needs_its_extra_and_nothing_else_does(tiny_model_path: Path) -
     first, *told = done.stdout.splitlines()
     assert first == "2"
     assert len(told) == 2
-    assert all("pip install 'zinc-rt[server]'" in line for line in told)
+    assert all(install_command("server") in line for line in told)
 
 
 def test_everything_it_exports_is_there() -> None:

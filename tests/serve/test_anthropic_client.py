@@ -324,7 +324,7 @@ def test_what_anthropics_server_runs_is_left_out(agent: Anthropic) -> None:
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, "answers are not continued"),
+        ({"messages": [{"role": "assistant", "content": " "}]}, "is not empty"),
         ({"extra_body": {"temprature": 1}}, "temperature"),
         ({"tools": OWN_TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "among the tools"),
         ({"extra_body": {"tool_choice": {"type": "tool"}}}, "tool_choice.name"),

@@ -3,34 +3,22 @@ whatever was cached and whoever else asks."""
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 from openai import OpenAI
 
-from contract.types import FinishReason, Request
+from contract.types import Request
 from harness.generate import Session, SessionOptions
-from harness.serve.driver import EngineDriver
-from harness.serve.errors import ApiError
-from harness.serve.generation import Generation
 from harness.serve.prompt_scores import PromptScores
 from harness.serve.run import Running
-from reference.cpu.tier import CpuTier
-from reference.engine import Engine
-from reference.limits import Limits
-from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
-from reference.runner import ModelRunner
+from reference.sched.scores import TokenScores
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.streams import data_of, lines_of
@@ -187,101 +175,35 @@ def test_a_prompt_of_one_token_and_answers_of_none(http: Http) -> None:
     assert http.post("/v1/chat/completions", chat).error["param"] == "max_tokens"
 
 
-@given(cuts=st.lists(st.integers(0, 11)), worked=st.randoms(use_true_random=False))
-def test_chunks_are_nobodys_business(cuts: list[int], worked: random.Random) -> None:
-    """However the logits come, and whenever they are worked on."""
-    logits = np.random.default_rng(1).normal(size=(12, 40)).astype(np.float32)
-    request = Request(1, tuple(range(12)), 0, log_probabilities=2)
+def test_scores_that_come_again_are_taken_once() -> None:
+    """As of a request that goes on elsewhere, after tokens of its answer."""
+    request = Request(1, (5, 6, 7, 8), 4, score_from=1, score_top=2)
+    logs = np.arange(6, dtype=np.float32)
+    ids = np.arange(12, dtype=np.int32).reshape(6, 2)
     scores = PromptScores(request)
-    waiting: list[bool] = []
-    digested: list[int] = []
-
-    def digest(first: int, rows: NDArray[np.float32]) -> None:
-        digested.extend(range(first, first + len(rows)))
-
-    sink = scores.sink(lambda: waiting.append(True), digest, 11)
-    for start, stop in pairwise(sorted({0, *cuts, 12})):
-        sink(start, logits[start:stop])
-        assert len(waiting) <= 1
-        if waiting and worked.random() < 0.5:
-            waiting.clear()
-            scores.work()
-    for _ in waiting:
-        scores.work()
-    assert scores.wait(0)
-    assert digested == [11]
-    requested, ids, tops = log_probabilities(
-        logits=logits[:-1], token=np.arange(1, 12, dtype=np.int32), top=2
-    )
-    assert [event.log_probability for event in scores.tokens] == [None, *requested.tolist()]
-    assert [event.token for event in scores.tokens] == list(range(12))
-    assert [list(map(list, zip(*event.top, strict=True))) for event in scores.tokens[1:]] == [
-        [row.tolist(), top.tolist()] for row, top in zip(ids, tops, strict=True)
-    ]
+    for first, stop in ((1, 3), (1, 2), (2, 6)):
+        part = slice(first, stop)
+        scores(TokenScores(first, logs[part], ids[part], ids[part].astype(np.float32)))
+    assert scores.complete
+    assert [event.token for event in scores.tokens] == [5, 6, 7, 8]
+    assert [event.log_probability for event in scores.tokens] == [None, 1.0, 2.0, 3.0]
+    assert scores.tokens[3].top == ((6, 6.0), (7, 7.0))
 
 
-class Slow(PromptScores):
-    """Scores that are not worked on before somebody says so."""
+def test_logits_that_are_not_finite_are_an_error(tmp_path: Path, serve: Serve) -> None:
+    """A model that fails is no list of numbers that are none."""
+    with serve(slots=1) as server:
+        runner = server.service.model.driver.call(lambda engine: engine.runner)
+        collected = runner.collect
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        self.gate = threading.Event()
-        self.most = 0
+        def broken(submission: Any) -> Any:
+            output = collected(submission)
+            return replace(output, token=np.full_like(output.token, -1))
 
-    def take(self, first: int, rows: NDArray[np.float32]) -> bool:
-        begins = super().take(first, rows)
-        self.most = max(self.most, len(self._chunks))
-        return begins
-
-    def work(self) -> None:
-        self.gate.wait()
-        super().work()
-
-
-def test_nobody_waits_for_slow_scores(tiny_model_path: Path) -> None:
-    """Others go on meanwhile, and little is kept: the request sits out steps until its logits are
-    worked on, and then all of it is there."""
-    model = open_model(tiny_model_path)
-    limits = Limits(slots=2, context=96, pages=12, step_tokens=32, step_rows=4)
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
-        driver = EngineDriver(lambda observer: Engine(runner, observer=observer, stall_steps=5))
-        driver.start()
-        try:
-            prompt = tuple(range(40, 100))
-            slow = Request(driver.new_id(), prompt, 0, log_probabilities=None)
-            scores = Slow(slow)
-            stream = driver.submit([slow], scores={slow.id: scores})
-            other = Request(driver.new_id(), prompt[:5], 60, ignore_end=True)
-            ended: list[FinishReason] = []
-            others = driver.submit([other])
-            while not ended:
-                events = [one.event for one in others.take(30)]
-                ended += [event.finish_reason for event in events if event.finish_reason]
-            assert scores.most <= 2
-            assert driver.call(lambda engine: engine.progress(slow.id)) < len(prompt)
-            scores.gate.set()
-            assert scores.wait(30)
-            assert len(scores.tokens) == len(prompt)
-            while not any(one.event.finish_reason for one in stream.take(30)):
-                pass
-        finally:
-            driver.close()
-
-
-def test_logits_that_are_not_finite_are_an_error(server: Running) -> None:
-    model = server.service.model
-    request = Request(model.driver.new_id(), (1, 2, 3), 0, log_probabilities=1)
-    generation = Generation(model, [request], scores=True)
-    while not generation.done:
-        list(generation.pieces(30))
-    assert len(generation.prompt_events(0)) == 3
-    broken = PromptScores(request)
-    broken.take(0, np.array([[1, np.nan], [1, 2]], np.float32))
-    broken.work()
-    generation._scores[request.id] = broken
-    with pytest.raises(ApiError) as failed:
-        generation.prompt_events(0)
-    assert failed.value.code == "model_failed"
+        runner.collect = broken  # type: ignore[method-assign]
+        body = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 0}
+        reply = Http(server.url).post("/v1/completions", body)
+    assert (reply.status, reply.error["code"]) == (500, "model_failed")
 
 
 def test_guessing_ahead_changes_nothing(serve: Serve, http: Http) -> None:

@@ -1,4 +1,4 @@
-"""``/v1/responses`` as OpenAI's client asks it: whole, streamed, and never stored."""
+"""``/v1/responses`` as OpenAI's client asks it: whole and streamed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import openai
 import pytest
 from openai import OpenAI
 
-from harness.serve.response_events import ResponseEvents, response_of
+from harness.serve.responses.parse import chat_of
+from harness.serve.responses.render import ResponseEvents, response_of
+from harness.serve.responses.wire import ResponsesRequest
 from harness.serve.run import Running
-from harness.serve.wire_responses import ResponsesRequest, chat_of
 from tests.serve.http import Http
 
 ASKED: dict[str, Any] = {
@@ -66,7 +67,7 @@ def test_how_an_answer_ends(client: OpenAI) -> None:
     assert cut.status == "incomplete"
     assert cut.incomplete_details is not None
     assert cut.incomplete_details.reason == "max_output_tokens"
-    assert cut.store is False
+    assert cut.store is True
     assert cut.previous_response_id is None
 
 
@@ -123,8 +124,6 @@ def test_an_answer_can_be_sent_back(client: OpenAI) -> None:
 @pytest.mark.parametrize(
     ("more", "param", "code"),
     [
-        ({"store": True}, "store", "not_stored"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "not_stored"),
         ({"background": True}, "background", "invalid_value"),
         ({"temperature": 1000}, "temperature", "invalid_value"),
         ({"input": []}, "input", "invalid_value"),
@@ -140,12 +139,6 @@ def test_what_is_refused(http: Http, more: dict[str, object], param: str, code: 
     refused = http.post("/v1/responses", {"input": "a", "max_output_tokens": 4, **more})
     assert refused.status == 400
     assert (refused.error["param"], refused.error["code"]) == (param, code)
-
-
-def test_false_and_nothing_are_not_stored(http: Http) -> None:
-    for more in ({}, {"store": False}, {"store": None}):
-        body = {"input": "a", "max_output_tokens": 2, **more}
-        assert http.post("/v1/responses", body).json["store"] is False
 
 
 def test_a_stream_that_fails_raises(server: Running, client: OpenAI) -> None:

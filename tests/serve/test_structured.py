@@ -26,7 +26,7 @@ from harness.serve.structured.grammars import (
     regex_rule,
 )
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.limits import Limits
 from reference.model.open import Model
@@ -253,7 +253,9 @@ def test_guessing_for_others_changes_no_token(model: Model, grammars: Grammars) 
     def run(runner: ModelRunner, numbers: list[int], guess: int) -> dict[int, list[int]]:
         drafter = PromptLookup() if guess else None
         engine = Engine(
-            runner, end_of_generation=model.tokenizer.eog_ids, drafter=drafter, draft_tokens=guess
+            runner,
+            EngineOptions(end_of_generation=model.tokenizer.eog_ids, draft_tokens=guess),
+            drafter=drafter,
         )
         masks = dict(zip(numbers, grammars.masks(rule, len(numbers)), strict=True))
         for number in numbers:
@@ -295,7 +297,9 @@ def test_nobody_waits_for_a_late_mask(model: Model, grammars: Grammars) -> None:
     with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
 
         def make(observer: Observer) -> Engine:
-            return Engine(runner, end_of_generation=ends, observer=observer, stall_steps=5)
+            return Engine(
+                runner, EngineOptions(end_of_generation=ends, stall_steps=5), observer=observer
+            )
 
         driver = EngineDriver(make)
         driver.start()

@@ -8,7 +8,7 @@ import pytest
 
 from contract.tier import Tier
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
@@ -51,7 +51,7 @@ def tokens_of(model: Model, tier: Tier, way: Way, steps_ahead: int) -> dict[int,
     limits = Limits(len(way.requests), CONTEXT, 24, step_tokens=64, step_rows=32)
     found: dict[int, list[int]] = {request.id: [] for request in way.requests}
     with ModelRunner(model, tier, limits) as runner:
-        engine = Engine(runner, steps_ahead=steps_ahead)
+        engine = Engine(runner, EngineOptions(steps_ahead=steps_ahead))
         for request in way.requests:
             engine.submit(request)
         for event in engine.run():

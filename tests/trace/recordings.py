@@ -18,7 +18,7 @@ from harness.trace.play import Replayed, play
 from harness.trace.record import record_on
 from harness.trace.records import ModelRecord
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.engine.draft_model import DraftModel, draft_limits
 from reference.limits import Limits
 from reference.memory.recurrent import recurrent_buffers
@@ -53,7 +53,7 @@ def record_engine(
     with model.file:
         recorder = record_on(opened, trace, model, LIMITS)
         with recorder as recorded, ModelRunner(model, recorded, LIMITS) as run:
-            engine = Engine(run, steps_ahead=depth)
+            engine = Engine(run, EngineOptions(steps_ahead=depth))
             for request in REQUESTS:
                 sink = (lambda first, rows: None) if request.id == 2 else None
                 engine.submit(request, sink)

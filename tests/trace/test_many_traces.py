@@ -12,7 +12,7 @@ import pytest
 
 from contract.types import Request, SamplingParams
 from harness.trace.record import record_on
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -82,10 +82,12 @@ class Run:
         rng = self.rng(2)
         engine = Engine(
             runner,
-            steps_ahead=int(rng.integers(0, 4)),
+            EngineOptions(
+                steps_ahead=int(rng.integers(0, 4)),
+                copy_pages=not runner.recurrent.slot_bytes,
+                host_pages=0 if runner.recurrent.slot_bytes else int(rng.integers(0, 9)),
+            ),
             drafter=PromptLookup() if rng.integers(2) else None,
-            copy_pages=not runner.recurrent.slot_bytes,
-            host_pages=0 if runner.recurrent.slot_bytes else int(rng.integers(0, 9)),
         )
         mask = pack_mask(rng.choice(VOCAB, 60, replace=False).tolist(), VOCAB)
         for request in self.requests():

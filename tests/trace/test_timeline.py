@@ -13,7 +13,7 @@ from contract.errors import ConfigError
 from contract.types import FinishReason, Request, Tenant
 from harness.trace.timeline import SLOTS, STEPS, TENANTS, Timeline
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.observer import StepObservation
@@ -51,7 +51,11 @@ def events(
         Timeline(path) as timeline,
     ):
         engine = Engine(
-            runner, clock=clock, tenants=tenants, observer=timeline, steps_ahead=request.param
+            runner,
+            EngineOptions(steps_ahead=request.param),
+            clock=clock,
+            tenants=tenants,
+            observer=timeline,
         )
         for number in range(7):
             prompt = tuple((number * 31 + 7 * n) % 256 for n in range(20 + 3 * number))

@@ -7,7 +7,6 @@
 
 #include "attention_rounds.h"
 #if M_AT >= 0
-#define HELD_UNITS 1
 #include "activations.h"
 
 // The rows of a group's heads, which lie in shared memory.

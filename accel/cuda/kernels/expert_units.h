@@ -4,6 +4,7 @@
 #define EXPERT_UNITS_H
 
 #include "activations.h"
+#include "chunk_product.h"
 
 // A warp's part of a tile: units that lie one behind the other, each chunk in one of SLOTS places of
 // shared memory. Copies may begin before anything else is known but where the units lie.
@@ -66,7 +67,7 @@ template <int dtype, int slots> struct UNIT_RUN {
     }
 };
 
-// Unit `unit` of a row that quantize_activation made becomes unit `index` of x: as take_rows of activations.h.
+// Unit `unit` of a row that quantize_activation made becomes unit `index` of x: as take_rows of row_quantizer.h.
 DEVICE void take_unit(const ACTIVATIONS &x, unsigned index, const unsigned *m,
                       const unsigned *sums, const float *scale, unsigned unit, int lane) {
     unsigned char *planes = x.planes + (size_t)index * UNIT_PLANES + lane / 8 * 128 +

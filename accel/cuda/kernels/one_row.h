@@ -3,7 +3,7 @@
 #ifndef ONE_ROW_H
 #define ONE_ROW_H
 
-#include "activations.h"
+#include "row_quantizer.h"
 
 // Where the squares of a row's units meet, of which there are `units` of so many `columns`. All threads of
 // the block call `meet`, behind which they are all there.

@@ -7,7 +7,7 @@
 // where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none, TILE_GROUPS and
 // WHOLE_TURN as in step_attention.h and step_rows.h; ACTIVATION of all gates, -1 where they differ, and
 // whether any product is BIASED and any result READ_OUTSIDE of the launch;
-// NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h and one_row.h; WHOLE_ROWS where rows are ONE_ROW's; ENDS where
+// NORM_UNITS and HELD_UNITS as `normal` and `most` in row_quantizer.h and one_row.h; WHOLE_ROWS where rows are ONE_ROW's; ENDS where
 // the last phase is one of END_KIND. workspace begins with a count of
 // steps, which says whose turn the banks are, one of blocks that are done and, of 64 bits, the largest
 // logit, both 0 between steps;

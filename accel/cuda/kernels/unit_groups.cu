@@ -23,7 +23,7 @@
 // packet, GATE that of the gated activation or -1.
 
 #include "packets.h"
-#include "gate.h"
+#include "group_rows.h"
 #include "group_stages.h"
 #include "group_sums.h"
 #include "warp_sums.h"
@@ -48,56 +48,6 @@ DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float 
     else
         add_values(scales, sums, of_tokens, lane, j, span);
 }
-
-struct RESULT {
-    float *y;
-    const float *bias, *residual;
-    size_t stride, residual_stride;
-    // `row` is the first of the warp's tile, of a matrix of so many `rows`.
-    unsigned rows, row, rows_in_front, first_token, tokens;
-    uint activation;
-
-    // Element i of a thread whose warp's tile begins at `first_row`.
-    __device__ __forceinline__ void store(unsigned first_row, int i, float value) const {
-        const unsigned lane = threadIdx.x % WARP_LANES;
-        const unsigned row = first_row + lane / 4 + 8 * (i / 2 % 2);
-        const size_t token = first_token + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (row >= rows || token >= tokens) return;
-        if (bias) value = value + bias[row];
-        if (residual) value = residual[token * residual_stride + row] + value;
-        y[token * stride + row] = value;
-    }
-    // All elements of one span, which others add: `y` has all rows of a token together, all tokens of a
-    // span.
-    __device__ __forceinline__ void store_span(unsigned span,
-                                               const float (&values)[VALUES]) const {
-        const unsigned lane = threadIdx.x % WARP_LANES, own_row = row + lane / 4;
-        const unsigned token = first_token + lane % 4 * 2;
-        float *own = y + ((size_t)span * tokens + token) * rows + own_row;
-        const bool first = own_row < rows, second = own_row + 8 < rows;
-#pragma unroll
-        for (int n = 0; n < 2 * EIGHTS; n++) {
-            const unsigned behind = n / 2 * 8 + n % 2;
-            const int i = n / 2 * 4 + n % 2;
-            float *place = own + (size_t)behind * rows;
-            if (first && token + behind < tokens) place[0] = values[i];
-            if (second && token + behind < tokens) place[8] = values[i + 2];
-        }
-    }
-    // Elements `first` to `first + count` - 1, of which values[i * apart + thread] are element i's
-    // of the group's threads: those of its first two warps are gates of those of the others.
-    __device__ __forceinline__ void store_gated(unsigned group_row, const float *values,
-                                                unsigned apart, int first, int count) const {
-        const unsigned warp = threadIdx.x / WARP_LANES % GROUP_WARPS, half = warp / 2;
-        const unsigned thread = threadIdx.x % (GROUP_THREADS / 2);
-        for (int n = 0; n < count / 2; n++) {
-            const int i = first + half * (count / 2) + n;
-            const float *gate = values + i * apart + thread;
-            store(group_row + warp % 2 * UNIT_ROWS, i,
-                  gated(activation, gate[0], gate[GROUP_THREADS / 2]));
-        }
-    }
-};
 
 // The units of a share, in order: steps_of() of them, of which step n is unit_of(n).
 DEVICE unsigned unit_of(const GROUP_WORK &work, unsigned group, unsigned step) {
@@ -149,73 +99,6 @@ DEVICE void share_barrier(unsigned group) {
         group_barrier(1 + group);
     else
         __syncthreads();
-}
-
-DEVICE unsigned tiles_of(const LAUNCH &launch, int w) {
-    return (packet_of(launch, w / 16)->size[MATMUL_ROWS] + UNIT_ROWS - 1) / UNIT_ROWS;
-}
-
-// Takes the warp's tile, number `tile` of a matrix; false where it lies in the matrices behind that.
-DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &tile,
-                        GROUP_WORK &work, RESULT &result) {
-    const unsigned rows = packet_of(launch, w / 16)->size[MATMUL_ROWS], tiles = tiles_of(launch, w);
-    if (tile >= tiles) {
-        tile -= tiles, result.rows_in_front += rows;
-        return false;
-    }
-    work.own = operand_at(launch, w) + (size_t)tile * work.units * FORMAT::unit_bytes;
-    result.rows = rows, result.row = tile * UNIT_ROWS;
-    result.y = (float *)operand_at(launch, y);
-    result.stride = stride_at(launch, y);
-    result.bias = (const float *)operand_at(launch, b);
-    return true;
-}
-
-// Takes the tiles of block `block`; false where there are none left.
-DEVICE bool open_rows(const LAUNCH &launch, unsigned block, GROUP_WORK &work, RESULT &result) {
-    const unsigned warp = threadIdx.x / WARP_LANES % SHARE_TILES;
-    result.rows_in_front = ROWS_IN_FRONT;
-    result.rows = result.row = 0;
-    work.own = 0;
-    work.first_tile = block * BLOCK_TILES, work.tiles = tiles_of(launch, W0);
-    unsigned tile = work.first_tile + warp;
-#if MATRICES > 1
-    if (PAIRED) {
-        tile = work.first_tile + warp / GROUP_WARPS * (GROUP_WARPS / 2) + warp % 2;
-        open_matrix(launch, W0, B0, Y0, tile, work, result);
-        if (work.own && warp / 2 % 2)
-            work.own = operand_at(launch, W1) + (size_t)tile * work.units * FORMAT::unit_bytes;
-        return work.first_tile < work.tiles;
-    }
-#endif
-    bool found = open_matrix(launch, W0, B0, Y0, tile, work, result);
-#if MATRICES > 1
-    if (!found) found = open_matrix(launch, W1, B1, Y1, tile, work, result);
-    work.tiles += tiles_of(launch, W1);
-#endif
-#if MATRICES > 2
-    if (!found) found = open_matrix(launch, W2, B2, Y2, tile, work, result);
-    work.tiles += tiles_of(launch, W2);
-#endif
-#if MATRICES > 3
-    if (!found) found = open_matrix(launch, W3, B3, Y3, tile, work, result);
-    work.tiles += tiles_of(launch, W3);
-#endif
-    return work.first_tile < work.tiles;
-}
-
-// What all blocks have in common.
-DEVICE void open_step(const LAUNCH &launch, unsigned tokens, GROUP_WORK &work, RESULT &result) {
-    const PACKET *product = packet_of(launch, PRODUCT);
-    result.tokens = work.tokens = tokens;
-    result.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
-    work.units = (product->size[MATMUL_COLUMNS] + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-    work.first_unit = 0, work.end_unit = work.units;
-    work.planes = operand_at(launch, M);
-    work.sums = operand_at(launch, SUMS);
-    work.scales = (const float *)operand_at(launch, SCALE);
-    result.residual = (const float *)operand_at(launch, RESIDUAL);
-    result.residual_stride = stride_at(launch, RESIDUAL);
 }
 
 // What becomes of the values of a span, which are zeros then: a block that has all spans of its rows

@@ -6,7 +6,6 @@
 // QUANTIZE are numbers of packets, NORM -1 where there is none. A block has WARPS units: all of a row
 // where there is a norm, else PIECES blocks share one.
 
-#define HELD_UNITS 1  // of a warp
 
 #include "activations.h"
 #include "packets.h"

@@ -8,7 +8,7 @@
 // RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
 // gated activation, -1 where absent. FIRST and SECOND are formats, NUMBERS has four bits for every
 // matrix, 1 where it is of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_ring.h,
-// HELD_UNITS as in activations.h. CLUSTER blocks share the columns, see shared_columns.h. Where WHOLE_ROWS, a
+// HELD_UNITS as in row_quantizer.h. CLUSTER blocks share the columns, see shared_columns.h. Where WHOLE_ROWS, a
 // team of warps makes what a block has of each token as ONE_ROW does, NORM_UNITS its `normal`.
 // COLUMNS, and GRID, the blocks of a row of the grid, are known so that nothing is divided by them.
 // Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.

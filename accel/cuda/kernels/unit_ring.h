@@ -5,6 +5,7 @@
 #define UNIT_RING_H
 
 #include "activations.h"
+#include "chunk_product.h"
 
 #define MOST_TILE_SLOTS 8
 

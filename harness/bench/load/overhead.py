@@ -13,16 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from contract.errors import ExecutionError
 from contract.types import Request, SamplingParams
 from harness.bench.load.servers import ServerSetup
 from harness.generate import SessionOptions
-from harness.serve.model import ModelOptions
-from harness.serve.run import Running, ServeOptions, running
 from harness.tiers import TierOptions
 from reference.engine import Engine
+
+if TYPE_CHECKING:
+    from harness.serve.run import Running
 
 STREAMS = (1, 16)
 HTTP_THREADS = ("http", "waitress")
@@ -36,6 +37,8 @@ def server_here(setup: ServerSetup) -> Iterator[Running]:
     """Run a server in this process, so that its engine can also be used without HTTP. Its limits
     are those of ``zinc-rt serve``."""
     from harness.cli.serve_command import LISTED, MOST_BIASES
+    from harness.serve.model import ModelOptions
+    from harness.serve.run import ServeOptions, running
 
     session = SessionOptions(
         tier=setup.tier,

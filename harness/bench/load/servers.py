@@ -20,6 +20,7 @@ import psutil
 
 import harness
 from contract.errors import ConfigError, ExecutionError
+from contract.extras import install_command
 from harness.bench.engines import PEER, check_peer
 from harness.bench.load.clients import ServerTarget
 from harness.bench.load.plan import MIX_CONTEXT
@@ -122,7 +123,7 @@ def check_peer_server() -> None:
     check_peer()
     for module in ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings"):
         if importlib.util.find_spec(module) is None:
-            raise ConfigError(f"--peer: {module} is not installed; pip install 'zinc-rt[peer]'")
+            raise ConfigError(f"--peer: {module} is not installed; run {install_command('peer')}")
 
 
 def reached(url: str, keys: Sequence[str]) -> ServerTarget:

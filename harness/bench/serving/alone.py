@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from contract.errors import ExecutionError
 from contract.types import Request, TokenEvent
 from harness.bench.serving.plan import GREEDY, GUESSES, Tokens, random_prompts
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.model.chat_template import encode_chat, load_chat_template
 from reference.model.open import Model
@@ -94,10 +94,9 @@ def edit_text(runner: ModelRunner, prompt: Tokens, *, lookup: bool) -> Edited:
     """The answer to an editing prompt, with or without tokens drafted from the prompt."""
     engine = Engine(
         runner,
-        prefix_cache=False,
+        EngineOptions(prefix_cache=False, draft_tokens=GUESSES),
         clock=time.perf_counter,
         drafter=PromptLookup() if lookup else None,
-        draft_tokens=GUESSES,
     )
     engine.submit(Request(1, prompt, EDIT_TOKENS, GREEDY, ignore_end=True))
     events: list[TokenEvent] = []

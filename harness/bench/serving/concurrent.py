@@ -10,7 +10,7 @@ from itertools import pairwise
 from contract.errors import ExecutionError
 from contract.types import LOCAL_TENANT, FinishReason, QosClass, Request
 from harness.bench.serving.plan import GREEDY, SLOTS, ServingPlan, Tokens, random_prompts
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 
@@ -26,7 +26,7 @@ learn their cost, and the batch requests spread out in time."""
 def decode_together(runner: ModelRunner, prompts: Sequence[Tokens], decode_tokens: int) -> float:
     """Tokens per second of all sequences, from when each has its first token until one has its
     last."""
-    engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
+    engine = Engine(runner, EngineOptions(prefix_cache=False), clock=time.perf_counter)
     for number, prompt in enumerate(prompts):
         engine.submit(Request(number, prompt, decode_tokens + 1, GREEDY, ignore_end=True))
     started: set[int] = set()
@@ -56,7 +56,7 @@ def interactive_intervals(
     starts.
     """
     tenants = Tenants((INTERACTIVE, BATCH), clock=clock)
-    engine = Engine(runner, prefix_cache=False, clock=clock, tenants=tenants)
+    engine = Engine(runner, EngineOptions(prefix_cache=False), clock=clock, tenants=tenants)
     vocab = runner.model.config.vocab
     (prompt,) = random_prompts(HURRIED, vocab, 1, plan.prompt_tokens)
     requested = 4 * plan.decode_tokens

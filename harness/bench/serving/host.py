@@ -24,7 +24,7 @@ from contract.tier import TierInfo
 from contract.types import Request, SamplingParams
 from harness.synth import sized_spec, write_synthetic
 from reference.cpu.tier import CpuBatch, CpuFence, CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
@@ -104,7 +104,7 @@ def steady(runner: ModelRunner, steps: int) -> list[float]:
     """Microseconds of CPU time of each of ``steps`` steps in which one sequence per slot
     decodes."""
     limits = runner.limits
-    engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
+    engine = Engine(runner, EngineOptions(prefix_cache=False), clock=time.perf_counter)
     prompt = (1,) * (limits.context - steps - 2 * PAGE_TOKENS)
     for number in range(limits.slots):
         # Different lengths, so that not all sequences begin a page in the same step.
@@ -126,7 +126,7 @@ def steady(runner: ModelRunner, steps: int) -> list[float]:
 def _churn(runner: ModelRunner, steps: int) -> list[float]:
     """Like ``steady`` with short sequences, each followed by another when it ends."""
     limits = runner.limits
-    engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
+    engine = Engine(runner, EngineOptions(prefix_cache=False), clock=time.perf_counter)
     found = []
     number = 0
 

@@ -2,31 +2,53 @@
 
 >>> from zinc_rt import LLM, SamplingParams
 >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
-...     first, second = llm.generate(["One", "Two"], SamplingParams(max_tokens=8))
->>> len(first.tokens)
+...     (answer,) = llm.chat("Why is the sky blue?", SamplingParams(max_tokens=8))
+>>> len(answer.tokens)
 8
 
 See docs/python.md.
 """
 
-from contract.errors import ConfigError, ModelFileError, RequestError, ZincError
+from contract.errors import (
+    CatalogError,
+    ConfigError,
+    DoesNotFit,
+    ModelFileError,
+    NonFiniteLogits,
+    QueueFull,
+    RequestError,
+    TemplateError,
+    TierError,
+    UnsupportedModel,
+    ZincError,
+)
+from harness.serve.submissions import EngineStopped
 from zinc_rt.llm import LLM
-from zinc_rt.outputs import Completion, Output, Piece
+from zinc_rt.outputs import Completion, Output, Piece, Score
 from zinc_rt.parameters import SamplingParams
 from zinc_rt.server import Server, serve
 from zinc_rt.streams import Stream
 
 __all__ = [
     "LLM",
+    "CatalogError",
     "Completion",
     "ConfigError",
+    "DoesNotFit",
+    "EngineStopped",
     "ModelFileError",
+    "NonFiniteLogits",
     "Output",
     "Piece",
+    "QueueFull",
     "RequestError",
     "SamplingParams",
+    "Score",
     "Server",
     "Stream",
+    "TemplateError",
+    "TierError",
+    "UnsupportedModel",
     "ZincError",
     "serve",
 ]

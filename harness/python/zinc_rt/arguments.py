@@ -3,32 +3,94 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, get_type_hints
 
-from contract.errors import ConfigError
 from harness.cli.serve_command import NAMES as SERVER_NAMES
 from harness.cli.serve_command import SLOTS
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.generate import SessionOptions
 from harness.settings import Settings, resolve
-from harness.toml_file import unknown_key
+from harness.toml_file import nearest_of
 
-__all__ = ["NAMES", "SERVER_NAMES", "opening", "settings_of"]
+__all__ = [
+    "NAMES",
+    "SERVER_NAMES",
+    "ModelSettings",
+    "ServerSettings",
+    "opening",
+    "settings_of",
+    "signature_of",
+]
 
 NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS, "slots", "repeat_last_n")
+TierName = Literal[
+    "auto", "cpu", "native", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel"
+]
+Size = int | str
+"""A number, or one with a binary suffix: ``"32K"`` is 32,768."""
+
+
+class ModelSettings(TypedDict, total=False):
+    """The settings of a model and its engine; None leaves one to the environment, the configuration
+    file or its default."""
+
+    config: str | Path | None
+    cache_dir: str | Path | None
+    tier: TierName | None
+    threads: int | None
+    device: str | int | None
+    opencl_mode: Literal["auto", "persistent", "launch"] | None
+    opencl_device: str | None
+    context: Size | None
+    kv_dtype: Literal["f32", "f16", "q8_0", "i12"] | None
+    chunk: Size | None
+    draft: int | None
+    draft_model: str | Path | None
+    memory_budget: Size | None
+    prefix_cache: Size | None
+    host_cache: Size | None
+    state_cache: Size | None
+    slots: int | None
+    repeat_last_n: int | None
+
+
+class ServerSettings(ModelSettings, total=False):
+    """The settings of a server: those of its model, of its door and of what requests leave out."""
+
+    host: str | None
+    port: int | None
+    queue_depth: int | None
+    tenants: str | Path | None
+    ledger: str | Path | None
+    beside: str | None
+    alias: str | None
+    allowed_hosts: str | None
+    drain_seconds: float | None
+    ray: int | None
+    record: str | Path | None
+    unknown_fields: Literal["ignore", "reject"] | None
+    cors: str | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
+    max_tokens: int | None
 
 
 def settings_of(
-    model: str | Path | None, given: Mapping[str, Any], names: Sequence[str]
+    model: str | Path | None, given: Mapping[str, Any], names: Sequence[str], call: str
 ) -> Settings:
-    """The settings ``names``; raises ConfigError for arguments that are none of them, and for
-    values that are not accepted."""
+    """The settings ``names`` for a ``call``; raises TypeError for arguments that are none of them,
+    and ConfigError for values that are not accepted."""
     for name in given:
         if name not in (*names, "config"):
-            raise ConfigError(unknown_key(name, names))
+            nearest = nearest_of(name, names)
+            raise TypeError(f"{call} has no argument {name!r}; did you mean {nearest!r}?")
     said = {name: str(value) for name, value in given.items() if value is not None}
     if model is not None:
         said["model"] = str(model)
@@ -37,7 +99,20 @@ def settings_of(
 
 def opening(model: str | Path | None, given: Mapping[str, Any]) -> tuple[Path, SessionOptions]:
     """The model's file, fetched if need be, and how an engine for it is opened."""
-    settings = settings_of(model, given, NAMES)
+    settings = settings_of(model, given, NAMES, "LLM")
     slots = settings["slots"] or SLOTS
-    options = replace(session_options(settings, chat=True), slots=slots, draft=0)
+    options = replace(session_options(settings, chat=True), slots=slots)
+    if options.draft_model is None:
+        options = replace(options, draft=0)
     return model_file(settings), options
+
+
+def signature_of(call: Any, settings: Any) -> inspect.Signature:
+    """What ``help`` and editors show of ``call``: the keys of ``settings`` as keyword arguments."""
+    own = inspect.signature(call)
+    parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in get_type_hints(settings).items()
+    ]
+    return own.replace(parameters=parameters)

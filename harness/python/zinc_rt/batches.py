@@ -2,45 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Generic, Protocol, TypeVar
 
 from contract.errors import ZincError
+from contract.types import Request, TokenEvent
 from harness.serve.driver import EngineDriver, EventStream
-from zinc_rt.outputs import Output
-from zinc_rt.pending import Pending
+from harness.serve.submissions import Submission
 
+Result = TypeVar("Result")
+Given = TypeVar("Given", covariant=True)
 WAIT_SECONDS = 0.5
 """How long to wait for an event at a time: how soon Ctrl-C is seen on any system."""
 UNREAD_EVENTS = 1 << 20
 """Events that may wait: the engine never rests for a batch."""
 
 
+class Work(Protocol[Given]):
+    """A prompt under way, whose events it takes until it is done."""
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """What the engine is asked for."""
+
+    @property
+    def submission(self) -> Submission:
+        """The requests and who receives what the engine hands over."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the last event was taken."""
+
+    def take(self, event: TokenEvent, stream: EventStream) -> object:
+        """Take the next event of one of the requests. Raises ZincError when the model fails."""
+
+    def output(self, stream: EventStream) -> Given:
+        """The result, once it is done."""
+
+    def failed(self, error: ZincError) -> Given:
+        """The result of a prompt that met an error."""
+
+
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A prompt that cannot begin."""
+class Finished(Generic[Result]):
+    """A prompt whose result is known before the engine is asked."""
 
-    index: int
-    error: ZincError
+    result: Result
 
 
-Job = Callable[[], Pending | Refused]
+Job = Callable[[], Work[Result] | Finished[Result]]
 """Prepares a prompt; what it costs is paid while the engine works on others."""
 
 
-def run_batch(driver: EngineDriver, jobs: Iterator[Job], at_once: int) -> Iterator[Output]:
+def run_batch(driver: EngineDriver, jobs: Iterator[Job[Result]], at_once: int) -> Iterator[Result]:
     """The outputs of all jobs, each as soon as it is there, ``at_once`` of them under way.
 
     What is under way is cancelled when the iteration ends early. Raises EngineStopped.
     """
     stream = driver.open_stream(UNREAD_EVENTS)
-    pending: dict[int, Pending] = {}
+    pending: dict[int, Work[Result]] = {}
     in_flight = 0
     try:
         while True:
-            more, refused = _begin(driver, stream, jobs, at_once - in_flight)
-            yield from refused
+            more, known = _begin(driver, stream, jobs, at_once - in_flight)
+            yield from known
             in_flight += len(more)
             pending.update((request.id, one) for one in more for request in one.requests)
             if not in_flight:
@@ -53,29 +80,27 @@ def run_batch(driver: EngineDriver, jobs: Iterator[Job], at_once: int) -> Iterat
 
 
 def _begin(
-    driver: EngineDriver, stream: EventStream, jobs: Iterator[Job], room: int
-) -> tuple[list[Pending], list[Output]]:
-    """Submit the next jobs, until ``room`` are under way: those, and what was refused."""
-    begun: list[Pending] = []
-    refused: list[Output] = []
+    driver: EngineDriver, stream: EventStream, jobs: Iterator[Job[Result]], room: int
+) -> tuple[list[Work[Result]], list[Result]]:
+    """Submit the next jobs, until ``room`` are under way: those, and the results of the others."""
+    begun: list[Work[Result]] = []
+    known: list[Result] = []
     while len(begun) < room:
         batch = [prepare() for prepare in islice(jobs, room - len(begun))]
         if not batch:
             break
-        ready = [one for one in batch if isinstance(one, Pending)]
-        for one in batch:
-            if isinstance(one, Refused):
-                refused.append(Output(one.index, (), error=one.error))
+        known += [one.result for one in batch if isinstance(one, Finished)]
+        ready = [one for one in batch if not isinstance(one, Finished)]
         errors = driver.submit_to(stream, [one.submission for one in ready])
         for one, error in zip(ready, errors, strict=True):
             if error is None:
                 begun.append(one)
             else:
-                refused.append(one.failed(error))
-    return begun, refused
+                known.append(one.failed(error))
+    return begun, known
 
 
-def _ended(stream: EventStream, pending: dict[int, Pending]) -> Iterator[Output]:
+def _ended(stream: EventStream, pending: dict[int, Work[Result]]) -> Iterator[Result]:
     """What ends with the next events."""
     for delivered in stream.take(WAIT_SECONDS):
         one = pending.get(delivered.event.request_id)

@@ -2,131 +2,58 @@
 
 from __future__ import annotations
 
-import atexit
-import itertools
 import operator
-import sys
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.context_manager import ContextManager
 from contract.errors import NonFiniteLogits, RequestError, ZincError
-from contract.types import MAX_INT32, Request
-from harness.generate import load_runner, make_engine, prepare_session
-from harness.progress import NullProgress, Progress, progress_on
-from harness.serve.driver import EngineDriver
-from harness.serve.structured.grammars import Grammars
+from contract.types import Request
+from harness.serve.pooling import Pool, pooling_of, tokens_to_embed
 from harness.serve.submissions import Submission
 from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
-from zinc_rt.arguments import opening
-from zinc_rt.batches import WAIT_SECONDS, Job, Refused, run_batch
+from zinc_rt.batches import WAIT_SECONDS, Finished
 from zinc_rt.conversations import Conversations, fields_of
-from zinc_rt.outputs import Output
+from zinc_rt.loaded import LoadedModel
+from zinc_rt.outputs import Output, Score
 from zinc_rt.parameters import SamplingParams
 from zinc_rt.pending import Pending
+from zinc_rt.readings import Embedding, Scoring, unscored
+from zinc_rt.shapes import (
+    Conversation,
+    Message,
+    Prompt,
+    conversations_of,
+    messages_of,
+    parameters_for_one,
+    parameters_of,
+    prompts_of,
+    starts_of,
+)
 from zinc_rt.streams import Stream
 
-Prompt = str | Sequence[int]
-"""A text, in which what looks like a control token is just text, or token ids."""
-Message = Mapping[str, object]
-WAITING = 16
-"""Requests of a batch that wait beside those that run, so that a slot is never empty."""
 
-
-OPEN: weakref.WeakSet[LLM] = weakref.WeakSet()
-"""What nobody has closed yet."""
-
-
-def _close_all() -> None:
-    for llm in list(OPEN):
-        llm.close()
-
-
-# Before thread pools end, in which a step may still compute: what ``atexit`` calls comes too late.
-getattr(threading, "_register_atexit", atexit.register)(_close_all)
-
-
-class LLM(ContextManager):
+class LLM(LoadedModel):
     """A model that is loaded, and an engine for any number of threads. A context manager.
 
     ``model`` is a file or a name as on the command line. The other arguments are the settings of
     the same names (``zinc-rt run --help``); those left out come from the environment, the
     configuration file or their defaults, as for ``zinc-rt run``. ``slots`` sequences run at once.
     ``log_probabilities`` and ``logit_biases`` are the most that a request may ask for, which take
-    room in every step. ``progress`` shows bars on standard error. Raises ConfigError, CatalogError,
-    ModelFileError, TierError and DoesNotFit.
+    room in every step; without log-probabilities there are no scores. ``progress`` shows bars on
+    standard error. Raises TypeError, ConfigError, CatalogError, ModelFileError, TierError and
+    DoesNotFit.
 
-    >>> llm = LLM("model.gguf", tier="cpu", slots=2, progress=False)
-    >>> llm.tier, llm.slots
-    ('cpu', 2)
+    >>> llm = LLM("model.gguf", tier="cpu", slots=2, context=64, progress=False)
+    >>> llm.tier, llm.slots, llm.context
+    ('cpu', 2, 64)
     >>> [len(output.tokens) for output in llm.generate(["a", "b"], SamplingParams(max_tokens=3))]
     [3, 3]
     >>> llm.close()
     """
-
-    def __init__(
-        self,
-        model: str | Path | None = None,
-        *,
-        log_probabilities: int = 20,
-        logit_biases: int = 1024,
-        progress: bool = True,
-        **settings: Any,
-    ) -> None:
-        path, options = opening(model, settings)
-        options = replace(options, top_log_probabilities=log_probabilities, biases=logit_biases)
-        self._shows = progress
-        with ExitStack() as owned:
-            prepared = prepare_session(path, replace(options, masks=True), owned)
-            runner = owned.enter_context(
-                load_runner(prepared.model, prepared.tier, prepared.limits, self._progress(True))
-            )
-            engine = partial(
-                make_engine,
-                runner,
-                prepared.model,
-                options,
-                queue_depth=MAX_INT32,
-                stall_steps=MAX_INT32,
-                clock=time.monotonic,
-            )
-            self._driver = EngineDriver(lambda observer: engine(observer=observer))
-            self._driver.start()
-            owned.callback(self._driver.close)
-            self._grammars = Grammars(prepared.model.tokenizer, prepared.model.config.vocab)
-            owned.callback(self._grammars.close)
-            self._close = weakref.finalize(self, owned.pop_all().close)
-            OPEN.add(self)
-        self._prepared = prepared
-        self._ids = iter(self._driver.new_id, None)
-        self.model = prepared.model
-        """The open model: its configuration, file and tokenizer."""
-        self.tokenizer = prepared.model.tokenizer
-
-    @property
-    def tier(self) -> str:
-        """The tier that computes."""
-        return self._prepared.tier.info.name
-
-    @property
-    def slots(self) -> int:
-        """Sequences that run at once."""
-        return self._prepared.limits.slots
-
-    @property
-    def context(self) -> int:
-        """Most tokens of a prompt and its answer."""
-        return self._prepared.limits.context
 
     def generate(
         self,
@@ -153,11 +80,11 @@ class LLM(ContextManager):
     ) -> Iterator[Output]:
         """As ``generate``, each output as soon as it is there; ``prompts`` are read as there is
         room for them, so that they may be without end."""
-        return self._run(_listed(prompts), parameters, self._plain)
+        return self._run(prompts_of(prompts), parameters, self._plain)
 
     def chat(
         self,
-        messages: Sequence[Message] | Iterable[Sequence[Message]],
+        messages: Conversation | Iterable[Conversation],
         parameters: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         thinking: bool | None = None,
@@ -166,20 +93,20 @@ class LLM(ContextManager):
         parallel_tool_calls: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
     ) -> list[Output]:
-        """Answer a conversation, or many of them: lists of ``{"role": ..., "content": ...}``.
+        """Answer a conversation, or many of them: lists of ``{"role": ..., "content": ...}``, or
+        the text of a user's one message.
 
         ``thinking`` None leaves it to the model's template. ``tools`` and ``response_format`` are
         what they are for the server, as are the fields beside them, and need its extra: then
         messages may have calls and their answers, and a completion has a ``message``.
 
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
-        ...     asked = [{"role": "user", "content": "Hello"}]
-        ...     (answer,) = llm.chat(asked, SamplingParams(max_tokens=4))
+        ...     (answer,) = llm.chat("Hello", SamplingParams(max_tokens=4))
         >>> answer.completion.finish_reason
         'length'
         """
         fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
-        conversations = _conversations(messages)
+        conversations = conversations_of(messages)
         outputs = self._run(conversations, parameters, partial(self._answer, fields=fields))
         return sorted(outputs, key=lambda output: output.index)
 
@@ -196,7 +123,7 @@ class LLM(ContextManager):
 
     def stream_chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         parameters: SamplingParams | None = None,
         *,
         thinking: bool | None = None,
@@ -208,17 +135,17 @@ class LLM(ContextManager):
         """The answer to a conversation as it comes, calls of tools as the model writes them; its
         ``output`` has the message that they make."""
         fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
-        return self._stream(partial(self._answer, 0, messages, fields=fields), parameters)
+        one = messages_of(messages)
+        return self._stream(partial(self._answer, 0, one, fields=fields), parameters)
 
-    def encode_chat(
-        self, messages: Sequence[Message], *, thinking: bool | None = None
-    ) -> list[int]:
+    def encode_chat(self, messages: Conversation, *, thinking: bool | None = None) -> list[int]:
         """Token ids of a conversation and the start of its answer. Raises RequestError and
         TemplateError."""
         template = self._template
         if thinking and not template.has_thinking_toggle:
             raise RequestError("thinking", f"{self.model.config.name} has no switch for it")
-        return encode_chat(self.tokenizer, template, messages, enable_thinking=thinking)
+        said = messages_of(messages)
+        return encode_chat(self.tokenizer, template, said, enable_thinking=thinking)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """What the model says after every token of a text: float32[tokens, vocab].
@@ -247,18 +174,68 @@ class LLM(ContextManager):
             raise NonFiniteLogits("the logits hold NaN or infinity; the model file is damaged")
         return values
 
-    def close(self) -> None:
-        """End what runs and free everything. A second time does nothing."""
-        OPEN.discard(self)
-        self._close()
+    def score(
+        self,
+        texts: Prompt | Iterable[Prompt],
+        *,
+        start: int | Sequence[int] = 1,
+        top: int = 0,
+    ) -> list[Score]:
+        """How likely the tokens of every text are, each given those before it, at the speed at
+        which prompts are read; the results are in the order of the texts.
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        try:
-            return [operator.index(token) for token in prompt]
-        except TypeError:
-            raise RequestError("prompt", "is neither a text nor token ids") from None
+        Scored are the tokens from position ``start`` on, 1 for all but the first one, which comes
+        after nothing; or for each text its own. ``top`` of the likeliest are listed at every
+        position. The values are those of rule R10, before any sampling parameter. A text that
+        cannot be served has an ``error`` in its score.
+
+        >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
+        ...     (score,) = llm.score("one two three", start=4)
+        >>> score.total == sum(float(log) for log in score.log_probabilities[4:])
+        True
+        """
+        prompts = prompts_of(texts, "texts")
+        starts = starts_of(start, prompts)
+
+        def job(index: int, prompt: Prompt, first: int) -> Scoring | Finished[Score]:
+            tokens = self._encode(prompt)
+            if len(tokens) == first == 1:
+                return Finished(unscored(index, tokens, 1, top))
+            return Scoring(index, tokens, first, top, next(self._ids))
+
+        jobs = (
+            partial(job, index, prompt, first)
+            for index, (prompt, first) in enumerate(zip(prompts, starts, strict=False))
+        )
+        scores = self._results("scoring", jobs, _count_of(prompts))
+        return sorted(scores, key=lambda score: score.index)
+
+    def embed(
+        self, texts: Prompt | Iterable[Prompt], *, dimensions: int | None = None
+    ) -> NDArray[np.float32]:
+        """A normalised vector of every text, float32[texts, n], as the server's embeddings; with
+        ``dimensions`` the first so many numbers. Raises RequestError and UnsupportedModel.
+
+        >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
+        ...     llm.embed(["one", "two"], dimensions=8).shape
+        (2, 8)
+        """
+        self._check_open()
+        pooling, width = pooling_of(self.model), self.model.config.hidden
+        if dimensions is not None and not 1 <= operator.index(dimensions) <= width:
+            raise RequestError("dimensions", f"is {dimensions}, not from 1 to {width}")
+        prompts = list(prompts_of(texts, "texts"))
+        vectors = np.empty((len(prompts), dimensions or width), np.float32)
+
+        def job(index: int, prompt: Prompt) -> Embedding:
+            tokens = tokens_to_embed(self.model, self._encode(prompt), isinstance(prompt, str))
+            pool = Pool(pooling, len(tokens))
+            return Embedding(tokens, pool, vectors[index], next(self._ids))
+
+        jobs = (partial(job, index, prompt) for index, prompt in enumerate(prompts))
+        for _ in self._results("embedding", jobs, len(prompts)):
+            pass
+        return vectors
 
     @property
     def _template(self) -> ChatTemplate:
@@ -272,6 +249,9 @@ class LLM(ContextManager):
         return Conversations(self._template, self.tokenizer, self._grammars, name)
 
     def _requests(self, tokens: Sequence[int], parameters: SamplingParams) -> list[Request]:
+        vocab = self.model.config.vocab
+        if any(token >= vocab for token in parameters.stop_token_ids):
+            raise RequestError("stop_token_ids", f"holds an id outside 0 to {vocab - 1}")
         return parameters.requests(tokens, self._ids, self._prepared.limits.recent_tokens)
 
     def _plain(self, index: int, prompt: Prompt, parameters: SamplingParams) -> Pending:
@@ -302,64 +282,28 @@ class LLM(ContextManager):
         prepare: Callable[[int, Any, SamplingParams], Pending],
     ) -> Iterator[Output]:
         """The outputs of all prompts as they end, with a bar."""
-        each = _parameters_of(parameters, prompts)
+        each = parameters_of(parameters, prompts)
 
-        def job(index: int, prompt: Any, said: SamplingParams) -> Pending | Refused:
+        def job(index: int, prompt: Any, said: SamplingParams) -> Pending | Finished[Output]:
             try:
                 return prepare(index, prompt, said)
             except ZincError as error:
-                return Refused(index, error)
+                return Finished(Output(index, (), error=error))
 
-        jobs: Iterator[Job] = (
+        jobs = (
             partial(job, index, prompt, said)
             for index, (prompt, said) in enumerate(zip(prompts, each, strict=False))
         )
-        total = len(prompts) if isinstance(prompts, Sequence) else None
-        progress = self._progress(False)
-        progress.start("generating", total, "prompt")
-        try:
-            for output in run_batch(self._driver, jobs, self.slots + WAITING):
-                progress.advance(1)
-                yield output
-        finally:
-            progress.close()
+        return self._results("generating", jobs, _count_of(prompts))
 
     def _stream(
         self, prepare: Callable[[SamplingParams], Pending], parameters: SamplingParams | None
     ) -> Stream:
-        said = parameters or SamplingParams()
+        said = parameters_for_one(parameters)
         if said.n != 1:
             raise RequestError("n", "is 1 for a stream; use generate for more")
         return Stream(self._driver, lambda: prepare(said))
 
-    def _progress(self, transient: bool) -> Progress:
-        return progress_on(sys.stderr, transient=transient) if self._shows else NullProgress()
 
-
-def _listed(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:
-    """Many prompts, of which one may be given as it is."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int):
-        return [cast(Prompt, prompts)]
-    return cast(Iterable[Prompt], prompts)
-
-
-def _conversations(
-    messages: Sequence[Message] | Iterable[Sequence[Message]],
-) -> Iterable[Sequence[Message]]:
-    """Many conversations, of which one may be given as it is."""
-    if isinstance(messages, Sequence) and messages and isinstance(messages[0], Mapping):
-        return [cast(Sequence[Message], messages)]
-    return cast(Iterable[Sequence[Message]], messages)
-
-
-def _parameters_of(
-    parameters: SamplingParams | Sequence[SamplingParams] | None, prompts: Iterable[Any]
-) -> Iterable[SamplingParams]:
-    """Parameters for each of the prompts."""
-    if parameters is None or isinstance(parameters, SamplingParams):
-        return itertools.repeat(parameters or SamplingParams())
-    if not isinstance(prompts, Sequence) or len(parameters) != len(prompts):
-        raise RequestError("parameters", "are for all prompts, or one for each of a list of them")
-    return parameters
+def _count_of(prompts: Iterable[Any]) -> int | None:
+    return len(prompts) if isinstance(prompts, Sequence) else None

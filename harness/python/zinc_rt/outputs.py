@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import ZincError
+from reference.sched.scores import perplexity
+
+SHOWN = 60
+"""Characters of a text that ``repr`` shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +24,17 @@ class Piece:
     text: str
     token: int | None = None
 
+    def __str__(self) -> str:
+        return self.text
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Completion:
-    """One continuation.
+    """One continuation; ``str`` is its text.
 
     ``tokens`` are those of the text; ``finish_reason`` is "stop" or "length". With
     ``log_probabilities`` in the parameters there are arrays with a row for each of the tokens:
-    ``log_probabilities`` float32[tokens], natural logarithms, and of the likeliest in each place
+    ``log_probabilities`` float32[tokens], natural logarithms, and of the likeliest at each position
     ``top_tokens`` int32[tokens, k] and ``top_log_probabilities`` float32[tokens, k]. With
     ``logits`` there is float32[tokens, vocab].
 
@@ -45,10 +53,20 @@ class Completion:
     logits: NDArray[np.float32] | None = None
     message: dict[str, Any] | None = None
 
+    def __str__(self) -> str:
+        return self.text
 
-@dataclass(frozen=True, slots=True, eq=False)
+    def __repr__(self) -> str:
+        return (
+            f"Completion({_shortened(self.text)}, {len(self.tokens)} tokens, "
+            f"finish_reason={self.finish_reason!r})"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Output:
     """What became of prompt number ``index``: its completions, or the ``error`` that it met.
+    ``str`` is the text of the first completion, or the error.
 
     ``prompt_tokens`` are the ids the model was given, and ``cached_tokens`` of them were known
     from other requests. The short ways to the first completion raise the error if there is one.
@@ -76,3 +94,71 @@ class Output:
     def tokens(self) -> tuple[int, ...]:
         """The tokens of the first completion."""
         return self.completion.tokens
+
+    def __str__(self) -> str:
+        return self.text if self.error is None else f"error: {self.error}"
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"Output(index={self.index}, error={self.error!r})"
+        return f"Output(index={self.index}, completions={list(self.completions)!r})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Score:
+    """How likely the tokens of text number ``index`` are to the model, or the ``error`` it met.
+
+    For each of ``tokens`` there is a row: ``log_probabilities`` float32[tokens], natural logarithms
+    by rule R10 of the model's arithmetic, the same bits on every tier, and NaN before ``start``,
+    whose token is the first one that was scored. Of the likeliest tokens at each position there are
+    ``top_tokens`` int32[tokens, k], -1 before ``start``, and ``top_log_probabilities``
+    float32[tokens, k]. ``likeliest`` says of each token whether no other was likelier. What is
+    derived raises the error if there is one.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    start: int
+    log_probabilities: NDArray[np.float32]
+    top_tokens: NDArray[np.int32]
+    top_log_probabilities: NDArray[np.float32]
+    likeliest: NDArray[np.bool_]
+    cached_tokens: int = 0
+    error: ZincError | None = None
+
+    @property
+    def total(self) -> float:
+        """The log-probability of the scored tokens: the sum of theirs, rounded once."""
+        if self.error is not None:
+            raise self.error
+        return math.fsum(self.log_probabilities[self.start :].tolist())
+
+    @property
+    def greedy(self) -> bool:
+        """Whether generation at temperature 0 would have given the scored tokens."""
+        if self.error is not None:
+            raise self.error
+        return bool(self.likeliest[self.start :].all())
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the mean negative log-probability; NaN where nothing was scored."""
+        return perplexity(self.total, max(0, len(self.tokens) - self.start))
+
+    def rank(self, position: int) -> int | None:
+        """How many tokens at a position are at least as likely as the one that stands there, 1 for
+        the likeliest; None where it is not among those listed."""
+        found = np.flatnonzero(self.top_tokens[position] == self.tokens[position])
+        return int(found[0]) + 1 if len(found) else 1 if self.likeliest[position] else None
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"Score(index={self.index}, error={self.error!r})"
+        return (
+            f"Score(index={self.index}, {len(self.tokens)} tokens, start={self.start}, "
+            f"total={self.total:.4f})"
+        )
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[: SHOWN - 3] + "...")

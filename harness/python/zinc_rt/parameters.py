@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from contract.errors import RequestError
@@ -13,11 +12,34 @@ from contract.types import SamplingParams as EngineSampling
 from harness.settings import SETTINGS
 
 MOST_CHOICES = 128
+MOST_STOP_TOKENS = 64
 
 
 def _default(name: str) -> Any:
     """What ``zinc-rt run`` takes where nobody says anything."""
     return SETTINGS[name].default
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LogitBias(Mapping[int, float]):
+    """An immutable mapping from token ids to what is added to their logits."""
+
+    pairs: tuple[tuple[int, float], ...] = ()
+
+    def __getitem__(self, token: int) -> float:
+        return dict(self.pairs)[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return (token for token, _ in self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.pairs))
+
+    def __repr__(self) -> str:
+        return repr(dict(self.pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +48,17 @@ class SamplingParams:
 
     ``temperature`` 0 always takes the likeliest token. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0
     keep every token. The penalties look at the last ``repeat_last_n`` tokens. Completion i of
-    ``n`` is sampled with ``seed`` + i. The text ends before any of the ``stop`` strings, and with
-    ``ignore_end`` not where the model would end it. ``logit_bias`` adds to the logits of token
-    ids. ``log_probabilities`` k asks for that of every token, and of the k likeliest in its place;
-    ``logits`` for all logits that tokens were sampled from.
+    ``n`` is sampled with ``seed`` + i. The text ends before any of the ``stop`` strings, at a token
+    of ``stop_token_ids`` and, unless ``ignore_end``, where the model ends it. ``logit_bias`` adds
+    to the logits of token ids. ``log_probabilities`` k, or by vLLM's name ``logprobs``, asks for
+    that of every token and of the k likeliest at its position; ``logits`` for all logits that
+    tokens were sampled from. Immutable, hashable, and checked: raises RequestError.
 
-    >>> SamplingParams(temperature=0.8, seed=7, stop="\\n").temperature
-    0.8
+    >>> SamplingParams(temperature=0.8, seed=7, stop="\\n").stop
+    ('\\n',)
+    >>> SamplingParams(temperature=-1)
+    Traceback (most recent call last):
+    contract.errors.RequestError: temperature: is -1, not a number in [0, 100]
     """
 
     max_tokens: int = field(default_factory=lambda: int(_default("max_tokens")))
@@ -47,50 +73,96 @@ class SamplingParams:
     seed: int = field(default_factory=lambda: int(_default("seed")))
     n: int = 1
     stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_end: bool = False
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=LogitBias)
     log_probabilities: int | None = None
+    logprobs: int | None = None
     logits: bool = False
 
+    def __post_init__(self) -> None:
+        _check_integer("n", self.n, 1, MOST_CHOICES)
+        _check_integer("max_tokens", self.max_tokens, 1, MAX_INT32)
+        self.sampling(self.seed, self.repeat_last_n).validate()
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        for name in ("log_probabilities", "logprobs"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 0, MAX_INT32)
+        if self.logprobs not in (None, self.log_probabilities, self.listed):
+            raise RequestError("logprobs", "is another name of log_probabilities; give one")
+        for name in ("ignore_end", "logits"):
+            if type(getattr(self, name)) is not bool:
+                raise RequestError(name, f"is {getattr(self, name)!r}, not True or False")
+
     @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` as a tuple."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+    def listed(self) -> int | None:
+        """How many of the likeliest tokens are listed with the log-probability of each token."""
+        return self.logprobs if self.log_probabilities is None else self.log_probabilities
 
     def requests(self, prompt: Sequence[int], ids: Iterator[int], window: int) -> list[Request]:
         """What the engine is asked for: ``n`` continuations of ``prompt``. Penalties look back at
-        most ``window`` tokens. Raises RequestError."""
-        for name, value, most in (
-            ("n", self.n, MOST_CHOICES),
-            ("max_tokens", self.max_tokens, MAX_INT32),
-        ):
-            if type(value) is not int or not 1 <= value <= most:
-                raise RequestError(name, f"is {value!r}, not an integer in [1, {most}]")
-        if type(self.seed) is not int or not 0 <= self.seed <= MAX_UINT64:
-            raise RequestError("seed", f"is {self.seed!r}, not an integer in [0, {MAX_UINT64}]")
+        most ``window`` tokens."""
         return [
             Request(
                 id=next(ids),
                 prompt=tuple(prompt),
                 max_tokens=self.max_tokens,
-                sampling=self._sampling((self.seed + choice) % (MAX_UINT64 + 1), window),
-                stop=self.stop_strings,
+                sampling=self.sampling((self.seed + choice) % (MAX_UINT64 + 1), window),
+                stop=tuple(self.stop),
                 ignore_end=self.ignore_end,
                 logit_bias=tuple(self.logit_bias.items()),
-                log_probabilities=self.log_probabilities,
+                log_probabilities=self.listed,
             )
             for choice in range(self.n)
         ]
 
-    def _sampling(self, seed: int, window: int) -> EngineSampling:
+    def sampling(self, seed: int, window: int) -> EngineSampling:
+        """The part of the parameters that the device reads."""
+        most = self.repeat_last_n
         return EngineSampling(
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
             repeat_penalty=self.repeat_penalty,
-            repeat_last_n=min(self.repeat_last_n, window),
+            repeat_last_n=min(most, window) if type(most) is int else most,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             seed=seed,
         )
+
+
+def _check_integer(name: str, value: object, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise RequestError(name, f"is {value!r}, not an integer in [{least}, {most}]")
+
+
+def _stop_strings(given: object) -> tuple[str, ...]:
+    strings = (given,) if isinstance(given, str) else given
+    if not isinstance(strings, Sequence) or not all(isinstance(one, str) for one in strings):
+        raise RequestError("stop", f"is {given!r}, not a text or a list of texts")
+    if not all(strings):
+        raise RequestError("stop", "holds an empty text, which would end every answer")
+    return tuple(strings)
+
+
+def _stop_tokens(given: object) -> tuple[int, ...]:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise RequestError("stop_token_ids", f"is {given!r}, not a list of token ids")
+    if len(given) > MOST_STOP_TOKENS:
+        raise RequestError("stop_token_ids", f"has {len(given)} ids, at most {MOST_STOP_TOKENS}")
+    for token in given:
+        _check_integer("stop_token_ids", token, 0, MAX_INT32)
+    return tuple(given)
+
+
+def _biases(given: object) -> LogitBias:
+    if not isinstance(given, Mapping):
+        raise RequestError("logit_bias", f"is {given!r}, not a dict of token ids and numbers")
+    for token, bias in given.items():
+        _check_integer("logit_bias", token, 0, MAX_INT32)
+        if type(bias) not in (int, float) or not abs(bias) < float("inf"):
+            raise RequestError("logit_bias", f"of token {token} is {bias!r}, not a finite number")
+    return LogitBias(tuple(given.items()))

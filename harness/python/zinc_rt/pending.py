@@ -57,7 +57,7 @@ class _Choice:
         """The finished continuation."""
         answer, events = self.answer, self.events
         assert answer.finish_reason is not None
-        listed = _listed(events, parameters.log_probabilities)
+        listed = _listed(events, parameters.listed)
         calls = self.parser is not None and self.parser.calls > 0
         stopped = answer.finish_reason is FinishReason.STOP
         return Completion(
@@ -135,6 +135,11 @@ class Pending:
         if answer.finish_reason is not None:
             return None
         known = len(answer.tokens)
+        if event.token in self._parameters.stop_token_ids:
+            # As if the engine had ended it; of what it computes behind, nothing is taken.
+            if event.finish_reason is None:
+                stream.cancel(event.request_id)
+            event = event._replace(finish_reason=FinishReason.STOP)
         masks = self._masks.get(event.request_id)
         if event.finish_reason is FinishReason.ERROR and masks is not None:
             problem = masks.problem_after(answer.tokens)

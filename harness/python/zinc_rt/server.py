@@ -6,11 +6,11 @@ import signal
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from contract.context_manager import ContextManager
 from contract.errors import ConfigError
-from zinc_rt.arguments import SERVER_NAMES, settings_of
+from zinc_rt.arguments import SERVER_NAMES, ServerSettings, settings_of, signature_of
 
 
 class Server(ContextManager):
@@ -22,6 +22,9 @@ class Server(ContextManager):
         self._drain_seconds = drain_seconds
         self.url: str = running.url
         """Where it listens, without a path."""
+
+    def __repr__(self) -> str:
+        return f"Server({self.url!r})"
 
     def wait(self) -> None:
         """Answer until SIGTERM or Ctrl-C, as ``zinc-rt serve`` does, and close. Only in the main
@@ -44,12 +47,12 @@ class Server(ContextManager):
         self._owned.close()
 
 
-def serve(model: str | Path | None = None, **settings: Any) -> Server:
+def serve(model: str | Path | None = None, **settings: Unpack[ServerSettings]) -> Server:
     """A server that answers from now on, in threads of its own.
 
     The arguments are the settings of ``zinc-rt serve``; those left out come from the environment,
-    the configuration file or their defaults. ``port`` 0 takes a free one. Raises ConfigError and
-    what ``LLM`` raises.
+    the configuration file or their defaults. ``port`` 0 takes a free one. Raises TypeError,
+    ConfigError and what ``LLM`` raises.
 
     >>> import urllib.request
     >>> with serve("model.gguf", tier="cpu", port=0) as server:
@@ -58,10 +61,13 @@ def serve(model: str | Path | None = None, **settings: Any) -> Server:
     """
     from harness.cli.serve_command import need_server_extra, options_of
 
-    given = settings_of(model, settings, SERVER_NAMES)
+    given = settings_of(model, settings, SERVER_NAMES, "serve")
     need_server_extra()
     from harness.serve.run import running
 
     with ExitStack() as owned:
         server = owned.enter_context(running(options_of(given)))
         return Server(server, owned.pop_all(), given["drain_seconds"])
+
+
+serve.__signature__ = signature_of(serve, ServerSettings)  # type: ignore[attr-defined]

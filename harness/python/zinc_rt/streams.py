@@ -26,6 +26,9 @@ class Stream:
         self._prepare = prepare
         self._output: Output | None = None
 
+    def __repr__(self) -> str:
+        return "Stream(not finished)" if self._output is None else f"Stream({self._output!r})"
+
     @property
     def output(self) -> Output:
         """The whole answer, once the iteration has come to its end. Raises RequestError before."""

@@ -34,6 +34,7 @@ CHAT_NAMES = {
     "stop": "stop_sequences",
     "reasoning_effort": "thinking",
     "response_format": "output_config.format",
+    "continue_final_message": "messages",
 }
 """What chat completions call a field that is called otherwise here."""
 SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "min_p", "seed")
@@ -78,6 +79,8 @@ def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
     """The chat completion that a request means, for a model that can be told whether to think or
     cannot. Raises ApiError."""
     chat: Json = {"messages": list(_messages(body))}
+    if isinstance(body.messages[-1], AssistantTurn):
+        chat["continue_final_message"] = True
     if isinstance(body, MessagesRequest):
         chat |= {name: given for name in SAME if (given := getattr(body, name)) is not None}
         if body.stop_sequences:
@@ -132,14 +135,6 @@ def _messages(body: CountRequest) -> Iterable[Json]:
         yield {"role": "system", "content": _text(body.system)}
     for turn in body.messages:
         yield from _said(turn) if isinstance(turn, AssistantTurn) else _asked(turn)
-    if isinstance(body.messages[-1], AssistantTurn):
-        raise ApiError(
-            400,
-            "messages: the last one is the assistant's, and answers are not continued here; end "
-            "with a user's",
-            param="messages",
-            code="unsupported",
-        )
 
 
 def _asked(turn: UserTurn) -> Iterable[Json]:

@@ -94,7 +94,7 @@ class MessageShape:
 
     def _ours(self) -> Json:
         model = self.answer.generation.model
-        return {"system_fingerprint": model.fingerprint, "x_zinc": self.answer.origin}
+        return {"system_fingerprint": model.fingerprint, "x_zinc": self.answer.extra}
 
     def _start(self) -> Iterator[bytes]:
         """The events that begin the message, once."""

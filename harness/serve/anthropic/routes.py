@@ -47,7 +47,7 @@ class AnthropicHandlers:
             plan = service.model.chat_plan(chat_of(body, _switches_thoughts(service)))
         except ApiError as error:
             raise _renamed(error) from None
-        return {"input_tokens": len(service.model.encode_chat(plan.prompt))}
+        return {"input_tokens": len(service.model.encode_chat(plan.prompt, plan.spoken))}
 
 
 def answer_message(

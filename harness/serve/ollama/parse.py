@@ -21,13 +21,14 @@ CHAT_NAMES = {
     "response_format": "format",
     "max_tokens": "options.num_predict",
     "stop": "options.stop",
+    "continue_final_message": "messages",
 }
 """What chat completions call a field that is called otherwise here."""
 SAME = (
     *("seed", "temperature", "top_k", "top_p", "min_p", "repeat_last_n", "repeat_penalty"),
     *("presence_penalty", "frequency_penalty", "stop"),
 )
-UNSERVED = ("suffix", "template", "context")
+UNSERVED = ("template", "context")
 
 
 def client_name(param: str) -> str:
@@ -53,6 +54,9 @@ def chat_of(body: OllamaChatRequest) -> ChatRequest:
     chat = _common(body) | {"messages": list(_messages(body.messages))}
     if body.tools:
         chat["tools"] = body.tools
+    last = body.messages[-1] if body.messages else None
+    if last is not None and last.role == "assistant" and last.content and not last.tool_calls:
+        chat["continue_final_message"] = True
     return converted(chat, ChatRequest)
 
 
@@ -68,7 +72,9 @@ def text_of_prompt(body: GenerateRequest) -> CompletionRequest:
     """The text to continue that a raw prompt means. Raises ApiError."""
     _check(body)
     text = {name: value for name, value in _common(body).items() if name not in CHAT_ONLY}
-    return converted({"n_predict": -1} | text | {"prompt": body.prompt}, CompletionRequest)
+    between = {"suffix": body.suffix} if body.suffix else {}
+    text = {"n_predict": -1} | text | {"prompt": body.prompt} | between
+    return converted(text, CompletionRequest)
 
 
 CHAT_ONLY = ("response_format", "reasoning_effort")

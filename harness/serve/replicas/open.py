@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import harness
-from contract.errors import ConfigError
+from harness.extras import optional_libraries
 from harness.generate import prepare_session
 from harness.serve.driver import EngineDriver
 from harness.serve.fingerprint import system_fingerprint
@@ -73,12 +73,10 @@ def _deployed(
 ) -> DeploymentHandle:
     # Nothing is told to anybody unless the operator says so.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
+    with optional_libraries():
         import ray
         from ray import serve
         from ray.serve.config import RequestRouterConfig
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[ray]'") from None
     from harness.serve.replicas.replica import Replica
 
     here = str(Path(harness.__file__).parents[1])

@@ -31,12 +31,13 @@ class ReplicaRequest:
         sink = submission.logits.get(request.id)
         if not isinstance(sink, RunningDigest | Pool | None):
             raise RequestError("logits", "stay where they are computed: on a replica")
+        scores = submission.scores.get(request.id)
         masks = submission.masks.get(request.id)
         return cls(
             request,
             None if masks is None else masks.grammar,
             sink if isinstance(sink, RunningDigest) else None,
-            submission.scores.get(request.id),
+            scores if isinstance(scores, PromptScores) else None,
             sink if isinstance(sink, Pool) else None,
         )
 
@@ -47,7 +48,6 @@ class ReplicaRequest:
             tokens,
             self.grammar,
             self.digest is not None,
-            self.scores is not None,
             self.pool,
         )
 

@@ -12,21 +12,21 @@ from harness.serve.pooling import Pool
 from harness.serve.submissions import EngineStopped
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
+from reference.memory.prefix import Difference
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """A request for whichever replica suits it, which has come to ``tokens`` elsewhere.
 
-    Its tokens obey ``grammar``. Wanted are also the digests of its logits, how likely its prompt
-    is, or the vector that ``pool`` makes of its hidden states.
+    Its tokens obey ``grammar``. Wanted are also the digests of its logits, the log-probabilities
+    that its ``score_from`` asks for, or the vector that ``pool`` makes of its hidden states.
     """
 
     request: Request
     tokens: tuple[int, ...] = ()
     grammar: str | None = None
     digested: bool = False
-    scored: bool = False
     pool: Pool | None = None
 
     @property
@@ -54,6 +54,16 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerEnd:
+    """The answer of a request on one replica ends after its first ``used`` tokens: the replica
+    counts no token behind them."""
+
+    replica: str
+    request_id: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestUpdate:
     """What a replica has to say of a request: its latest events and facts, and how its engine
     stands. The first one, without events, says that it was taken. ``digests`` are those after each
@@ -69,6 +79,7 @@ class RequestUpdate:
     digests: tuple[str, ...] = ()
     scores: tuple[TokenEvent, ...] = ()
     pool: Pool | None = None
+    difference: Difference | None = None
 
 
 @dataclass(frozen=True, slots=True)

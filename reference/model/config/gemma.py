@@ -6,16 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from reference.model.config.common import read_common, require_feed_forward
+from reference.model.config.dense import PATTERN, WINDOW, window_pattern
 from reference.model.config.experts import read_parallel_experts
-from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
+from reference.model.config.keys import MAX_CONTEXT, MAX_WIDTH, Keys
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import FACTORS, read_sliding_rope
 
-WINDOW = "attention.sliding_window"
-PATTERN = "attention.sliding_window_pattern"
 SHARED = "attention.shared_kv_layers"
 KEY_LENGTH = "attention.key_length_swa"
 VALUE_LENGTH = "attention.value_length_swa"
@@ -31,7 +28,9 @@ def read_gemma3(keys: Keys) -> ModelConfig:
     one."""
     config = _gemma(keys, cap=0.0)
     window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
-    sliding = _gemma3_pattern(keys, config) if window else (False,) * config.layers
+    sliding = (False,) * config.layers
+    if window:
+        sliding = window_pattern(keys, config, GEMMA3_PATTERN)
     head_dim = keys.integer(KEY_LENGTH, 1, MAX_WIDTH, config.head_dims[0])
     config = _with_windows(keys, config, window, sliding, head_dim)
     scales = tuple(1.0 / math.sqrt(dim) for dim in config.head_dims)
@@ -66,13 +65,6 @@ def _gemma(keys: Keys, cap: float) -> ModelConfig:
         embedding_scale=math.sqrt(config.hidden),
         logit_cap=keys.positive(CAP, cap, allow_zero=True),
     )
-
-
-def _gemma3_pattern(keys: Keys, config: ModelConfig) -> tuple[bool, ...]:
-    if isinstance(keys.file.metadata.get(keys.key(PATTERN)), np.ndarray):
-        return keys.flags(PATTERN, config.layers, config.blocks)
-    period = keys.integer(PATTERN, 1, MAX_LAYERS, GEMMA3_PATTERN)
-    return tuple(layer % period < period - 1 for layer in range(config.layers))
 
 
 def _with_windows(

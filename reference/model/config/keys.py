@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import field
 
 import numpy as np
 
@@ -18,13 +19,18 @@ MAX_CONTEXT = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Reads the keys ``architecture.*`` of ``file``. Every error names the file and the key."""
+    """Reads the keys ``architecture.*`` of ``file`` and records in ``used`` which were looked at.
+
+    Every error names the file and the key.
+    """
 
     file: GgufFile
     architecture: str
+    used: set[str] = field(default_factory=set)
 
     def key(self, name: str) -> str:
         """The full name of a key."""
+        self.used.add(name)
         return f"{self.architecture}.{name}"
 
     def has(self, name: str) -> bool:

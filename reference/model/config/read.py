@@ -7,12 +7,21 @@ from dataclasses import replace
 
 from contract.errors import UnsupportedModel
 from reference.model.config.common import read_common, require_feed_forward
+from reference.model.config.dense import (
+    read_dense,
+    read_glm4,
+    read_granite,
+    read_olmo2,
+    read_phi3,
+    read_smollm3,
+)
 from reference.model.config.experts import read_experts, read_mixtral_experts
 from reference.model.config.gemma import read_gemma3, read_gemma4
 from reference.model.config.hybrid import read_delta_net
 from reference.model.config.keys import Keys
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
+from reference.model.config.unread import refuse_unread
 from reference.model.gguf import GgufFile
 
 
@@ -30,16 +39,15 @@ def read_config(file: GgufFile) -> ModelConfig:
             f"is {architecture!r}",
             f"supported are {', '.join(READERS)}",
         )
-    return reader(Keys(file, architecture))
+    keys = Keys(file, architecture)
+    config = reader(keys)
+    refuse_unread(keys)
+    return config
 
 
 def _llama(keys: Keys) -> ModelConfig:
     config = require_feed_forward(keys, read_common(keys, read_llama_rope))
     return replace(config, experts=read_mixtral_experts(keys, config))
-
-
-def _dense(keys: Keys) -> ModelConfig:
-    return require_feed_forward(keys, read_common(keys))
 
 
 def _qwen3moe(keys: Keys) -> ModelConfig:
@@ -70,8 +78,13 @@ def _qwen3next(keys: Keys) -> ModelConfig:
 
 READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "llama": _llama,
-    "qwen2": _dense,
-    "qwen3": _dense,
+    "smollm3": read_smollm3,
+    "granite": read_granite,
+    "glm4": read_glm4,
+    "phi3": read_phi3,
+    "olmo2": read_olmo2,
+    "qwen2": read_dense,
+    "qwen3": read_dense,
     "qwen3moe": _qwen3moe,
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,

@@ -13,7 +13,8 @@ class Rope:
     ``table`` is the name of its buffer. ``dims`` channels of a head are rotated, in pairs (m, m +
     dims/2) if ``neox``, else (2m, 2m + 1). ``factors`` is the tensor whose values divide the
     frequencies, "" for none. If there is a tensor ``long_factors``, ``factors`` serves contexts up
-    to ``scaling.original_context`` and ``long_factors`` longer ones.
+    to ``scaling.original_context`` and ``long_factors`` longer ones. Unless it ``rotates``, a table
+    has the angle 0 everywhere.
     """
 
     table: str
@@ -23,6 +24,7 @@ class Rope:
     scaling: RotaryScaling
     factors: str = ""
     long_factors: str = ""
+    rotates: bool = True
 
     @property
     def factor_tensors(self) -> tuple[str, ...]:
@@ -86,8 +88,9 @@ class ModelConfig:
     ``layers`` is the number of layers a token passes through; ``blocks`` also counts the drafting
     blocks after them. ``windows`` are positions attended to, 0 for all. ``kv_layers`` is the layer
     whose keys and values a layer reads. ``feed_forward`` is the width of the dense block, 0 when
-    the file gives none. ``logit_cap`` 0 is off. ``per_layer_width`` is the width of Gemma 4's
-    per-layer embeddings, 0 without them.
+    the file gives none. ``residual_scale`` multiplies what a block adds to the residual stream,
+    ``logit_scale`` every logit. ``logit_cap`` 0 is off. ``per_layer_width`` is the width of Gemma
+    4's per-layer embeddings, 0 without them.
     """
 
     architecture: str
@@ -109,6 +112,8 @@ class ModelConfig:
     experts: Experts | None = None
     delta_net: DeltaNet | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_cap: float = 0.0
     per_layer_width: int = 0
 

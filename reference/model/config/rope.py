@@ -3,6 +3,8 @@ divisors."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from reference.exact.rotary import RotaryScaling
@@ -14,7 +16,10 @@ LONG_FACTORS = "rope_factors_long.weight"
 SHORT_FACTORS = "rope_factors_short.weight"
 TABLE = "constant.rope_table"
 SLIDING_TABLE = "constant.rope_table_sliding"
+UNROTATED_TABLE = "constant.rope_table_unrotated"
 DEFAULT_BASE = 10000.0
+YARN_KEYS = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
+"""Keys ``rope.scaling.*`` that only YaRN has."""
 
 
 def read_rope(keys: Keys, head_dim: int, context: int) -> Rope:
@@ -34,20 +39,47 @@ def read_llama_rope(keys: Keys, head_dim: int, context: int) -> Rope:
 
     With ``longrope`` the file has two tensors of frequency divisors, for short and long contexts.
     """
-    dims = rotary_dims(keys, "rope.dimension_count", head_dim, head_dim)
-    if dims != head_dim:
-        raise keys.error("rope.dimension_count", f"is {dims}, must be the head size {head_dim}")
+    rope = read_interleaved_rope(keys, head_dim, context)
+    if rope.dims != head_dim:
+        raise keys.error(
+            "rope.dimension_count", f"is {rope.dims}, must be the head size {head_dim}"
+        )
+    return rope
+
+
+def read_interleaved_rope(keys: Keys, head_dim: int, context: int) -> Rope:
+    """A rotation of the first channels of a head, in interleaved pairs."""
     long = keys.file.get(keys.key("rope.scaling.type"), str, "") == "longrope"
     factors = FACTORS if FACTORS in keys.file.tensors else ""
     return Rope(
         table=TABLE,
         base=keys.positive("rope.freq_base", DEFAULT_BASE),
-        dims=dims,
+        dims=rotary_dims(keys, "rope.dimension_count", head_dim, head_dim),
         neox=False,
         scaling=_scaling(keys, context, ("none", "linear", "yarn", "longrope")),
         factors=SHORT_FACTORS if long else factors,
         long_factors=LONG_FACTORS if long else "",
     )
+
+
+def read_phi_rope(keys: Keys, head_dim: int, context: int) -> Rope:
+    """Phi's rotation: halves, with two tensors of frequency divisors if the file has them."""
+    if SHORT_FACTORS not in keys.file.tensors:
+        return read_rope(keys, head_dim, context)
+    return Rope(
+        table=TABLE,
+        base=keys.positive("rope.freq_base", DEFAULT_BASE),
+        dims=rotary_dims(keys, "rope.dimension_count", head_dim, head_dim),
+        neox=True,
+        scaling=_scaling(keys, context, ("longrope",), "longrope"),
+        factors=SHORT_FACTORS,
+        long_factors=LONG_FACTORS,
+    )
+
+
+def unrotated(rope: Rope) -> Rope:
+    """A table of angle 0 for layers that do not rotate, as wide as ``rope``."""
+    return Rope(UNROTATED_TABLE, rope.base, rope.dims, rope.neox, RotaryScaling(), rotates=False)
 
 
 def read_sliding_rope(keys: Keys, head_dim: int, full: Rope) -> Rope:
@@ -94,8 +126,10 @@ def rotary_dims(keys: Keys, name: str, head_dim: int, default: int) -> int:
     return dims
 
 
-def _scaling(keys: Keys, context: int, supported: tuple[str, ...]) -> RotaryScaling:
-    kind = keys.file.get(keys.key("rope.scaling.type"), str, "linear")
+def _scaling(
+    keys: Keys, context: int, supported: tuple[str, ...], default: str = "linear"
+) -> RotaryScaling:
+    kind = keys.file.get(keys.key("rope.scaling.type"), str, default)
     if kind not in supported:
         raise keys.unsupported(
             "rope.scaling.type", f"is {kind!r}", f"supported are {', '.join(supported)}"
@@ -104,11 +138,25 @@ def _scaling(keys: Keys, context: int, supported: tuple[str, ...]) -> RotaryScal
     factor = keys.positive("rope.scaling.factor", legacy, allow_zero=True)
     if kind == "none" or (factor == 0.0 and kind != "longrope"):
         return RotaryScaling()
-    return RotaryScaling(
+    scaling = RotaryScaling(
         factor=factor or 1.0,
         yarn=kind == "yarn",
         original_context=keys.integer(
             "rope.scaling.original_context_length", 1, MAX_CONTEXT, context
         ),
         attention_factor=keys.positive("rope.scaling.attn_factor", 1.0),
+    )
+    return _yarn(keys, scaling) if scaling.yarn else scaling
+
+
+def _yarn(keys: Keys, scaling: RotaryScaling) -> RotaryScaling:
+    extrapolation, attention, fast, slow = (f"rope.scaling.{name}" for name in YARN_KEYS)
+    mixed = keys.file.get(keys.key(extrapolation), float, 1.0)
+    if mixed not in (1.0, -1.0):  # -1 stands for YaRN's own value
+        raise keys.unsupported(extrapolation, f"is {mixed}", "supported is 1")
+    return replace(
+        scaling,
+        attention_factor=scaling.attention_factor * keys.positive(attention, 1.0),
+        beta_fast=keys.positive(fast, scaling.beta_fast),
+        beta_slow=keys.positive(slow, scaling.beta_slow),
     )

@@ -7,21 +7,28 @@ from collections.abc import Callable, Mapping
 from contract.ir.graph import Graph
 from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.families import gemma3, gemma4, llama, qwen2, qwen3
+from reference.model.families import gemma4
+from reference.model.families.decoder import Decoder
+from reference.model.families.emitter import GELU
 from reference.model.families.hybrid import build_qwen3next, build_qwen35
 from reference.model.families.tensors import ModelTensors
 
 Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": llama.build,
-    "qwen2": qwen2.build,
-    "qwen3": qwen3.build,
-    "qwen3moe": qwen3.build,
+    "llama": Decoder().build,
+    "smollm3": Decoder().build,
+    "granite": Decoder().build,
+    "glm4": Decoder(post_norms=True, fused_gates=True).build,
+    "phi3": Decoder(fused_gates=True).build,
+    "olmo2": Decoder(pre_norms=False, post_norms=True).build,
+    "qwen2": Decoder().build,
+    "qwen3": Decoder(query_key_norm=True).build,
+    "qwen3moe": Decoder(query_key_norm=True).build,
     "qwen35": build_qwen35,
     "qwen35moe": build_qwen35,
     "qwen3next": build_qwen3next,
-    "gemma3": gemma3.build,
+    "gemma3": Decoder(query_key_norm=True, post_norms=True, activation=GELU).build,
     "gemma4": gemma4.build,
 }
 

@@ -20,6 +20,27 @@ def attention(e: Emitter, x: View, layer: int, *, query_key_norm: bool) -> View:
     return output(e, attend(e, q, layer), layer)
 
 
+def normed_outputs_attention(e: Emitter, x: View, layer: int) -> View:
+    """attn(rope(norm(x Wq)), rope(norm(x Wk)), x Wv) Wo; the norms are over all heads at once."""
+    packed, (q, k, v) = packed_views(e, layer)
+    q_width, kv_width = widths(e, layer)
+    powers = e.tensors.powers.get(layer)
+    scales = ((), ()) if powers is None else (powers.queries, powers.keys)
+    sides = (("q", q, q_width), ("k", k, kv_width))
+    for (side, target, width), scale in zip(sides, scales, strict=True):
+        e.builder.emit(
+            Opcode.RMS_NORM,
+            f"{side}_norm[{layer}]",
+            x=e.linear(x, f"attn_{side}", layer, width, e.config.hidden),
+            weight=e.parameters(f"attn_{side}_norm.weight", layer, width, powers=scale),
+            eps=e.config.rms_eps,
+            y=target,
+        )
+    e.linear(x, "attn_v", layer, kv_width, e.config.hidden, y=v)
+    rotated = rotate_and_store(e, packed, layer, query_key_norm=False)
+    return output(e, attend(e, rotated, layer), layer)
+
+
 def gated_attention(e: Emitter, x: View, layer: int) -> View:
     """(attn(q, K, V) * sigmoid(g)) Wo."""
     packed, (q, k, v) = packed_views(e, layer)

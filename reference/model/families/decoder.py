@@ -1,24 +1,64 @@
-"""The pre-norm decoder of llama, qwen2, qwen3 and qwen3moe."""
+"""Decoders of attention and dense blocks: llama, smollm3, granite, glm4, phi3, olmo2, qwen2, qwen3,
+qwen3moe, gemma3."""
 
 from __future__ import annotations
 
-from contract.ir.graph import Graph, GraphBuilder
+from contract.ir.graph import Graph, GraphBuilder, View
+from contract.lazy_dataclass import dataclass
+from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.families.attention import attention
-from reference.model.families.emitter import Emitter
-from reference.model.families.feed_forward import add_feed_forward
+from reference.model.families.attention import attention, normed_outputs_attention
+from reference.model.families.emitter import SILU, Emitter
+from reference.model.families.feed_forward import Gates, add_feed_forward, dense
 from reference.model.families.tensors import ModelTensors
 
 
-def build_decoder(
-    config: ModelConfig, tensors: ModelTensors, limits: Limits, *, query_key_norm: bool
-) -> Graph:
-    """x = embed; in each layer x += attention(x), x += ffn(x); logits of the last norm."""
-    e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
-    x = e.embed()
-    for layer in range(config.layers):
-        attended = attention(e, x, layer, query_key_norm=query_key_norm)
-        x = add_feed_forward(e, x, attended, layer, "ffn_norm")
-    e.head(x)
-    return e.builder.build()
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """What tells one family's layers from another's.
+
+    With ``query_key_norm`` queries and keys are normed per head. With ``post_norms`` the result of
+    each block is normed before it is added; without ``pre_norms`` its input is not. ``fused_gates``
+    stores gate and up rows in one tensor.
+    """
+
+    query_key_norm: bool = False
+    pre_norms: bool = True
+    post_norms: bool = False
+    fused_gates: bool = False
+    activation: int = SILU
+
+    def build(self, config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
+        """x = embed; in each layer x += attention(x), x += ffn(x); logits of the last norm."""
+        e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
+        x = e.embed()
+        for layer in range(config.layers):
+            x = self._layer(e, x, layer)
+        e.head(x)
+        return e.builder.build()
+
+    def _layer(self, e: Emitter, x: View, layer: int) -> View:
+        if self.pre_norms:
+            attended = attention(e, x, layer, query_key_norm=self.query_key_norm)
+        else:
+            attended = normed_outputs_attention(e, x, layer)
+        if not self.post_norms and e.config.residual_scale == 1.0:
+            return add_feed_forward(e, x, attended, layer, "ffn_norm", self._gates)
+        x = self._add(e, x, attended, layer, "attn_residual", "post_attention_norm")
+        norm = "ffn_norm" if self.pre_norms else None
+        fed = dense(e, x, layer, norm, self._gates)
+        return self._add(e, x, fed, layer, "ffn_residual", "post_ffw_norm")
+
+    def _add(self, e: Emitter, x: View, y: View, layer: int, name: str, norm: str) -> View:
+        """x plus the result of a block, normed and scaled as the family does."""
+        if self.post_norms:
+            y = e.norm(y, norm, layer)
+        if e.config.residual_scale != 1.0:
+            scale = f"{name}_scale[{layer}]"
+            y = e.builder.emit(Opcode.SCALE, scale, x=y, factor=e.config.residual_scale)
+        return e.add(name, layer, x, y)
+
+    @property
+    def _gates(self) -> Gates:
+        return Gates(self.activation, self.fused_gates)

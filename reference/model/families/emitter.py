@@ -184,21 +184,20 @@ class Emitter:
         tied = not self.has("output.weight")
         weight = self.weight("token_embd" if tied else "output", None, config.vocab, config.hidden)
         logits = builder.output("output.logits", "rows", config.vocab)
-        has_bias, has_cap = self.has("output.bias"), config.logit_cap > 0
-        y = builder.emit(
-            Opcode.LM_HEAD,
-            "lm_head",
-            x=h,
-            weight=weight,
-            logits=None if has_bias or has_cap else logits,
-        )
-        if has_bias:
+        after: list[tuple[Opcode, str, dict[str, View | float]]] = []
+        if self.has("output.bias"):
             bias = self.parameters("output.bias", None, config.vocab)
-            y = builder.emit(
-                Opcode.BIAS_ADD, "lm_head_bias", x=y, bias=bias, y=None if has_cap else logits
-            )
-        if has_cap:
-            builder.emit(Opcode.SOFT_CAP, "logit_cap", x=y, cap=config.logit_cap, y=logits)
+            after.append((Opcode.BIAS_ADD, "lm_head_bias", {"bias": bias}))
+        if config.logit_scale != 1.0:
+            after.append((Opcode.SCALE, "logit_scale", {"factor": config.logit_scale}))
+        if config.logit_cap > 0:
+            after.append((Opcode.SOFT_CAP, "logit_cap", {"cap": config.logit_cap}))
+        y = builder.emit(
+            Opcode.LM_HEAD, "lm_head", x=h, weight=weight, logits=None if after else logits
+        )
+        for n, (opcode, name, operands) in enumerate(after):
+            last = n == len(after) - 1
+            y = builder.emit(opcode, name, x=y, **operands, y=logits if last else None)
         emit_tokens(builder, self.limits, config.vocab, logits, rows, self.query)
 
 
@@ -223,8 +222,8 @@ def emit_tokens(
     allowed = bias = None
     if limits.masks:
         allowed = builder.request("request.allowed", limits.masks, mask_words(vocab))
-    if limits.biases:
-        bias = builder.request("request.bias", limits.slots * limits.biases, 2)
+    if limits.bias_records:
+        bias = builder.request("request.bias", limits.bias_records, 2)
     token = builder.emit(
         Opcode.SAMPLE,
         "sample",

@@ -10,6 +10,9 @@ from contract.opcodes import Opcode
 from reference.model.config import Experts
 from reference.model.families.emitter import SILU, Emitter
 
+FUSED_GATES = "ffn_up"
+"""The tensor that holds gate rows, then up rows, in families that fuse them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Routing:
@@ -19,37 +22,56 @@ class Routing:
     weights: View
 
 
-def add_feed_forward(e: Emitter, x: View, attended: View, layer: int, norm: str) -> View:
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """How a dense block gates: its activation, and whether one tensor holds gate and up rows."""
+
+    activation: int = SILU
+    fused: bool = False
+
+
+PLAIN_GATES = Gates()
+
+
+def add_feed_forward(
+    e: Emitter, x: View, attended: View, layer: int, norm: str, gates: Gates = PLAIN_GATES
+) -> View:
     """x + attended, plus the dense block or the experts applied to the norm of that sum."""
     if e.config.experts is None:
         x = e.add("attn_residual", layer, x, attended)
-        return e.add("ffn_residual", layer, x, dense(e, x, layer, norm))
+        return e.add("ffn_residual", layer, x, dense(e, x, layer, norm, gates))
     x, h = e.add_and_norm(x, attended, layer, norm)
     y = experts(e, h, layer, route(e, h, layer), residual=x)
     return shared_expert(e, h, layer, y) if e.config.experts.shared_width else y
 
 
-def dense(e: Emitter, x: View, layer: int, norm: str, activation: int = SILU) -> View:
-    """Wdown (f(Wgate h) * (Wup h)) of h = rms(x, norm)."""
+def dense(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates = PLAIN_GATES) -> View:
+    """Wdown (f(Wgate h) * (Wup h)) of h = rms(x, norm), or of x without a norm."""
     width, hidden = e.config.feed_forward[layer], e.config.hidden
-    if e.is_plain("ffn_gate", layer) and e.is_plain("ffn_up", layer):
+    rows: tuple[RowSlice | None, RowSlice | None] = (None, None)
+    if gates.fused:
+        rows = RowSlice(0, width, 2 * width), RowSlice(width, 2 * width, 2 * width)
+    tensor = FUSED_GATES if gates.fused else ""
+    if norm and e.is_plain("ffn_gate", layer) and e.is_plain("ffn_up", layer):
         up = e.builder.scratch(f"scratch.ffn_up[{layer}]", "tokens", width)
         gate = e.builder.emit(
             Opcode.RMS_NORM_FUSED_MLP_GATE_UP,
             f"ffn_gate_up[{layer}]",
             x=x,
             norm_weight=e.norm_weight(norm, layer),
-            gate_weight=e.weight("ffn_gate", layer, width, hidden),
-            up_weight=e.weight("ffn_up", layer, width, hidden),
+            gate_weight=e.weight("ffn_gate", layer, width, hidden, tensor=tensor, rows=rows[0]),
+            up_weight=e.weight("ffn_up", layer, width, hidden, tensor=tensor, rows=rows[1]),
             up=up,
             eps=e.config.rms_eps,
         )
     else:
-        h = e.norm(x, norm, layer)
-        gate = e.linear(h, "ffn_gate", layer, width, hidden)
-        up = e.linear(h, "ffn_up", layer, width, hidden)
+        h = e.norm(x, norm, layer) if norm else x
+        gate, up = (
+            e.linear(h, name, layer, width, hidden, tensor=tensor, rows=part)
+            for name, part in zip(("ffn_gate", "ffn_up"), rows, strict=True)
+        )
     gated = e.builder.emit(
-        Opcode.SWIGLU, f"swiglu[{layer}]", gate=gate, up=up, activation=activation
+        Opcode.SWIGLU, f"swiglu[{layer}]", gate=gate, up=up, activation=gates.activation
     )
     return e.linear(gated, "ffn_down", layer, hidden, width)
 

@@ -18,7 +18,7 @@ from reference.model.families.attention import (
     widths,
 )
 from reference.model.families.emitter import GELU, Emitter
-from reference.model.families.feed_forward import dense, experts, route
+from reference.model.families.feed_forward import Gates, dense, experts, route
 from reference.model.families.tensors import ModelTensors
 
 
@@ -140,7 +140,7 @@ def _feed_forward(e: Emitter, x: View, layer: int) -> View:
 
     The router reads rms(x) / sqrt(H) times its own scale.
     """
-    y = dense(e, x, layer, "ffn_norm", GELU)
+    y = dense(e, x, layer, "ffn_norm", Gates(GELU))
     if e.config.experts is None or not e.has("ffn_gate_inp.weight", layer):
         return y
     builder, hidden = e.builder, e.config.hidden

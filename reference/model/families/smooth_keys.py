@@ -59,7 +59,7 @@ def equalising_powers(config: ModelConfig, file: GgufFile) -> dict[int, Powers]:
             if owner in found:
                 found[layer] = found[owner]
             continue
-        sizes = _norms(layer, file) or _biases(config, layer, file)
+        sizes = _norms(config, layer, file) or _biases(config, layer, file)
         if sizes is None:
             continue
         queries, keys = sizes
@@ -75,13 +75,20 @@ def equalising_powers(config: ModelConfig, file: GgufFile) -> dict[int, Powers]:
     return found
 
 
-def _norms(layer: int, file: GgufFile) -> tuple[Float32, Float32] | None:
-    """Sizes of the channels after the norms over a head, [1, head_dim], of queries and of keys."""
+def _norms(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Float32, Float32] | None:
+    """Sizes of the channels after the norms of queries and keys: [1, head_dim] for norms over a
+    head, [heads, head_dim] and [kv_heads, head_dim] for norms over all heads."""
     names = [f"blk.{layer}.attn_{side}_norm.weight" for side in "qk"]
     if not _all_f32(names, file):
         return None
-    queries, keys = (np.abs(file.tensor_array(name))[None] for name in names)
-    return (queries, keys) if queries.shape == keys.shape else None
+    size = config.head_dims[layer]
+    queries, keys = (np.abs(file.tensor_array(name)) for name in names)
+    if queries.shape == keys.shape == (size,):
+        return queries[None], keys[None]
+    heads, kv_heads = config.heads[layer], config.kv_heads[layer]
+    if (queries.size, keys.size) != (heads * size, kv_heads * size):
+        return None
+    return queries.reshape(heads, size), keys.reshape(kv_heads, size)
 
 
 def _biases(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Float32, Float32] | None:

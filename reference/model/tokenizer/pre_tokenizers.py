@@ -28,6 +28,19 @@ _QWEN35 = (
     rf"{_SUFFIX_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+
+
+def _letters_by_case(suffix: str = "") -> str:
+    """Words of upper and then lower case letters, with one other character before them."""
+    before = r"[^\r\n\p{L}\p{N}]?"
+    lower, upper = f"[{_UPPER}]*[{_LOWER}]+{suffix}", f"[{_UPPER}]+[{_LOWER}]*{suffix}"
+    return f"{before}{lower}|{before}{upper}"
+
+
+_AFTER_WORDS = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+_TEKKEN = rf"{_letters_by_case()}|\p{{N}}|{_AFTER_WORDS}"
+_GPT4O = rf"{_letters_by_case(f'(?:{_SUFFIX_ANY_CASE})?')}|\p{{N}}{{1,3}}|{_AFTER_WORDS}"
 _LLAMA3 = (
     rf"{_SUFFIX_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -89,20 +102,30 @@ _gpt2 = _pre_tokenizer(_GPT2)
 _smollm = _pre_tokenizer(r"\p{N}", _GPT2)
 _qwen2 = _pre_tokenizer(_QWEN2, nfc=True)
 _neox = _pre_tokenizer(_GPT2, nfc=True)
+_cl100k = _pre_tokenizer(_LLAMA3)
+_gpt4o = _pre_tokenizer(_GPT4O)
 _llama3 = _pre_tokenizer(_LLAMA3, whole_piece_first=True, add_bos=True)
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "chatglm-bpe": _cl100k,
     "command-r": _pre_tokenizer(*_smollm.passes, nfc=True),
+    "dbrx": _cl100k,
     "deepseek-r1-qwen": _qwen2,
+    "glm4": _pre_tokenizer(_LLAMA3, whole_piece_first=True),
     "gpt-2": _gpt2,
+    "gpt-4o": _gpt4o,
+    "lfm2": _llama3,
     "llama-bpe": _llama3,
     "llama-v3": _llama3,
     "llama3": _llama3,
+    "llama4": _gpt4o,
     "mpt": _neox,
     "olmo": _neox,
     "qwen2": _qwen2,
     "qwen35": _pre_tokenizer(_QWEN35, nfc=True),
     "refact": _smollm,
+    "smaug-bpe": _cl100k,
     "smollm": _smollm,
     "starcoder": _smollm,
+    "tekken": _pre_tokenizer(_TEKKEN, whole_piece_first=True, add_bos=True),
 }

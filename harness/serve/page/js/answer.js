@@ -4,9 +4,17 @@ import { addCalls } from "./tool-calls.js";
 /** What came in less than this came at once, and has no speed. */
 const SHORTEST_SECONDS = 0.05;
 
-/** The messages before an answer, as the API takes them: without what the model thought. */
-export function promptOf(messages, system) {
-  const turns = messages.map(({ role, content }) => ({ role, content: withoutThinking(content) }));
+/** Whether an answer failed: then its turn is not part of the conversation. */
+const isFailed = (message) => message?.role === "assistant"
+  && (message.failed || (!message.content && !message.calls?.length));
+
+/** The messages before an answer, as the API takes them: without failed turns, without what the
+ * model thought, and without the turns before message `from`, which are forgotten. */
+export function promptOf(messages, system, from = 0) {
+  const turns = messages
+    .filter((message, index) =>
+      index >= from && !isFailed(message) && !isFailed(messages[index + 1]))
+    .map(({ role, content }) => ({ role, content: withoutThinking(content) }));
   return system ? [{ role: "system", content: system }, ...turns] : turns;
 }
 

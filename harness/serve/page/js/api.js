@@ -6,7 +6,8 @@ const KEY = "zinc.key";
 const sentence = (text) =>
   text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 
-/** Why a request has no answer. `kind` is unreachable, key, busy, cut or refused. */
+/** Why a request has no answer. `kind` is unreachable, key, busy, cut, full (the conversation is
+ * longer than the context) or refused. */
 export class Problem extends Error {
   constructor(kind, message, retrySeconds = null) {
     super(sentence(message));
@@ -46,8 +47,11 @@ export async function request(path, { body, signal, method } = {}) {
 
 async function problemOf(response) {
   let message = `The server answered ${response.status}.`;
+  let code = "";
   try {
-    message = String((await response.json()).error.message);
+    const { error } = await response.json();
+    message = String(error.message);
+    code = error.code;
   } catch { /* not the server's own shape: the status has to do */ }
   if (response.status === 401) return new Problem("key", message);
   if (response.status === 503 || response.status === 429) {
@@ -55,7 +59,7 @@ async function problemOf(response) {
     const again = response.headers.get("x-should-retry") !== "false" && seconds > 0;
     return new Problem("busy", message, again ? Math.min(seconds, 120) : null);
   }
-  return new Problem("refused", message);
+  return new Problem(code === "context_length_exceeded" ? "full" : "refused", message);
 }
 
 export const getJson = async (path, options) => (await request(path, options)).json();

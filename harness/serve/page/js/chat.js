@@ -1,13 +1,15 @@
+import { addressedId, showAddress } from "./address.js";
 import { ask, promptOf } from "./answer.js";
 import { Problem } from "./api.js";
 import { announce, button, byId, element } from "./dom.js";
 import { exportSession } from "./export.js";
 import { askForKey } from "./key.js";
 import { AnswerView, userView } from "./message-view.js";
-import { chosenModel, setUpModels, showContext } from "./models.js";
+import { chosenModel, isFull, setUpModels, showContext } from "./models.js";
 import { replay } from "./replay.js";
+import { isBroken, pause, resume } from "./resume.js";
 import { Scroller } from "./scroller.js";
-import { newSession, saveSession } from "./sessions.js";
+import { listSessions, newSession, saveSession } from "./sessions.js";
 import { buildSettings, lockSeed, requestFields, showSettings } from "./settings.js";
 import { setUpSidebar } from "./sidebar.js";
 
@@ -25,19 +27,37 @@ const scroller = new Scroller(byId("scroller"), byId("latest"));
 const sidebar = setUpSidebar({ open: show, current: () => session });
 const actions = { edit, regenerate, replay: replayAnswer, lock: lockOf };
 
-function show(next) {
+function show(next, address = showAddress) {
   stop();
   session = next;
   views = [];
   byId("messages").replaceChildren();
   session.messages.forEach((message, index) => addView(message, index));
   views.forEach((view) => view.end?.());
+  showForgotten();
+  address(session);
   showEmpty(!session.messages.length);
   showSettings(session, chosenModel());
   showContext(session);
   sidebar.refresh();
   scroller.toEnd();
   byId("message").focus({ preventScroll: true });
+}
+
+/** The stored conversation that the address names, or a new one. */
+function addressed() {
+  const id = addressedId();
+  const found = listSessions().find((stored) => stored.id === id);
+  if (id && !found) banner("This browser does not have the conversation of that address.");
+  return found ?? newSession();
+}
+
+/** A line above the first turn that the model still sees. */
+function showForgotten() {
+  document.querySelector("#messages .forgotten")?.remove();
+  if (!session.from) return;
+  views[session.from]?.root.before(
+    element("p", { className: "forgotten" }, "The model no longer sees what is above this line."));
 }
 
 /** What a conversation without a message shows, which there is nothing to export of. */
@@ -60,12 +80,14 @@ function keep() {
   if (!saveSession(session)) {
     banner("This browser keeps no more conversations: delete some, or export this one.");
   }
+  showAddress(session, { replace: true });
   sidebar.refresh();
 }
 
 /** Forget everything from message `index` on. */
 function cutAt(index) {
   session.messages.length = index;
+  if (session.from >= index) delete session.from;
   for (const view of views.splice(index)) view.root.remove();
 }
 
@@ -82,18 +104,23 @@ async function answer() {
   const { fields } = requestFields(session, chosenModel());
   const message = {
     role: "assistant", content: "",
-    asked: { fields, system: session.system, model: chosenModel()?.id },
+    asked: { fields, system: session.system, model: chosenModel()?.id, from: session.from ?? 0 },
   };
   const asking = session;
   asking.messages.push(message);
   const view = addView(message, asking.messages.length - 1);
   view.streaming();
   scroller.toEnd();
-  await work(view, (signal) => {
-    const prompt = promptOf(asking.messages.slice(0, view.index), message.asked.system);
-    return ask(message, prompt, signal, () => view.growSoon(() => scroller.follow()));
+  const { system, from } = message.asked;
+  const prompt = promptOf(asking.messages.slice(0, view.index), system, from);
+  const grow = () => view.growSoon(() => scroller.follow());
+  await work(view, (signal) => ask(message, prompt, signal, grow), {
+    goOn: (signal, how) => resume(message, prompt, signal, { ...how, grow }),
   });
   view.end();
+  if (isFull(message)) {
+    view.below.replaceChildren(fullCard("The context is full, so the answer was cut.", view));
+  }
   if (!message.content && !message.finish && view.below.childElementCount === 0) {
     // Stopped before the first token: nothing is lost by forgetting it.
     if (asking === session) cutAt(view.index);
@@ -107,8 +134,9 @@ async function answer() {
   announce("The answer is complete");
 }
 
-/** Do one thing that can be stopped, with its problems told below `view`. */
-async function work(view, act, tries = 0) {
+/** Do one thing that can be stopped, with its problems told below `view`. `goOn` completes an
+ * answer that broke off; what else is done has none. */
+async function work(view, act, { tries = 0, goOn = null } = {}) {
   const stopping = new AbortController();
   running = stopping;
   showRunning();
@@ -118,14 +146,14 @@ async function work(view, act, tries = 0) {
   } catch (error) {
     if (error.name === "AbortError") return;
     if (!(error instanceof Problem)) throw error;
-    await tell(view, error, act, tries, stopping.signal);
+    await tell(view, error, act, { tries, goOn }, stopping.signal);
   } finally {
     if (running === stopping) running = null;
     showRunning();
   }
 }
 
-async function tell(view, problem, act, tries, signal) {
+async function tell(view, problem, act, { tries, goOn }, signal) {
   const again = () => retry(view);
   if (problem.kind === "busy" && problem.retrySeconds && tries < MOST_RETRIES) {
     const text = element("span");
@@ -135,29 +163,67 @@ async function tell(view, problem, act, tries, signal) {
       scroller.follow();
       await pause(1000, signal);
       if (signal.aborted) {
-        view.below.replaceChildren(problemCard(problem.message, again));
+        view.below.replaceChildren(problemCard(problem.message, button("Try again", again)));
         return;
       }
     }
-    await work(view, act, tries + 1);
+    await work(view, act, { tries: tries + 1, goOn });
     return;
   }
   if (problem.kind === "key" && await askForKey(problem.message)) {
-    await work(view, act, tries);
+    await work(view, act, { tries, goOn });
     return;
   }
-  view.below.replaceChildren(problemCard(problem.message, again));
-  announce(problem.message);
+  let reason = problem.message;
+  if (goOn && isBroken(problem)) {
+    reason = await broken(view, problem, goOn, signal);
+    if (!reason) return;
+  }
+  if (goOn) view.message.failed = true;
+  view.below.replaceChildren(problem.kind === "full" && goOn
+    ? fullCard(reason, view) : problemCard(reason, button("Try again", again)));
+  announce(reason);
   scroller.follow();
 }
 
-const problemCard = (text, again) => element("div", { className: "problem", role: "alert" },
-  element("span", {}, text), button("Try again", again));
+/** Let an answer go on that broke off; why it does not, or "". */
+async function broken(view, problem, goOn, signal) {
+  const waiting = (text) => {
+    view.below.replaceChildren(element("div", { className: "problem" },
+      `${text} The answer goes on as soon as the server is back.`));
+    scroller.follow();
+  };
+  try {
+    const reason = await goOn(signal, { waiting, problem });
+    if (!reason) view.below.replaceChildren();
+    return reason;
+  } catch (error) {
+    if (error.name === "AbortError") return problem.message;
+    throw error;
+  }
+}
 
-const pause = (milliseconds, signal) => new Promise((resolve) => {
-  const timer = setTimeout(resolve, milliseconds);
-  signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
-});
+const problemCard = (text, ...ways) => element("div", { className: "problem", role: "alert" },
+  element("span", {}, text), element("div", { className: "row" }, ...ways));
+
+/** What can be done where the conversation is longer than the model's context. */
+const fullCard = (text, view) => problemCard(text,
+  button("New chat", () => show(newSession())),
+  button("Forget the oldest turns", () => forgetOldest(view.index)));
+
+/** Let the model see the later half of the turns only, and answer again. */
+function forgetOldest(index) {
+  if (running) return;
+  const turns = [...session.messages.keys()].filter((at) =>
+    at > (session.from ?? 0) && at < index && session.messages[at].role === "user");
+  if (!turns.length) {
+    banner("This message alone is longer than the context: shorten it, or choose another model.");
+    return;
+  }
+  session.from = turns[Math.floor((turns.length - 1) / 2)];
+  regenerate(index);
+  showForgotten();
+}
 
 /** What the button of a problem does: answer again, or replay again. */
 function retry(view) {
@@ -175,7 +241,8 @@ async function replayAnswer(index) {
   if (running) return;
   const view = views[index];
   const message = view.message;
-  const prompt = promptOf(session.messages.slice(0, index), message.asked.system);
+  const { system, from } = message.asked;
+  const prompt = promptOf(session.messages.slice(0, index), system, from);
   await work(view, async (signal) => {
     view.below.replaceChildren(element("div", { className: "verdict" }, "Replaying…"));
     scroller.follow();
@@ -295,5 +362,6 @@ byId("export").addEventListener("change", ({ target }) => {
 });
 window.addEventListener("pagehide", keep);
 byId("model").addEventListener("change", () => { showSettings(session, chosenModel()); showContext(session); });
-show(session);
+show(addressed(), () => {});
+window.addEventListener("popstate", () => show(addressed(), () => {}));
 setUpModels(banner, () => { showSettings(session, chosenModel()); showContext(session); });

@@ -83,8 +83,10 @@ export class AnswerView {
       }));
     }
     if (message.tokens?.length) tools.push(this.tokensButton());
-    if (message.finish === "length") {
-      tools.push(element("span", { className: "quiet" }, "Cut at its longest"));
+    if (message.failed) {
+      tools.push(element("span", { className: "quiet" }, "Failed: the model does not see this turn"));
+    } else if (message.finish === "length") {
+      tools.push(element("span", { className: "quiet" }, "Cut by the length limit"));
     } else if (!message.finish && message.content) {
       tools.push(element("span", { className: "quiet" }, "Stopped"));
     }

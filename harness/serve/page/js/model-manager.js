@@ -4,6 +4,7 @@ import { announce, button, byId, element } from "./dom.js";
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 const pulls = new Map();
 let managed = [];
+let available = null;
 let changed = () => {};
 
 /** "1.2 GB". */
@@ -29,9 +30,11 @@ export function setUpManager(reload) {
   });
 }
 
-/** What the server has, and what it could fetch; nothing where it does not say. */
-export function showManaged(models) {
+/** What the server has, and what it could fetch; nothing where it does not say. `memory` is how
+ * many bytes it has free, where it knows. */
+export function showManaged(models, memory) {
   managed = models ?? [];
+  available = memory ?? null;
   byId("open-models").hidden = !models;
   // Others fetch too: their progress is watched as ours is.
   for (const { id, pull: state } of managed) if (state && !pulls.has(id)) pull(id);
@@ -51,11 +54,17 @@ function draw() {
 
 function row(model) {
   const facts = [model.parameters, model.quant, model.size_bytes && sizeOf(model.size_bytes)];
+  const need = model.memory_bytes;
+  if (need) facts.push(`takes about ${sizeOf(need)} of memory`);
+  const fits = !need || available === null || model.active || need <= available;
+  const room = fits ? [] : [element("span", { className: "no-room" },
+    `Does not fit: the server has ${sizeOf(available)} free`)];
   const pulling = pulls.get(model.id);
   return element("li", {},
     element("div", { className: "what" },
       element("strong", {}, model.id),
       element("span", { className: "quiet" }, facts.filter(Boolean).join(" · ")),
+      ...room,
       ...(pulling ? [pulling.bar, pulling.told] : [])),
     ...actionsOf(model));
 }

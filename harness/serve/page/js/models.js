@@ -18,7 +18,7 @@ export async function loadModels(banner, loaded) {
     const listed = await getJson("/v1/models");
     models = listed.data;
     tenant = listed.x_zinc?.tenant;
-    showManaged(listed.x_zinc?.managed);
+    showManaged(listed.x_zinc?.managed, listed.x_zinc?.memory_available_bytes);
   } catch (problem) {
     if (problem.kind === "key" && await askForKey(problem.message)) {
       return loadModels(banner, loaded);
@@ -56,6 +56,12 @@ function showBadges() {
   if (facts?.tier) badges.push(badge(facts.tier, `${facts.device ?? ""}\n${facts.fingerprint ?? ""}`));
   if (tenant?.qos) badges.push(badge(tenant.qos, `How ${tenant.name} is served`));
   byId("badges").replaceChildren(...badges);
+}
+
+/** Whether an answer ended because the model's context is full. */
+export function isFull(message) {
+  const most = chosenModel()?.x_zinc?.context;
+  return message.finish === "length" && most > 0 && message.usage?.total_tokens >= most;
 }
 
 /** How much of the model's context the conversation has used. */

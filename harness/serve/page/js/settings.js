@@ -14,6 +14,9 @@ const NUMBERS = [
   ["max_tokens", "Longest answer", 1, 1_000_000, 1, "In tokens"],
 ];
 
+/** The server's names of its defaults, where they are not those of the request's fields. */
+const SERVER_NAMES = { repetition_penalty: "repeat_penalty" };
+
 export const drawSeed = () => crypto.getRandomValues(new Uint32Array(1))[0] % SEEDS;
 
 const settings = { values: {}, seed: drawSeed(), locked: false, logprobs: false, thinking: "" };
@@ -72,8 +75,13 @@ export function buildSettings(session, keep) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-/** Show what belongs to this conversation and model. */
+/** Show what belongs to this conversation and model: also what a number is that is left out. */
 export function showSettings(session, model) {
+  const usual = model?.x_zinc?.sampling ?? {};
+  for (const [name] of NUMBERS) {
+    const value = usual[SERVER_NAMES[name] ?? name];
+    byId(name).placeholder = value === undefined ? "default" : `default: ${value}`;
+  }
   byId("system").value = session.system;
   byId("thinking-row").hidden = !model?.x_zinc?.thinking;
 }

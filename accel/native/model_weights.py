@@ -1,0 +1,178 @@
+"""The weights of one model: checked and arranged together, or mapped from the cache folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.native import weight_cache
+from accel.native.arrange import (
+    Arranger,
+    arrange_packets,
+    arranged,
+    finite_packets,
+    stack_bytes,
+    stack_of,
+)
+from accel.native.names import text_digest
+from accel.native.weight_cache import Entry, entry_of, open_entry, write_entry
+from accel.packets.buffers import DeviceBuffer, matrices_of
+from accel.packets.build import Progress
+from accel.packets.host_memory import AddressRange
+from accel.packets.packet import aligned
+from accel.packets.stacks import Stack
+from contract.file_reads import FileRange, file_range
+from contract.lazy_dataclass import dataclass
+from contract.tier import FiniteWords
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """An upload that waits. ``stack`` are its matrices to arrange, None where it stays as stored;
+    ``source`` says which bytes of the model file it is, None where they are a copy."""
+
+    buffer: DeviceBuffer[AddressRange]
+    data: Bytes
+    finite: FiniteWords
+    stack: Stack | None
+    source: FileRange | None
+    on_bytes: Callable[[int], None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes once arranged, aligned; 0 where it stays as stored."""
+        return aligned(stack_bytes(self.stack)) if self.stack is not None else 0
+
+    @property
+    def form(self) -> str:
+        """How it is arranged, as a text."""
+        matrices = self.stack.matrices if self.stack is not None else 0
+        return f"{self.buffer.decl.dtype.name} {self.data.shape} {matrices}"
+
+    def forget_source(self) -> None:
+        """Remove the stored bytes from the page table, since the products do not read them."""
+        if self.stack is not None and self.source is not None:
+            self.source.forget_pages()
+
+
+@dataclass(slots=True)
+class ModelWeights:
+    """Collects the weights of a model and brings them to the form in which the products read them.
+
+    ``folder`` is that of the cache, None to write no entry; ``progress`` is called with a line when
+    an entry cannot be written.
+    """
+
+    arranger: Arranger
+    folder: Path | None
+    progress: Progress | None = None
+    _weights: list[Weight] = field(default_factory=list)
+
+    def add(
+        self,
+        buffer: DeviceBuffer[AddressRange],
+        finite: FiniteWords,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        """Collect a weight, whose data is the buffer's ``source``."""
+        data = buffer.source
+        assert data is not None
+        matrices = matrices_of(buffer.decl)
+        stack = stack_of(buffer.decl.dtype, data, matrices) if matrices else None
+        self._weights.append(Weight(buffer, data, finite, stack, file_range(data), on_bytes))
+
+    def forget(self, buffer: DeviceBuffer[AddressRange]) -> None:
+        """The buffer is freed: its weight is needed no more."""
+        self._weights = [weight for weight in self._weights if weight.buffer is not buffer]
+
+    def finish(self) -> bool:
+        """Map or arrange what was collected; False when a scale is not finite.
+
+        Raises OutOfMemory naming a buffer.
+        """
+        weights, self._weights = self._weights, []
+        of_file = [weight for weight in weights if weight.source is not None]
+        entry = self._entry(of_file)
+        if entry is None or self.folder is None:
+            return self._arrange(weights)
+        try:
+            mapped = open_entry(self.folder, entry)
+            if mapped is None:
+                mapped = write_entry(self.folder, entry, partial(self._fill, of_file))
+        except OSError as error:
+            if self.progress is not None:
+                reason = f"{self.folder}: {error.strerror}"
+                self.progress(f"arranged weights cannot be stored for the next start: {reason}")
+            return self._arrange(weights)
+        if mapped is None:
+            return False
+        self._hold(of_file, mapped)
+        return self._arrange([weight for weight in weights if weight.source is None])
+
+    def _entry(self, weights: Sequence[Weight]) -> Entry | None:
+        """The cache entry of weights; None where there is nothing to write."""
+        nbytes = sum(weight.nbytes for weight in weights)
+        if (
+            nbytes < weight_cache.LEAST_BYTES
+            or self.folder is None
+            or not weight_cache.CAN_ALLOCATE
+        ):
+            return None
+        described = [(w.source, w.form) for w in weights if w.source is not None]
+        try:
+            return entry_of(text_digest(), described, nbytes)
+        except OSError:
+            return None
+
+    def _hold(self, weights: Sequence[Weight], mapped: Bytes) -> None:
+        """Give each weight its part of a mapped entry."""
+        start = 0
+        for weight in weights:
+            weight.on_bytes(weight.data.nbytes)
+            if weight.stack is not None:
+                data = mapped[start : start + stack_bytes(weight.stack)]
+                memory = self.arranger.memory.adopt(weight.buffer.name, data)
+                weight.buffer.hold(arranged(weight.stack, memory))
+                weight.forget_source()
+            start += weight.nbytes
+
+    def _fill(self, weights: Sequence[Weight], target: Bytes) -> bool:
+        """Arrange into the bytes of a new entry; False when a scale is not finite."""
+        sizes = [weight.nbytes for weight in weights]
+        starts = np.cumsum([0, *sizes]).tolist()
+        return self._run(weights, [target.ctypes.data + start for start in starts[:-1]], target)
+
+    def _arrange(self, weights: Sequence[Weight]) -> bool:
+        """Arrange in memory of this process; False when a scale is not finite."""
+        addresses = []
+        for weight in weights:
+            address = 0
+            if weight.stack is not None:
+                name, nbytes = weight.buffer.name, stack_bytes(weight.stack)
+                memory = self.arranger.memory.allocate(name, nbytes, zeroed=False)
+                weight.buffer.hold(arranged(weight.stack, memory))
+                address = memory.address
+            addresses.append(address)
+        return self._run(weights, addresses, [weight.buffer for weight in weights])
+
+    def _run(self, weights: Sequence[Weight], addresses: Sequence[int], used: Any) -> bool:
+        """Check the weights and arrange each at its address, in memory that ``used`` owns."""
+        flags = np.zeros(len(weights), np.uint32)
+        try:
+            for number, (weight, address) in enumerate(zip(weights, addresses, strict=True)):
+                packets = finite_packets(weight.data, weight.finite, flags[number:].ctypes.data)
+                if weight.stack is not None:
+                    packets = np.concatenate((packets, arrange_packets(weight.stack, address)))
+                self.arranger.run(packets, (weight, used, flags), weight.forget_source)
+                weight.on_bytes(weight.data.nbytes)
+        finally:
+            self.arranger.finish()
+        return not flags.any()

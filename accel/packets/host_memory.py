@@ -1,0 +1,145 @@
+"""Host memory that ops read and write at its addresses, and how much of it the machine has left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from accel.packets.packet import ALIGNMENT
+from accel.packets.staging_buffers import Bytes
+from contract.errors import OutOfMemory
+from contract.lazy_dataclass import dataclass
+
+MEMORY_INFORMATION = Path("/proc/meminfo")
+KIB = 1024
+
+
+@dataclass(slots=True, eq=False)
+class AddressRange:
+    """``nbytes`` at a 64-bit address that packets hold.
+
+    ``host`` are the bytes where the host sees them. ``bank`` numbers the device buffer of memory
+    that has banks; ``sent`` and ``fetched`` are those of ``staging_buffers.Synced``. ``borrowed``
+    says that the bytes belong to the caller, such as a view of the model file.
+    """
+
+    address: int
+    nbytes: int
+    host: Bytes | None = None
+    bank: int = 0
+    sent: bool = True
+    fetched: bool = True
+    borrowed: bool = False
+
+
+def available_memory(source: Path = MEMORY_INFORMATION) -> int:
+    """Bytes a process can take without swapping.
+
+    Linux lists them in a file; psutil, which knows every system, takes longer to load.
+    """
+    try:
+        lines = source.read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.removesuffix("kB")) * KIB
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:
+    """Raise OutOfMemory naming ``what`` unless ``nbytes`` more fit into ``capacity``."""
+    if nbytes > capacity - used:
+        raise OutOfMemory(what, nbytes, used, capacity - used)
+
+
+def aligned_bytes(nbytes: int, *, zeroed: bool = True) -> Bytes:
+    """Host bytes that begin at a multiple of ALIGNMENT.
+
+    numpy asks for huge pages where it does not zero, which halves the time of filling them.
+    """
+    memory = (np.zeros if zeroed else np.empty)(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+class SharedMemory:
+    """Memory of a tier whose ops read and write host addresses, so that nothing is copied.
+
+    ``used`` and ``capacity`` are bytes. It is the ``DeviceMemory`` of the native tier and the
+    ``Memory`` of OpenCL devices that share the host's memory.
+    """
+
+    shared: ClassVar[bool] = True
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.version = 0
+        self._borrowed = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes taken from the host, without those that belong to callers."""
+        return self.used - self._borrowed
+
+    @property
+    def available(self) -> int:
+        """Bytes that can still be taken."""
+        return min(self.capacity - self.used, available_memory())
+
+    def expect(self, nbytes: int) -> None:
+        """Do nothing: the host's memory needs no preparation for ``nbytes`` to come."""
+
+    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
+        """Memory that is zeroed by default. Raises OutOfMemory naming ``what``."""
+        check_fits(what, nbytes, self.used, self.capacity)
+        data = aligned_bytes(nbytes, zeroed=zeroed)
+        self.used += nbytes
+        return AddressRange(data.ctypes.data, nbytes, data)
+
+    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
+        """A view of ``data``; ``borrowed`` says that the caller keeps it anyway.
+
+        Raises OutOfMemory naming ``what``.
+        """
+        check_fits(what, data.nbytes, self.used, self.capacity)
+        data = np.ascontiguousarray(data)
+        self.used += data.nbytes
+        self._borrowed += data.nbytes * borrowed
+        return AddressRange(data.ctypes.data, data.nbytes, data, borrowed=borrowed)
+
+    def map(self, allocation: AddressRange) -> Bytes:
+        """The bytes themselves."""
+        assert allocation.host is not None
+        return allocation.host
+
+    def read(self, allocation: AddressRange, offset: int, nbytes: int) -> Bytes:
+        """A copy of some of the bytes."""
+        return self.map(allocation)[offset : offset + nbytes].copy()
+
+    def write(self, allocation: AddressRange, offset: int, data: Bytes) -> None:
+        """Replace some of the bytes."""
+        self.map(allocation)[offset : offset + data.nbytes] = data
+
+    def free(self, allocation: AddressRange) -> None:
+        """Give the memory back once nothing refers to the range."""
+        self.used -= allocation.nbytes
+        self._borrowed -= allocation.nbytes * allocation.borrowed
+
+    def arguments(self) -> tuple[Any, ...]:
+        """No buffers: kernels take addresses."""
+        return ()
+
+    def to_device(self) -> list[Any]:
+        """No transfers: the host's writes are visible."""
+        return []
+
+    def to_host(self) -> list[Any]:
+        """No transfers: the device's writes are visible."""
+        return []

@@ -1,0 +1,269 @@
+"""How many workers a step gets, chosen from how long steps took.
+
+When other processes use the cores, every barrier may wait for a worker that has no core, so fewer
+workers can be faster. The best number is found by trials: now and then a few steps run with another
+number, and the faster number stays. A trial ends as soon as it has cost about one step. Its cost is
+limited to a small share of the time until the next trial, and each trial that changes nothing
+doubles the distance to the next one. A lasting change of the usual step time brings the next trial
+forward.
+
+This module reads no clock and no device: step times go in, numbers of workers come out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import field
+from itertools import chain
+from typing import Protocol
+
+from contract.lazy_dataclass import dataclass
+
+TRIAL_STEPS = 8
+LONG_TRIAL_STEPS = 3 * TRIAL_STEPS
+"""Steps of a trial that has saved time, but less than the step times usually differ."""
+FIRST_GAP = 3
+MIN_GAP, MAX_GAP = 8, 256
+"""Ordinary steps between two trials."""
+MAX_GAP_DOWN = 1024
+"""The same where only fewer workers are left to try: slower steps alone start such a trial."""
+TRIAL_SHARE = 0.03
+"""Most time that trials may cost, as a share of the time of ordinary steps."""
+TOO_MUCH = 0.75
+"""Cost of a trial that ends it, as a share of an ordinary step."""
+WORTH_CHANGING = 0.97
+"""A trial wins when its steps take less than this share of the usual time."""
+LONG_MEAN = 1 / 32
+"""Weight of a new step time in the long running mean."""
+CHANGED = 1.25
+"""Ratio between the last TRIAL_STEPS and the long mean from which on the step time has changed."""
+BEYOND_SPREAD = 1.0
+"""A change must also exceed the usual spread of step times this many times: where step times vary
+anyway, eight of them prove little, and a trial that they start costs a slower step."""
+SINGLE_SIZES = 8
+"""Steps of up to so many tokens have a class each; larger ones share classes by powers of two."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """Steps with another number of workers, compared with the ``usual`` seconds a step took."""
+
+    workers: int
+    usual: float
+    submitted: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def saved(self) -> float:
+        """Seconds less than usual so far; negative when it is slower."""
+        return len(self.seconds) * self.usual - sum(self.seconds)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has all its steps."""
+        return len(self.seconds) >= self.steps
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has: more where they save time."""
+        long = len(self.seconds) >= TRIAL_STEPS and self.saved > 0
+        return LONG_TRIAL_STEPS if long else TRIAL_STEPS
+
+    @property
+    def takes_next(self) -> bool:
+        """Whether the next step belongs to it. Its first step runs alone, since it may be slow."""
+        return self.submitted < min(self.steps, 1 + 2 * len(self.seconds))
+
+    @property
+    def won(self) -> bool:
+        """Whether it has saved a whole step, or a little on each step."""
+        faster = typical(self.seconds) < WORTH_CHANGING * self.usual
+        return self.saved > self.usual or (len(self.seconds) >= TRIAL_STEPS and faster)
+
+    @property
+    def costly(self) -> bool:
+        """Whether it has cost too much."""
+        return self.saved < -TOO_MUCH * self.usual
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was costly, or ended without winning."""
+        return self.costly or (self.finished and not self.won)
+
+
+@dataclass(slots=True)
+class WorkerTuner:
+    """Chooses the number of workers, 1 to ``most``, for steps of one size.
+
+    ``workers`` is in use; ``pending`` are the numbers to try before any is tried again. ``spread``
+    is the mean distance of step times from ``long_mean``, each distance limited to the mean.
+    """
+
+    most: int
+    workers: int
+    pending: list[int] = field(default_factory=list)
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=TRIAL_STEPS))
+    long_mean: float = 0.0
+    spread: float = 0.0
+    gap: int = FIRST_GAP
+    waited: int = 0
+    debt: float = 0.0
+    trial: Trial | None = None
+
+    def choose(self) -> int:
+        """Workers of the next step."""
+        if self.trial is None and self.most > 1 and self.waited >= self.gap and self.debt <= 0:
+            self.trial = Trial(self._next(), typical(self.recent))
+        if self.trial is not None and self.trial.takes_next:
+            self.trial.submitted += 1
+            return self.trial.workers
+        return self.workers
+
+    def note(self, workers: int, seconds: float) -> None:
+        """A step with ``workers`` took ``seconds``. Steps may be chosen before earlier ones end."""
+        trial = self.trial
+        if trial is not None and workers == trial.workers:
+            trial.seconds.append(seconds)
+            if trial.won:
+                self._adopt(trial)
+            elif trial.lost:
+                self._reject(trial)
+        elif workers == self.workers:
+            self._note_usual(seconds)
+
+    def _note_usual(self, seconds: float) -> None:
+        # The first step of all finds cold caches, so that the long mean begins with the second.
+        known = len(self.recent) > 1
+        self.recent.append(seconds)
+        if known:
+            off = min(abs(seconds - self.long_mean), self.long_mean)
+            self.spread += LONG_MEAN * (off - self.spread)
+        self.long_mean += (LONG_MEAN if known else 1.0) * (seconds - self.long_mean)
+        if self.trial is not None:
+            return
+        self.waited += 1
+        self.debt = max(0.0, self.debt - TRIAL_SHARE * seconds)
+        now = typical(self.recent)
+        slower, faster = now > CHANGED * self.long_mean, self.long_mean > CHANGED * now
+        if (slower or faster) and abs(now - self.long_mean) > BEYOND_SPREAD * self.spread:
+            self.long_mean = now
+            self._look_again(downward=slower)
+
+    def _look_again(self, downward: bool) -> None:
+        """Start a trial soon, with fewer workers if ``downward``, else with more."""
+        if self.workers == (1 if downward else self.most):
+            return
+        self.gap = MIN_GAP
+        self.pending = candidates(self.workers, self.most, downward)
+        if downward:
+            self.debt = 0.0
+
+    def _adopt(self, trial: Trial) -> None:
+        downward = trial.workers < self.workers
+        self.workers = trial.workers
+        self.pending = candidates(self.workers, self.most, downward)
+        self.recent = deque(trial.seconds, maxlen=TRIAL_STEPS)
+        self.long_mean = typical(trial.seconds)
+        self._rest(MIN_GAP)
+
+    def _reject(self, trial: Trial) -> None:
+        self.debt += max(0.0, -trial.saved)
+        self.pending.remove(trial.workers)
+        if trial.costly:
+            # Numbers farther away on that side are no better.
+            self.pending = [n for n in self.pending if not between(self.workers, trial.workers, n)]
+        # A trial of fewer workers also comes soon where one of more workers is behind it.
+        fewer_alone = max(self._next(), *self.pending) < self.workers
+        limit = MAX_GAP_DOWN if fewer_alone else MAX_GAP
+        self._rest(min(limit, max(MIN_GAP, (4 if trial.costly else 2) * self.gap)))
+
+    def _rest(self, gap: int) -> None:
+        self.trial = None
+        self.waited = 0
+        self.gap = gap
+
+    def _next(self) -> int:
+        """The number to try next."""
+        if not self.pending:
+            self.pending = candidates(self.workers, self.most, downward=True)
+        return self.pending[0]
+
+
+class Choice(Protocol):
+    """Chooses how many workers a step gets."""
+
+    def choose(self, tokens: int) -> int:
+        """Workers of the next step, which computes ``tokens``."""
+
+    def note(self, tokens: int, workers: int, seconds: float) -> None:
+        """A step of ``tokens`` that ``workers`` computed took ``seconds`` on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWorkers:
+    """The same number of workers for every step."""
+
+    workers: int
+
+    def choose(self, tokens: int) -> int:
+        """See Choice."""
+        return self.workers
+
+    def note(self, tokens: int, workers: int, seconds: float) -> None:
+        """See Choice."""
+
+
+@dataclass(slots=True)
+class AdaptiveWorkers:
+    """One WorkerTuner for every size of step; a new one begins with the number last in use."""
+
+    most: int
+    by_size: dict[int, WorkerTuner] = field(default_factory=dict)
+    workers: int = 0
+
+    def choose(self, tokens: int) -> int:
+        """See Choice; 1 to ``most``."""
+        size = size_class(tokens)
+        if size not in self.by_size:
+            self.by_size[size] = WorkerTuner(self.most, self.workers or self.most)
+        worker_tuner = self.by_size[size]
+        chosen = worker_tuner.choose()
+        self.workers = worker_tuner.workers
+        return chosen
+
+    def note(self, tokens: int, workers: int, seconds: float) -> None:
+        """See Choice."""
+        self.by_size[size_class(tokens)].note(workers, seconds / max(1, tokens))
+
+
+def candidates(workers: int, most: int, downward: bool) -> list[int]:
+    """Other numbers worth a trial, distant ones first, smaller and larger in turn.
+
+    They are halves down to one, doubles up to ``most``, then numbers near the one in use. The
+    first is smaller if ``downward``, where there is a smaller one.
+    """
+    bits = range(1, most.bit_length() + 1)
+    fewer = [max(1, workers >> bit) for bit in bits] + [workers - (workers >> bit) for bit in bits]
+    more = [min(most, workers << bit) for bit in bits] + [
+        workers + (workers >> bit) for bit in bits
+    ]
+    sides = ([*fewer, workers - 1], [*more, workers + 1])
+    in_turn = chain.from_iterable(zip(*(sides if downward else sides[::-1]), strict=True))
+    return [n for n in dict.fromkeys(in_turn) if 1 <= n <= most and n != workers]
+
+
+def between(first: int, middle: int, last: int) -> bool:
+    """Whether ``middle`` lies strictly between ``first`` and ``last``."""
+    return first < middle < last or first > middle > last
+
+
+def typical(seconds: Collection[float]) -> float:
+    """The mean of step times without the slowest quarter, which hides interruptions."""
+    usual = sorted(seconds)[: max(1, len(seconds) - (len(seconds) + 2) // 4)]
+    return sum(usual) / len(usual)
+
+
+def size_class(tokens: int) -> int:
+    """The class of steps of so many tokens, which take about the same time a token."""
+    return tokens if tokens <= SINGLE_SIZES else SINGLE_SIZES + tokens.bit_length()

@@ -1,0 +1,167 @@
+"""``zinc-rt receipts``: the keys and chains of a folder of receipts; and their verification."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+
+from contract.errors import ConfigError
+from contract.types import LOCAL_TENANT
+from harness.cli.serving import model_file
+from harness.console import note, printable, table
+from harness.settings import Settings
+
+if TYPE_CHECKING:
+    from harness.serve.model import ModelOptions
+
+DIFFERENT = 1
+NOT_WHOLE = 3
+MOST_WINDOW = 1 << 20
+"""The longest reach of penalties that a verification makes room for."""
+EXAMPLES = """\
+examples:
+  zinc-rt receipts key > keys.jsonl           the public keys, for those who verify
+  zinc-rt receipts key --rotate               sign with a new key from now on
+  zinc-rt receipts list                       how many receipts each tenant has
+  zinc-rt receipts export 0 > chain.jsonl     the receipts of tenant 0, one a line
+"""
+
+
+def default_folder() -> Path:
+    """Where ``run --receipt`` finds its key."""
+    return platformdirs.user_state_path("zinc-rt") / "receipts"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``receipts`` command; its parsers set ``func(args) -> exit code``."""
+    text = "the keys and the receipts of a server, or of this machine's user"
+    parser = subparsers.add_parser("receipts", help=text, description=text, epilog=EXAMPLES)
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    for name, what, function in (
+        ("key", "print the public keys, the oldest first; the first use makes one", _key),
+        ("list", "how many receipts each tenant has", _list),
+        ("export", "print the receipts of a tenant, one a line", _export),
+    ):
+        action = actions.add_parser(name, help=what, description=what)
+        action.add_argument(
+            "--receipts",
+            dest="folder",
+            type=Path,
+            metavar="DIR",
+            default=default_folder(),
+            help="the folder of `zinc-rt serve --receipts` [default: this user's]",
+        )
+        if function is _key:
+            action.add_argument("--rotate", action="store_true", help="make a new key first")
+        if function is _export:
+            action.add_argument("tenant", type=int, metavar="TENANT", help="a tenant's number")
+        action.set_defaults(func=function)
+
+
+def _key(args: argparse.Namespace) -> int:
+    from harness.serve.receipts.keys import HISTORY, open_key, public_keys, rotate_receipt_key
+
+    (rotate_receipt_key if args.rotate else open_key)(args.folder)
+    public_keys(args.folder)
+    print((args.folder / HISTORY).read_text(), end="")
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    with _store(args.folder) as store:
+        rows = [(str(tenant), f"{count:,}") for tenant, count in sorted(store.tenants().items())]
+    print(table([("TENANT", "RECEIPTS"), *rows], right=(0, 1)))
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    with _store(args.folder) as store:
+        for document in store.exported(args.tenant):
+            print(document)
+    return 0
+
+
+def _store(folder: Path) -> Any:
+    from harness.serve.receipts.store import FILE, ReceiptStore
+
+    if not (folder / FILE).exists():
+        raise ConfigError(f"{folder}: holds no receipts; name the folder with --receipts DIR")
+    return ReceiptStore(folder)
+
+
+def add_receipt_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``verify`` that are for receipts."""
+    group = parser.add_argument_group("receipts")
+    group.add_argument(
+        "--sample", type=int, metavar="N", help="compute N steps again, drawn by chance, not all"
+    )
+    group.add_argument(
+        "--key", type=Path, metavar="FILE", help="public keys to trust (zinc-rt receipts key)"
+    )
+    group.add_argument("--tenant", metavar="NAME", help="whose receipts they must be")
+
+
+def refuse_receipt_flags(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a flag of receipts where an answer is verified."""
+    for name in ("sample", "key", "tenant"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name} is for receipts; leave out RESPONSE, or the flag")
+
+
+def verify_receipt_file(
+    args: argparse.Namespace,
+    settings: Settings,
+    options_of: Callable[[Settings, Path], ModelOptions],
+) -> int:
+    """Verify the receipts of a file with the model of the settings."""
+    from harness.progress import progress_on
+    from harness.serve.model import open_model
+    from harness.serve.receipts.document import Receipt, read_receipts
+    from harness.serve.receipts.keys import public_keys
+    from harness.serve.receipts.verify import ReceiptDemands, chain_verdict, verify_receipts
+
+    if args.sample is not None and args.sample < 1:
+        raise ConfigError("--sample is the number of steps, at least 1")
+    receipts: list[Receipt] = read_receipts(args.request)
+    trusted = None if args.key is None else public_keys(args.key)
+    if trusted is None:
+        keys = ", ".join(sorted({receipt.signature.key[:16] for receipt in receipts}))
+        note(f"note: signed by {keys}; give --key FILE to require a key you trust")
+    said = chain_verdict(receipts) if len(receipts) > 1 else []
+    path = model_file(settings)
+    options = _fitting(options_of(settings, path), settings, receipts)
+    with ExitStack() as owned:
+        model = open_model(path, options, [LOCAL_TENANT], owned, progress_on(transient=True))
+        demands = ReceiptDemands(trusted, args.tenant, args.sample)
+        for verdict in verify_receipts(receipts, model, demands):
+            said += verdict.lines
+    for line in said:
+        print(printable(line))
+    if any(line.startswith("different") for line in said):
+        return DIFFERENT
+    return NOT_WHOLE if any(line.startswith("not whole") for line in said) else 0
+
+
+def _fitting(options: ModelOptions, settings: Settings, receipts: Any) -> ModelOptions:
+    """The options with what the receipts say of the server: the storage of keys and values, unless
+    that is given, and how far penalties look back."""
+    session = options.session
+    dtypes = {receipt.payload.model.kv_dtype for receipt in receipts}
+    from contract.dtypes import KV_DTYPES
+
+    known = {dtype.name for dtype in KV_DTYPES}
+    if settings.sources["kv_dtype"] == "default" and len(dtypes) == 1 and dtypes <= known:
+        session = replace(session, kv_dtype=dtypes.pop())
+    reach = [
+        int(choice.sampling.get("repeat_last_n", 0))
+        for receipt in receipts
+        for choice in receipt.payload.choices
+    ]
+    window = max([session.repeat_last_n, *(each for each in reach if each <= MOST_WINDOW)])
+    return replace(options, session=replace(session, repeat_last_n=window))

@@ -1,0 +1,97 @@
+"""The receipt of ``zinc-rt run``: that of a server for the same request."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contract.errors import ConfigError
+from contract.types import LOCAL_TENANT, Request
+from harness.cli.prompt import THINKING, opening, user
+from harness.cli.receipts_command import default_folder
+from harness.digest import RowDigests, file_digest
+from harness.settings import Settings
+
+if TYPE_CHECKING:
+    from harness.generate import Session
+    from harness.generation import TextGeneration
+
+
+@dataclass(frozen=True)
+class RunReceipt:
+    """The receipt of one run in the making: ``messages`` are its conversation where the model has a
+    template, else it is a text; ``thinking`` is None where nobody says whether to think."""
+
+    path: Path
+    thinking: bool | None
+    messages: list[dict[str, object]] | None
+    prompt: str
+    digests: RowDigests = field(default_factory=RowDigests)
+
+    def write(self, generation: TextGeneration, session: Session) -> None:
+        """Write the receipt of an answer that has ended. Raises ConfigError."""
+        from harness.serve.receipts.document import signed_document
+        from harness.serve.receipts.keys import open_key
+        from harness.serve.receipts.make import (
+            choice_facts,
+            function_facts,
+            template_digest,
+            usage_of,
+        )
+        from harness.serve.receipts.store import base_payload
+
+        request, finish = generation.request, generation.finish_reason
+        tokens = generation.sampled
+        leaves = self.digests.first(len(tokens))
+        chat = self.messages is not None and session.template is not None
+        name = "run-" + secrets.token_hex(12)
+        files = [file_digest(Path(shard.path)) for shard in session.model.file.shards]
+        limits, config = session.runner.limits, session.model.config
+        assert finish is not None
+        payload = base_payload(name, "chat" if chat else "completion")
+        payload |= function_facts(config.name, session.model, limits.kv_dtype.name, files)
+        template = session.template
+        payload |= {
+            "tenant": {"id": LOCAL_TENANT.id, "name": LOCAL_TENANT.name},
+            "template": template_digest(None if template is None else template.text),
+            "sampling_defaults": {},
+            "number": 1,
+            "previous": None,
+            "request": json.dumps(self._asked(request, chat)),
+            "prompts": [list(request.prompt)],
+            "choices": [choice_facts(0, request, tokens, finish.value, leaves)],
+            "results": [],
+            "usage": usage_of([request.prompt], [tokens]),
+        }
+        document = signed_document(payload, [leaves], open_key(default_folder()))
+        try:
+            self.path.write_text(json.dumps(document) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot write: {error.strerror}") from None
+
+    def _asked(self, request: Request, chat: bool) -> dict[str, Any]:
+        """The request that a server would be sent for the same answer."""
+        sampling = asdict(request.sampling)
+        # Requests have signed seeds, which count modulo 2^64.
+        sampling["seed"] -= (sampling["seed"] >> 63) << 64
+        asked = sampling | {"max_tokens": request.max_tokens, "stop": list(request.stop)}
+        if not chat:
+            return asked | {"prompt": self.prompt, "parse_special": False}
+        thinking = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        return asked | thinking | {"messages": self.messages}
+
+
+def receipt_of_run(args: argparse.Namespace, settings: Settings, prompt: str) -> RunReceipt:
+    """The receipt of a run of the command line. Raises ConfigError before anything is computed."""
+    from harness.cli.serve_command import need_server_extra
+    from harness.serve.receipts.keys import open_key
+
+    need_server_extra()
+    open_key(default_folder())
+    messages = None if args.raw else [*opening(settings["system"]), user(prompt)]
+    thinking = THINKING[settings["thinking"]]
+    return RunReceipt(args.receipt, thinking, messages, prompt)

@@ -1,0 +1,122 @@
+"""What to type instead of an unknown flag or command, also for those of other programs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NoReturn
+
+from contract.errors import ConfigError
+from harness.cli.parser import commands, flags_of, nearest
+
+ONE_DEVICE = "one device runs the whole model: choose it with --tier, see zinc-rt devices"
+NOT_NEEDED = "nothing needs to be switched on for this: leave it out"
+ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("-ngl", "--ngl", "--n-gpu-layers", "--gpu-layers"), ONE_DEVICE),
+        **dict.fromkeys(("-fa", "--flash-attn", "--mlock", "--mmap", "--no-mmap"), NOT_NEEDED),
+        **dict.fromkeys(
+            ("-hf", "-hfr", "--hf-repo"), "write --model hf.co/ORG/REPO[:QUANT] instead"
+        ),
+        **dict.fromkeys(
+            ("-b", "-ub", "--batch-size", "--ubatch-size"),
+            "--chunk sets the most prompt tokens of a step",
+        ),
+        **dict.fromkeys(
+            ("-i", "-it", "-cnv", "--interactive", "--conversation"),
+            "use zinc-rt chat for a conversation",
+        ),
+        **dict.fromkeys(
+            ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-cache-dtype"),
+            "--kv-dtype sets how keys and values are stored",
+        ),
+        **dict.fromkeys(
+            ("-tp", "--tensor-parallel-size"), "--device 0,1 runs one model on several devices"
+        ),
+        **dict.fromkeys(
+            ("--dtype", "--quantization"), "the model file determines how weights are stored"
+        ),
+        "--gpu-memory-utilization": "--memory-budget sets the most memory, such as 20GB",
+        "--api-key": "keys belong to tenants: see zinc-rt tenants add",
+        "--verbose": "the last line of an answer has the timings; --debug explains errors",
+        "--stream": "answers are always streamed: leave it out",
+        "--keepalive": "a served model stays in memory: leave it out",
+    }
+)
+"""Flags of other programs that have no equal here, and what to do instead."""
+SURE = 0.8
+"""Likeness of two flags from which on one is a misspelling of the other."""
+COMMAND_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "pull": "zinc-rt model pull",
+        "download": "zinc-rt model pull",
+        "list": "zinc-rt model list",
+        "ls": "zinc-rt model list",
+        "models": "zinc-rt model list",
+        "rm": "zinc-rt model rm",
+        "show": "zinc-rt inspect",
+        "info": "zinc-rt inspect",
+        "generate": "zinc-rt run",
+        "complete": "zinc-rt run --raw",
+        "server": "zinc-rt serve",
+        "doctor": "zinc-rt check",
+        "benchmark": "zinc-rt bench",
+        "settings": "zinc-rt config init",
+        "version": "zinc-rt --version",
+    }
+)
+"""Commands of other programs, and those that do the same here."""
+
+
+def refuse_foreign_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Raise ConfigError for a flag of another program, with advice.
+
+    This runs before the words are parsed: ``-ngl 99`` would else be ``-n`` with the value "gl".
+    """
+    known = flags_of(parser)
+    for word in words:
+        if word == "--":
+            return
+        flag = word.partition("=")[0]
+        if flag in ADVICE and flag not in known:
+            raise ConfigError(f"{flag}: {ADVICE[flag]}; see {parser.prog} --help")
+
+
+def refuse_arguments(
+    parser: argparse.ArgumentParser, rest: Sequence[str], root: argparse.ArgumentParser
+) -> NoReturn:
+    """Raise ConfigError for what the command did not understand.
+
+    The suggestion is a flag of the command itself; else the command of ``root`` that has the flag.
+    """
+    unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
+    if unknown is None:
+        takes = (
+            "put a prompt of several words in quotes"
+            if parser.prog.endswith(" run")
+            else "leave it out"
+        )
+        raise ConfigError(f"unexpected argument {rest[0]!r}: {takes}; see {parser.prog} --help")
+    own = flags_of(parser)
+    near = nearest(unknown, own)
+    others = [command.prog for command in commands(root) if unknown in flags_of(command)]
+    if near is not None and not (others and nearest(unknown, own, SURE) is None):
+        hint = f"did you mean {own[near]}?"
+    elif others:
+        hint = f"it is a flag of {' and '.join(others[:3])}"
+    else:
+        hint = "no command has it"
+    raise ConfigError(f"unknown flag {unknown}: {hint}; see {parser.prog} --help")
+
+
+def refuse_command(word: str, known: Sequence[str]) -> NoReturn:
+    """Raise ConfigError for a word that is no command."""
+    near = nearest(word, known)
+    if word in COMMAND_ADVICE:
+        hint = f"use {COMMAND_ADVICE[word]}"
+    elif near is not None:
+        hint = f"did you mean zinc-rt {near}?"
+    else:
+        hint = f'to ask a model, zinc-rt run "{word} ..."'
+    raise ConfigError(f"there is no command {word!r}; {hint}; see zinc-rt --help")

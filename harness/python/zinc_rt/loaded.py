@@ -1,0 +1,170 @@
+"""A model that is loaded on a tier, with the engine that computes for any number of threads."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, Unpack
+
+from contract.context_manager import ContextManager
+from contract.errors import RequestError
+from contract.types import MAX_INT32
+from harness.drafting import load_drafter
+from harness.generate import load_runner, make_engine, prepare_session
+from harness.progress import NullProgress, Progress, progress_on
+from harness.serve.driver import EngineDriver
+from harness.serve.structured.grammars import Grammars
+from harness.serve.submissions import EndWords, EngineStopped
+from zinc_rt.arguments import ModelSettings, opening, signature_of
+from zinc_rt.batches import Job, run_batch
+from zinc_rt.shapes import Prompt, token_ids, wrong
+
+Result = TypeVar("Result")
+WORDS = EndWords("the LLM was closed; open another one", "open another LLM")
+WAITING = 16
+"""Requests of a batch that wait beside those that run, so that a slot is never empty."""
+
+
+OPEN: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+"""What nobody has closed yet."""
+
+
+def _close_all() -> None:
+    for llm in list(OPEN):
+        llm.close()
+
+
+# Before thread pools end, in which a step may still compute: what ``atexit`` calls comes too late.
+getattr(threading, "_register_atexit", atexit.register)(_close_all)
+
+
+class LoadedModel(ContextManager):
+    """A model and its engine: opened, asked for tokens and text, closed."""
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        log_probabilities: int = 20,
+        logit_biases: int = 1024,
+        progress: bool = True,
+        **settings: Unpack[ModelSettings],
+    ) -> None:
+        path, options = opening(model, settings)
+        options = replace(
+            options,
+            top_log_probabilities=log_probabilities,
+            biases=logit_biases,
+            masks=True,
+            hidden_states=True,
+            scores=log_probabilities > 0,
+        )
+        self._shows = progress
+        with ExitStack() as owned:
+            prepared = prepare_session(path, options, owned)
+            runner = owned.enter_context(
+                load_runner(prepared.model, prepared.tier, prepared.limits, self._progress(True))
+            )
+            bar = self._progress(True)
+            drafter = load_drafter(
+                prepared.drafting, prepared.model, prepared.tier, options.draft, owned, bar
+            )
+            engine = partial(
+                make_engine,
+                runner,
+                prepared.model,
+                options,
+                drafter=drafter,
+                queue_depth=MAX_INT32,
+                stall_steps=MAX_INT32,
+                clock=time.monotonic,
+            )
+            self._driver = EngineDriver(lambda observer: engine(observer=observer), words=WORDS)
+            self._driver.start()
+            owned.callback(self._driver.close)
+            self._grammars = Grammars(prepared.model.tokenizer, prepared.model.config.vocab)
+            owned.callback(self._grammars.close)
+            self._close = weakref.finalize(self, owned.pop_all().close)
+            OPEN.add(self)
+        self._prepared = prepared
+        self._ids = iter(self._driver.new_id, None)
+        self.model = prepared.model
+        """The open model: its configuration, file and tokenizer."""
+        self.tokenizer = prepared.model.tokenizer
+
+    @property
+    def tier(self) -> str:
+        """The tier that computes."""
+        return self._prepared.tier.info.name
+
+    @property
+    def slots(self) -> int:
+        """Sequences that run at once."""
+        return self._prepared.limits.slots
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its answer."""
+        return self._prepared.limits.context
+
+    def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text, in which what looks like a control token is just text."""
+        if not isinstance(text, str):
+            raise wrong("text", text, "give a text")
+        return self.tokenizer.encode(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, control tokens and incomplete characters included."""
+        ids = token_ids(tokens)
+        vocab = self.model.config.vocab
+        if any(not 0 <= token < vocab for token in ids):
+            raise RequestError("tokens", f"holds an id outside 0 to {vocab - 1}")
+        return self.tokenizer.decode_bytes(ids, special=True).decode(errors="replace")
+
+    def __repr__(self) -> str:
+        closed = "" if self._close.alive else ", closed"
+        return (
+            f"LLM({self.model.config.name!r}, tier={self.tier!r}, slots={self.slots}, "
+            f"context={self.context}{closed})"
+        )
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise EngineStopped(WORDS.closed)
+
+    def close(self) -> None:
+        """End what runs and free everything. A second time does nothing."""
+        OPEN.discard(self)
+        self._close()
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+
+    def _results(
+        self, what: str, jobs: Iterator[Job[Result]], total: int | None
+    ) -> Iterator[Result]:
+        """The results of all jobs as they end, with a bar."""
+        progress = self._progress(False)
+        progress.start(what, total, "prompt")
+        try:
+            for result in run_batch(self._driver, jobs, self.slots + WAITING):
+                progress.advance(1)
+                yield result
+        finally:
+            progress.close()
+
+    def _progress(self, transient: bool) -> Progress:
+        return progress_on(sys.stderr, transient=transient) if self._shows else NullProgress()
+
+
+LoadedModel.__init__.__signature__ = signature_of(  # type: ignore[attr-defined]
+    LoadedModel.__init__, ModelSettings
+)

@@ -1,0 +1,121 @@
+"""Texts that are read and not continued: their scores, and their vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import NonFiniteLogits, ZincError
+from contract.types import FinishReason, Request, SamplingParams, TokenEvent
+from harness.serve.driver import EventStream
+from harness.serve.pooling import Pool
+from harness.serve.submissions import Submission
+from reference.runner import HIDDEN
+from reference.sched.scores import TokenScores
+from zinc_rt.outputs import Score
+
+UNPENALIZED = SamplingParams(repeat_last_n=0)
+
+
+class Reading:
+    """A text that the engine reads, done with the last event of its one request."""
+
+    def __init__(self, request: Request) -> None:
+        self.requests: Sequence[Request] = (request,)
+        self.done = False
+
+    def take(self, event: TokenEvent, stream: EventStream) -> None:
+        """Take the next event. Raises NonFiniteLogits when the model fails."""
+        if event.finish_reason is FinishReason.ERROR:
+            raise NonFiniteLogits("the logits hold NaN or infinity; the model file is damaged")
+        self.done = event.finish_reason is not None
+
+
+class Scoring(Reading):
+    """Text number ``index``, whose tokens from ``start`` on are scored, with ``top`` listed."""
+
+    def __init__(self, index: int, tokens: Sequence[int], start: int, top: int, id: int) -> None:
+        super().__init__(
+            Request(
+                id,
+                tuple(tokens),
+                max_tokens=0,
+                sampling=UNPENALIZED,
+                score_from=start,
+                score_top=top if top else 1,  # the first says which token is the likeliest
+            )
+        )
+        self._index, self._top = index, top
+        self._parts: list[TokenScores] = []
+
+    @property
+    def submission(self) -> Submission:
+        """What the engine's driver is given."""
+        (request,) = self.requests
+        return Submission(self.requests, scores={request.id: self._parts.append})
+
+    def output(self, stream: EventStream) -> Score:
+        """The scores, once all of them have come."""
+        (request,) = self.requests
+        assert request.score_from is not None
+        score = unscored(self._index, request.prompt, request.score_from, self._top)
+        for part in self._parts:
+            rows = slice(part.first, part.first + len(part.log_probability))
+            score.log_probabilities[rows] = part.log_probability
+            score.top_tokens[rows] = part.top_ids[:, : self._top]
+            score.top_log_probabilities[rows] = part.top_log_probabilities[:, : self._top]
+            score.likeliest[rows] = part.top_ids[:, 0] == np.array(request.prompt[rows])
+        return replace(score, cached_tokens=stream.facts[request.id].cached)
+
+    def failed(self, error: ZincError) -> Score:
+        """The result of a text that met an error."""
+        return unscored(self._index, self.requests[0].prompt, 0, 0, error)
+
+
+def unscored(
+    index: int, tokens: Sequence[int], start: int, top: int, error: ZincError | None = None
+) -> Score:
+    """A score whose rows say nothing."""
+    count = len(tokens)
+    return Score(
+        index,
+        tuple(tokens),
+        start,
+        np.full(count, np.nan, np.float32),
+        np.full((count, top), -1, np.int32),
+        np.full((count, top), np.nan, np.float32),
+        np.zeros(count, np.bool_),
+        error=error,
+    )
+
+
+class Embedding(Reading):
+    """A text whose hidden states ``pool`` makes a vector of, which is written to ``vector``."""
+
+    def __init__(
+        self, tokens: Sequence[int], pool: Pool, vector: NDArray[np.float32], id: int
+    ) -> None:
+        super().__init__(Request(id, tuple(tokens), max_tokens=0, sampling=UNPENALIZED))
+        self._pool, self._vector = pool, vector
+
+    @property
+    def submission(self) -> Submission:
+        """What the engine's driver is given."""
+        (request,) = self.requests
+        sinks = {request.id: self._pool}
+        return Submission(self.requests, sinks, self._pool.rows_from, HIDDEN)
+
+    def output(self, stream: EventStream) -> NDArray[np.float32]:
+        """The vector."""
+        try:
+            self._vector[:] = self._pool.vector(len(self._vector))
+        except ValueError as error:
+            raise NonFiniteLogits(f"{error}; the model file is damaged") from None
+        return self._vector
+
+    def failed(self, error: ZincError) -> NDArray[np.float32]:
+        """An array of vectors has no room for an error, which is raised."""
+        raise error

@@ -1,0 +1,118 @@
+"""What callers may give where one or many of something is taken. Each raises TypeError, which names
+the right shape, for anything else."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from contract.errors import RequestError
+from zinc_rt.parameters import SamplingParams
+
+Prompt = str | Sequence[int]
+"""A text, in which what looks like a control token is just text, or token ids."""
+Message = Mapping[str, object]
+Conversation = str | Sequence[Message]
+"""Messages, or the text of a user's one message."""
+A_PROMPT = "give a text, a list of token ids, or a list of those"
+A_CONVERSATION = 'give a text, or a list of messages such as {"role": "user", "content": "Hello"}'
+
+
+class WrongShape(RequestError, TypeError):
+    """An argument of the wrong type: a TypeError, and of one prompt of many its output's error."""
+
+
+def prompts_of(given: Prompt | Iterable[Prompt], name: str = "prompts") -> Iterable[Prompt]:
+    """Many prompts, of which one may be given as it is."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, np.ndarray):
+        given = cast(list[int], given.tolist())
+    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
+        raise wrong(name, given, A_PROMPT)
+    if isinstance(given, Sequence) and given and _is_integer(given[0]):
+        return [cast(Prompt, given)]
+    return cast(Iterable[Prompt], given)
+
+
+def token_ids(prompt: Sequence[int]) -> list[int]:
+    """The token ids of a prompt that is no text."""
+    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+        raise wrong("prompt", prompt, "give a text or a list of token ids")
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise wrong("prompt", prompt, "give a text or a list of token ids") from None
+
+
+def conversations_of(
+    given: Conversation | Iterable[Conversation],
+) -> Iterable[Sequence[Message]]:
+    """Many conversations, of which one may be given as it is."""
+    if isinstance(given, str):
+        return [messages_of(given)]
+    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
+        raise wrong("messages", given, A_CONVERSATION)
+    if isinstance(given, Sequence) and given and isinstance(given[0], Mapping):
+        return [messages_of(cast(Sequence[Message], given))]
+    return (messages_of(one) for one in cast(Iterable[Conversation], given))
+
+
+def messages_of(given: Conversation) -> Sequence[Message]:
+    """The messages of one conversation."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        raise wrong("messages", given, A_CONVERSATION)
+    for message in given:
+        if not isinstance(message, Mapping):
+            raise wrong("messages", message, 'give {"role": "user", "content": "Hello"}')
+    return cast(Sequence[Message], given)
+
+
+def parameters_of(
+    parameters: SamplingParams | Sequence[SamplingParams] | None, prompts: Iterable[Any]
+) -> Iterable[SamplingParams]:
+    """Parameters for each of the prompts."""
+    if parameters is None or isinstance(parameters, SamplingParams):
+        return itertools.repeat(parameters or SamplingParams())
+    if not isinstance(parameters, Sequence) or isinstance(parameters, str | bytes):
+        raise wrong("parameters", parameters, "give SamplingParams(...), or a list of them")
+    for one in parameters:
+        parameters_for_one(one)
+    if not isinstance(prompts, Sequence) or len(parameters) != len(prompts):
+        raise RequestError("parameters", "are for all prompts, or one for each of a list of them")
+    return parameters
+
+
+def parameters_for_one(parameters: SamplingParams | None) -> SamplingParams:
+    """Parameters for one prompt."""
+    if parameters is not None and not isinstance(parameters, SamplingParams):
+        raise wrong("parameters", parameters, "give SamplingParams(...)")
+    return parameters or SamplingParams()
+
+
+def starts_of(start: int | Sequence[int], prompts: Iterable[Any]) -> Iterable[int]:
+    """For each of the prompts the position of the first token that is scored."""
+    if _is_integer(start):
+        return itertools.repeat(int(cast(int, start)))
+    if not isinstance(start, Sequence) or not all(map(_is_integer, start)):
+        raise wrong("start", start, "give a number of tokens, or one for each text of a list")
+    if not isinstance(prompts, Sequence) or len(start) != len(prompts):
+        raise RequestError("start", "is for all texts, or one for each of a list of them")
+    return start
+
+
+def wrong(name: str, given: object, remedy: str) -> WrongShape:
+    """The error for a value of a shape that is not taken."""
+    shown = repr(given)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return WrongShape(name, f"{shown} is of type {type(given).__name__}; {remedy}")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

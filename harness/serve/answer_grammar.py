@@ -1,0 +1,136 @@
+"""What holds an answer to a form: the rules of formats and grammars, and masks of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from contract.types import Request
+from harness.serve.dialect.calls import ANY_OBJECT, json_rule
+from harness.serve.errors import ApiError
+from harness.serve.structured.gbnf import gbnf_rules
+from harness.serve.structured.grammars import (
+    GrammarBroke,
+    GrammarRefused,
+    Grammars,
+    GrammarsBusy,
+    TokenMasks,
+    regex_rule,
+)
+from harness.serve.structured.schema_tree import SchemaRefused
+from harness.serve.wire import ChatRequest
+from harness.serve.wire_tools import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    RegexFormat,
+    ResponseFormat,
+    TextFormat,
+)
+
+FORMAT, GRAMMAR = "response_format", "grammar"
+"""Fields of a request that hold its answer to a form."""
+
+
+class Constrained(Protocol):
+    """What has a grammar in llguidance's form of Lark, and the field of a request it comes from."""
+
+    @property
+    def grammar(self) -> str | None:
+        """The whole grammar; None where any text may come."""
+
+    @property
+    def grammar_param(self) -> str:
+        """The field."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPlan:
+    """The grammar of texts that continue prompts."""
+
+    grammar: str | None
+    grammar_param: str = GRAMMAR
+
+    @classmethod
+    def of(cls, gbnf: str | None) -> TextPlan:
+        """The plan of a grammar in GBNF. Raises ApiError."""
+        return cls(None if gbnf is None else f"start: body\n{gbnf_body(gbnf)}")
+
+
+def masks_of(
+    plan: Constrained, grammars: Grammars, requests: Sequence[Request]
+) -> dict[int, TokenMasks]:
+    """Masks for each request of a plan, the first one computed; none without a grammar. Raises
+    ApiError."""
+    if plan.grammar is None:
+        return {}
+    param = plan.grammar_param
+    if any(request.ignore_end for request in requests):
+        raise ApiError(400, f"ignore_eos and {param} contradict each other", param="ignore_eos")
+    try:
+        masks = grammars.masks(plan.grammar, len(requests))
+        for one in masks:
+            one([])
+    except (GrammarRefused, GrammarBroke) as refused:
+        raise grammar_error(param, str(refused)) from None
+    except GrammarsBusy:
+        raise ApiError(
+            503, "other grammars are being compiled", code="overloaded", retry_after=1, retry=True
+        ) from None
+    return dict(zip((request.id for request in requests), masks, strict=True))
+
+
+def grammar_error(param: str, problem: str) -> ApiError:
+    """What a client is told of a grammar that its request asks for and that cannot be held to."""
+    return ApiError(400, f"{param} {problem}", param=param, code="unsupported_schema", retry=False)
+
+
+def answer_rule(body: ChatRequest) -> str | None:
+    """What an answer is in Lark, by a format or a grammar. Raises ApiError."""
+    answer = format_rule(body.response_format)
+    if body.grammar is None:
+        return answer
+    if answer is not None:
+        problem = "grammar and response_format contradict each other"
+        raise ApiError(400, problem, param=GRAMMAR, code="invalid_value")
+    return "gbnf\n" + gbnf_body(body.grammar).replace("body: ", "gbnf: ", 1)
+
+
+def gbnf_body(gbnf: str) -> str:
+    """The rules of a grammar in GBNF, the first one ``body``. Raises ApiError."""
+    try:
+        return gbnf_rules(gbnf)
+    except GrammarRefused as refused:
+        raise grammar_error(GRAMMAR, str(refused)) from None
+
+
+def format_rule(requested: ResponseFormat | None) -> str | None:
+    """What an answer of a form is in Lark; None for any text. Raises ApiError."""
+    match requested:
+        case None | TextFormat():
+            return None
+        case JsonObjectFormat():
+            return json_rule(ANY_OBJECT)
+        case JsonSchemaFormat(json_schema=told):
+            place = "response_format.json_schema.schema"
+            schema = told.schema_
+            if schema is None:
+                raise ApiError(400, f"{place} is missing", param=place, code="invalid_value")
+            return enforced(place, lambda: json_rule(schema), param="response_format")
+        case RegexFormat(regex=regex):
+            try:
+                return regex_rule(regex)
+            except GrammarRefused as refused:
+                raise grammar_error("response_format", str(refused)) from None
+
+
+def enforced(place: str, rules: Callable[[], str], param: str | None = None) -> str:
+    try:
+        return rules()
+    except SchemaRefused as refused:
+        raise ApiError(
+            400,
+            f"{place}: {refused}; it would have to be ignored, so the request is refused",
+            param=param or place,
+            code="unsupported_schema",
+        ) from None

@@ -1,0 +1,211 @@
+"""Checks a receipt against a model: first what it says, then what the model computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from contract.arithmetic import ARITHMETIC_VERSION
+from contract.errors import ZincError
+from contract.types import LOCAL_TENANT, Request
+from harness.sampling_defaults import sampling_defaults
+from harness.serve.answer_grammar import Constrained, TextPlan
+from harness.serve.chat import ChatPlan
+from harness.serve.errors import ApiError
+from harness.serve.hosted import without_hosted_tools
+from harness.serve.model import ServedModel
+from harness.serve.receipts.document import ChoiceFacts, Receipt
+from harness.serve.receipts.make import WINDOW, sampling_facts, template_digest, usage_of
+from harness.serve.receipts.tree import tree_root
+from harness.serve.service import Service, most_chat_tokens, most_completed
+from harness.serve.strict_json import BadJson, loads
+from harness.serve.wire import ChatRequest, CompletionRequest, decode
+
+
+@dataclass(frozen=True)
+class DerivedRequests:
+    """What a receipt's request asks the engine, derived anew: one request a choice, the plan of a
+    conversation, and what holds the answers to a form. ``served`` is the model with the defaults of
+    the server that answered."""
+
+    served: ServedModel
+    requests: Sequence[Request]
+    plan: ChatPlan | None
+    constrained: Constrained
+    stop_tokens: Sequence[int]
+
+
+def record_problems(
+    receipt: Receipt, trusted: Sequence[str] | None, tenant: str | None
+) -> list[str]:
+    """What is wrong with a receipt by itself: signature, key, tenant, roots, counts."""
+    payload, problems = receipt.payload, []
+    if not receipt.is_signed:
+        problems.append("signature: it is not of this receipt, which was changed or not signed")
+    if trusted is not None and receipt.signature.key not in trusted:
+        problems.append(f"key: {receipt.signature.key[:16]} is none of the keys that are trusted")
+    if tenant is not None and tenant not in (payload.tenant.name, str(payload.tenant.id)):
+        problems.append(f"tenant: the receipt is {payload.tenant.name!r}'s, not {tenant!r}'s")
+    if payload.arithmetic != ARITHMETIC_VERSION:
+        problems.append(
+            f"version: the arithmetic is version {payload.arithmetic}, here {ARITHMETIC_VERSION}"
+        )
+    if len(receipt.leaves) != len(payload.choices):
+        problems.append("steps: there are not as many lists of digests as choices")
+    for number, (choice, leaves) in enumerate(zip(payload.choices, receipt.leaves, strict=False)):
+        if len(leaves) != len(choice.tokens):
+            problems.append(
+                f"steps: choice {number}: {len(leaves)} digests for {len(choice.tokens)} tokens"
+            )
+        if tree_root([bytes.fromhex(leaf) for leaf in leaves]).hex() != choice.root:
+            problems.append(f"steps: choice {number}: the root is not that of the digests")
+        if not 0 <= choice.prompt < len(payload.prompts):
+            problems.append(f"prompt: choice {number}: there is no prompt {choice.prompt}")
+    return problems + list(_usage_problems(receipt))
+
+
+def _usage_problems(receipt: Receipt) -> Iterator[str]:
+    payload = receipt.payload
+    counted = usage_of(payload.prompts, [choice.tokens for choice in payload.choices])
+    if payload.kind == "embedding":
+        del counted["completion_tokens"]
+    for name in sorted(counted.keys() | payload.usage.keys()):
+        if counted.get(name) != payload.usage.get(name):
+            said = payload.usage.get(name, "missing")
+            yield f"usage: {name} is {said}, the receipt's tokens are {counted.get(name)}"
+
+
+def chain_problems(receipts: Sequence[Receipt]) -> list[str]:
+    """What is wrong with receipts as one tenant's chain."""
+    problems: list[str] = []
+    for before, after in pairwise(receipts):
+        first, second = before.payload, after.payload
+        where = f"receipt {second.number} ({second.id})"
+        if second.tenant != first.tenant:
+            problems.append(
+                f"tenant: {where} is {second.tenant.name!r}'s, not {first.tenant.name!r}'s"
+            )
+        if second.number != first.number + 1:
+            problems.append(f"chain: receipt {first.number} is followed by {second.number}")
+        if second.previous != before.digest:
+            problems.append(f"chain: {where} names another receipt before it")
+    if receipts and receipts[0].payload.number == 1 and receipts[0].payload.previous is not None:
+        problems.append("chain: receipt 1 names one before it")
+    return problems
+
+
+def model_problems(receipt: Receipt, model: ServedModel) -> list[str]:
+    """How the model differs from the one that answered."""
+    facts, config = receipt.payload.model, model.model.config
+    problems = []
+    if facts.files != list(model.files):
+        shape = (facts.architecture, facts.layers, facts.hidden, facts.vocab)
+        types = sorted({tensor.ggml_type.name for tensor in model.model.file.tensors.values()})
+        if shape != (config.architecture, config.layers, config.hidden, config.vocab):
+            how = f"another model: {facts.architecture} of {facts.layers} layers answered"
+        elif types != facts.types:
+            how = (
+                f"another quantization: {' '.join(facts.types)} answered, this is {' '.join(types)}"
+            )
+        else:
+            how = "other weights of the same shape and formats"
+        files = (
+            f"{facts.files[0][:16]} answered, this is {model.files[0][:16]}" if facts.files else ""
+        )
+        problems.append(f"model: {how}; SHA-256 {files}")
+    if facts.kv_dtype != model.limits.kv_dtype.name:
+        problems.append(
+            f"kv_dtype: {facts.kv_dtype} answered, this is {model.limits.kv_dtype.name}"
+        )
+    template = None if model.template is None else template_digest(model.template.text)
+    if receipt.payload.template != template:
+        problems.append("template: the chat template that answered is not this file's")
+    return problems
+
+
+def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str:
+    """What the request in a receipt asks the engine here; or why it cannot be derived."""
+    payload = receipt.payload
+    try:
+        asked = loads(payload.request.encode())
+        if not isinstance(asked, dict):
+            return "request: it is no JSON object"
+        asked.pop("model", None)
+        if asked.get("seed") is None and payload.choices:
+            asked["seed"] = int(payload.choices[0].seed)
+        given = dict(payload.sampling_defaults)
+        window = int(given.pop(WINDOW, 0))
+        if payload.kind != "embedding" and asked.get(WINDOW) is None:
+            asked[WINDOW] = window
+        raw = payload_bytes(asked)
+        defaults = sampling_defaults({}, given={n: _whole(x) for n, x in given.items()})
+        served = replace(service.model, sampling=defaults)
+        deriving = replace(service, model=served)
+        plan, limit = None, None
+        constrained: Constrained
+        if payload.kind == "chat":
+            body = decode(raw, ChatRequest, [], without_hosted_tools)
+            plan, requests = deriving.chat_requests(body, LOCAL_TENANT)
+            constrained = plan
+            limit, stop = most_chat_tokens(body), body.stop_token_ids
+        else:
+            text = decode(raw, CompletionRequest, [])
+            _, requests = deriving.completion_requests(text, LOCAL_TENANT)
+            constrained = TextPlan.of(text.grammar)
+            limit, stop = most_completed(text), text.stop_token_ids
+    except (BadJson, ZincError, ApiError, ValueError) as error:
+        return f"request: this model refuses it: {error}"
+    if len(requests) != len(payload.choices):
+        return (
+            f"request: it asks for {len(requests)} choices, the receipt has {len(payload.choices)}"
+        )
+    if limit is None:
+        # The server's context decided: what it allowed is taken for granted.
+        limits = [choice.max_tokens for choice in payload.choices]
+        requests = [replace(r, max_tokens=n) for r, n in zip(requests, limits, strict=True)]
+    return DerivedRequests(served, requests, plan, constrained, stop or ())
+
+
+def _whole(value: float) -> float:
+    """A number as an integer where it is one: JSON does not tell them apart."""
+    return int(value) if value == int(value) else value
+
+
+def payload_bytes(value: Mapping[str, object]) -> bytes:
+    """A JSON object as a request's body."""
+    return json.dumps(value).encode()
+
+
+def request_problems(receipt: Receipt, derived: DerivedRequests) -> list[str]:
+    """How a receipt's prompts and parameters differ from those its request asks for."""
+    problems = []
+    for number, (choice, request) in enumerate(
+        zip(receipt.payload.choices, derived.requests, strict=True)
+    ):
+        where = f"choice {number}"
+        prompt = receipt.payload.prompts[choice.prompt]
+        if prompt != list(request.prompt):
+            problems.append(f"prompt: {where}: {_first_other(request.prompt, prompt)}")
+        problems += [f"parameters: {where}: {one}" for one in _parameters(choice, request)]
+    return problems
+
+
+def _first_other(derived: Sequence[int], said: Sequence[int]) -> str:
+    pairs = zip(derived, said, strict=False)
+    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(derived), len(said)))
+    return (
+        f"the request and the template give {len(derived)} tokens, the receipt has {len(said)}; "
+        f"they differ from token {at} on"
+    )
+
+
+def _parameters(choice: ChoiceFacts, request: Request) -> Iterator[str]:
+    derived = {**sampling_facts(request.sampling), "max_tokens": request.max_tokens}
+    said = {**choice.sampling, "max_tokens": choice.max_tokens}
+    for name in sorted(derived.keys() | said.keys()):
+        if derived.get(name) != said.get(name):
+            yield f"{name} is {said.get(name)}, the request's is {derived.get(name)}"
+    if choice.seed != str(request.sampling.seed):
+        yield f"seed is {choice.seed}, the request's is {request.sampling.seed}"

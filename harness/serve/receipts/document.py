@@ -1,0 +1,175 @@
+"""What a receipt says, and how it is read from a file that a stranger made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from contract.errors import ConfigError
+from contract.types import MAX_INT32
+from harness.serve.receipts.canonical import canonical, canonical_digest
+from harness.serve.receipts.keys import ReceiptKey, verifies
+from harness.serve.strict_json import BadJson, loads
+
+VERSION = 1
+ALGORITHM = "ed25519"
+MOST_BYTES = 32 << 20
+"""Longest receipt that is read: the tokens and steps of a context of a million fit."""
+Token = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Hex64 = Annotated[str, Meta(pattern="^[0-9a-f]{128}$")]
+
+
+class ModelFacts(Struct, forbid_unknown_fields=True):
+    """The model that answered: ``files`` are the SHA-256 of its files, ``types`` the formats of its
+    weights, ``kv_dtype`` the storage of keys and values."""
+
+    name: str
+    architecture: str
+    layers: int
+    hidden: int
+    vocab: int
+    types: list[str]
+    kv_dtype: str
+    files: list[Hex32]
+
+
+class ReceiptTenant(Struct, forbid_unknown_fields=True):
+    """The tenant that asked."""
+
+    id: int
+    name: str
+
+
+class ChoiceFacts(Struct, forbid_unknown_fields=True):
+    """One continuation of prompt number ``prompt``: how its tokens were to be chosen, the tokens,
+    the one that ended it included, how it ended, and the root over its steps' digests. ``seed`` is
+    a string, since JSON's numbers end at 2^53."""
+
+    prompt: int
+    sampling: dict[str, float]
+    seed: Annotated[str, Meta(pattern="^[0-9]{1,20}$")]
+    max_tokens: int
+    tokens: list[Token]
+    finish: str
+    root: Hex32
+
+
+class ReceiptPayload(Struct, forbid_unknown_fields=True):
+    """What is signed. ``request`` is the request as JSON text, in the form of the route ``kind``;
+    ``results`` are SHA-256 of results that are not tokens. ``number`` and ``previous`` place it in
+    the chain of its tenant: the SHA-256 of the receipt before it."""
+
+    receipt: int
+    id: str
+    kind: Literal["chat", "completion", "embedding"]
+    time: str
+    tenant: ReceiptTenant
+    number: int
+    previous: Hex32 | None
+    arithmetic: int
+    model: ModelFacts
+    template: Hex32 | None
+    sampling_defaults: dict[str, float]
+    request: str
+    prompts: list[list[Token]]
+    choices: list[ChoiceFacts]
+    results: list[Hex32]
+    usage: dict[str, int]
+
+
+class SignatureFacts(Struct, forbid_unknown_fields=True):
+    """The signature of the payload in canonical form, and the key that made it."""
+
+    algorithm: Literal["ed25519"]
+    key: Hex32
+    value: Hex64
+
+
+class Envelope(Struct, forbid_unknown_fields=True):
+    """A receipt as it is stored: ``leaves`` are the digests of each choice's steps."""
+
+    payload: ReceiptPayload
+    leaves: list[list[Hex32]]
+    signature: SignatureFacts
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A receipt as it was read: ``raw`` is its payload as a JSON value, and what is signed."""
+
+    payload: ReceiptPayload
+    leaves: Sequence[Sequence[str]]
+    signature: SignatureFacts
+    raw: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the payload, hex: what the next receipt of the chain names."""
+        return canonical_digest(self.raw)
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the signature is of this payload, by the key it names."""
+        return verifies(self.signature.key, self.signature.value, canonical(self.raw))
+
+
+def signed_document(payload: Mapping[str, Any], leaves: Any, key: ReceiptKey) -> dict[str, Any]:
+    """A receipt as a JSON value, signed."""
+    signature = {"algorithm": ALGORITHM, "key": key.public, "value": key.sign(canonical(payload))}
+    return {"payload": payload, "leaves": leaves, "signature": signature}
+
+
+def read_receipts(path: Path) -> list[Receipt]:
+    """The receipts of a file: one, or one a line. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(MOST_BYTES + 1)
+            whole = len(first) <= MOST_BYTES
+            if whole and (b"\n" not in first.strip() or not _is_lines(first)):
+                return [parse_receipt(first, str(path))]
+            file.seek(0)
+            found: list[Receipt] = []
+            while line := file.readline(MOST_BYTES + 1):
+                where = f"{path}: line {len(found) + 1}"
+                if len(line) > MOST_BYTES:
+                    raise ConfigError(f"{where}: is longer than {MOST_BYTES >> 20} MiB: no receipt")
+                if line.strip():
+                    found.append(parse_receipt(line, where))
+            return found
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+
+
+def _is_lines(data: bytes) -> bool:
+    """Whether the first line is a JSON value of its own."""
+    try:
+        loads(data.lstrip().partition(b"\n")[0])
+    except BadJson:
+        return False
+    return True
+
+
+def parse_receipt(data: bytes, where: str) -> Receipt:
+    """The receipt in ``data``, which ``where`` names. Raises ConfigError."""
+    try:
+        value = loads(data)
+    except BadJson as error:
+        raise ConfigError(f"{where}: {error}") from None
+    payload = value.get("payload") if isinstance(value, dict) else None
+    if not isinstance(payload, dict):
+        raise ConfigError(f"{where}: is no receipt: it has no payload")
+    if payload.get("receipt") != VERSION:
+        version = str(payload.get("receipt"))[:32]
+        raise ConfigError(f"{where}: version: receipts of version {version} are not known here")
+    try:
+        envelope = msgspec.convert(value, Envelope)
+        canonical(payload)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{where}: is no receipt: {error}") from None
+    return Receipt(envelope.payload, envelope.leaves, envelope.signature, payload)

@@ -1,0 +1,155 @@
+"""Makes the receipts of answers that have ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from contract.arithmetic import ARITHMETIC_VERSION
+from contract.types import Request, SamplingParams, Tenant
+from harness.serve.receipts.canonical import canonical_digest
+from harness.serve.receipts.store import ReceiptStore, base_payload
+from harness.serve.receipts.tree import tree_root
+
+if TYPE_CHECKING:
+    from harness.sampling_defaults import SamplingDefaults
+    from harness.serve.generation import Generation
+    from harness.serve.model import ServedModel
+    from reference.model.open import Model
+
+Json = dict[str, Any]
+WINDOW = "repeat_last_n"
+
+
+def store_answer(
+    store: ReceiptStore,
+    generation: Generation,
+    kind: str,
+    body: msgspec.Struct,
+    tenant: Tenant,
+    name: str,
+) -> dict[str, str]:
+    """Make and store the receipt ``name`` of an answer; its id and digest. Raises
+    StorageProblem."""
+    model = generation.model
+    requests = [choice.request for choice in generation.choices]
+    finishes = [choice.finish or "" for choice in generation.choices]
+    leaves = generation.step_digests
+    prompts = list(dict.fromkeys(request.prompt for request in requests))
+    payload = base_payload(name, kind) | served_facts(model, tenant)
+    payload |= {
+        "request": request_text(body),
+        "prompts": [list(prompt) for prompt in prompts],
+        "choices": [
+            choice_facts(prompts.index(request.prompt), request, tokens, finish, steps)
+            for request, tokens, finish, steps in zip(
+                requests, generation.tokens, finishes, leaves, strict=True
+            )
+        ],
+        "results": [],
+        "usage": usage_of(prompts, generation.tokens),
+    }
+    return _noted(store.add(tenant.id, payload, leaves), name)
+
+
+def store_results(
+    store: ReceiptStore,
+    model: ServedModel,
+    kind: str,
+    body: msgspec.Struct,
+    tenant: Tenant,
+    name: str,
+    prompts: Sequence[Sequence[int]],
+    results: Sequence[bytes],
+) -> dict[str, str]:
+    """Make and store the receipt of results that are not tokens, such as vectors: the bytes of
+    each. Raises StorageProblem."""
+    payload = base_payload(name, kind) | served_facts(model, tenant)
+    payload |= {
+        "request": request_text(body),
+        "prompts": [list(prompt) for prompt in prompts],
+        "choices": [],
+        "results": [hashlib.sha256(result).hexdigest() for result in results],
+        "usage": {name: sum(map(len, prompts)) for name in ("prompt_tokens", "total_tokens")},
+    }
+    return _noted(store.add(tenant.id, payload, []), name)
+
+
+def served_facts(model: ServedModel, tenant: Tenant) -> Json:
+    """What a receipt says of the model that answered, and for whom."""
+    template = None if model.template is None else model.template.text
+    facts = function_facts(model.name, model.model, model.limits.kv_dtype.name, model.files)
+    return facts | {
+        "tenant": {"id": tenant.id, "name": tenant.name},
+        "template": template_digest(template),
+        "sampling_defaults": defaults_facts(model.sampling, model.limits.recent_tokens),
+    }
+
+
+def function_facts(name: str, model: Model, kv_dtype: str, files: Sequence[str]) -> Json:
+    """The function that a model computes: its files, and the arithmetic."""
+    config = model.config
+    types = {tensor.ggml_type.name for tensor in model.file.tensors.values()}
+    facts = {
+        "name": name,
+        "architecture": config.architecture,
+        "layers": config.layers,
+        "hidden": config.hidden,
+        "vocab": config.vocab,
+        "types": sorted(types),
+        "kv_dtype": kv_dtype,
+        "files": list(files),
+    }
+    return {"arithmetic": ARITHMETIC_VERSION, "model": facts}
+
+
+def template_digest(text: str | None) -> str | None:
+    """SHA-256 of a chat template, hex."""
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def defaults_facts(sampling: SamplingDefaults, window: int) -> dict[str, float]:
+    """The values that a request leaves to the server; penalties look back at ``window`` tokens."""
+    return {**sampling.values, WINDOW: window}
+
+
+def choice_facts(
+    prompt: int, request: Request, tokens: Sequence[int], finish: str, leaves: Sequence[str]
+) -> Json:
+    """What a receipt says of one continuation."""
+    return {
+        "prompt": prompt,
+        "sampling": sampling_facts(request.sampling),
+        "seed": str(request.sampling.seed),
+        "max_tokens": request.max_tokens,
+        "tokens": list(tokens),
+        "finish": finish,
+        "root": tree_root([bytes.fromhex(leaf) for leaf in leaves]).hex(),
+    }
+
+
+def sampling_facts(sampling: SamplingParams) -> dict[str, float]:
+    """How tokens are chosen, apart from the seed."""
+    return {name: value for name, value in asdict(sampling).items() if name != "seed"}
+
+
+def usage_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> dict[str, int]:
+    """The counts of a receipt: of distinct prompts, and of all answers."""
+    prompt, completion = sum(map(len, prompts)), sum(map(len, answers))
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion}
+    return counts | {"total_tokens": prompt + completion}
+
+
+def request_text(body: msgspec.Struct) -> str:
+    """A request as JSON text, without what it leaves out."""
+    values = msgspec.to_builtins(body)
+    return json.dumps({name: value for name, value in values.items() if value is not None})
+
+
+def _noted(document: Json, name: str) -> dict[str, str]:
+    return {"id": name, "sha256": canonical_digest(document["payload"])}

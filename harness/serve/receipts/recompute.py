@@ -1,0 +1,215 @@
+"""Computes the steps of a receipt again, all of them or a sample, and names the first that
+differs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import comb
+
+from contract.types import LOCAL_TENANT, FinishReason
+from harness.digest import RowDigests
+from harness.serve.answer_grammar import masks_of
+from harness.serve.caller import Caller
+from harness.serve.choices import TOOL_CALLS
+from harness.serve.embeddings import EmbeddingRequest, embed
+from harness.serve.event_queue import Delivered
+from harness.serve.generation import Generation
+from harness.serve.receipts.check import DerivedRequests, payload_bytes
+from harness.serve.receipts.document import ChoiceFacts, Receipt
+from harness.serve.service import Service
+from harness.serve.strict_json import loads
+from harness.serve.submissions import Submission
+from harness.serve.wire import decode
+from reference.model.text_stream import TextStream
+
+WAIT_SECONDS = 1.0
+OTHER_BITS = "the logits are not those of the receipt"
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """How many of all steps were computed again, and what differs, None if nothing does."""
+
+    checked: int
+    steps: int
+    problem: str | None
+
+    def seen(self, wrong: int) -> float:
+        """The probability with which this sample has one of ``wrong`` wrong steps."""
+        wrong = min(wrong, self.steps)
+        return 1.0 - comb(self.steps - wrong, self.checked) / comb(self.steps, self.checked)
+
+
+def recompute_all(receipt: Receipt, derived: DerivedRequests) -> Recomputed:
+    """Answer the request again and compare every step."""
+    generation = Generation(
+        derived.served,
+        derived.requests,
+        plan=derived.plan,
+        constrained=derived.constrained,
+        stop_tokens=derived.stop_tokens,
+        rows=True,
+    )
+    try:
+        for _ in generation.pieces(WAIT_SECONDS):
+            pass
+    finally:
+        generation.cancel()
+    choices = receipt.payload.choices
+    steps = sum(len(choice.tokens) for choice in choices)
+    for number, choice in enumerate(choices):
+        problem = _difference(
+            choice,
+            receipt.leaves[number],
+            generation.tokens[number],
+            generation.step_digests[number],
+            generation.choices[number].finish,
+        )
+        if problem is not None:
+            return Recomputed(steps, steps, problem.format(where=f"choice {number}"))
+    return Recomputed(steps, steps, None)
+
+
+def _difference(
+    said: ChoiceFacts,
+    leaves: Sequence[str],
+    tokens: Sequence[int],
+    digests: Sequence[str],
+    finish: str | None,
+) -> str | None:
+    """The first step at which a choice differs from what was computed; {where} is to be filled."""
+    for step, (token, digest) in enumerate(zip(tokens, digests, strict=True)):
+        if step >= len(said.tokens):
+            break
+        if leaves[step] != digest:
+            return f"bits: {{where}}: step {step}: {OTHER_BITS}"
+        if said.tokens[step] != token:
+            return f"tokens: {{where}}: step {step}: {said.tokens[step]}, sampling gives {token}"
+    if len(said.tokens) != len(tokens):
+        return f"tokens: {{where}}: {len(said.tokens)} of them, the whole answer has {len(tokens)}"
+    if said.finish != finish:
+        return f"finish: {{where}}: {said.finish!r}, here {finish!r}"
+    return None
+
+
+def recompute_sample(
+    receipt: Receipt, derived: DerivedRequests, count: int, chosen: Sequence[int] | None = None
+) -> Recomputed:
+    """Compute ``count`` steps again, drawn by chance: each is one row behind its prefix, and
+    prefixes are shared. ``chosen`` are numbers of steps in place of the draw."""
+    choices = receipt.payload.choices
+    all_steps = [
+        (n, step) for n, choice in enumerate(choices) for step in range(len(choice.tokens))
+    ]
+    count = min(count, len(all_steps))
+    if chosen is None:
+        chosen = secrets.SystemRandom().sample(range(len(all_steps)), count)
+    for number, step in sorted(all_steps[index] for index in chosen):
+        found = _step_problem(receipt, derived, number, step)
+        if found is not None:
+            problem = f"{found[0]}: choice {number}: step {step}: {found[1]}"
+            return Recomputed(len(chosen), len(all_steps), problem)
+    for number, choice in enumerate(choices):
+        if not _may_end(derived, number, choice):
+            problem = f"finish: choice {number}: nothing in the tokens ends it: {choice.finish!r}"
+            return Recomputed(len(chosen), len(all_steps), problem)
+    return Recomputed(len(chosen), len(all_steps), None)
+
+
+def _step_problem(
+    receipt: Receipt, derived: DerivedRequests, number: int, step: int
+) -> tuple[str, str] | None:
+    choice, request = receipt.payload.choices[number], derived.requests[number]
+    driver = derived.served.driver
+    before = tuple(choice.tokens[:step])
+    one = replace(
+        request,
+        id=driver.new_id(),
+        prompt=(*request.prompt, *before),
+        max_tokens=1,
+        stop=(),
+        ignore_end=True,
+        log_probabilities=None,
+        score_from=None,
+    )
+    masks = {}
+    if derived.constrained.grammar is not None:
+        unbound = replace(one, ignore_end=False)
+        masks = masks_of(derived.constrained, derived.served.grammars, [unbound])
+        masks[one.id].before = before
+    digests = RowDigests()
+    stream = driver.open_stream()
+    try:
+        submission = Submission([one], {one.id: digests}, len(one.prompt) - 1, masks=masks)
+        (refused,) = driver.submit_to(stream, [submission])
+        if refused is not None:
+            return "request", str(refused)
+        taken: list[Delivered] = []
+        while not taken:
+            taken = stream.take(WAIT_SECONDS)
+    finally:
+        stream.cancel()
+    if digests.first(1) != [receipt.leaves[number][step]]:
+        return "bits", OTHER_BITS
+    token = taken[0].event.token
+    if token != choice.tokens[step]:
+        return "tokens", f"{choice.tokens[step]}, sampling gives {token}"
+    return None
+
+
+def _may_end(derived: DerivedRequests, number: int, choice: ChoiceFacts) -> bool:
+    """Whether the tokens of a choice end as it says, as far as that is known without the rest."""
+    request = derived.requests[number]
+    tokenizer = derived.served.tokenizer
+    ends = set() if request.ignore_end else set(tokenizer.eog_ids)
+    last = choice.tokens[-1] if choice.tokens else None
+    if choice.finish == FinishReason.LENGTH.value:
+        return len(choice.tokens) == request.max_tokens
+    stopped = last in ends or last in derived.stop_tokens
+    if choice.finish == TOOL_CALLS and derived.plan is not None and derived.plan.form.functions:
+        return True
+    if choice.finish != FinishReason.STOP.value:
+        return False
+    stream = TextStream(request.stop)
+    for token in choice.tokens:
+        stream.feed(tokenizer.token_bytes(token), tokenizer.hidden_text(token))
+    stream.finish()
+    return stopped or stream.stopped
+
+
+def recompute_results(receipt: Receipt, service: Service, count: int | None) -> Recomputed:
+    """Compute the vectors of a receipt again, or ``count`` of them."""
+    payload = receipt.payload
+    whole = len(payload.prompts)
+    chosen = list(range(whole))
+    if count is not None and count < whole:
+        chosen = sorted(secrets.SystemRandom().sample(chosen, count))
+    asked = loads(payload.request.encode())
+    asked = {name: asked[name] for name in ("input", "dimensions") if asked.get(name) is not None}
+    body = decode(payload_bytes(asked | {"encoding_format": "base64"}), EmbeddingRequest, [])
+    answered = embed(service, body, LOCAL_TENANT, Caller())
+    found = [base64.b64decode(each["embedding"]) for each in answered["data"]]
+    for number in chosen:
+        if number >= len(found) or number >= len(payload.results):
+            return Recomputed(len(chosen), whole, f"results: there is none for prompt {number}")
+        if hashlib.sha256(found[number]).hexdigest() != payload.results[number]:
+            problem = f"bits: result {number}: the vector is not that of the receipt"
+            return Recomputed(len(chosen), whole, problem)
+    return Recomputed(len(chosen), whole, None)
+
+
+def derived_prompts(service: Service, receipt: Receipt) -> Iterator[str]:
+    """How the prompts of a receipt of vectors differ from those its request asks for."""
+    from harness.serve.embeddings import texts_of
+
+    asked = loads(receipt.payload.request.encode())
+    body = decode(payload_bytes({**asked, "model": None}), EmbeddingRequest, [])
+    prompts = [list(prompt) for prompt in texts_of(service, body, LOCAL_TENANT)]
+    if prompts != receipt.payload.prompts:
+        yield "prompt: the request's texts give other tokens"
+    if len(receipt.payload.results) != len(prompts):
+        yield f"results: {len(receipt.payload.results)} of {len(prompts)} prompts"

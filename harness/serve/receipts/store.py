@@ -1,0 +1,140 @@
+"""The receipts of a server, in SQLite: for each tenant a chain, in which each names the one
+before."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from contract.context_manager import ContextManager
+from contract.errors import ConfigError
+from harness.serve.receipts.canonical import canonical_digest
+from harness.serve.receipts.document import VERSION, signed_document
+from harness.serve.receipts.keys import OWNER_ONLY, PRIVATE, open_key
+from harness.serve.storage import StorageProblem
+
+FILE = "receipts.sqlite"
+BUSY_SECONDS = 10.0
+SCHEMA = 1
+Json = dict[str, Any]
+
+
+class ReceiptStore(ContextManager):
+    """A folder with the receipts and the key that signs them. Safe to share between threads and
+    between processes."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens or creates ``folder``. Raises ConfigError when it cannot be used."""
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._key, self._key_state = open_key(folder), _state(folder)
+        path = folder / FILE
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, OWNER_ONLY))
+            self._file = sqlite3.connect(
+                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA synchronous=NORMAL")
+            version = self._file.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA):
+                raise ConfigError(f"{path}: holds receipts of version {version}, not {SCHEMA}")
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS receipts (tenant INTEGER, number INTEGER, id TEXT,"
+                " digest TEXT, document TEXT, PRIMARY KEY (tenant, number))"
+            )
+            self._file.execute("CREATE INDEX IF NOT EXISTS by_id ON receipts (tenant, id)")
+            self._file.execute(f"PRAGMA user_version={SCHEMA}")
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(f"{path}: cannot hold receipts: {error}") from None
+
+    def add(self, tenant: int, payload: Json, leaves: list[list[str]]) -> Json:
+        """Give ``payload`` its place in the tenant's chain, sign and store it; the receipt. Raises
+        StorageProblem."""
+        with self._lock:
+            try:
+                self._file.execute("BEGIN IMMEDIATE")
+                try:
+                    number, previous = self._last(tenant)
+                    self._look_for_key()
+                    placed = payload | {"number": number + 1, "previous": previous}
+                    document = signed_document(placed, leaves, self._key)
+                    digest = canonical_digest(placed)
+                    row = (tenant, number + 1, payload["id"], digest, json.dumps(document))
+                    self._file.execute("INSERT INTO receipts VALUES (?, ?, ?, ?, ?)", row)
+                    self._file.execute("COMMIT")
+                except BaseException:
+                    if self._file.in_transaction:
+                        self._file.execute("ROLLBACK")
+                    raise
+            except sqlite3.OperationalError as error:
+                full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+                problem = f"the receipt cannot be stored: {error}"
+                raise StorageProblem(problem, full) from None
+        return document
+
+    def find(self, tenant: int, name: str) -> Json | None:
+        """The tenant's latest receipt with this id."""
+        asked = "SELECT document FROM receipts WHERE tenant = ? AND id = ? ORDER BY number DESC"
+        with self._lock:
+            row = self._file.execute(f"{asked} LIMIT 1", (tenant, name)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def listed(self, tenant: int, after: int, most: int) -> list[Json]:
+        """Numbers, ids and digests of a tenant's receipts behind number ``after``."""
+        asked = "SELECT number, id, digest FROM receipts WHERE tenant = ? AND number > ?"
+        with self._lock:
+            rows = self._file.execute(f"{asked} ORDER BY number LIMIT ?", (tenant, after, most))
+            return [dict(zip(("number", "id", "sha256"), row, strict=True)) for row in rows]
+
+    def exported(self, tenant: int) -> Iterator[str]:
+        """The receipts of a tenant as JSON texts, in the order of its chain."""
+        asked = "SELECT document FROM receipts WHERE tenant = ? AND number > ? ORDER BY number"
+        number = 0
+        while True:
+            with self._lock:
+                row = self._file.execute(f"{asked} LIMIT 1", (tenant, number)).fetchone()
+            if row is None:
+                return
+            number += 1
+            yield row[0]
+
+    def tenants(self) -> dict[int, int]:
+        """How many receipts each tenant has."""
+        with self._lock:
+            rows = self._file.execute("SELECT tenant, COUNT(*) FROM receipts GROUP BY tenant")
+            return dict(rows.fetchall())
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._file.close()
+
+    def _look_for_key(self) -> None:
+        """Sign with the key in the folder, which may have been rotated."""
+        state = _state(self.folder)
+        if state != self._key_state:
+            self._key, self._key_state = open_key(self.folder), state
+
+    def _last(self, tenant: int) -> tuple[int, str | None]:
+        asked = "SELECT number, digest FROM receipts WHERE tenant = ? ORDER BY number DESC LIMIT 1"
+        row = self._file.execute(asked, (tenant,)).fetchone()
+        return (0, None) if row is None else row
+
+
+def _state(folder: Path) -> tuple[int, int]:
+    """What changes when a key takes another's place."""
+    state = (folder / PRIVATE).stat()
+    return state.st_ino, state.st_mtime_ns
+
+
+def base_payload(name: str, kind: str) -> Json:
+    """What every receipt begins with."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"receipt": VERSION, "id": name, "kind": kind, "time": now}

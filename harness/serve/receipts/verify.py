@@ -1,0 +1,126 @@
+"""Verifies receipts with a model: everything that is wrong with each, or how much was checked."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.serve.accounts import Accounts
+from harness.serve.ledger_store import LedgerStore
+from harness.serve.metrics import Metrics
+from harness.serve.model import ServedModel
+from harness.serve.receipts.check import (
+    DerivedRequests,
+    chain_problems,
+    derive_requests,
+    model_problems,
+    record_problems,
+    request_problems,
+)
+from harness.serve.receipts.document import Receipt
+from harness.serve.receipts.recompute import (
+    Recomputed,
+    derived_prompts,
+    recompute_all,
+    recompute_results,
+    recompute_sample,
+)
+from harness.serve.service import Service
+
+TENTH = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptDemands:
+    """What receipts are held to: keys that are trusted and a tenant, None for any, and how many
+    steps of each are computed again, None for all."""
+
+    trusted: Sequence[str] | None = None
+    tenant: str | None = None
+    sample: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptVerdict:
+    """All that was found wrong with a receipt, and what was computed again if anything was."""
+
+    receipt: Receipt
+    problems: Sequence[str]
+    recomputed: Recomputed | None
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """The verdict as text."""
+        name = self.receipt.payload.id
+        for problem in self.problems:
+            yield f"different: {name}: {problem}"
+        if self.problems or self.recomputed is None:
+            return
+        done = self.recomputed
+        if done.checked == done.steps:
+            yield f"identical: {name}: all {done.steps} steps"
+            return
+        tenth = -(-done.steps // TENTH)
+        yield (
+            f"identical: {name}: {done.checked} of {done.steps} steps; one wrong step would have "
+            f"been seen with probability {done.seen(1):.1%}, {tenth} with {done.seen(tenth):.1%}"
+        )
+
+
+def verify_receipts(
+    receipts: Sequence[Receipt], model: ServedModel, demands: ReceiptDemands
+) -> Iterator[ReceiptVerdict]:
+    """The verdict on each receipt."""
+    with _service(model) as service:
+        for receipt in receipts:
+            yield _verdict(receipt, service, demands)
+
+
+def chain_verdict(receipts: Sequence[Receipt]) -> list[str]:
+    """What is wrong with several receipts as a chain, and a note where it has no beginning."""
+    problems = [f"different: {problem}" for problem in chain_problems(receipts)]
+    first = receipts[0].payload.number
+    if first != 1:
+        problems.append(f"not whole: the chain begins with receipt {first}")
+    return problems
+
+
+def _verdict(receipt: Receipt, service: Service, demands: ReceiptDemands) -> ReceiptVerdict:
+    problems = record_problems(receipt, demands.trusted, demands.tenant)
+    problems += model_problems(receipt, service.model)
+    if receipt.payload.kind == "embedding":
+        problems += derived_prompts(service, receipt)
+        if problems:
+            return ReceiptVerdict(receipt, problems, None)
+        done = recompute_results(receipt, service, demands.sample)
+        return ReceiptVerdict(receipt, [done.problem] if done.problem else [], done)
+    derived = derive_requests(receipt, service)
+    if not isinstance(derived, DerivedRequests):
+        return ReceiptVerdict(receipt, [*problems, derived], None)
+    problems += [] if _broken(problems) else request_problems(receipt, derived)
+    if problems:
+        # What it says is wrong already; the bits of another function would say nothing.
+        return ReceiptVerdict(receipt, problems, None)
+    if demands.sample is None:
+        done = recompute_all(receipt, derived)
+    else:
+        done = recompute_sample(receipt, derived, demands.sample)
+    return ReceiptVerdict(receipt, [done.problem] if done.problem else [], done)
+
+
+def _broken(problems: Sequence[str]) -> bool:
+    """Whether the receipt's parts do not even fit together."""
+    return any(problem.startswith("prompt:") for problem in problems)
+
+
+@contextmanager
+def _service(model: ServedModel) -> Iterator[Service]:
+    """What answers for a verification, whose counts nobody keeps."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LedgerStore(Path(folder) / "ledger.sqlite") as ledger,
+    ):
+        yield Service(model, Accounts(None), ledger, Metrics(model.name, model.driver))

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: parse, render, stream, errors and stored answers."""

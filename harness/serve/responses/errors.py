@@ -1,0 +1,29 @@
+"""Refusals as this API has them: fields by its names, and answers that are not stored."""
+
+from __future__ import annotations
+
+from harness.serve.errors import ApiError
+
+CHAT_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "max_tokens": "max_output_tokens",
+}
+"""What chat completions call a field that is called otherwise here."""
+
+
+def response_name(param: str) -> str:
+    """What this route calls a field of chat completions."""
+    name, dot, rest = param.partition(".")
+    name, bracket, index = name.partition("[")
+    return CHAT_NAMES.get(name, name) + bracket + index + dot + rest
+
+
+def not_found(id: str, param: str | None = None) -> ApiError:
+    """404 for an answer that is not stored, or not for the tenant who asks."""
+    shown = id[:64]
+    problem = f"no response {shown!r} is stored here"
+    code = "response_not_found" if param is None else "previous_response_not_found"
+    return ApiError(404, problem, param=param, code=code, retry=False)

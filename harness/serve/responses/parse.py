@@ -1,0 +1,186 @@
+"""What a request of ``/v1/responses`` means: a chat completion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from harness.serve.answers import Json
+from harness.serve.errors import ApiError
+from harness.serve.hosted import HOSTED, without_hosted_tools
+from harness.serve.responses.wire import (
+    LOGPROBS,
+    ChosenFunction,
+    InputItem,
+    InputPart,
+    ResponsesRequest,
+    ResponseTextFormat,
+)
+
+THOUGHTS, TOKENS = "reasoning_content", "token_ids"
+FREE_FORM = ("custom", "local_shell", "shell", "apply_patch")
+"""Tools of the client whose input is no JSON object, which no call can be held to here."""
+CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
+CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call", "compaction")
+"""How the types of items begin that a server made for itself."""
+
+
+def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
+    """A body of ``/v1/responses`` with the tools and items that this server knows; the others are
+    named in ``ignored``."""
+    value = without_hosted_tools(value, ignored, (*HOSTED, *FREE_FORM))
+    items = value.get("input")
+    if not isinstance(items, list):
+        return value
+    own = []
+    for index, item in enumerate(items):
+        kind = item.get("type") if isinstance(item, dict) else None
+        if isinstance(kind, str) and kind.startswith(CALLS_BY_SERVER):
+            ignored.append(f"input[{index}] ({kind[:64]})")
+        elif isinstance(kind, str) and kind in CUSTOM:
+            own.append(_function_item(item, CUSTOM[kind]))
+        else:
+            own.append(item)
+    return value | {"input": own}
+
+
+def _function_item(item: dict[str, Any], kind: str) -> dict[str, Any]:
+    """A call of a tool with free input, or what it gave, as one of a function."""
+    fields = {name: given for name, given in item.items() if name != "input"} | {"type": kind}
+    if kind == "function_call":
+        fields["arguments"] = json.dumps({"input": item.get("input")})
+    return fields
+
+
+def chat_of(body: ResponsesRequest, earlier: Sequence[InputItem] = ()) -> Json:
+    """The body of the chat completion that a request means, which continues a conversation of
+    ``earlier`` items. Raises ApiError."""
+    chat: Json = {"messages": list(_messages(body, earlier))}
+    for name in (
+        *("model", "temperature", "top_p", "top_k", "seed", "stream", "service_tier", "user"),
+        *("safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls"),
+    ):
+        value = getattr(body, name)
+        if value is not None:
+            chat[name] = value
+    if body.logits_digest:
+        chat["logits_digest"] = True
+    if body.stream:
+        chat["stream_options"] = {"include_usage": True}
+    if body.max_output_tokens is not None:
+        chat["max_completion_tokens"] = body.max_output_tokens
+    if lists_tokens(body):
+        chat["logprobs"], chat["top_logprobs"] = True, body.top_logprobs or 0
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        chat["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None and body.text.format is not None:
+        chat["response_format"] = _format(body.text.format)
+    return chat | _tools(body)
+
+
+def lists_tokens(body: ResponsesRequest) -> bool:
+    """Whether the answer lists the tokens of its text."""
+    return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+
+
+def items_of(body: ResponsesRequest) -> list[InputItem]:
+    """What a request adds to its conversation."""
+    if isinstance(body.input, str):
+        return [InputItem(role="user", content=body.input)]
+    return body.input
+
+
+def _messages(body: ResponsesRequest, earlier: Sequence[InputItem]) -> Iterable[Json]:
+    if body.instructions is not None:
+        yield {"role": "system", "content": body.instructions}
+    turn: Json = {}
+    for index, item in enumerate([*earlier, *items_of(body)], -len(earlier)):
+        more = _said_by_model(item, index)
+        # Calls go with the thoughts and the text before them; other items begin a turn.
+        if more is None or ("tool_calls" not in more and turn.keys() - {THOUGHTS, TOKENS}):
+            yield from _turn(turn)
+            turn = {}
+        if more is None:
+            yield _given_to_model(item, index)
+        elif "tool_calls" in more:
+            turn.setdefault("tool_calls", []).extend(more["tool_calls"])
+        else:
+            turn |= more
+        if more is not None and item.token_ids:
+            turn[TOKENS] = item.token_ids
+    yield from _turn(turn)
+
+
+def _said_by_model(item: InputItem, index: int) -> Json | None:
+    """What an item adds to a turn of the model; None for one that the model was given."""
+    if item.type == "reasoning":
+        thoughts = item.content or item.summary
+        return {THOUGHTS: _text(thoughts)} if thoughts else {}
+    if item.type == "function_call":
+        name, arguments = _given(item, index, "name"), _given(item, index, "arguments")
+        function = {"name": name, "arguments": arguments}
+        call = {"id": _given(item, index, "call_id"), "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    if item.type == "message" and item.role == "assistant":
+        return {"content": _text(_given(item, index, "content"))}
+    return None
+
+
+def _given_to_model(item: InputItem, index: int) -> Json:
+    if item.type == "function_call_output":
+        call_id, output = _given(item, index, "call_id"), _given(item, index, "output")
+        return {"role": "tool", "tool_call_id": call_id, "content": _text(output)}
+    role, content = _given(item, index, "role"), _given(item, index, "content")
+    return {"role": role, "content": _text(content)}
+
+
+def _turn(turn: Json) -> Iterable[Json]:
+    """The message of a turn of the model; none for a turn of reasoning alone."""
+    if turn.keys() - {THOUGHTS, TOKENS}:
+        yield {"role": "assistant", "content": None, **turn}
+
+
+def _given(item: InputItem, index: int, name: str) -> Any:
+    value = getattr(item, name)
+    if value is None:
+        field = f"input[{index}].{name}"
+        raise ApiError(400, f"{field}: a {item.type} has one", param=field, code="invalid_value")
+    return value
+
+
+def _text(content: str | Sequence[InputPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+def _format(requested: ResponseTextFormat) -> Json:
+    if requested.type != "json_schema":
+        return {"type": requested.type}
+    schema = {"name": requested.name, "schema": requested.schema_}
+    for name, value in schema.items():
+        if value is None:
+            field = f"text.format.{name}"
+            raise ApiError(400, f"{field} is missing", param=field, code="invalid_value")
+    for name in ("description", "strict"):
+        if getattr(requested, name) is not None:
+            schema[name] = getattr(requested, name)
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _tools(body: ResponsesRequest) -> Json:
+    chat: Json = {}
+    if body.tools:
+        chat["tools"] = []
+        for tool in body.tools:
+            function = {"name": tool.name}
+            for name in ("description", "parameters", "strict"):
+                if getattr(tool, name) is not None:
+                    function[name] = getattr(tool, name)
+            chat["tools"].append({"type": "function", "function": function})
+    if isinstance(body.tool_choice, ChosenFunction):
+        chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+    elif body.tool_choice is not None and body.tools:
+        chat["tool_choice"] = body.tool_choice
+    return chat

@@ -1,0 +1,319 @@
+"""The objects and events of ``/v1/responses``, made from those of a chat completion.
+
+Its events are named, as its clients expect of this route and of no other.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from harness.serve.answers import CHAT_CHUNK, Answer, ChatShape, Json
+from harness.serve.choices import Piece
+from harness.serve.data_lines import PING
+from harness.serve.errors import ApiError
+from harness.serve.responses.wire import ResponsesRequest
+from harness.serve.text_tokens import response_logprobs, tokens_of_text
+
+LENGTH = "length"
+Keep = Callable[[Json, Sequence[int]], None]
+"""Stores an answer that was made of these tokens."""
+
+
+class ResponseShape:
+    """An answer as a response and its events. With ``keep`` it is stored once it is whole."""
+
+    ping = PING
+
+    def __init__(
+        self, body: ResponsesRequest, answer: Answer, listed: bool, keep: Keep | None
+    ) -> None:
+        self._body = body
+        self._answer = answer
+        self._chat = ChatShape(answer, listed)
+        self._events = ResponseEvents(body)
+        self._keep = keep
+        self._tokens: list[int] = []
+
+    def lines(self, piece: Piece) -> Iterable[bytes]:
+        """The events that say what became certain."""
+        self._tokens += self._answer.ids_of([piece])
+        return [event for chunk in self._chat.chunks(piece) for event in self._events.chunk(chunk)]
+
+    def end(self, usage: bool) -> bytes:
+        """The event with the whole response."""
+        last = self._answer.with_usage(self._answer.head(CHAT_CHUNK, []))
+        events = b"".join(self._events.chunk(last))
+        self._stored(self._events.response)
+        return events
+
+    def failed(self, error: ApiError) -> bytes:
+        """The event of an answer that failed."""
+        body: Json = msgspec.json.decode(error.encoded())
+        return self._events.failed(body["error"])
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
+        """The response."""
+        (choice,) = pieces
+        self._tokens = self._answer.ids_of(choice)
+        response = response_of(self._body, self._chat.whole(pieces))
+        self._stored(response)
+        return response
+
+    def _stored(self, response: Json) -> None:
+        if self._keep is not None:
+            self._keep(response, self._tokens)
+
+
+def response_of(body: ResponsesRequest, chat: Json) -> Json:
+    """The answer to a request, from the whole chat completion that it means."""
+    choice = chat["choices"][0]
+    message, output = choice["message"], []
+    if message.get("reasoning_content"):
+        output.append(_Item("reasoning", message["reasoning_content"]).json("completed"))
+    calls = message.get("tool_calls") or ()
+    if message["content"] or not calls:
+        status = "incomplete" if choice["finish_reason"] == LENGTH else "completed"
+        item = _Item("message", message["content"] or "")
+        if choice.get("logprobs") is not None:
+            thoughts = message.get("reasoning_content") or ""
+            item.tokens = tokens_of_text(item.text, choice["logprobs"]["content"], thoughts)
+        output.append(item.json(status))
+    for call in calls:
+        function = call["function"]
+        item = _Item("function_call", function["arguments"], call["id"], function["name"])
+        output.append(item.json("completed"))
+    head = _head(body, chat)
+    return head | _end(choice["finish_reason"], chat["usage"]) | _ours(chat) | {"output": output}
+
+
+class ResponseEvents:
+    """The events of a streamed answer, from the chunks of the chat completion in order."""
+
+    def __init__(self, body: ResponsesRequest) -> None:
+        self._body = body
+        self.response: Json = {}
+        self._head: Json = {}
+        self._items: list[_Item] = []
+        self._open = False
+        self._finish: str | None = None
+        self._number = 0
+        self._listed: list[Json] = []
+
+    def chunk(self, chunk: Json) -> Iterator[bytes]:
+        """The events for one chunk."""
+        if not self._head:
+            self._head = _head(self._body, chunk)
+            for name in ("created", "in_progress"):
+                yield self._event(f"response.{name}", response=self._head | {"output": []})
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            if choice.get("logprobs") is not None:
+                self._listed += choice["logprobs"]["content"]
+            if delta.get("reasoning_content"):
+                self._tokens_of(delta["reasoning_content"])
+                yield from self._more("reasoning", delta["reasoning_content"])
+            if delta.get("content"):
+                yield from self._more("message", delta["content"])
+            for call in delta.get("tool_calls") or ():
+                yield from self._call(call)
+            self._finish = choice["finish_reason"] or self._finish
+        if chunk.get("usage") is not None:
+            yield from self._close()
+            yield from self._completed(chunk)
+
+    def failed(self, error: Json) -> bytes:
+        """The last event of an answer that failed. The client raises what ``error`` says."""
+        fields = {name: error.get(name) for name in ("code", "message", "param")}
+        return self._event("error", **fields, error=error)
+
+    def _completed(self, chunk: Json) -> Iterator[bytes]:
+        if not self._items:
+            yield from self._begin(_Item("message"))
+            yield from self._close()
+        last = self._items[-1]
+        cut = self._finish == LENGTH and last.kind == "message"
+        output = [item.json("completed") for item in self._items[:-1]]
+        output.append(last.json("incomplete" if cut else "completed"))
+        response = self._head | _end(self._finish, chunk["usage"]) | _ours(chunk)
+        name = "incomplete" if self._finish == LENGTH else "completed"
+        self.response = response | {"output": output}
+        yield self._event(f"response.{name}", response=self.response)
+
+    def _more(self, kind: str, text: str) -> Iterator[bytes]:
+        if not self._open or self._items[-1].kind != kind:
+            yield from self._close()
+            yield from self._begin(_Item(kind))
+        item = self._items[-1]
+        item.text += text
+        more: Json = {}
+        if kind == "message":
+            new = self._tokens_of(text)
+            item.tokens += new
+            more = {"logprobs": response_logprobs(new)}
+        yield self._event(f"response.{item.part}.delta", **self._address(), delta=text, **more)
+
+    def _tokens_of(self, text: str) -> list[Json]:
+        """The listed tokens that make up ``text``. They leave the list, with those before them."""
+        tokens = tokens_of_text(text, self._listed)
+        if tokens:
+            last = next(n for n, one in enumerate(self._listed) if one is tokens[-1])
+            del self._listed[: last + 1]
+        return tokens
+
+    def _call(self, call: Json) -> Iterator[bytes]:
+        function = call["function"]
+        if "id" in call:
+            yield from self._close()
+            yield from self._begin(_Item("function_call", "", call["id"], function["name"]))
+        text = function.get("arguments")
+        if text:
+            self._items[-1].text += text
+            name = "response.function_call_arguments.delta"
+            yield self._event(name, **self._address(), delta=text)
+
+    def _begin(self, item: _Item) -> Iterator[bytes]:
+        self._items.append(item)
+        self._open = True
+        index = len(self._items) - 1
+        begun = item.json("in_progress")
+        yield self._event("response.output_item.added", output_index=index, item=begun)
+        if item.kind != "function_call":
+            part = {**item.content, "text": ""}
+            yield self._event("response.content_part.added", **self._address(), part=part)
+
+    def _close(self) -> Iterator[bytes]:
+        if not self._open:
+            return
+        self._open = False
+        item = self._items[-1]
+        if item.kind == "function_call":
+            name = "response.function_call_arguments.done"
+            yield self._event(name, **self._address(), name=item.name, arguments=item.text)
+        else:
+            listed = response_logprobs(item.tokens)
+            more: Json = {"logprobs": listed} if item.kind == "message" else {}
+            address = self._address()
+            yield self._event(f"response.{item.part}.done", **address, text=item.text, **more)
+            yield self._event("response.content_part.done", **address, part=item.content)
+        index = len(self._items) - 1
+        done = item.json("completed")
+        yield self._event("response.output_item.done", output_index=index, item=done)
+
+    def _address(self) -> Json:
+        item = self._items[-1]
+        address = {"item_id": item.id, "output_index": len(self._items) - 1}
+        return address if item.kind == "function_call" else address | {"content_index": 0}
+
+    def _event(self, kind: str, /, **fields: object) -> bytes:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+
+PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+
+
+@dataclass(slots=True)
+class _Item:
+    """An item of a response: a message, whose ``tokens`` may be listed, reasoning, or a call, whose
+    ``text`` is its arguments."""
+
+    kind: str
+    text: str = ""
+    call_id: str = ""
+    name: str = ""
+    id: str = field(default="")
+    tokens: list[Json] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.id = PREFIXES[self.kind] + secrets.token_hex(12)
+
+    @property
+    def part(self) -> str:
+        """What its text is called."""
+        return PARTS[self.kind]
+
+    @property
+    def content(self) -> Json:
+        """Its text as a piece of content."""
+        piece: Json = {"type": self.part, "text": self.text}
+        if self.kind != "message":
+            return piece
+        return piece | {"annotations": [], "logprobs": response_logprobs(self.tokens)}
+
+    def json(self, status: str) -> Json:
+        """The item as JSON."""
+        item: Json = {"id": self.id, "type": self.kind, "status": status}
+        if self.kind == "function_call":
+            call = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
+            return item | call
+        item["content"] = [] if status == "in_progress" else [self.content]
+        more: Json = {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
+        return item | more
+
+
+def _head(body: ResponsesRequest, chat: Json) -> Json:
+    """The fields of a response that are known when it begins."""
+    text = body.text.format if body.text is not None else None
+    defaults = chat.get("x_zinc", {}).get("sampling_defaults", {})
+    return {
+        "id": chat["id"],
+        "object": "response",
+        "created_at": chat["created"],
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": chat["model"],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {
+            "effort": None if body.reasoning is None else body.reasoning.effort,
+            "summary": None,
+        },
+        "service_tier": chat["service_tier"],
+        "store": body.store is not False,
+        "temperature": _given(body.temperature, defaults.get("temperature")),
+        "text": {"format": {"type": "text"} if text is None else msgspec.to_builtins(text)},
+        "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
+        "tools": msgspec.to_builtins(body.tools or []),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": _given(body.top_p, defaults.get("top_p")),
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+def _given(value: float | None, default: float | None) -> float | None:
+    return default if value is None else value
+
+
+def _end(finish: str | None, usage: Json) -> Json:
+    """The fields that are known when it ends."""
+    cut = finish == LENGTH
+    return {
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {
+                "reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]
+            },
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+
+
+def _ours(chat: Json) -> Json:
+    return {"system_fingerprint": chat["system_fingerprint"], "x_zinc": chat["x_zinc"]}

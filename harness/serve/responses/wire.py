@@ -1,0 +1,174 @@
+"""The bodies and answers of the routes below ``/v1/responses``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from harness.serve.wire import (
+    MOST_MESSAGES,
+    Id,
+    MaxTokens,
+    Seed,
+    Share,
+    Temperature,
+    Tier,
+    TopK,
+    TopLogprobs,
+)
+from harness.serve.wire_tools import ReasoningEffort
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class InputPart(Struct, forbid_unknown_fields=True):
+    """A part of a message, from a client or from an earlier answer. The fields of an answer other
+    than its text change nothing."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A turn of the conversation: a message, a call of a function, what it gave, or thoughts.
+
+    Items of an answer can be sent back as they are, of other servers' answers, too: of thoughts
+    whose text is encrypted the summary is read. ``token_ids`` of an item of the model's are those
+    of the whole turn, as ``token_ids`` of a message of chat completions.
+    """
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[InputPart] | None = None
+    id: Id | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    call_id: Id | None = None
+    name: Id | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    encrypted_content: Any = None
+    token_ids: list[int] | None = None
+
+
+class ResponseFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function the model may call."""
+
+    type: Literal["function"]
+    name: Id
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenFunction(Struct, forbid_unknown_fields=True):
+    """The function that is to be called."""
+
+    type: Literal["function"]
+    name: Id
+
+
+class ResponseTextFormat(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The form of the text: any, a JSON object, or what a JSON schema says."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Id | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = field(default=None, name="schema")
+    strict: bool | None = None
+
+
+class ResponseText(Struct, forbid_unknown_fields=True):
+    """How text is to be."""
+
+    format: ResponseTextFormat | None = None
+
+
+class ResponseReasoning(Struct, forbid_unknown_fields=True):
+    """Whether the model thinks first."""
+
+    effort: ReasoningEffort | None = None
+
+
+class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/responses``.
+
+    The answer is stored unless ``store`` is false; the conversation continues the stored answer
+    that ``previous_response_id`` names. ``user``, ``safety_identifier``, ``prompt_cache_key`` and
+    ``metadata`` change nothing. ``logits_digest`` is that of chat completions. ``include`` of
+    ``message.output_text.logprobs`` has every token of the text listed, with ``top_logprobs`` of
+    the likeliest.
+    """
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    model: Id | None = None
+    instructions: str | None = None
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
+    logits_digest: bool = False
+    stream: bool | None = None
+    text: ResponseText | None = None
+    tools: list[ResponseFunction] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ResponseReasoning | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    include: list[Id] | None = None
+    top_logprobs: TopLogprobs | None = None
+    service_tier: Tier | None = None
+    user: Id | None = None
+    safety_identifier: Id | None = None
+    prompt_cache_key: Id | None = None
+    metadata: dict[str, str] | None = None
+
+
+class Response(Struct):
+    """``POST /v1/responses``, not streamed, and ``GET /v1/responses/ID``."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    store: bool
+    previous_response_id: str | None
+    usage: dict[str, Any]
+    system_fingerprint: str
+    x_zinc: dict[str, Any]
+
+
+class ResponseDeleted(Struct):
+    """``DELETE /v1/responses/ID``."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseItems(Struct):
+    """``GET /v1/responses/ID/input_items``: a part of what was sent, the latest first unless
+    ``order`` is ``asc``."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ResponseTokens(Struct):
+    """``POST /v1/responses/input_tokens``."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int

@@ -1,0 +1,351 @@
+"""The table of all settings, in the groups that the help shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import platformdirs
+
+from contract.dtypes import DEFAULT_KV, KV_DTYPES
+from harness.setting_kinds import (
+    INT32_MAX,
+    MEGABYTE,
+    PATH,
+    TEXT,
+    UINT64_MAX,
+    Setting,
+    choice,
+    integer,
+    number,
+    size,
+    tokens,
+)
+
+TIERS = ("auto", "cpu", "native", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
+
+
+def _default_cache_dir() -> Path:
+    return platformdirs.user_cache_path("zinc-rt")
+
+
+def _default_ledger() -> Path:
+    return platformdirs.user_state_path("zinc-rt") / "ledger.sqlite"
+
+
+MODEL = (
+    Setting(
+        "model",
+        TEXT,
+        None,
+        "GGUF file, name of `zinc-rt model list`, or hf.co/ORG/REPO[:QUANT]",
+        "the model of `zinc-rt model use`, else smollm2-135m-instruct",
+        common=True,
+        aliases=("-m",),
+    ),
+    Setting("cache_dir", PATH, _default_cache_dir, "folder of the downloaded models"),
+)
+DEVICE = (
+    Setting(
+        "tier",
+        choice(*TIERS),
+        "auto",
+        "what computes: auto takes the fastest tier of this machine, see `zinc-rt devices`",
+        common=True,
+    ),
+    Setting(
+        "threads",
+        integer(1, 4096),
+        None,
+        "most processor threads to use",
+        "all that this process may use",
+        aliases=("-t",),
+    ),
+    Setting(
+        "device",
+        TEXT,
+        "",
+        "part of the name of the tier's device; for cuda also its number, or several for one "
+        "model: 0,1",
+        "the tier's first device",
+    ),
+    Setting(
+        "opencl_mode",
+        choice("auto", "persistent", "launch"),
+        "auto",
+        "OpenCL runs a step as one kernel (persistent) or as one kernel for each op (launch)",
+    ),
+    Setting(
+        "opencl_device", TEXT, "", "part of the name of an OpenCL device", "what --device says"
+    ),
+)
+SAMPLING = (
+    Setting(
+        "temperature",
+        number(0, 100),
+        0.0,
+        "0 always takes the likeliest token, so the same prompt gives the same text; above 0 "
+        "tokens are drawn at random",
+        common=True,
+        aliases=("--temp",),
+    ),
+    Setting("top_k", integer(0, INT32_MAX), 40, "draw among the K likeliest tokens; 0 is off"),
+    Setting(
+        "top_p",
+        number(0, 1),
+        0.95,
+        "draw among the likeliest tokens that have this probability together; 1 is off",
+    ),
+    Setting(
+        "min_p",
+        number(0, 1),
+        0.05,
+        "drop tokens less probable than this share of the likeliest one; 0 is off",
+    ),
+    Setting(
+        "repeat_penalty",
+        number(0.01, 100),
+        1.0,
+        "above 1 makes recent tokens less likely; 1 is off",
+        aliases=("--repetition-penalty",),
+    ),
+    Setting("repeat_last_n", integer(0, INT32_MAX), 64, "number of tokens that count as recent"),
+    Setting(
+        "seed",
+        integer(0, UINT64_MAX),
+        0,
+        "start of the random numbers; the same seed gives the same text",
+        common=True,
+        aliases=("-s",),
+    ),
+)
+MEMORY = (
+    Setting(
+        "context",
+        tokens(16, INT32_MAX),
+        None,
+        "most tokens of a prompt and its answer together",
+        "what the model was made for, or less where memory is short",
+        common=True,
+        aliases=("-c", "--ctx-size", "--num-ctx", "--max-model-len"),
+    ),
+    Setting(
+        "memory_budget",
+        size(MEGABYTE),
+        None,
+        "most memory to use: of the graphics card, or of the machine where a tier uses that",
+        "what is free now, less a margin",
+    ),
+    Setting(
+        "kv_dtype",
+        choice(*sorted(dtype.name for dtype in KV_DTYPES)),
+        DEFAULT_KV.name,
+        "how the keys and values of the context are stored; i12 gives the bits of f32 in 3/8 of "
+        "its memory, q8_0 takes the least",
+    ),
+    Setting(
+        "prefix_cache",
+        size(0),
+        None,
+        "bytes of the budget kept for prompts seen before, so that one that begins alike is "
+        "sooner read; 0 keeps none",
+        "all that running requests leave free",
+    ),
+    Setting(
+        "host_cache",
+        size(0),
+        0,
+        "bytes of the machine's memory, besides the budget, for prompts that the prefix cache "
+        "has no room for",
+    ),
+    Setting(
+        "state_cache",
+        size(0),
+        None,
+        "bytes of the budget for saved states of recurrent layers, from which a prompt that "
+        "begins alike goes on",
+        "one state for each slot, none with one slot",
+    ),
+)
+SPEED = (
+    Setting(
+        "chunk",
+        tokens(1, 1 << 20),
+        None,
+        "most prompt tokens that a step reads; changes speed and memory, never the answer",
+        "the tier's fastest, and 256 while other requests are being answered",
+    ),
+    Setting(
+        "draft",
+        integer(0, 63),
+        11,
+        "most tokens guessed ahead, from text that repeats itself or by the draft model; changes "
+        "speed, never the answer; 0 guesses none",
+    ),
+    Setting(
+        "draft_model",
+        TEXT,
+        None,
+        "smaller model of the same vocabulary that guesses ahead: a file or a name, as for "
+        "--model; changes speed, never the answer",
+        "none: guesses come from the prompt",
+        aliases=("--model-draft", "-md"),
+    ),
+)
+OUTPUT = (
+    Setting(
+        "max_tokens",
+        integer(1, INT32_MAX),
+        512,
+        "most tokens of an answer",
+        common=True,
+        aliases=("-n", "--n-predict", "--predict", "--num-predict", "--max-new-tokens"),
+    ),
+    Setting(
+        "system",
+        TEXT,
+        None,
+        "system prompt: the instructions before the conversation",
+        "what the model's chat template says",
+        common=True,
+        aliases=("-sys", "--system-prompt"),
+    ),
+    Setting(
+        "thinking",
+        choice("auto", "on", "off"),
+        "auto",
+        "whether a model that can think before it answers does so",
+        common=True,
+    ),
+)
+SERVER = (
+    Setting(
+        "host",
+        TEXT,
+        "127.0.0.1",
+        "address to listen on; 0.0.0.0 is every address and needs --tenants",
+        common=True,
+    ),
+    Setting("port", integer(0, 65535), 8080, "port to listen on; 0 takes a free one", common=True),
+    Setting(
+        "slots",
+        integer(1, 1 << 12),
+        None,
+        "requests that are answered at once; each has memory for a whole context",
+        "4 for a server, else 1",
+        common=True,
+        aliases=("-np", "--parallel", "--max-num-seqs"),
+    ),
+    Setting(
+        "queue_depth",
+        integer(1, 4096),
+        256,
+        "requests that may wait for a slot; further ones are refused",
+    ),
+    Setting(
+        "alias",
+        TEXT,
+        "",
+        "further name by which requests may call the model; '*' accepts every name. May be "
+        "given several times",
+        "none",
+        repeats=True,
+        common=True,
+        aliases=("-a", "--served-model-name"),
+    ),
+    Setting(
+        "beside",
+        TEXT,
+        "",
+        "further models that requests may name, separated by commas; one is loaded when first "
+        "asked for, and an unused one unloaded where memory is short",
+        "none",
+    ),
+    Setting(
+        "tenants",
+        PATH,
+        None,
+        "file of the users and of digests of their API keys, see `zinc-rt tenants`",
+        "one local user without a key",
+        common=True,
+    ),
+    Setting("ledger", PATH, _default_ledger, "SQLite file that counts the tokens of every tenant"),
+    Setting(
+        "allowed_hosts",
+        TEXT,
+        "",
+        "host names, separated by commas, that requests may use for this server, besides its "
+        "addresses, localhost and the machine's name",
+        "none",
+    ),
+    Setting(
+        "cors",
+        TEXT,
+        "",
+        "web site whose pages may use this server, such as https://chat.example.org; '*' is "
+        "every site. May be given several times",
+        "none",
+        repeats=True,
+    ),
+    Setting(
+        "unknown_fields",
+        choice("ignore", "reject"),
+        "ignore",
+        "requests with a field that the server does not know: answer and name the ignored "
+        "field, or refuse; a misspelt field is always refused",
+    ),
+    Setting(
+        "drain_seconds",
+        number(0, 3600),
+        30.0,
+        "seconds that running answers get when the server is asked to stop",
+    ),
+    Setting(
+        "record",
+        PATH,
+        None,
+        "folder for traces to replay (python -m harness.replay); they contain every prompt and "
+        "answer",
+        "nothing is recorded",
+    ),
+    Setting(
+        "receipts",
+        PATH,
+        None,
+        "folder for signed receipts of all answers (docs/receipts.md); they contain every prompt "
+        "and answer",
+        "no receipts are made",
+    ),
+    Setting(
+        "ray",
+        integer(0, 64),
+        0,
+        "processes under Ray Serve that answer instead of this one; when one dies its answers "
+        "go on in another",
+        "none",
+    ),
+)
+GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
+    {
+        "model": MODEL,
+        "device": DEVICE,
+        "sampling": SAMPLING,
+        "memory": MEMORY,
+        "speed": SPEED,
+        "output": OUTPUT,
+        "server": SERVER,
+    }
+)
+"""The settings by group, in the order of the help."""
+SETTINGS: Mapping[str, Setting] = MappingProxyType(
+    {setting.name: setting for group in GROUPS.values() for setting in group}
+)
+GROUP_OF: Mapping[str, str] = MappingProxyType(
+    {setting.name: name for name, group in GROUPS.items() for setting in group}
+)
+
+
+def names_in(*groups: str) -> tuple[str, ...]:
+    """The names of the settings of these groups."""
+    return tuple(setting.name for group in groups for setting in GROUPS[group])

@@ -1,0 +1,372 @@
+"""The cases of ``harness.vectors``: inputs of every rule and what the reference makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.dtypes import BY_NAME, I12, Q8_0, WEIGHT_DTYPES, DType, StorageClass
+from contract.records import LOGIT_BIAS, QUERY_TOKEN, SAMPLING
+from harness.serve.pooling import Pool, Pooling
+from reference.exact import elementary
+from reference.exact.activation import quantize_activation
+from reference.exact.attention_rows import exp2, row_integers
+from reference.exact.kv_storage import page_view, store, stored
+from reference.exact.philox import draw, philox
+from reference.exact.rotary import RotaryScaling, rotary_table
+from reference.exact.sums import sum_axis
+from reference.ops.flash_attn_batched import flash_attn_batched
+from reference.ops.log_probabilities import log_probabilities
+from reference.ops.moe_down_acc import weighted_sum
+from reference.ops.moe_gate_topk import route
+from reference.ops.rms_norm import rms_norm
+from reference.ops.rope import rope
+from reference.ops.sample import sample
+from reference.ops.shared_expert import gated_add
+from reference.ops.soft_cap import soft_cap
+from reference.ops.ssm_conv1d import ssm_conv1d
+from reference.ops.ssm_delta_net import ssm_delta_net
+from reference.ops.ssm_gated_norm import ssm_gated_norm
+from reference.ops.swiglu import swiglu
+from reference.quant import FORMATS, moderate_scales
+from reference.quant.dot import matmul
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorCase:
+    """One example: ``op`` of ``rule`` gives ``outputs`` for ``inputs``, arrays or numbers by
+    name."""
+
+    rule: str
+    op: str
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """An input that its parameters describe: see ``numbers``."""
+
+    seed: int
+    shape: tuple[int, ...]
+    exponent: int
+
+    @property
+    def values(self) -> Float32:
+        """The numbers in their shape."""
+        return numbers(self.seed, int(np.prod(self.shape)), self.exponent).reshape(self.shape)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The parameters, as the file has them."""
+        return {"shape": list(self.shape), "seed": self.seed, "exponent": self.exponent}
+
+
+def numbers(seed: int, size: int, exponent: int) -> Float32:
+    """Number i is (w / 2^8 rounded down - 2^23) 2^(exponent - 23), exactly, where w is Philox's
+    first word for the key ``seed`` and the counter i: from -2^exponent up to 2^exponent."""
+    words = np.array([draw(seed, index) >> 8 for index in range(size)], np.int64)
+    return np.ldexp((words - (1 << 23)).astype(np.float32), exponent - 23)
+
+
+def cases() -> Iterator[VectorCase]:
+    """All cases, in the order of the rules."""
+    seeds = count(1)
+
+    def make(shape: tuple[int, ...], exponent: int = 0) -> Numbers:
+        return Numbers(next(seeds), shape, exponent)
+
+    for part in (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling):
+        yield from part(make)
+
+
+Make = Callable[..., Numbers]
+
+
+def _case(rule: str, op: str, function: Callable[..., Any], **inputs: Any) -> VectorCase:
+    """A case whose results are those of ``function``, one array or several by name."""
+    values = {n: v.values if isinstance(v, Numbers) else v for n, v in inputs.items()}
+    given = {n: v.described if isinstance(v, Numbers) else v for n, v in inputs.items()}
+    result = function(**values)
+    outputs = result if isinstance(result, dict) else {"y": np.atleast_1d(result)}
+    return VectorCase(rule, op, given, outputs)
+
+
+def _float(*words: int) -> Float32:
+    return np.array(words, np.uint32).view(np.float32)
+
+
+def _primitives(make: Make) -> Iterator[VectorCase]:
+    edges = _float(0, 0xBF800000, 0x3F800000, 0x477FE000, 0x477FF000, 0x38801000, 0x33000001)
+    half = _case("R1", "binary16", lambda x: stored(x, np.dtype("<f2")).view(np.uint16), x=edges)
+    yield VectorCase("R1", "binary16", half.inputs, {"y": half.outputs["y"].astype(np.int32)})
+    for name in ("exp", "sigmoid", "silu", "tanh", "softplus", "gelu"):
+        yield _case("R2", name, getattr(elementary, name), x=make((64,), 4))
+    extreme = np.array([-100, -87, -86.9, 0, 87, 88, 1e-6, -1e-6], np.float32)
+    yield _case("R2", "exp", elementary.exp, x=extreme)
+    yield _case("R2", "log", lambda x: elementary.log(np.abs(x)), x=make((24,), 3))
+    yield _case("R2", "log", elementary.log, x=_float(0x3F3504F3, 0x3F3504F2, 0x3F800000, 1 << 23))
+    yield _case("R2", "soft_cap", soft_cap, x=make((8,), 6), cap=20.0)
+    for activation in range(3):
+        gated = {"gate": make((8,), 3), "up": make((8,), 1), "activation": activation}
+        yield _case("R2", "swiglu", swiglu, **gated)
+    for context, scaling in (
+        (9, {}),
+        (1500, {}),
+        (9, {"factor": 4.0}),
+        (9, {"factor": 4.0, "yarn": 1, "original_context": 256, "attention_factor": 1.25}),
+    ):
+        yield _case("R2", "rotary_table", _table, context=context, base=1e4, dims=8, **scaling)
+    divided = {"context": 9, "base": 1e4, "dims": 8, "factors": [1.0, 1.5, 2.0, 8.0]}
+    yield _case("R2", "rotary_table", _table, **divided)
+    for neox in (0, 1):
+        yield _case("R2", "rope", _rope, x=make((2, 12)), positions=[3, 8], dims=8, neox=neox)
+
+
+def _table(context: int, base: float, dims: int, factors: Any = None, **scaling: Any) -> Float32:
+    scaling["yarn"] = bool(scaling.get("yarn"))
+    return rotary_table(context, base, dims, RotaryScaling(**scaling), factors)
+
+
+def _rope(x: Float32, positions: list[int], dims: int, neox: int) -> Float32:
+    """Rotate one head per token."""
+    query = np.array([(0, 0, position, 0) for position in positions], np.int32)
+    table = rotary_table(16, 1e4, dims)
+    return rope(x=x, rope_table=table, query=query, heads=1, head_dim=x.shape[-1], neox=neox)
+
+
+def _sums(make: Make) -> Iterator[VectorCase]:
+    for rows, length in ((1, 1), (1, 255), (1, 256), (2, 257), (4, 1300), (8, 3000)):
+        yield _case("R3 R4", "sum", lambda x: sum_axis(x), x=make((rows, length)))
+    for width, groups in ((300, 1), (64, 2)):
+        inputs = {"x": make((2, width * groups), 2), "weight": make((width,), 1)}
+        yield _case("R4", "rms_norm", _rms_norm, **inputs, eps=1e-6, groups=groups)
+
+
+def _rms_norm(x: Float32, weight: Float32, eps: float, groups: int) -> Float32:
+    return rms_norm(x=x, weight=weight, eps=eps, groups=groups)
+
+
+def _products(make: Make) -> Iterator[VectorCase]:
+    def quantized(x: Float32) -> dict[str, Any]:
+        activation = quantize_activation(x)
+        return {"m": activation.m, "scale": activation.scale}
+
+    yield _case("R5", "quantize", quantized, x=make((1, 300), 3))
+    yield _case("R5", "quantize", quantized, x=make((1, 256), -70))
+    for dtype in WEIGHT_DTYPES:
+        columns = 512 if dtype.storage is StorageClass.SUPERBLOCK else 288
+        yield _product(make, dtype, columns)
+    yield _product(make, Q8_0, 1312)
+
+
+def _product(make: Make, dtype: DType, columns: int) -> VectorCase:
+    """A row of a matrix: its values, and its product with activations."""
+
+    def both(x: Float32, blocks: NDArray[np.uint8], dtype: str) -> dict[str, Any]:
+        stored_as = BY_NAME[dtype]
+        values = FORMATS[stored_as].dequantize(blocks)
+        return {"values": values, "y": matmul(blocks, stored_as, x)}
+
+    blocks = _blocks(dtype, columns, dtype.ggml_id)
+    return _case("R5", "product", both, x=make((1, columns), 2), blocks=blocks, dtype=dtype.name)
+
+
+def _blocks(dtype: DType, columns: int, seed: int) -> NDArray[np.uint8]:
+    """One row of random blocks whose numbers are finite."""
+    values = numbers(1000 + seed, columns, 0)[None]
+    form = FORMATS[dtype]
+    if dtype.storage is StorageClass.FLOAT:
+        return form.quantize(values)
+    words = [draw(2000 + seed, index) & 255 for index in range(dtype.row_bytes(columns))]
+    blocks = np.array([words], np.uint8)
+    moderate_scales(dtype, blocks)
+    return blocks
+
+
+def _attention(make: Make) -> Iterator[VectorCase]:
+    def rows(x: Float32, bits: int) -> dict[str, Any]:
+        made = row_integers(x, bits)
+        return {"m": made.m, "exponent": made.exponent}
+
+    for exponent in (0, 13, -41):
+        yield _case("R6", "rows", rows, x=make((1, 64), exponent), bits=10)
+    yield _case("R6", "rows", rows, x=make((1, 64), 41), bits=13)
+    yield _case("R6", "exp2", lambda x: exp2(x), x=make((24,), 5))
+    for length, storage, more in (
+        (1, "f32", {}),
+        (70, "i12", {}),
+        (130, "f16", {"window": 67}),
+        (130, "q8_0", {"soft_cap": 30.0}),
+        (130, "f32", {"sinks": _float(0x3F800000, 0xC0000000)}),
+        (1100, "i12", {}),
+        (1100, "i12", {"window": 1050}),
+    ):
+        inputs = {"q": make((2, 64), 3), "k": make((length, 64), 2), "v": make((length, 64))}
+        yield _case("R6", "attention", _attend, **inputs, storage=storage, scale=0.125, **more)
+
+
+def _attend(q: Float32, k: Float32, v: Float32, storage: str, scale: float, **more: Any) -> Float32:
+    """Two heads of one query at the last position, over one KV head."""
+    length, width = k.shape
+    pages = -(-length // 16)
+    by_name = {"f32": np.float32, "f16": np.float16}
+    if storage in by_name:
+        kv: Any = np.zeros((pages, 2, 16, 1, width), by_name[storage])
+    elif storage == "q8_0":
+        kv = np.zeros((pages, 2, 16, 1, width // 32 * 34), np.uint8)
+    else:
+        octets = np.zeros(pages * 16 * I12.row_bytes(width) * 2, np.uint8)
+        kv = page_view(octets, I12, (pages, 2, 16, 1, width))
+    positions = np.arange(length, dtype=np.int32)
+    store(kv, positions // 16, positions % 16, k[:, None], v[:, None])
+    table = np.arange(pages, dtype=np.int32)[None]
+    query = np.array([(0, 0, length - 1, 0)], np.int32)
+    sizes = {"heads": 2, "kv_heads": 1, "head_dim": width}
+    y = flash_attn_batched(
+        q=q.reshape(1, -1), kv=kv, page_table=table, query=query, scale=scale, **sizes, **more
+    )
+    return y.reshape(q.shape)
+
+
+def _experts(make: Make) -> Iterator[VectorCase]:
+    def routed(logits: Float32, used: int) -> dict[str, Any]:
+        ids, weights = route(logits, used)
+        return {"ids": ids, "weights": weights}
+
+    yield _case("R7", "route", routed, logits=make((3, 24), 2), used=4)
+    ties = np.array([[1, 2, 2, 0, 2, 1]], np.float32)
+    yield _case("R7", "route", routed, logits=ties, used=3)
+    for scaled in (False, True):
+        inputs = {"products": make((1, 3, 8)), "weights": make((1, 3)), "residual": make((1, 8))}
+        scale = {"expert_scale": make((6,), 1)} if scaled else {}
+        yield _case("R7", "mixture", _mixture, **inputs, **scale, ids=[4, 0, 2])
+    inputs = {"x": make((1, 300)), "router": make((300,)), "down": make((1, 8))}
+    yield _case("R7", "shared_expert", _shared, residual=make((1, 8)), **inputs)
+
+
+def _mixture(
+    products: Float32,
+    weights: Float32,
+    residual: Float32,
+    ids: list[int],
+    expert_scale: Float32 | None = None,
+) -> Float32:
+    return weighted_sum(products, np.array([ids], np.int32), weights, expert_scale, residual)
+
+
+def _shared(x: Float32, router: Float32, down: Float32, residual: Float32) -> Float32:
+    return gated_add(residual, x, router, down)
+
+
+def _query(length: int) -> NDArray[np.int32]:
+    query = np.zeros((length, 1), QUERY_TOKEN)
+    query["position"] = np.arange(length)[:, None]
+    return query.view(np.int32).reshape(length, 4)
+
+
+def _recurrent(make: Make) -> Iterator[VectorCase]:
+    def convolved(x: Float32, weight: Float32) -> Float32:
+        state = np.zeros((1, weight.shape[1] - 1, x.shape[1]), np.float32)
+        history = weight.shape[1] - 1
+        return ssm_conv1d(x=x, weight=weight, query=_query(len(x)), state=state, history=history)
+
+    yield _case("R8", "convolution", convolved, x=make((6, 5), 1), weight=make((5, 4)))
+    for grouped in (0, 1):
+        inputs = {"x": make((4, 8 * 8)), "alpha": make((4, 4), 1), "beta": make((4, 4), 1)}
+        fixed = {"decay": make((4,), 1), "dt_bias": make((4,))}
+        yield _case("R8", "delta_rule", _delta, **inputs, **fixed, grouped=grouped)
+    inputs = {"x": make((1, 64)), "gate": make((1, 64), 1), "weight": make((32,), 1)}
+    yield _case("R8", "gated_norm", ssm_gated_norm, **inputs, eps=1e-6, heads=2)
+
+
+def _delta(
+    x: Float32, alpha: Float32, beta: Float32, decay: Float32, dt_bias: Float32, grouped: int
+) -> Float32:
+    """Two key heads and four value heads of eight elements, from an empty state."""
+    return ssm_delta_net(
+        x=x, alpha=alpha, beta=beta, decay=-np.abs(decay), dt_bias=dt_bias, query=_query(len(x)),
+        state=np.zeros((1, 4, 8, 8), np.float32), key_heads=2, value_heads=4, state_size=8,
+        eps=1e-6, grouped=grouped,
+    )  # fmt: skip
+
+
+def _sampling(make: Make) -> Iterator[VectorCase]:
+    def words(key: list[int], counter: list[int]) -> dict[str, Any]:
+        k, c = (key[0], key[1]), (counter[0], counter[1], counter[2], counter[3])
+        return {"words": np.array(philox(k, c), np.int64)}
+
+    yield _case("R9", "philox", words, key=[0xA4093822, 0x299F31D0], counter=[1, 2, 3, 4])
+    plain: dict[str, Any] = {"temperature": 0.0, "recent": [], "seed": 5}
+    drawn = {**plain, "temperature": 0.75}
+    penalized = {**plain, "recent": [3, 7, 3, 20], "repeat_penalty": 1.25}
+    for more in (
+        plain,
+        drawn,
+        {**drawn, "top_k": 5},
+        {**drawn, "top_p": 0.5},
+        {**drawn, "min_p": 0.2},
+        {**drawn, "top_k": 20, "top_p": 0.9, "min_p": 0.05},
+        {**penalized, "frequency_penalty": 0.5, "presence_penalty": 0.25},
+        {**drawn, **penalized, "temperature": 1.5},
+        {**drawn, "bias": [[3, 2.5], [9, -100.0]]},
+        {**drawn, "allowed": [2, 3, 5, 7, 11, 13, 40]},
+        {**plain, "allowed": []},
+    ):
+        yield _case("R9", "sample", _sample, logits=make((50,), 2), **more)
+    for pooling in Pooling:
+        inputs = {"rows": make((3, 40)), "dimensions": 24, "pooling": pooling.value}
+        yield _case("R11", "embedding", _embedding, **inputs)
+    yield _case("R10", "log_probabilities", _logs, logits=make((1, 300), 3), token=17, top=5)
+
+
+def _sample(logits: Float32, recent: list[int], **more: Any) -> dict[str, Any]:
+    """The tokens of the same logits at eight positions from 100 on."""
+    positions, slot_ring = range(100, 108), 256
+    records = np.zeros((len(positions), 1), SAMPLING)
+    ring = np.zeros((1, slot_ring), np.int32)
+    tokens = []
+    for row, position in enumerate(positions):
+        record = records[row : row + 1]
+        for name, value in {"top_p": 1.0, "repeat_penalty": 1.0, "seed": 0, **more}.items():
+            if name == "seed":
+                record["seed_low"], record["seed_high"] = value & 0xFFFFFFFF, value >> 32
+            elif name not in ("bias", "allowed"):
+                record[name] = value
+        record["position"], record["repeat_last_n"] = position, len(recent)
+        for back, token in enumerate(reversed(recent), 1):
+            ring[0, (position - back) % slot_ring] = token
+        bias = allowed = None
+        if "bias" in more:
+            record["bias_count"] = len(more["bias"])
+            pairs = np.array([tuple(pair) for pair in more["bias"]], LOGIT_BIAS)
+            bias = pairs.view(np.int32).reshape(-1, 2)
+        if "allowed" in more:
+            record["mask"] = 1
+            mask = np.zeros(64, np.uint8)
+            mask[more["allowed"]] = 1
+            allowed = np.packbits(mask, bitorder="little").view("<i4")[None]
+        chosen = sample(
+            logits=logits[None], sampling=record.view(np.int32).reshape(1, 16), recent=ring,
+            allowed=allowed, bias=bias,
+        )  # fmt: skip
+        tokens.append(int(chosen[0]))
+    return {"tokens": np.array(tokens, np.int32)}
+
+
+def _logs(logits: Float32, token: int, top: int) -> dict[str, Any]:
+    chosen, ids, logs = log_probabilities(logits=logits, token=np.array([token], np.int32), top=top)
+    return {"chosen": chosen, "ids": ids, "logs": logs}
+
+
+def _embedding(rows: Float32, dimensions: int, pooling: str) -> Float32:
+    pool = Pool(Pooling(pooling), len(rows))
+    pool(0, rows)
+    return pool.vector(dimensions)

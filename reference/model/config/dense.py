@@ -1,0 +1,94 @@
+"""Reads the metadata keys of dense decoders that differ from Llama's in scales, windows or
+rotation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from reference.exact.rotary import RotaryScaling
+from reference.model.config.common import read_common, require_feed_forward
+from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, Keys
+from reference.model.config.records import ModelConfig, Rope
+from reference.model.config.rope import (
+    SLIDING_TABLE,
+    read_interleaved_rope,
+    read_llama_rope,
+    read_phi_rope,
+    unrotated,
+)
+
+WINDOW = "attention.sliding_window"
+PATTERN = "attention.sliding_window_pattern"
+OLMO3_PATTERN = 4
+SMOLLM3_UNROTATED = 4
+"""Every fourth layer of SmolLM 3 does not rotate; its files have no key for it."""
+SECTIONS = "rope.dimension_sections"
+
+
+def read_dense(keys: Keys) -> ModelConfig:
+    """Qwen 2 and 3: halves rotate."""
+    return require_feed_forward(keys, read_common(keys))
+
+
+def read_smollm3(keys: Keys) -> ModelConfig:
+    """SmolLM 3: Llama's rotation in all but every fourth layer."""
+    config = require_feed_forward(keys, read_common(keys, read_llama_rope))
+    rope = config.ropes[0]
+    rotated = [(layer + 1) % SMOLLM3_UNROTATED != 0 for layer in range(config.layers)]
+    return replace(config, ropes=tuple(rope if turns else unrotated(rope) for turns in rotated))
+
+
+def read_glm4(keys: Keys) -> ModelConfig:
+    """GLM-4: interleaved pairs of the first half of a head rotate."""
+    if keys.has(SECTIONS):
+        raise keys.unsupported(SECTIONS, "is present", "only GLM-4 for text is supported")
+    return require_feed_forward(keys, read_common(keys, read_interleaved_rope))
+
+
+def read_phi3(keys: Keys) -> ModelConfig:
+    """Phi 3 and 4: one window for all layers, or none."""
+    config = require_feed_forward(keys, read_common(keys, read_phi_rope))
+    window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
+    return replace(config, windows=(window,) * config.layers)
+
+
+def read_olmo2(keys: Keys) -> ModelConfig:
+    """OLMo 2, and OLMo 3 with windows: every n-th layer is full, windowed ones scale no angles."""
+    config = require_feed_forward(keys, read_common(keys))
+    window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
+    if not window:
+        return config
+    sliding = window_pattern(keys, config, OLMO3_PATTERN)
+    full = config.ropes[0]
+    base = keys.positive("rope.freq_base_swa", full.base)
+    rope = Rope(SLIDING_TABLE, base, full.dims, full.neox, RotaryScaling())
+    return replace(
+        config,
+        windows=tuple(window if slides else 0 for slides in sliding),
+        ropes=tuple(rope if slides else full for slides in sliding),
+    )
+
+
+def read_granite(keys: Keys) -> ModelConfig:
+    """Granite: Llama with factors for embeddings, residuals, scores and logits."""
+    config = require_feed_forward(keys, read_common(keys, read_llama_rope))
+    if not keys.file.get(keys.key("rope.scaling.finetuned"), bool, True):
+        config = replace(config, ropes=tuple(unrotated(rope) for rope in config.ropes))
+    scale = keys.positive("attention.scale", 0.0, allow_zero=True)
+    return replace(
+        config,
+        attention_scales=(scale,) * config.layers if scale else config.attention_scales,
+        embedding_scale=keys.positive("embedding_scale", 0.0, allow_zero=True) or 1.0,
+        residual_scale=keys.positive("residual_scale", 0.0, allow_zero=True) or 1.0,
+        logit_scale=1.0 / keys.positive("logit_scale"),
+    )
+
+
+def window_pattern(keys: Keys, config: ModelConfig, default: int) -> tuple[bool, ...]:
+    """Whether each layer has a window: an array of the file, else all but every n-th layer."""
+    if isinstance(keys.file.metadata.get(keys.key(PATTERN)), np.ndarray):
+        return keys.flags(PATTERN, config.layers, config.blocks)
+    period = keys.integer(PATTERN, 1, MAX_LAYERS, default)
+    return tuple(layer % period < period - 1 for layer in range(config.layers))

@@ -1,0 +1,81 @@
+"""Log-probabilities of a prompt's own tokens (rule R10), computed on the device while it is read.
+
+The row behind position p says how likely each token of position p + 1 is. To have the device list
+the token that stands there, the row is sampled with a bias that makes this token the largest; rule
+R10 takes the logits before any bias, so the bias changes no log-probability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.lazy_dataclass import dataclass
+from contract.records import SAMPLING
+from reference.runner import StepOutput
+
+FORCING_BIAS = 2.0**127
+"""Makes a token the largest of its row where every logit is within 2^126 of zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Log-probabilities of consecutive tokens of a prompt, the first at position ``first``.
+
+    ``log_probability`` is float32[tokens]. ``top_ids`` int32[tokens, k] and
+    ``top_log_probabilities`` float32[tokens, k] list the likeliest tokens at each position, by
+    falling logit. The values of a row whose logits are not finite are NaN.
+    """
+
+    first: int
+    log_probability: NDArray[np.float32]
+    top_ids: NDArray[np.int32]
+    top_log_probabilities: NDArray[np.float32]
+
+
+ScoreSink = Callable[[TokenScores], None]
+"""Receives the scores of a prompt on the engine's thread: in order, those of a token once."""
+
+
+def force_rows(
+    sampling: NDArray[np.void], records: NDArray[np.void], rows: list[int], tokens: list[int]
+) -> None:
+    """Let ``rows`` of a step sample ``tokens``: their SAMPLING records become greedy ones with one
+    bias each, which are written to the first ``records``."""
+    forced = np.zeros(len(rows), SAMPLING)
+    for name in ("slot", "position"):
+        forced[name] = sampling[name][rows]
+    forced["top_p"] = forced["repeat_penalty"] = 1.0
+    forced["bias_first"], forced["bias_count"] = np.arange(len(rows)), 1
+    sampling[rows] = forced
+    biases = records[: len(rows)]
+    biases["token"], biases["bias"] = tokens, FORCING_BIAS
+
+
+def scores_in(
+    output: StepOutput, rows: slice, first: int, tokens: NDArray[np.int32], listed: int
+) -> TokenScores:
+    """The scores of ``tokens``, the first at position ``first``, that a step computed in ``rows``;
+    NaN for a token that the device could not be made to sample."""
+    chosen = output.log_probability[rows].copy()
+    chosen[output.token[rows] != tokens] = np.nan
+    return TokenScores(
+        first,
+        chosen,
+        output.top_ids[rows, :listed].copy(),
+        output.top_log_probabilities[rows, :listed].copy(),
+    )
+
+
+def perplexity(total: float, tokens: int) -> float:
+    """The exponential of the mean negative log-probability of ``tokens`` tokens whose sum is
+    ``total``: infinite where it is beyond binary64, NaN for no tokens."""
+    if not tokens:
+        return math.nan
+    try:
+        return math.exp(-total / tokens)
+    except OverflowError:
+        return math.inf

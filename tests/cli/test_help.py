@@ -1,0 +1,81 @@
+"""Help is short and grouped, complete on request, and no wider than a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from harness.cli.main import COMMANDS, build_parser
+from harness.cli.parser import Parser, commands
+from harness.cli.tools_command import TOOLS
+from harness.settings_table import GROUPS, SETTINGS
+from tests.cli.conftest import Result
+
+Zinc = Callable[..., Result]
+COLUMNS = 80
+OWN = [name for name in COMMANDS if name not in TOOLS]
+
+
+def all_parsers() -> Iterator[Parser]:
+    root = build_parser()
+    for parser in (root, *commands(root)):
+        if isinstance(parser, Parser) and parser.prog.split()[-1] not in TOOLS:
+            yield parser
+
+
+def test_no_line_is_wider_than_a_terminal() -> None:
+    for parser in all_parsers():
+        for text in (parser.format_help(), parser.format_help(complete=True)):
+            wide = [line for line in text.splitlines() if len(line) > COLUMNS and "/" not in line]
+            assert wide == [], parser.prog
+
+
+@pytest.mark.parametrize("name", ["run", "serve", "chat"])
+def test_help_is_in_groups_short_and_complete(zinc: Zinc, name: str) -> None:
+    short, complete = zinc(name, "--help").out, zinc(name, "--help-all").out
+    order = [f"\n{group}:\n" for group in GROUPS if f"\n{group}:\n" in complete]
+    assert len(order) >= 5
+    assert sorted(order, key=complete.index) == order
+    assert len(short.splitlines()) < 0.75 * len(complete.splitlines())
+    assert f"zinc-rt {name} --help-all" in short
+    rare = SETTINGS["prefix_cache"].flag
+    assert rare not in short
+    assert rare in complete
+    assert "[env " not in short
+    assert "[env ZINC_RT_PREFIX_CACHE]" in complete
+
+
+def test_every_setting_is_in_one_group() -> None:
+    names = [setting.name for group in GROUPS.values() for setting in group]
+    assert sorted(names) == sorted(SETTINGS)
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if name not in ("tenants", "config")])
+def test_help_of_a_command_is_its_help(zinc: Zinc, name: str) -> None:
+    assert zinc("help", name).out == zinc(name, "--help").out != ""
+
+
+@pytest.mark.parametrize("name", list(TOOLS))
+def test_tools_name_themselves_as_they_were_called(zinc: Zinc, name: str) -> None:
+    text = zinc("help", name).out
+    assert text.startswith(f"usage: zinc-rt {name} ")
+
+
+def test_help_of_a_nested_command(zinc: Zinc) -> None:
+    assert zinc("help", "model", "use").out == zinc("model", "use", "--help").out
+    assert "no command or flag" in zinc("help", "model", "nonsense").err
+
+
+@pytest.mark.parametrize("word", ["prefix", "--seed", "ZINC_RT_SEED", "ctx-size"])
+def test_any_other_word_is_searched(zinc: Zinc, word: str) -> None:
+    assert "zinc-rt run" in zinc("help", word).out
+
+
+def test_settings_read_as_sentences_of_the_field() -> None:
+    """No help text uses a word that means something else to a reader."""
+    odd = re.compile(r"\b(beside|told|place|wanted|mend|whoever)\b")
+    for setting in SETTINGS.values():
+        assert not odd.search(setting.help), setting.name
+        assert not setting.help.endswith("."), setting.name

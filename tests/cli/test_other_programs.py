@@ -1,0 +1,123 @@
+"""What users of other programs type is understood, or answered with what to type instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.catalog import pasted_name
+from harness.cli.main import COMMANDS, build_parser
+from harness.cli.parser import commands, flags_of
+from harness.cli.suggestions import ADVICE, COMMAND_ADVICE
+from harness.settings_table import SETTINGS
+from tests.cli.conftest import Result
+
+Zinc = Callable[..., Result]
+
+
+def settings_of(*words: str) -> dict[str, object]:
+    return vars(build_parser(["run", "serve"]).parse_args(list(words)))
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("-n", "5"), "max_tokens"),
+        (("--n-predict", "5"), "max_tokens"),
+        (("-t", "5"), "threads"),
+        (("-c", "5"), "context"),
+        (("--ctx-size", "5"), "context"),
+        (("--max-model-len", "5"), "context"),
+        (("--temp", "5"), "temperature"),
+        (("-m", "5"), "model"),
+        (("-s", "5"), "seed"),
+        (("--repetition-penalty", "5"), "repeat_penalty"),
+        (("-sys", "5"), "system"),
+    ],
+)
+def test_flags_that_mean_the_same(words: tuple[str, str], name: str) -> None:
+    assert settings_of("run", *words)[name] == "5"
+
+
+def test_flags_of_servers_that_mean_the_same() -> None:
+    given = settings_of("serve", "--parallel", "3", "-a", "x", "--served-model-name", "y")
+    assert (given["slots"], given["alias"]) == ("3", ["x", "y"])
+
+
+def test_a_prompt_flag_is_the_prompt(zinc: Zinc, tiny_model: Path) -> None:
+    model = ("--model", tiny_model, "-n", 4)
+    assert zinc("run", "-p", "hi", *model).out == zinc("run", "hi", *model).out
+    assert "given twice" in zinc("run", "hi", "-p", "hi", *model).err
+
+
+@pytest.mark.parametrize("flag", sorted(ADVICE))
+def test_other_flags_are_answered_with_advice(zinc: Zinc, flag: str) -> None:
+    """Also those that begin with one of ours: -ngl is not -n with the value gl."""
+    result = zinc("run", "hi", flag, "99")
+    assert result.code == 2
+    assert ADVICE[flag] in result.err
+
+
+def test_advice_names_flags_and_commands_that_exist() -> None:
+    root = build_parser()
+    flags = {flag for parser in (root, *commands(root)) for flag in flags_of(parser)}
+    texts = " ".join((*ADVICE.values(), *COMMAND_ADVICE.values())).replace(",", " ").split()
+    for word in texts:
+        assert not word.startswith("--") or word in flags, word
+    for words in COMMAND_ADVICE.values():
+        word = words.split()[1]
+        assert word in COMMANDS or word.startswith("--")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("run", "hi", "--max-token", "3"), "did you mean --max-tokens?"),
+        (("run", "hi", "--temprature", "3"), "did you mean --temperature?"),
+        (("run", "hi", "--n-predic", "3"), "did you mean --max-tokens?"),
+        (("run", "hi", "--slots", "3"), "it is a flag of zinc-rt serve"),
+        (("run", "hi", "--qqqq", "3"), "no command has it"),
+        (("run", "Why", "is", "it"), "in quotes"),
+        (("serv",), "did you mean zinc-rt serve?"),
+        (("list",), "use zinc-rt model list"),
+        (("Why is the sky blue?",), "zinc-rt run"),
+    ],
+)
+def test_suggestions(zinc: Zinc, words: tuple[str, ...], hint: str) -> None:
+    result = zinc(*words)
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert hint in result.err
+
+
+def test_aliases_are_unambiguous() -> None:
+    aliases = [flag for setting in SETTINGS.values() for flag in setting.flags]
+    assert len(aliases) == len(set(aliases))
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("https://huggingface.co/org/repo-GGUF", "hf.co/org/repo-GGUF"),
+        ("https://huggingface.co/org/repo-GGUF/tree/main", "hf.co/org/repo-GGUF"),
+        ("https://hf.co/org/repo/blob/main/a/m.gguf", "hf.co/org/repo/a/m.gguf"),
+        (
+            "https://huggingface.co/org/repo/resolve/main/m.gguf?download=true",
+            "hf.co/org/repo/m.gguf",
+        ),
+        ("hf.co/org/repo:Q4_0", "hf.co/org/repo:Q4_0"),
+        ("qwen3-0.6b", "qwen3-0.6b"),
+        ("https://example.org/org/repo", "https://example.org/org/repo"),
+    ],
+)
+def test_a_pasted_address_of_the_hub_is_a_name(address: str, name: str) -> None:
+    assert pasted_name(address) == name
+
+
+def test_addresses_that_mean_nothing_here_say_what_would(zinc: Zinc) -> None:
+    old = "https://huggingface.co/org/repo/blob/0123abc/m.gguf"
+    assert "only main can be fetched" in zinc("run", "hi", "--model", old).err
+    assert "hf.co/org/repo" in zinc("run", "hi", "--model", "org/repo").err
+    assert "did you mean qwen3-0.6b" in zinc("run", "hi", "--model", "qwen3:0.6b").err

@@ -1,0 +1,132 @@
+"""Keys of dense families beyond Llama's, and keys that no reader of a family knows."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract.errors import ModelFileError, UnsupportedModel
+from reference.exact.rotary import RotaryScaling, rotary_table, unrotated_table
+from reference.model.config import ModelConfig
+from reference.model.config.read import READERS
+from reference.model.config.unread import CHANGING
+from reference.model.open import open_model
+from tests.model.family_files import HEAD_DIM, LAYERS, FamilyFile, family_file
+
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+}
+
+
+def read(file: FamilyFile, folder: Path) -> ModelConfig:
+    model = open_model(file.write(folder / "model.gguf"))
+    model.file.close()
+    return model.config
+
+
+def with_keys(architecture: str, keys: dict[str, Any]) -> FamilyFile:
+    file = family_file(architecture)
+    file.keys.update(keys)
+    return file
+
+
+def test_every_fourth_layer_of_smollm3_does_not_rotate(tmp_path: Path) -> None:
+    file = family_file("smollm3")
+    ropes = read(file, tmp_path).ropes
+    assert [rope.rotates for rope in ropes] == [True, True, True, False]
+    assert ropes[3].table != ropes[0].table
+    assert ropes[3].dims == ropes[0].dims
+
+
+def test_an_unrotated_table_keeps_every_value() -> None:
+    """x cos 0 - y sin 0 is x for every finite x and y."""
+    table = unrotated_table(3, 8)
+    assert table.shape == rotary_table(3, 1e4, 8).shape
+    x, y = np.float32([1.5, -2e30]), np.float32([-3e38, 1e-40])
+    assert (x * table[2, 0, 0] - y * table[2, 1, 0] == x).all()
+
+
+def test_granite_without_rotation(tmp_path: Path) -> None:
+    config = read(with_keys("granite", {"rope.scaling.finetuned": False}), tmp_path)
+    assert not any(rope.rotates for rope in config.ropes)
+
+
+def test_granite_has_four_factors(tmp_path: Path) -> None:
+    config = read(with_keys("granite", {"attention.scale": 0.25}), tmp_path)
+    assert (config.embedding_scale, config.residual_scale, config.logit_scale) == (3.0, 0.5, 0.25)
+    assert config.attention_scales == (0.25,) * LAYERS
+    with pytest.raises(ModelFileError, match=r"granite\.logit_scale"):
+        read(with_keys("granite", {"logit_scale": 0.0}), tmp_path)
+
+
+def test_phi_has_one_window_for_all_layers(tmp_path: Path) -> None:
+    assert read(family_file("phi3"), tmp_path).windows == (0,) * LAYERS
+    config = read(with_keys("phi3", {"attention.sliding_window": 7}), tmp_path)
+    assert config.windows == (7,) * LAYERS
+
+
+def test_phi_divisors_depend_on_the_context(tmp_path: Path) -> None:
+    keys = {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
+    file = with_keys("phi3", keys)
+    for reach in ("short", "long"):
+        file.add(f"rope_factors_{reach}.weight", HEAD_DIM // 2)
+    rope = read(file, tmp_path).ropes[0]
+    assert rope.factors_for(32) == "rope_factors_short.weight"
+    assert rope.factors_for(33) == "rope_factors_long.weight"
+    assert rope.scaling.attention_factor == 1.25
+    assert rope.neox
+
+
+def test_olmo3_scales_the_angles_of_full_layers_only(tmp_path: Path) -> None:
+    config = read(with_keys("olmo2", {"attention.sliding_window": 9, **YARN}), tmp_path)
+    assert config.windows == (9, 9, 9, 0)
+    assert [rope.scaling.yarn for rope in config.ropes] == [False, False, False, True]
+    listed = {"attention.sliding_window_pattern": [False, True, True, False]}
+    config = read(with_keys("olmo2", {"attention.sliding_window": 9, **listed}), tmp_path)
+    assert config.windows == (0, 9, 9, 0)
+
+
+def test_glm4_with_pictures_is_refused(tmp_path: Path) -> None:
+    file = with_keys("glm4", {"rope.dimension_sections": [8, 12, 12, 0]})
+    with pytest.raises(UnsupportedModel, match="only GLM-4 for text"):
+        read(file, tmp_path)
+
+
+def test_yarn_reads_its_betas(tmp_path: Path) -> None:
+    keys = {"yarn_beta_fast": 24.0, "yarn_beta_slow": 2.0, "yarn_attn_factor": 1.5}
+    written = {f"rope.scaling.{name}": value for name, value in keys.items()}
+    scaling = read(with_keys("qwen3", {**YARN, **written}), tmp_path).ropes[0].scaling
+    assert scaling == RotaryScaling(4.0, True, 64, 1.5, beta_fast=24.0, beta_slow=2.0)
+    plain = read(with_keys("qwen3", YARN), tmp_path).ropes[0].scaling
+    tables = [rotary_table(64, 1e4, HEAD_DIM, each) for each in (scaling, plain)]
+    assert (tables[0] != tables[1]).any()
+
+
+def test_another_extrapolation_factor_of_yarn_is_refused(tmp_path: Path) -> None:
+    file = with_keys("qwen3", {**YARN, "rope.scaling.yarn_ext_factor": 0.5})
+    with pytest.raises(UnsupportedModel, match=r"qwen3\.rope\.scaling\.yarn_ext_factor: is 0.5"):
+        read(file, tmp_path)
+
+
+@pytest.mark.parametrize("architecture", READERS)
+def test_a_key_that_changes_the_arithmetic_is_read_or_refused(
+    architecture: str, tmp_path: Path
+) -> None:
+    """Whatever the family: a value with an effect reaches the configuration or is an error."""
+    before = read(family_file(architecture), tmp_path)
+    for name, neutral in CHANGING.items():
+        value = next(v for v in (7, 0.5, False) if v not in neutral)
+        with suppress(ModelFileError, UnsupportedModel):
+            assert read(with_keys(architecture, {name: value}), tmp_path) != before, name
+
+
+@pytest.mark.parametrize("name", ["logit_scale", "attention.scale", "expert_weights_scale"])
+def test_a_value_without_effect_is_accepted(name: str, tmp_path: Path) -> None:
+    value = CHANGING[name][-1]
+    assert read(with_keys("qwen2", {name: value}), tmp_path) == read(family_file("qwen2"), tmp_path)

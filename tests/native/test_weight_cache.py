@@ -1,0 +1,240 @@
+"""Arranged weights in the cache folder: written once, mapped later, replaced, removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel.native import model_weights, weight_cache
+from accel.native.weight_cache import (
+    HEADER_BYTES,
+    PARTIAL,
+    SYNCED,
+    UNSYNCED,
+    has_entry,
+    remove_entries,
+    usage,
+)
+from reference.model.open import open_model
+from reference.runner import ModelRunner
+from tests.model_runs import Outcome, assert_same
+from tests.native.weight_starts import LIMITS, Open, entries, outcome
+
+
+@pytest.fixture
+def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of every entry that is arranged."""
+    found: list[int] = []
+    real = model_weights.ModelWeights._fill
+
+    def fill(self: model_weights.ModelWeights, weights: object, target: object) -> bool:
+        found.append(target.nbytes)  # type: ignore[attr-defined]
+        return real(self, weights, target)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model_weights.ModelWeights, "_fill", fill)
+    return found
+
+
+def test_weights_are_arranged_once(
+    model_path: Path, open_one: Open, folder: Path, fills: list[int], expected: Outcome
+) -> None:
+    """The second start and a second model of the same tier map the first one's file."""
+    tier = open_one()
+    assert not has_entry(folder, model_path)
+    assert_same(expected, outcome(model_path, tier))
+    (entry,) = entries(folder)
+    assert entry.suffix == SYNCED
+    assert has_entry(folder, model_path)
+    assert_same(expected, outcome(model_path, tier))
+    assert_same(expected, outcome(model_path, open_one()))
+    assert fills == [entry.stat().st_size - HEADER_BYTES]
+    assert entries(folder) == [entry]
+
+
+def _mapped(path: Path) -> tuple[int, set[str]]:
+    """Bytes of a mapped file in this process's page table, and the mappings' permissions."""
+    resident, permissions, inside = 0, set(), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            inside = line.endswith(str(path))
+            if inside:
+                permissions.add(words[1])
+        elif inside and words[0] == "Rss:":
+            resident += int(words[1]) * 1024
+    return resident, permissions
+
+
+def test_one_form_of_the_weights_is_in_memory(
+    model_path: Path, open_one: Open, folder: Path
+) -> None:
+    """The stored bytes leave the page table; the arranged ones are mapped read-only."""
+    for _ in range(2):
+        with open_model(model_path).file as file:
+            model = open_model(model_path)
+            stored = sum(tensor.nbytes for tensor in file.tensors.values())
+            with model.file, ModelRunner(model, open_one(), LIMITS):
+                (entry,) = entries(folder)
+                assert _mapped(entry)[1] == {"r--s"}
+                assert _mapped(model_path)[0] < stored // 2
+
+
+def cut(path: Path) -> None:
+    """The last page is missing."""
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+def extend(path: Path) -> None:
+    """Cut, and as long as before."""
+    size = path.stat().st_size
+    os.truncate(path, size // 2)
+    os.truncate(path, size)
+
+
+def empty(path: Path) -> None:
+    """Nothing is left."""
+    os.truncate(path, 0)
+
+
+def overwrite(path: Path) -> None:
+    """One byte of a matrix is another one."""
+    with path.open("r+b") as file:
+        file.seek(HEADER_BYTES + 100)
+        byte = file.read(1)[0]
+        file.seek(HEADER_BYTES + 100)
+        file.write(bytes([byte ^ 1]))
+
+
+def break_header(path: Path) -> None:
+    """One bit of the header, under the old time of change."""
+    status = path.stat()
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def crash(path: Path) -> None:
+    """The machine restarted before the file was on disk."""
+    status = path.stat()
+    header = bytearray(path.read_bytes()[:HEADER_BYTES])
+    at = header.index(b'"boot": "') + len(b'"boot": "')
+    header[at] = ord("0") if header[at] != ord("0") else ord("1")
+    text = header[: -weight_cache.DIGEST_BYTES]
+    header[-weight_cache.DIGEST_BYTES :] = weight_cache.hashlib.sha256(text).digest()
+    with path.open("r+b") as file:
+        file.write(header)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    path.rename(path.with_suffix(UNSYNCED))
+
+
+@pytest.mark.parametrize("damage", [cut, extend, empty, overwrite, break_header, crash])
+def test_a_damaged_entry_is_arranged_again(
+    model_path: Path,
+    open_one: Open,
+    folder: Path,
+    fills: list[int],
+    expected: Outcome,
+    damage: Callable[[Path], None],
+) -> None:
+    """It is replaced, and the next start maps the new one."""
+    outcome(model_path, open_one())
+    (entry,) = entries(folder)
+    damage(entry)
+    assert_same(expected, outcome(model_path, open_one()))
+    assert len(fills) == 2
+    assert_same(expected, outcome(model_path, open_one()))
+    assert len(fills) == 2
+    assert entries(folder) == [entry]
+
+
+def test_an_entry_of_another_build_or_file_is_left_alone(
+    model_path: Path,
+    open_one: Open,
+    folder: Path,
+    fills: list[int],
+    expected: Outcome,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other kernels and a file that changed have entries of their own."""
+    monkeypatch.setattr(model_weights, "text_digest", lambda: "another build")
+    outcome(model_path, open_one())
+    monkeypatch.undo()
+    monkeypatch.setattr(weight_cache, "LEAST_BYTES", 1)
+    other = entries(folder)
+    assert_same(expected, outcome(model_path, open_one()))
+    os.utime(model_path, (1e9 + 1, 1e9 + 1))
+    time.sleep(0.05)
+    assert_same(expected, outcome(model_path, open_one()))
+    assert len(entries(folder)) == 3
+    assert set(other) < set(entries(folder))
+
+
+def test_the_folder_is_bounded(
+    model_path: Path,
+    tmp_path: Path,
+    open_one: Open,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Entries that were used least recently go, the leavings of other processes too."""
+    copies = [tmp_path / f"{number}.gguf" for number in range(3)]
+    for copy in copies:
+        shutil.copyfile(model_path, copy)
+    time.sleep(0.05)
+    for copy in copies[:2]:
+        outcome(copy, open_one())
+    size = max(path.stat().st_size for path in entries(folder))
+    assert usage(folder) == (2, 2 * size)
+    stale = folder / f"left{PARTIAL}"
+    stale.write_bytes(bytes(100))
+    os.utime(stale, (1, 1))
+    monkeypatch.setattr(weight_cache, "MOST_BYTES", 2 * size)
+    outcome(copies[0], open_one())
+    outcome(copies[2], open_one())
+    assert [has_entry(folder, copy) for copy in copies] == [True, False, True]
+    assert not stale.exists()
+    assert usage(folder) == (2, 2 * size)
+    assert len(list(folder.glob("*.lock"))) == 2
+    monkeypatch.setattr(weight_cache, "MOST_ENTRIES", 1)
+    outcome(copies[1], open_one())
+    assert [has_entry(folder, copy) for copy in copies] == [False, True, False]
+    monkeypatch.setattr(weight_cache, "MOST_BYTES", size - 1)
+    outcome(copies[2], open_one())
+    assert [has_entry(folder, copy) for copy in copies] == [False, True, False]
+
+
+def test_entries_of_a_model_are_removed(
+    model_path: Path, tmp_path: Path, open_one: Open, folder: Path, expected: Outcome
+) -> None:
+    """Those of other files stay, and who has one mapped goes on."""
+    other = tmp_path / "other.gguf"
+    shutil.copyfile(model_path, other)
+    time.sleep(0.05)
+    tier = open_one()
+    outcome(other, tier)
+    model = open_model(model_path)
+    with model.file, ModelRunner(model, tier, LIMITS):
+        assert len(entries(folder)) == 2
+        freed = remove_entries(folder, [model_path, tmp_path / "none"])
+        assert usage(folder) == (1, freed)
+        assert has_entry(folder, other)
+        assert not has_entry(folder, model_path)
+    assert remove_entries(folder, [model_path]) == 0
+    assert_same(expected, outcome(model_path, tier))
+
+
+def test_a_file_that_has_just_changed_is_not_stored(
+    model_path: Path, open_one: Open, folder: Path, expected: Outcome
+) -> None:
+    """It may change again without another time of change."""
+    changed = model_path.stat().st_ctime_ns
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_cache.time, "time_ns", lambda: changed + 1_000_000)
+        assert_same(expected, outcome(model_path, open_one()))
+    assert not folder.exists()

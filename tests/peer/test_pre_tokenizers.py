@@ -1,0 +1,36 @@
+"""Each pre-tokenizer over one vocabulary cuts as llama.cpp's of the same name does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reference.model.gguf import open_gguf, write_gguf
+from reference.model.tokenizer import load_tokenizer
+from tests.model.tokenizer_data import shared_vocabulary_path
+from tests.peer.texts import varied_texts
+
+pytestmark = pytest.mark.peer
+
+NAMES = ("chatglm-bpe", "dbrx", "glm4", "gpt-4o", "lfm2", "llama4", "smaug-bpe", "tekken")
+BY_CASE = ("gpt-4o", "llama4", "tekken")
+"""llama.cpp knows upper and lower case of ASCII letters only, the families' own patterns all."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_are_llama_cpps(tmp_path: Path, peer, name: str) -> None:
+    with open_gguf(shared_vocabulary_path("llama-bpe")) as file:
+        metadata = {
+            key: value.to_list() if hasattr(value, "to_list") else value
+            for key, value in file.metadata.items()
+        } | {"tokenizer.ggml.pre": name}
+        ours = load_tokenizer(metadata, name)
+        path = tmp_path / "vocabulary.gguf"
+        write_gguf(path, metadata, {})
+    texts = [text for text in varied_texts() if name not in BY_CASE or text.isascii()]
+    assert len(texts) > 50
+    expected = peer.encode(path, texts, parse_special=False, add_bos=False)
+    assert {text: ours.encode(text, add_bos=False) for text in texts} == dict(
+        zip(texts, expected, strict=True)
+    )

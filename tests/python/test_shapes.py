@@ -1,0 +1,256 @@
+"""What the Python API takes: one or many of a thing, said by types, and by errors that help."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+
+import zinc_rt
+from harness.settings import SETTINGS, TIERS
+from tests.cli.conftest import environment
+from tests.paths import ROOT
+from tests.python.conftest import CONTEXT
+from zinc_rt import LLM, EngineStopped, RequestError, SamplingParams, ZincError, serve
+from zinc_rt.arguments import NAMES, SERVER_NAMES, ModelSettings, ServerSettings
+
+GREEDY = SamplingParams(max_tokens=4)
+TURN = [{"role": "user", "content": "Hello"}]
+
+
+def test_the_types_name_every_setting() -> None:
+    assert set(get_type_hints(ModelSettings)) == {*NAMES, "config"} - {"model"}
+    assert set(get_type_hints(ServerSettings)) == {*SERVER_NAMES, "config"} - {"model"}
+    hints = get_type_hints(ModelSettings)
+    assert set(hints["tier"].__args__[0].__args__) == set(TIERS)
+    accepted = SETTINGS["kv_dtype"].kind.accepts
+    assert all(name in accepted for name in hints["kv_dtype"].__args__[0].__args__)
+
+
+@pytest.mark.parametrize("call", [LLM, serve])
+def test_help_and_editors_see_every_setting(call: Any) -> None:
+    parameters = inspect.signature(call).parameters
+    assert {"model", "tier", "context", "slots", "config"} <= parameters.keys()
+    assert "settings" not in parameters
+
+
+def test_mypy_refuses_what_is_no_setting(tmp_path: Path) -> None:
+    """``tire=`` and a tier that is none; the same program with ``tier="cpu"`` passes."""
+    program = tmp_path / "program.py"
+    found = {}
+    for name, argument in (("good", "tier='cpu'"), ("typo", "tire='cpu'"), ("tier", "tier='cpv'")):
+        program.write_text(f"from zinc_rt import LLM\nLLM('model.gguf', {argument})\n")
+        # The installed package may be of other sources.
+        done = subprocess.run(
+            [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", tmp_path,
+             "--config-file", ROOT / "pyproject.toml", program],
+            env={**environment(), "MYPYPATH": f"{ROOT}:{ROOT / 'harness' / 'python'}"},
+            cwd=ROOT, capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
+        found[name] = done.stdout
+    assert found["good"].startswith("Success")
+    assert 'Unexpected keyword argument "tire"' in found["typo"]
+    assert 'Argument "tier" to "LLM" has incompatible type' in found["tier"]
+
+
+def test_sampling_parameters_are_values() -> None:
+    given: dict[str, Any] = {
+        "stop": ["a", "b"], "stop_token_ids": [3], "logit_bias": {5: 1.5, 4: -1.0}, "logprobs": 2,
+    }  # fmt: skip
+    one, other = SamplingParams(**given), SamplingParams(**given)
+    given["stop"].append("c")
+    assert one == other
+    assert hash(one) == hash(other)
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert {one: 1}[other] == 1
+    assert one != replace(one, seed=1)
+    assert (one.stop, one.stop_token_ids, one.listed) == (("a", "b"), (3,), 2)
+    assert one.logit_bias == {5: 1.5, 4: -1.0}
+    with pytest.raises(FrozenInstanceError):
+        one.seed = 4  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        one.logit_bias[5] = 2.0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"temperature": -1}, "temperature: is -1"),
+        ({"temperature": "1"}, "temperature: is '1'"),
+        ({"temperature": float("nan")}, "temperature: is nan"),
+        ({"top_p": 1.5}, "top_p: is 1.5"),
+        ({"n": 0}, "n: is 0"),
+        ({"max_tokens": 0}, "max_tokens: is 0"),
+        ({"max_tokens": 2.0}, "max_tokens: is 2.0"),
+        ({"seed": -1}, "seed: is -1"),
+        ({"stop": ""}, "stop: holds an empty text"),
+        ({"stop": [1]}, "stop: is .*not a text or a list of texts"),
+        ({"stop_token_ids": "ab"}, "stop_token_ids: is 'ab'"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids: is -1"),
+        ({"logit_bias": [1]}, "logit_bias: is .*not a dict"),
+        ({"logit_bias": {"1": 2}}, "logit_bias: is '1'"),
+        ({"logit_bias": {1: float("inf")}}, "logit_bias: of token 1 is inf"),
+        ({"logprobs": -1}, "logprobs: is -1"),
+        ({"logprobs": 1, "log_probabilities": 2}, "logprobs: is another name"),
+        ({"repeat_last_n": "64"}, "repeat_last_n: is '64'"),
+        ({"logits": 1}, "logits: is 1"),
+    ],
+)
+def test_sampling_parameters_are_checked_at_once(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        SamplingParams(**fields)
+
+
+def test_vllms_names_mean_the_same(llm: LLM) -> None:
+    ours, theirs = SamplingParams(log_probabilities=2), SamplingParams(logprobs=2)
+    both = [replace(one, max_tokens=4) for one in (ours, theirs)]
+    logs = [llm.generate("one", one)[0].completion.log_probabilities for one in both]
+    assert logs[0] is not None
+    assert logs[1] is not None
+    assert logs[0].tobytes() == logs[1].tobytes()
+
+
+def test_a_stop_token_ends_a_text_and_is_no_part_of_it(llm: LLM) -> None:
+    plain = SamplingParams(max_tokens=12, temperature=0.9, seed=5, ignore_end=True)
+    whole = llm.generate("one", plain)[0].tokens
+    stop = whole[6]
+    (output,) = llm.generate("one", replace(plain, stop_token_ids=[stop]))
+    assert output.tokens == whole[: whole.index(stop)]
+    assert output.completion.finish_reason == "stop"
+    last = replace(plain, stop_token_ids=[whole[-1]], max_tokens=whole.index(whole[-1]) + 1)
+    assert llm.generate("one", last)[0].completion.finish_reason == "stop"
+    stream = llm.stream("one", replace(plain, stop_token_ids=[stop]))
+    assert "".join(map(str, stream)) == output.text
+
+
+def test_a_text_is_a_users_turn(llm: LLM) -> None:
+    (expected,) = llm.chat(TURN, GREEDY)
+    assert llm.chat("Hello", GREEDY)[0].tokens == expected.tokens
+    assert [one.tokens for one in llm.chat(["Hello", TURN], GREEDY)] == [expected.tokens] * 2
+    assert llm.encode_chat("Hello") == llm.encode_chat(TURN)
+    stream = llm.stream_chat("Hello", GREEDY)
+    assert "".join(piece.text for piece in stream) == expected.text
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda llm: llm.generate(5), "prompts: 5 is of type int; give a text"),
+        (lambda llm: llm.generate(None), "prompts: None is of type NoneType"),
+        (lambda llm: llm.generate(b"one"), "prompts: b'one' is of type bytes"),
+        (lambda llm: llm.generate({"prompt": "x"}), "is of type dict; give a text"),
+        (lambda llm: llm.generate("x", {"max_tokens": 3}), "give SamplingParams"),
+        (lambda llm: llm.generate("x", 3), "parameters: 3 is of type int"),
+        (lambda llm: llm.generate(["x"], [3]), "parameters: 3 is of type int"),
+        (lambda llm: llm.stream("x", 3), "parameters: 3 is of type int"),
+        (lambda llm: llm.chat({"role": "user", "content": "x"}), "messages: .*list of messages"),
+        (lambda llm: llm.chat(3), "messages: 3 is of type int"),
+        (lambda llm: llm.chat([TURN[0], "x"]), "messages: 'x' is of type str"),
+        (lambda llm: llm.stream_chat({"role": "user"}), "messages: .*list of messages"),
+        (lambda llm: llm.logits([1.5]), r"prompt: \[1.5\] is of type list; give a text"),
+        (lambda llm: llm.score(5), "texts: 5 is of type int"),
+        (lambda llm: llm.score("x", start="1"), "start: '1' is of type str"),
+        (lambda llm: llm.embed(None), "texts: None"),
+        (lambda llm: llm.tokenize(["x"]), "text: .* is of type list; give a text"),
+        (lambda llm: llm.detokenize("x"), "prompt: 'x' is of type str"),
+    ],
+)
+def test_wrong_shapes_are_type_errors_that_say_the_right_one(
+    llm: LLM, call: Any, says: str
+) -> None:
+    with pytest.raises(TypeError, match=says):
+        list(call(llm))
+
+
+def test_one_array_or_many(llm: LLM) -> None:
+    tokens = llm.tokenize("one two")
+    expected = llm.generate("one two", GREEDY)[0].tokens
+    for given in (np.array(tokens), np.array([tokens]), [np.array(tokens)], tuple(tokens)):
+        assert [one.tokens for one in llm.generate(given, GREEDY)] == [expected]
+
+
+def test_tokens_and_texts(llm: LLM) -> None:
+    for text in ("", "one two", "ü €", "<|im_end|>"):
+        assert llm.detokenize(llm.tokenize(text)) == text
+    with pytest.raises(RequestError, match="tokens: holds an id outside 0 to 319"):
+        llm.detokenize([320])
+
+
+def test_vectors_are_those_of_the_server(llm: LLM, tiny_model_path: Path, tmp_path: Path) -> None:
+    texts = ["one", "another text"]
+    with serve(
+        tiny_model_path, tier="cpu", context=CONTEXT, port=0, ledger=tmp_path / "ledger.sqlite"
+    ) as server:
+        from tests.serve.http import Http
+
+        data = Http(server.url).post("/v1/embeddings", {"input": texts}).json["data"]
+        assert repr(server) == f"Server({server.url!r})"
+    vectors = llm.embed(texts)
+    assert vectors.dtype == np.float32
+    assert vectors.tolist() == [one["embedding"] for one in data]
+    assert llm.embed("one", dimensions=4).shape == (1, 4)
+    assert llm.embed([]).shape[0] == 0
+    with pytest.raises(RequestError, match="dimensions: is 0"):
+        llm.embed("one", dimensions=0)
+    with pytest.raises(RequestError, match="prompt"):
+        llm.embed(["one", ""])
+
+
+def test_what_is_printed_helps(llm: LLM) -> None:
+    assert repr(llm) == f"LLM({llm.model.config.name!r}, tier='cpu', slots=3, context=128)"
+    good, bad = llm.generate(["one", ""], GREEDY)
+    assert str(good) == good.text
+    assert repr(good).startswith("Output(index=0, completions=[Completion(")
+    assert "4 tokens, finish_reason='length'" in repr(good.completion)
+    assert str(bad).startswith("error: prompt: is empty")
+    assert "RequestError" in repr(bad)
+    stream = llm.stream("one", GREEDY)
+    assert repr(stream) == "Stream(not finished)"
+    assert "".join(map(str, stream)) == str(stream.output)
+    assert "Output(" in repr(stream)
+    (score,) = llm.score("one two")
+    assert f"total={score.total:.4f}" in repr(score)
+
+
+def test_errors_speak_of_what_a_program_has(tiny_model_path: Path) -> None:
+    """Not of servers, flags or routes."""
+    llm = LLM(tiny_model_path, tier="cpu", context=32, progress=False)
+    (long,) = llm.generate("x" * 400)
+    assert "larger context" in str(long.error)
+    llm.close()
+    assert repr(llm).endswith(", closed)")
+    for call in (llm.generate, llm.score, llm.chat, llm.logits, llm.embed):
+        with pytest.raises(EngineStopped, match="the LLM was closed; open another one") as stopped:
+            call("one")
+        assert isinstance(stopped.value, ZincError)
+    for words in (str(long.error), str(stopped.value)):
+        assert not any(word in words for word in ("server", "--", "route", "HTTP"))
+
+
+def test_every_error_that_callers_meet_is_exported() -> None:
+    from contract import errors
+
+    exported = {getattr(zinc_rt, name) for name in zinc_rt.__all__}
+    met = (
+        errors.CatalogError, errors.ConfigError, errors.DoesNotFit, errors.ModelFileError,
+        errors.NonFiniteLogits, errors.RequestError, errors.TemplateError, errors.TierError,
+        errors.UnsupportedModel, EngineStopped,
+    )  # fmt: skip
+    assert set(met) <= exported
+
+
+def test_the_package_is_a_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "zinc_rt", "--version"],
+        env={**environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'harness' / 'python'}"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("zinc-rt ")

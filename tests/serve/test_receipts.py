@@ -1,0 +1,410 @@
+"""Receipts: made by the server for every kind of answer, verified on every tier, and whatever is
+tampered with is named."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.types import LOCAL_TENANT
+from harness.generate import SessionOptions
+from harness.serve.model import ModelOptions, ServedModel, open_model
+from harness.serve.receipts.canonical import canonical
+from harness.serve.receipts.document import (
+    Receipt,
+    parse_receipt,
+    read_receipts,
+    signed_document,
+)
+from harness.serve.receipts.keys import open_key
+from harness.serve.receipts.tree import tree_root
+from harness.serve.receipts.verify import ReceiptDemands, chain_verdict, verify_receipts
+from harness.serve.run import Running
+from harness.synth import sized_spec, write_synthetic
+from tests.paths import ROOT
+from tests.serve.conftest import ALL_TOKENS, Serve
+from tests.serve.http import Http
+
+Json = dict[str, Any]
+STORED_MODEL = sized_spec("tiny", architecture="qwen3", quant="q4_k_m", seed=21)
+TIERS = ("cpu", "native", "opencl")
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}
+SAMPLED = {"prompt": "abc", "max_tokens": 24, "seed": 5, "temperature": 0.8, "ignore_eos": True}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+REQUESTS: dict[str, tuple[str, Json]] = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "several choices": ("/v1/chat/completions", {**CHAT, "n": 3, "temperature": 1.0}),
+    "stream": ("/v1/chat/completions", {**CHAT, "stream": True}),
+    "tools": (
+        "/v1/chat/completions",
+        {**CHAT, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 60},
+    ),
+    "completion": ("/v1/completions", SAMPLED),
+    "greedy": ("/v1/completions", {**SAMPLED, "temperature": 0, "max_tokens": 40}),
+    "several prompts": ("/v1/completions", {**SAMPLED, "prompt": ["abc", "de"], "n": 2}),
+    "penalties and biases": (
+        "/v1/completions",
+        {**SAMPLED, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {"70": 3}},
+    ),
+    "stop string": ("/v1/completions", {**SAMPLED, "stop": ["e", "a", "o"], "max_tokens": 200}),
+    "response": ("/v1/responses", {"input": "hello", "max_output_tokens": 8}),
+    "message": (
+        "/v1/messages",
+        {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 8},
+    ),
+    "embedding": ("/v1/embeddings", {"input": ["hello", "you"], "dimensions": 16}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("receipts") / "folder"
+
+
+@pytest.fixture(scope="module")
+def receipt_server(serve: Serve, folder: Path) -> Iterator[Running]:
+    with serve(receipts=folder, draft=5, context=768) as server:
+        yield server
+
+
+Made = Callable[[str], Json]
+
+
+@pytest.fixture(scope="module")
+def made(receipt_server: Running) -> Made:
+    """``made(name)``: the stored receipt of the answer to a request of REQUESTS."""
+    http, known = Http(receipt_server.url), dict[str, Json]()
+
+    def of(name: str) -> Json:
+        if name not in known:
+            path, body = REQUESTS[name]
+            reply = http.post(path, body)
+            assert reply.status == 200, reply.body
+            number = http.get("/v1/receipts").json["data"][-1]["id"]
+            known[name] = http.get(f"/v1/receipts/{number}").json
+        return copy.deepcopy(known[name])
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def opened(
+    tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., ServedModel]]:
+    """``opened(tier)``: a model that verifies, of other sizes than the server's."""
+    with ExitStack() as owned:
+        known: dict[tuple[str, Path, str], ServedModel] = {}
+        kept = tmp_path_factory.mktemp("digests") / "digests.json"
+
+        def model(
+            tier: str = "cpu", path: Path = tiny_model_path, kv_dtype: str = "i12"
+        ) -> ServedModel:
+            key = (tier, path, kv_dtype)
+            if key not in known:
+                session = SessionOptions(
+                    tier=tier, context=1024, slots=2, biases=8, kv_dtype=kv_dtype,
+                    repeat_last_n=80, top_log_probabilities=1,
+                )  # fmt: skip
+                options = ModelOptions(session, "other", kept, sampling=ALL_TOKENS)
+                known[key] = open_model(path, options, [LOCAL_TENANT], owned)
+            return known[key]
+
+        yield model
+
+
+def read(document: Json) -> Receipt:
+    return parse_receipt(json.dumps(document).encode(), "the receipt")
+
+
+def problems(document: Json, model: ServedModel, sample: int | None = None) -> list[str]:
+    """All that a verification says is different."""
+    (verdict,) = verify_receipts([read(document)], model, ReceiptDemands(sample=sample))
+    return list(verdict.problems)
+
+
+Sign = Callable[[Json], Json]
+
+
+@pytest.fixture
+def sign(folder: Path, receipt_server: Running) -> Sign:
+    """A receipt as a server that lies would sign it: its own key, and roots that fit."""
+
+    def signed(document: Json) -> Json:
+        payload = document["payload"]
+        for choice, leaves in zip(payload["choices"], document["leaves"], strict=True):
+            choice["root"] = tree_root([bytes.fromhex(leaf) for leaf in leaves]).hex()
+        return signed_document(payload, document["leaves"], open_key(folder))
+
+    return signed
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_answer_has_a_receipt_that_verifies(
+    made: Made, opened: Callable[..., ServedModel], tier: str, name: str
+) -> None:
+    """Whole and by sample, on every tier, by an engine of other sizes."""
+    document, model = made(name), opened(tier)
+    assert problems(document, model) == []
+    assert problems(document, model, sample=3) == []
+
+
+def test_all_steps_may_be_sampled(made: Made, opened: Callable[..., ServedModel]) -> None:
+    for name in ("several choices", "tools", "penalties and biases"):
+        assert problems(made(name), opened(), sample=10_000) == []
+
+
+def change_token(document: Json) -> None:
+    document["payload"]["choices"][0]["tokens"][7] ^= 1
+
+
+def change_digest(document: Json) -> None:
+    document["leaves"][0][7] = "5" * 64
+
+
+def change_seed(document: Json) -> None:
+    document["payload"]["choices"][0]["seed"] = "6"
+    request = json.loads(document["payload"]["request"])
+    document["payload"]["request"] = json.dumps({**request, "seed": 6})
+
+
+def change_temperature(document: Json) -> None:
+    document["payload"]["choices"][0]["sampling"]["temperature"] = 1.6
+    request = json.loads(document["payload"]["request"])
+    document["payload"]["request"] = json.dumps({**request, "temperature": 1.6})
+
+
+def change_parameter(document: Json) -> None:
+    document["payload"]["choices"][0]["sampling"]["temperature"] = 0.7
+
+
+def change_choice_seed(document: Json) -> None:
+    request = json.loads(document["payload"]["request"])
+    document["payload"]["request"] = json.dumps({**request, "seed": 6})
+
+
+def cut_prompt(document: Json) -> None:
+    document["payload"]["prompts"][0].pop()
+    usage = document["payload"]["usage"]
+    usage["prompt_tokens"] -= 1
+    usage["total_tokens"] -= 1
+
+
+def change_usage(document: Json) -> None:
+    document["payload"]["usage"]["completion_tokens"] += 1
+
+
+def cut_answer(document: Json) -> None:
+    """Tokens, digests and counts alike, as if the answer had ended earlier."""
+    document["payload"]["choices"][0]["tokens"].pop()
+    document["leaves"][0].pop()
+    usage = document["payload"]["usage"]
+    usage["completion_tokens"] -= 1
+    usage["total_tokens"] -= 1
+
+
+def change_finish(document: Json) -> None:
+    document["payload"]["choices"][0]["finish"] = "stop"
+
+
+def change_template(document: Json) -> None:
+    document["payload"]["template"] = "0" * 64
+
+
+def change_arithmetic(document: Json) -> None:
+    document["payload"]["arithmetic"] = 1
+
+
+def change_kv(document: Json) -> None:
+    document["payload"]["model"]["kv_dtype"] = "f16"
+
+
+def other_request(document: Json) -> None:
+    document["payload"]["request"] = json.dumps({"prompt": "abd", "max_tokens": 24, "seed": 5})
+
+
+LIES: dict[str, tuple[Callable[[Json], None], str]] = {
+    "one token replaced": (change_token, "tokens: choice 0: step 7"),
+    "a step's digest replaced, the tree consistent": (change_digest, "bits: choice 0: step 7"),
+    "the seed, in request and record": (change_seed, "tokens: choice 0: step"),
+    "the temperature, in request and record": (change_temperature, "tokens: choice 0: step"),
+    "a parameter in the record alone": (change_parameter, "parameters: choice 0: temperature"),
+    "the seed in the request alone": (change_choice_seed, "parameters: choice 0: seed"),
+    "the prompt cut": (cut_prompt, "prompt: choice 0"),
+    "the counts": (change_usage, "usage: completion_tokens"),
+    "the answer cut": (cut_answer, "tokens: choice 0"),
+    "the finish reason": (change_finish, "finish: choice 0"),
+    "the template": (change_template, "template: "),
+    "the arithmetic": (change_arithmetic, "version: the arithmetic"),
+    "the storage of keys and values": (change_kv, "kv_dtype: f16"),
+    "the request": (other_request, "prompt: choice 0"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_that_is_signed_is_named(
+    made: Made, opened: Callable[..., ServedModel], sign: Sign, lie: str
+) -> None:
+    """By a whole verification, and by a sample of all steps where steps are concerned."""
+    document = made("completion")
+    change, named = LIES[lie]
+    change(document)
+    found = problems(sign(document), opened())
+    assert found
+    assert found[0].startswith(named), found
+    sampled = problems(sign(document), opened(), sample=10_000)
+    assert sampled
+    if lie != "the answer cut":
+        assert sampled[0].startswith(named), sampled
+    else:
+        assert sampled[0].startswith("finish: choice 0"), sampled
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_change_without_the_key_breaks_the_signature(
+    made: Made, opened: Callable[..., ServedModel], lie: str
+) -> None:
+    document = made("completion")
+    LIES[lie][0](document)
+    found = problems(document, opened())
+    expected = "steps: choice 0: the root" if lie.startswith("a step's") else "signature: "
+    assert any(problem.startswith(expected) for problem in found), found
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_lie_is_found_on_every_tier(
+    made: Made, opened: Callable[..., ServedModel], sign: Sign, tier: str
+) -> None:
+    document = made("completion")
+    change_digest(document)
+    assert problems(sign(document), opened(tier))[0].startswith("bits: choice 0: step 7")
+    assert problems(sign(document), opened(tier), sample=24)[0].startswith("bits: choice 0: step 7")
+
+
+def test_another_tenants_receipt_is_refused(
+    made: Made, opened: Callable[..., ServedModel], sign: Sign
+) -> None:
+    document = made("completion")
+    demands = ReceiptDemands(tenant="somebody")
+    (verdict,) = verify_receipts([read(document)], opened(), demands)
+    assert verdict.problems == ["tenant: the receipt is 'local''s, not 'somebody''s"]
+    # Signed as the other's, it does not fit into the other's chain.
+    document["payload"]["tenant"] = {"id": 3, "name": "somebody"}
+    (verdict,) = verify_receipts([read(sign(document))], opened(), demands)
+    assert verdict.problems == []
+    own = copy.deepcopy(document)
+    own["payload"] |= {"number": document["payload"]["number"] - 1, "previous": None}
+    said = chain_verdict([read(sign(own)), read(sign(document))])
+    assert any("names another receipt before it" in line for line in said)
+
+
+def test_an_untrusted_key_is_named(
+    made: Made, opened: Callable[..., ServedModel], tmp_path: Path
+) -> None:
+    document = made("completion")
+    stranger = open_key(tmp_path / "stranger")
+    forged = signed_document(document["payload"], document["leaves"], stranger)
+    demands = ReceiptDemands(trusted=[document["signature"]["key"]], sample=1)
+    (verdict,) = verify_receipts([read(forged)], opened(), demands)
+    assert verdict.problems[0].startswith("key: ")
+    (verdict,) = verify_receipts([read(document)], opened(), demands)
+    assert verdict.problems == []
+
+
+def test_a_chain_with_a_link_removed_is_found(made: Made, receipt_server: Running) -> None:
+    for name in ("completion", "chat", "greedy"):
+        made(name)
+    http = Http(receipt_server.url)
+    listed = http.get("/v1/receipts").json["data"]
+    chain = [read(http.get(f"/v1/receipts/{one['id']}").json) for one in listed]
+    assert [one["sha256"] for one in listed] == [receipt.digest for receipt in chain]
+    assert chain_verdict(chain) == []
+    said = chain_verdict([chain[0], *chain[2:]])
+    assert said[0] == "different: chain: receipt 1 is followed by 3"
+    assert "names another receipt before it" in said[1]
+    assert chain_verdict(chain[1:]) == ["not whole: the chain begins with receipt 2"]
+    assert chain_verdict([chain[1], chain[0]])[0].startswith("different: chain: receipt 2 is")
+
+
+def test_receipts_are_only_their_tenants(receipt_server: Running, made: Made) -> None:
+    made("completion")
+    http = Http(receipt_server.url)
+    assert http.get("/v1/receipts/cmpl-unknown").status == 404
+    assert http.get("/v1/receipts?after=x").status == 400
+    assert http.get("/v1/receipts?after=100000").json["data"] == []
+
+
+def test_the_answer_names_its_receipt(receipt_server: Running) -> None:
+    http = Http(receipt_server.url)
+    answer = http.post("/v1/completions", SAMPLED).json
+    noted = answer["x_zinc"]["receipt"]
+    assert noted["id"] == answer["id"]
+    document = http.get(f"/v1/receipts/{answer['id']}").json
+    assert read(document).digest == noted["sha256"]
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert {name: answer["usage"][name] for name in counts} == document["payload"]["usage"]
+
+
+def test_a_request_may_do_without(receipt_server: Running, server: Running) -> None:
+    http = Http(receipt_server.url)
+    before = len(http.get("/v1/receipts").json["data"])
+    answer = http.post("/v1/completions", {**SAMPLED, "receipt": False}).json
+    assert "receipt" not in answer["x_zinc"]
+    assert len(http.get("/v1/receipts").json["data"]) == before
+    refused = Http(server.url).post("/v1/completions", {**SAMPLED, "receipt": True})
+    assert refused.status == 400
+    assert refused.error["param"] == "receipt"
+    assert Http(server.url).get("/v1/receipts").status == 404
+
+
+def test_receipts_change_no_answer(receipt_server: Running, server: Running) -> None:
+    body = {**SAMPLED, "logits_digest": True}
+    with_receipt = Http(receipt_server.url).post("/v1/completions", body).json
+    without = Http(server.url).post("/v1/completions", body).json
+    assert with_receipt["choices"] == without["choices"]
+    digests = [one["x_zinc"]["logits_sha256"] for one in (with_receipt, without)]
+    assert digests[0] == digests[1]
+
+
+def test_a_payload_is_signed_in_canonical_form(made: Made) -> None:
+    document = made("completion")
+    shuffled = json.loads(
+        json.dumps(document, indent=2), object_pairs_hook=lambda pairs: dict(reversed(pairs))
+    )
+    assert read(shuffled).is_signed
+    assert canonical(shuffled["payload"]) == canonical(document["payload"])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_stored_receipt_still_verifies(
+    opened: Callable[..., ServedModel], tmp_path_factory: pytest.TempPathFactory, tier: str
+) -> None:
+    """A receipt of 256 tokens that ``run --receipt`` of the native tier wrote once; its model is
+    made by its specification."""
+    path = tmp_path_factory.mktemp("stored") / "model.gguf"
+    write_synthetic(path, STORED_MODEL)
+    (receipt,) = read_receipts(ROOT / "goldens" / "receipt.json")
+    assert len(receipt.payload.choices[0].tokens) == 256
+    demands = ReceiptDemands(sample=8, trusted=[receipt.signature.key])
+    (verdict,) = verify_receipts([receipt], opened(tier, path), demands)
+    assert verdict.problems == []
+    if tier != "cpu":
+        (verdict,) = verify_receipts([receipt], opened(tier, path), ReceiptDemands())
+        assert verdict.problems == []

@@ -1,0 +1,190 @@
+"""Stored answers of ``/v1/responses``: continued, read, deleted, and bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from harness.serve.errors import ApiError
+from harness.serve.keys import key_digest
+from harness.serve.responses.store import ResponseStore, StoredResponse
+from harness.serve.responses.wire import InputItem
+from harness.serve.run import Running
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+
+ASKED: dict[str, Any] = {"model": "tiny", "max_output_tokens": 12, "extra_body": {"seed": 4}}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_conversation_is_continued(client: OpenAI, streamed: bool) -> None:
+    """As if the client had sent all of it; instructions are those of the latest request."""
+
+    def ask(**fields: Any) -> Any:
+        if not streamed:
+            return client.responses.create(**ASKED, **fields)
+        *_, last = client.responses.create(**ASKED, **fields, stream=True)
+        return last.response
+
+    first = ask(input="Why is the sky blue?", instructions="be brief")
+    assert first.store is True
+    second = ask(input="And at night?", previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    third = ask(input="Why?", previous_response_id=second.id, store=False)
+    items: list[Any] = [{"role": "user", "content": "Why is the sky blue?"}]
+    items += [item.to_dict() for item in first.output]
+    items += [{"role": "user", "content": "And at night?"}]
+    whole = ask(input=items, store=False)
+    assert second.output_text == whole.output_text
+    assert second.usage.input_tokens == whole.usage.input_tokens
+    assert third.usage.input_tokens > second.usage.total_tokens
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(third.id)
+
+
+def test_what_is_stored_is_read_and_deleted(client: OpenAI) -> None:
+    first = client.responses.create(input="Why?", **ASKED)
+    second = client.responses.create(input="How?", previous_response_id=first.id, **ASKED)
+    read = client.responses.retrieve(second.id)
+    assert read.to_dict() == second.to_dict()
+    items = list(client.responses.input_items.list(second.id, order="asc", limit=1))
+    texts = [part["text"] for item in items for part in item.to_dict()["content"]]
+    assert texts == ["Why?", first.output_text, "How?"]
+    assert all("token_ids" not in item.to_dict() for item in items)
+    latest = client.responses.input_items.list(second.id, limit=2)
+    assert [item.id for item in latest.data] == [items[2].id, items[1].id]
+    assert latest.has_more
+    with pytest.raises(openai.BadRequestError, match="has ended"):
+        client.responses.cancel(second.id)
+    client.responses.delete(first.id)
+    for missing in (
+        lambda: client.responses.retrieve(first.id),
+        lambda: client.responses.delete(first.id),
+        lambda: client.responses.input_items.list(first.id),
+        lambda: client.responses.cancel(first.id),
+        lambda: client.responses.create(input="a", previous_response_id=second.id, **ASKED),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            missing()
+
+
+def test_refusals_name_what_is_wrong(http: Http) -> None:
+    body = {"input": "a", "max_output_tokens": 2}
+    unknown = http.post("/v1/responses", body | {"previous_response_id": "resp_1"})
+    assert (unknown.status, unknown.error["param"], unknown.error["code"]) == (
+        404, "previous_response_id", "previous_response_not_found",
+    )  # fmt: skip
+    stored = http.post("/v1/responses", body).json["id"]
+    for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=nothing"):
+        refused = http.get(f"/v1/responses/{stored}/input_items?{query}")
+        assert refused.status == 400
+        assert refused.error["param"] == query.partition("=")[0]
+    assert http.get(f"/v1/responses/{stored}?stream=true").status == 400
+    assert http.get(f"/responses/{stored}").json["id"] == stored
+
+
+def test_the_tokens_of_a_conversation_are_counted(client: OpenAI, http: Http) -> None:
+    first = client.responses.create(input="Why is that?", **ASKED)
+    body = {"input": "And?", "previous_response_id": first.id, "max_output_tokens": 1}
+    counted = http.post("/v1/responses/input_tokens", body).json
+    assert counted["object"] == "response.input_tokens"
+    answered = http.post("/v1/responses", body).json
+    assert counted["input_tokens"] == answered["usage"]["input_tokens"]
+
+
+def test_a_stored_answer_is_continued_with_its_tokens(hermes: Running) -> None:
+    """What the model generated is in the cache, however the text would be divided."""
+    http = Http(hermes.url)
+    schema = {"type": "string", "pattern": "^[a-z]{80}$"}
+    body: dict[str, Any] = {
+        "input": "Say something long. " * 8,
+        "max_output_tokens": 150,
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
+    }
+    answers = (http.post("/v1/responses", body | {"seed": seed}).json for seed in range(50))
+    first = next(one for one in answers if one["status"] == "completed" and len(one["output"]) == 1)
+    more = {"input": "More.", "seed": 5, "max_output_tokens": 1}
+    second = http.post("/v1/responses", more | {"previous_response_id": first["id"]}).json
+    generated = first["usage"]["total_tokens"]
+    assert second["x_zinc"]["cached"]["tokens"] >= generated - 17
+    assert "first_difference" not in second["x_zinc"]["cached"]
+
+
+def test_another_tenants_answer_is_not_there(serve: Serve, tmp_path: Path) -> None:
+    """404, like one that never was; and gone with its tenant, whoever has its id then."""
+    file = tmp_path / "tenants.toml"
+
+    def write(names: dict[str, int]) -> None:
+        file.write_text(
+            "".join(
+                f"[tenant.{name}]\nid = {id}\nisolation_group = 1\n"
+                f'keys = ["{key_digest(name * 9)}"]\n'
+                for name, id in names.items()
+            )
+        )
+
+    write({"alice": 1, "bob": 2})
+    with serve(tenants=file) as server:
+        http = Http(server.url)
+
+        def key(name: str) -> dict[str, str]:
+            return {"Authorization": f"Bearer {name * 9}"}
+
+        body = {"input": "a secret", "max_output_tokens": 2}
+        id = http.post("/v1/responses", body, **key("alice")).json["id"]
+        never = http.get("/v1/responses/resp_never", **key("bob"))
+        for method, path in (
+            ("GET", f"/v1/responses/{id}"),
+            ("GET", f"/v1/responses/{id}/input_items"),
+            ("DELETE", f"/v1/responses/{id}"),
+            ("POST", f"/v1/responses/{id}/cancel"),
+        ):
+            refused = http.send(method, path, None, key("bob"))
+            assert refused.status == 404, path
+            assert refused.error["code"] == never.error["code"]
+        continued = http.post("/v1/responses", body | {"previous_response_id": id}, **key("bob"))
+        assert continued.status == 404
+        assert http.get(f"/v1/responses/{id}", **key("alice")).status == 200
+        accounts, tell = server.serving.accounts, server.serving.tell
+        for names in ({"bob": 2}, {"carol": 1, "bob": 2}):
+            write(names)
+            accounts.reload(tell)
+        assert http.get(f"/v1/responses/{id}", **key("carol")).status == 404
+
+
+def stored(number: int, size: int = 1, previous: str | None = None) -> StoredResponse:
+    response = {"id": f"resp_{number}", "output": ["x" * size]}
+    return StoredResponse(response, (InputItem(role="user", content=str(number)),), (), previous)
+
+
+def test_the_store_is_bounded_for_each_tenant() -> None:
+    """By number and by bytes, least recently used first; others' room is their own."""
+    store = ResponseStore(most=3, most_bytes=10_000)
+    store.put(2, stored(0))
+    for number in range(3):
+        store.put(1, stored(number, previous=f"resp_{number - 1}" if number else None))
+    assert [item.content for item in store.conversation(1, "resp_2")] == ["0", "1", "2"]
+    store.get(1, "resp_0")
+    store.put(1, stored(3))
+    store.get(1, "resp_0")
+    with pytest.raises(ApiError):
+        store.get(1, "resp_1")
+    with pytest.raises(ApiError) as lost:
+        store.conversation(1, "resp_2")
+    assert lost.value.status == 404
+    store.put(1, stored(4, 9_000))
+    store.put(1, stored(5, 9_000))
+    with pytest.raises(ApiError):
+        store.get(1, "resp_4")
+    store.put(1, stored(6, 20_000))
+    with pytest.raises(ApiError):
+        store.get(1, "resp_6")
+    assert store.get(1, "resp_5").id == "resp_5"
+    assert store.get(2, "resp_0").id == "resp_0"
+    store.forget_others([1])
+    with pytest.raises(ApiError):
+        store.get(2, "resp_0")

@@ -1,0 +1,139 @@
+"""A newcomer serves the model: page, requests, proofs, users, and the end of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.walk.conftest import MODEL, Newcomer
+
+pytestmark = pytest.mark.walk
+QUESTION = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 24}
+PAGE = re.compile(r"chat page: (\S+)/$")
+WIDTHS = (390, 1280)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs, and who started it."""
+
+    newcomer: Newcomer
+    url: str
+    lines: tuple[str, ...]
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON that the server answers."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}{path}", data, headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+
+@pytest.fixture(scope="module")
+def served(newcomer: Newcomer) -> Iterator[Served]:
+    """``zinc-rt serve`` until it names its page; ended by ``zinc-rt stop``."""
+    newcomer.zinc("model", "use", f"./{MODEL}")
+    words = ("serve", "--port", "0", "--context", "1K", "--alias", "my-model")
+    process = newcomer.start("zinc-rt", *words, stdout=os.open(os.devnull, os.O_WRONLY))
+    lines: list[str] = []
+    assert process.stderr is not None
+    found = None
+    while found is None:
+        line = process.stderr.readline()
+        assert line, "".join(lines)
+        lines.append(line.rstrip("\n"))
+        found = PAGE.search(lines[-1])
+    try:
+        yield Served(newcomer, found[1], tuple(lines))
+    finally:
+        done = newcomer.run("zinc-rt", "stop")
+        process.stderr.close()
+        assert (done.returncode, process.wait(60)) == (0, 0)
+
+
+@pytest.fixture(params=WIDTHS)
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": request.param, "height": 844})
+    page.set_default_timeout(60_000)
+    yield page
+    page.close()
+
+
+def test_the_log_says_how_to_go_on(served: Served) -> None:
+    text = "\n".join(served.lines)
+    assert f"listening on {served.url}" in text
+    assert "sampling, where a request names none: temperature 0.7" in text
+    assert "\x1b" not in text
+
+
+def test_an_answer_is_verified(served: Served) -> None:
+    """The two files of the README: identical, and different once a character is changed."""
+    home = served.newcomer.home
+    answer = served.ask("/v1/chat/completions", {**QUESTION, "model": "my-model", "seed": 7})
+    assert answer["x_zinc"]["sampling_defaults"]["temperature"] == 0.7
+    request, response = home / "request.json", home / "response.json"
+    request.write_text(json.dumps({**QUESTION, "seed": 7}))
+    response.write_text(json.dumps(answer))
+    files = (request.name, response.name, "--context", "1K")
+    assert served.newcomer.zinc("verify", *files) == "identical\n"
+    answer["choices"][0]["message"]["content"] += "!"
+    response.write_text(json.dumps(answer))
+    done = served.newcomer.run("zinc-rt", "verify", *files)
+    assert done.returncode == 1
+    assert done.stdout.startswith("different: ")
+
+
+def test_one_model_has_several_names(served: Served) -> None:
+    listed = served.ask("/v1/models")["data"][0]
+    assert listed["x_zinc"]["sampling"]["temperature"] == 0.7
+    for name in (listed["id"], MODEL.removesuffix(".gguf"), "my-model"):
+        assert served.ask("/v1/chat/completions", {**QUESTION, "model": name})["choices"]
+
+
+def test_the_terminal_talks_to_it(served: Served) -> None:
+    newcomer = served.newcomer
+    said = newcomer.zinc("chat", "--server", served.url, "-n", "8", given="Hello\n")
+    assert said
+    assert served.url in newcomer.zinc("ps")
+
+
+def test_users_get_keys(served: Served) -> None:
+    """A file of tenants that does not exist yet is made by the first command."""
+    newcomer = served.newcomer
+    words = ("--tenants", "tenants.toml")
+    key = newcomer.zinc("tenants", "add", "alice", *words)
+    assert key.startswith("key of alice")
+    assert "alice" in newcomer.zinc("tenants", "list", *words)
+    assert "alice" in newcomer.zinc("tenants", "check", "tenants.toml")
+
+
+@pytest.mark.browser
+def test_a_page_answers(served: Served, page: Page) -> None:
+    """An answer, the same conversation after a reload, and no sideways scrolling."""
+    page.goto(served.url)
+    expect(page.locator("#model")).to_have_value(MODEL.removesuffix(".gguf"))
+    page.evaluate("localStorage.clear()")
+    box = page.get_by_role("textbox", name="Message", exact=True)
+    box.fill("Why?")
+    page.keyboard.press("Enter")
+    answer = page.locator("article.answer")
+    expect(answer).to_contain_text("first token", timeout=60_000)
+    page.keyboard.press("Escape")
+    expect(page.locator("#send")).to_have_text("Send")
+    text = page.locator("article.answer .prose").last.inner_text()
+    assert "#chat=" in page.url
+    page.reload()
+    expect(page.locator("article.answer .prose").last).to_have_text(text)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("button", name="Settings").first.click()
+    expect(page.locator("#temperature")).to_have_attribute("placeholder", "default: 0.7")
