@@ -18,7 +18,7 @@ from contract.types import FinishReason, Request
 from harness.serve.driver import EngineDriver, EventStream
 from harness.serve.submissions import EngineStopped, Submission
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.observer import Observer
@@ -41,7 +41,7 @@ def driven(runner: ModelRunner) -> Driven:
     @contextmanager
     def start(buffered: int = 256, engine: type[Engine] = Engine, **options: Any) -> Iterator[Any]:
         def make(observer: Observer) -> Engine:
-            return engine(runner, observer=observer, **options)
+            return engine(runner, EngineOptions(**options), observer=observer)
 
         driver = EngineDriver(make, buffered)
         driver.start()
