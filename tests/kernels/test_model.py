@@ -41,6 +41,7 @@ def test_a_model_gives_the_same_bits(
         assert_same(expected, generate(model, tier, requests, I12))
 
 
+@pytest.mark.long
 def test_steps_of_few_rows_are_the_definitions(
     synthetic_model: SyntheticModel, kernel_cache: Path
 ) -> None:

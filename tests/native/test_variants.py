@@ -28,6 +28,7 @@ from contract.errors import TierUnavailable
 from contract.opcodes import Opcode
 from harness.parity import Case, all_cases, compare
 from reference.model.open import open_model
+from tests.long_cases import long_except
 from tests.model_runs import SHORT
 from tests.model_runs import compare as compare_model
 from tests.native.conftest import OpenNative
@@ -36,6 +37,9 @@ from tests.needs import machine_lacks
 X86 = [variant for variant in VARIANTS if variant.machine == "x86_64"]
 EVERY_BIT = frozenset().union(*(variant.needs for variant in X86))
 EVERY_REGISTER = X86[0].registers | XMM | YMM
+NAMES = [variant.name for variant in VARIANTS]
+BETWEEN = {"x86-64-v3", "x86-64-v4"}
+"""Variants between the slowest and the fastest, which every run tests."""
 SELECTED = 6
 """Every so many-th shape of an opcode: other tests sweep all of them on this machine's variant."""
 
@@ -102,7 +106,7 @@ def _selected() -> list[Case]:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [variant.name for variant in VARIANTS])
+@pytest.mark.parametrize("name", long_except(NAMES, *(set(NAMES) - BETWEEN)))
 def test_every_variant_computes_the_same_bits(
     name: str, open_native: OpenNative, monkeypatch: pytest.MonkeyPatch, tiny_model_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.opencl import binding as cl
-from accel.opencl.cpu_flags import cpu_flags
-from accel.opencl.program import build_program, op_files
 from accel.packets.ops import NUMBERS, OPS
 from accel.packets.packet import ABSENT, PACKET
 from accel.packets.rules_attention import PART_HEADER, part_slots
@@ -22,33 +18,17 @@ from contract.dtypes import F16, F32, I12, Q8_0, DType
 from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.ops.kv_write_batched import kv_write_batched
-from tests.kernels.processor import ProcessorModules, cpu_device
 from tests.long_cases import long_except
-from tests.needs import machine_lacks
+from tests.opencl.cores import Variant, run_by_cores, run_by_groups
 from tests.ops.paged import Sequence, pool_of, random_sequence
 
 Float32 = NDArray[np.float32]
 
 KERNEL_OPS = ("flash_attn_part", "flash_attn", "flash_attn_batched", "kv_write_batched")
-ENTRY = """
-__kernel void run_NAME(ulong packet) {
-    MEMORY_MAP map;
-    map.scratch = map.own = map.input = 0;
-    op_NAME(&map, (const GLOBAL PACKET *)packet, get_global_id(0), get_global_size(0));
-}
-"""
 MARGIN = 3
 UNWRITTEN = np.float32(12345.0)
 UNUSED = 0xFF
 """Bytes of pages that nobody wrote: a NaN in most types, any integers in I12."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Which code a build holds: macros to undefine, and build options."""
-
-    hidden: tuple[str, ...]
-    vnni: bool
 
 
 VARIANTS = {
@@ -59,9 +39,6 @@ VARIANTS = {
     "work_groups": None,
 }
 """Of the cores' code; None for the kernels that GPU tiers share."""
-
-Run = Callable[[str, NDArray[np.void], int, DType], None]
-"""Runs a packet of an op over pages of a storage type by so many workers."""
 
 
 @dataclass(frozen=True)
@@ -104,45 +81,14 @@ def call_of(
     return Call(sequences, tokens, q, heads, **params)
 
 
-def run_by_cores(variant: Variant) -> Run:
-    """Packets are walked by work-items, each of them a core."""
-    device = cpu_device()
-    if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
-        machine_lacks("AVX-512 VNNI")
-    context = cl.Context([device.handle])
-    queue = cl.CommandQueue(context)
-    files = {
-        "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
-        **op_files(KERNEL_OPS, frozenset()),
-        "entry.cl": "".join(ENTRY.replace("NAME", name) for name in KERNEL_OPS),
-    }
-    options = (
-        "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
-        f"-DDOT_VNNI={variant.vnni:d}"
-    )
-    program = build_program(context, device, files, options, None)
-    kernels = {name: cl.Kernel(program, f"run_{name}") for name in KERNEL_OPS}
-
-    def run(op: str, one: NDArray[np.void], workers: int, dtype: DType) -> None:
-        kernels[op].set_args(np.uint64(one.ctypes.data))
-        cl.enqueue_nd_range_kernel(queue, kernels[op], (workers,), (1,))
-        queue.finish()
-
-    return run
-
-
-def run_by_groups() -> Run:
-    """Packets are launches of work-groups."""
-    modules = ProcessorModules()
-    return lambda op, one, groups, dtype: modules.launch(op, one, groups, dtype)
-
-
 class Attention:
     """The attention kernels, run on arrays of this process."""
 
     def __init__(self, variant: Variant | None) -> None:
         self.grouped = variant is None
-        self._run = run_by_cores(variant) if variant is not None else run_by_groups()
+        self._run = (
+            run_by_groups() if variant is None else run_by_cores(variant, KERNEL_OPS, frozenset())
+        )
 
     def run(self, call: Call, workers: int, slots: int | None = None) -> Float32:
         """y of the op for many tokens; of the two ops for few where there are ``slots``."""

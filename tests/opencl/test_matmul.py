@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from accel.opencl import binding as cl
-from accel.opencl.cpu_flags import cpu_flags
-from accel.opencl.program import build_program, op_files
 from accel.packets.layouts import LANES, WeightLayout, header_bytes
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import ABSENT, PACKET
@@ -20,34 +14,13 @@ from contract.dtypes import MXFP4, WEIGHT_DTYPES, DType, StorageClass
 from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS, moderate_scales
 from reference.quant.dot import matmul
 from tests.kernels.planes import planes
-from tests.kernels.processor import ProcessorModules, cpu_device
 from tests.long_cases import long_except
-from tests.needs import machine_lacks
+from tests.opencl.cores import Run, Variant, run_by_cores, run_by_groups
 from tests.opencl.lanes import ArrangedWeight, arranged
 
-ENTRY = """
-__kernel void one_packet(ulong packet, uint op) {
-    MEMORY_MAP map;
-    map.scratch = map.own = map.input = 0;
-    const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
-    const uint worker = get_global_id(0), workers = get_global_size(0);
-    if (op == 0) op_quantize_activation(&map, p, worker, workers);
-    if (op == 1) op_matmul(&map, p, worker, workers);
-    if (op == 2) op_embed(&map, p, worker, workers);
-}
-"""
 KERNEL_OPS = ("quantize_activation", "matmul", "embed")
 UNWRITTEN = np.float32(12345.0)
 INTEGER_DTYPES = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Which code a build holds: macros to undefine, and build options."""
-
-    hidden: tuple[str, ...]
-    vnni: bool
-    dtypes: tuple[DType, ...] = WEIGHT_DTYPES
 
 
 VARIANTS = {
@@ -82,41 +55,10 @@ def of_every_variant(dtypes: tuple[DType, ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("products", "dtype"), pairs, indirect=["products"])
 
 
-Run = Callable[[str, np.ndarray, int, DType], None]
-"""Runs a packet of an op by so many workers; the format of the product it belongs to."""
-
-
-def run_by_groups() -> Run:
-    """Packets are launches of work-groups."""
-    modules = ProcessorModules()
-    return lambda op, packet, groups, dtype: modules.launch(op, packet, groups, dtype)
-
-
-def run_by_cores(variant: Variant) -> Run:
-    """Packets are walked by work-items, each of them a core."""
-    device = cpu_device()
-    if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
-        machine_lacks("AVX-512 VNNI")
-    context = cl.Context([device.handle])
-    queue = cl.CommandQueue(context)
-    files = {
-        "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
-        **op_files(KERNEL_OPS, frozenset(dtype.name.upper() for dtype in variant.dtypes)),
-        "one_packet.cl": ENTRY,
-    }
-    options = (
-        "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
-        f"-DDOT_VNNI={variant.vnni:d}"
-    )
-    kernel = cl.Kernel(build_program(context, device, files, options, None), "one_packet")
-
-    def run(op: str, packet: np.ndarray, workers: int, dtype: DType) -> None:
-        number = np.uint32(KERNEL_OPS.index(op))
-        kernel.set_args(np.uint64(packet.ctypes.data), number)
-        cl.enqueue_nd_range_kernel(queue, kernel, (workers,), (1,))
-        queue.finish()
-
-    return run
+def cores_of(variant: Variant) -> Run:
+    """The product kernels of its formats, by cores."""
+    formats = frozenset(dtype.name.upper() for dtype in variant.dtypes)
+    return run_by_cores(variant, KERNEL_OPS, formats)
 
 
 class Products:
@@ -125,7 +67,7 @@ class Products:
     def __init__(self, variant: Variant | None) -> None:
         self.by_groups = variant is None
         self.dtypes = WEIGHT_DTYPES if variant is None else variant.dtypes
-        self.run = run_by_cores(variant) if variant is not None else run_by_groups()
+        self.run = run_by_groups() if variant is None else cores_of(variant)
         self.arranged = arranged if variant is not None else planes
 
     def matmul(self, blocks: np.ndarray, dtype: DType, x: np.ndarray, workers: int) -> np.ndarray:
