@@ -1,8 +1,8 @@
-"""One seed, one schedule: sizes and events drawn so that what is rare in service is common.
+"""Draws the schedule of a seed: sizes and events that are rare in service are common here.
 
-Each schedule leaves out about half of all features (swarm testing, Groce et al., ISSTA 2012): what
-never happens together with something else would otherwise never happen. Pages are scarce, lengths
-cluster at page boundaries, steps may take so long that requests age.
+Each schedule leaves out about half of all features (swarm testing, Groce et al., ISSTA 2012), so
+that features also occur without each other. Pages are scarce, lengths cluster at page boundaries,
+and steps may take so long that requests age.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STATE_INTERVALS = {0: 1024, 1: 16, 2: 48, 6: 32}
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Which sorts of events a schedule has."""
+    """Which kinds of events a schedule has."""
 
     shared_prefixes: bool
     cancels: bool
@@ -62,9 +62,9 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What schedules are drawn: at most so many slots, positions and requests, prompts of tokens
-    below ``vocab``, and ``features`` that none of them leaves out. With ``model`` they are played
-    on a tiny real model; with ``adversaries`` somebody tries to bend the engine."""
+    """A kind of schedules: at most so many slots, positions and requests, tokens below ``vocab``,
+    and ``features`` that every schedule has. With ``model`` they are played on a tiny real model;
+    with ``adversaries`` they have actions that try to break the engine's rules."""
 
     name: str
     slots: int = 4
@@ -228,7 +228,7 @@ class _Actions:
 
     def _request(self, id: int, model: int) -> Request:
         random, context = self._random, self._shape.limits.context
-        # Pages run out while answers grow.
+        # Long answers make pages run out.
         longest = [context] * (3 if self._features.scarce_pages else 1)
         prompt = self._prompt(context)
         sampling = SamplingParams(seed=random.getrandbits(64))
@@ -286,7 +286,7 @@ class _Actions:
         )
 
     def _with_request(self, step: int, id: int) -> list[Action]:
-        """What its client does later."""
+        """Draw what the client of a request does later."""
         random = self._random
         actions: list[Action] = []
         if self._features.cancels and random.random() < 0.3:
@@ -317,14 +317,14 @@ class _Actions:
         elif kind == 6:
             listed = MOST_LISTED + 1
         else:
-            # Refused while that one lives, whichever model either is for.
+            # An id in use is refused, also where the other request is for another model.
             id = good.id
         return replace(
             good, id=id, prompt=tokens, tenant=tenant, logit_bias=bias, log_probabilities=listed
         )
 
     def _at_large(self, steps: int) -> list[Action]:
-        """What happens to everybody."""
+        """Draw events that concern the whole engine."""
         random, features = self._random, self._features
         actions: list[Action] = []
         if features.faults:
