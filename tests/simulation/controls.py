@@ -128,11 +128,9 @@ def published_too_early(patch: Patch) -> None:
     """Pages are found before their last position is computed."""
     publish = KvMemory.publish
 
-    def broken(
-        self: KvMemory, scope: Any, tokens: Any, pages: Sequence[int], end: Any = None
-    ) -> Any:
+    def broken(self: KvMemory, scope: Any, tokens: Any, pages: Sequence[int], *rest: Any) -> Any:
         base = tokens.base if tokens.base is not None else tokens
-        return publish(self, scope, base[: len(tokens) + 1], pages, end)
+        return publish(self, scope, base[: len(tokens) + 1], pages, *rest)
 
     patch.setattr(KvMemory, "publish", broken)
 
