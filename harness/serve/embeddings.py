@@ -78,13 +78,16 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
         return submission, lambda: pool.vector(body.dimensions)
 
     tokens = sum(map(len, prompts))
-    vectors = read_texts(service, list(map(len, prompts)), begin, tenant, caller)
     extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
-    if service.receipts is not None:
-        name, results = f"embd-{secrets.token_hex(12)}", [_octets(vector) for vector in vectors]
-        extra["receipt"] = store_results(
-            service.receipts, model, "embedding", body, tenant, name, prompts, results
-        )
+
+    def store(vectors: Sequence[Vector]) -> None:
+        if service.receipts is not None:
+            name, results = f"embd-{secrets.token_hex(12)}", list(map(_octets, vectors))
+            extra["receipt"] = store_results(
+                service.receipts, model, "embedding", body, tenant, name, prompts, results
+            )
+
+    vectors = read_texts(service, list(map(len, prompts)), begin, tenant, caller, store)
     return {
         "object": "list",
         "data": [

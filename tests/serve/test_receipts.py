@@ -16,15 +16,23 @@ from contract.types import LOCAL_TENANT
 from harness.generate import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.canonical import canonical
-from harness.serve.receipts.document import Receipt, parse_receipt, signed_document
+from harness.serve.receipts.document import (
+    Receipt,
+    parse_receipt,
+    read_receipts,
+    signed_document,
+)
 from harness.serve.receipts.keys import open_key
 from harness.serve.receipts.tree import tree_root
 from harness.serve.receipts.verify import ReceiptDemands, chain_verdict, verify_receipts
 from harness.serve.run import Running
+from harness.synth import sized_spec, write_synthetic
+from tests.paths import ROOT
 from tests.serve.conftest import ALL_TOKENS, Serve
 from tests.serve.http import Http
 
 Json = dict[str, Any]
+STORED_MODEL = sized_spec("tiny", architecture="qwen3", quant="q4_k_m", seed=21)
 TIERS = ("cpu", "native", "opencl")
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}
 SAMPLED = {"prompt": "abc", "max_tokens": 24, "seed": 5, "temperature": 0.8, "ignore_eos": True}
@@ -382,3 +390,21 @@ def test_a_payload_is_signed_in_canonical_form(made: Made) -> None:
     )
     assert read(shuffled).is_signed
     assert canonical(shuffled["payload"]) == canonical(document["payload"])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_stored_receipt_still_verifies(
+    opened: Callable[..., ServedModel], tmp_path_factory: pytest.TempPathFactory, tier: str
+) -> None:
+    """A receipt of 256 tokens that ``run --receipt`` of the native tier wrote once; its model is
+    made by its specification."""
+    path = tmp_path_factory.mktemp("stored") / "model.gguf"
+    write_synthetic(path, STORED_MODEL)
+    (receipt,) = read_receipts(ROOT / "goldens" / "receipt.json")
+    assert len(receipt.payload.choices[0].tokens) == 256
+    demands = ReceiptDemands(sample=8, trusted=[receipt.signature.key])
+    (verdict,) = verify_receipts([receipt], opened(tier, path), demands)
+    assert verdict.problems == []
+    if tier != "cpu":
+        (verdict,) = verify_receipts([receipt], opened(tier, path), ReceiptDemands())
+        assert verdict.problems == []

@@ -75,7 +75,7 @@ class ReceiptStore(ContextManager):
                     raise
             except sqlite3.OperationalError as error:
                 full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-                problem = f"the receipt cannot be stored in {self.folder}: {error}"
+                problem = f"the receipt cannot be stored: {error}"
                 raise StorageProblem(problem, full) from None
         return document
 

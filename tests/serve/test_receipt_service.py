@@ -1,0 +1,83 @@
+"""Receipts of a server with tenants, and of one whose disk is full."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.serve.receipts.document import Receipt, parse_receipt
+from harness.serve.receipts.verify import chain_verdict
+from harness.serve.run import Running
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+from tests.serve.test_full_disk import FullDisk
+from tests.serve.test_tenants import ALICE, BOB, OPERATOR, bearer, tenants_file
+
+BODY = {"prompt": "abc", "max_tokens": 3}
+TEXTS = {"input": ["abc"]}
+COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
+
+
+@pytest.fixture(scope="module")
+def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("tenants")
+    with serve(tenants=tenants_file(folder), receipts=folder / "receipts") as server:
+        yield server
+
+
+def fetched(http: Http, key: str) -> list[Receipt]:
+    """All receipts of who has a key."""
+    names = [one["id"] for one in http.get("/v1/receipts", **bearer(key)).json["data"]]
+    documents = [http.get(f"/v1/receipts/{name}", **bearer(key)) for name in names]
+    return [parse_receipt(document.body, "receipt") for document in documents]
+
+
+def test_every_tenant_has_a_chain_of_its_own(keyed: Running) -> None:
+    http = Http(keyed.url)
+    for key in (ALICE, BOB, ALICE, ALICE, BOB):
+        assert http.post(COMPLETIONS, BODY, **bearer(key)).status == 200
+    chains = {key: fetched(http, key) for key in (ALICE, BOB)}
+    for key, (name, count) in {ALICE: ("alice", 3), BOB: ("bob", 2)}.items():
+        assert [one.payload.number for one in chains[key]] == list(range(1, count + 1))
+        assert {one.payload.tenant.name for one in chains[key]} == {name}
+        assert chain_verdict(chains[key]) == []
+    mixed = [*chains[ALICE][:2], *chains[BOB][1:]]
+    said = chain_verdict(mixed)
+    assert said[0] == (
+        f"different: tenant: receipt 2 ({mixed[2].payload.id}) is 'bob''s, not 'alice''s"
+    )
+    for key in (BOB, OPERATOR):
+        stolen = f"/v1/receipts/{chains[ALICE][0].payload.id}"
+        assert http.get(stolen, **bearer(key)).status == 404
+    assert http.get("/v1/receipts").status == 401
+
+
+def test_a_receipt_that_cannot_be_stored_fails_its_answer(serve: Serve, tmp_path: Path) -> None:
+    """Whole answers, streams and vectors; then all goes on, and the chain has no gap."""
+    with serve(receipts=tmp_path / "receipts") as server:
+        http = Http(server.url)
+        assert http.post(COMPLETIONS, BODY).status == 200
+        store = server.service.receipts
+        assert store is not None
+        disk = store._file = FullDisk(store._file)  # type: ignore[assignment]
+        disk.full = True
+        for path, body in ((COMPLETIONS, BODY), (EMBEDDINGS, TEXTS)):
+            refused = http.post(path, body)
+            assert (refused.status, refused.error["code"]) == (503, "disk_full")
+            assert "receipt" in refused.error["message"]
+        lines = http.post(COMPLETIONS, {**BODY, "stream": True}).body.split(b"\n\n")
+        assert "receipt" in json.loads(lines[-2].removeprefix(b"data: "))["error"]["message"]
+        assert b"[DONE]" not in lines[-2]
+        assert disk.refused == 3
+        assert http.post(COMPLETIONS, {**BODY, "receipt": False}).status == 200
+        disk.full = False
+        assert http.post(COMPLETIONS, BODY).status == 200
+        names = [one["id"] for one in http.get("/v1/receipts").json["data"]]
+        chain = [parse_receipt(http.get(f"/v1/receipts/{name}").body, "r") for name in names]
+        assert [one.payload.number for one in chain] == [1, 2]
+        assert chain_verdict(chain) == []
+        counts = server.service.ledger.total(0)
+        assert (counts.requests, counts.completed, counts.failed) == (6, 3, 3)
