@@ -158,7 +158,7 @@ def test_the_server_gives_the_same_results(
     ledger = tmp_path / "ledger.sqlite"
     with serve(tiny_model_path, tier=tier, context=CONTEXT, port=0, ledger=ledger) as server:  # type: ignore[arg-type]
         named = (
-            f"model=tiny,base_url={server.url}/v1/completions,tokenizer_backend=remote,"
+            f"model={tiny_model_path.stem},base_url={server.url}/v1/completions,tokenizer_backend=remote,"
             f"num_concurrent=3,max_length={CONTEXT}"
         )
         found = evaluate(
