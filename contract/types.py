@@ -184,7 +184,7 @@ class Request:
     every generated token and of the k most likely tokens at its position; None requests none.
     ``qos`` requests a less urgent class than the tenant's. ``score_from`` p requests the
     log-probability of every token of the prompt from position p on, of which the first has none,
-    and of the ``log_probabilities`` most likely ones there. ``turns`` are positions of the prompt
+    and of the ``score_top`` most likely ones there. ``turns`` are positions of the prompt
     at which turns of a conversation begin: later prompts are likely to differ from there on, so the
     recurrent state before them is saved. They change no token.
     """
@@ -200,6 +200,7 @@ class Request:
     log_probabilities: int | None = None
     qos: QosClass | None = None
     score_from: int | None = None
+    score_top: int = 0
     turns: tuple[int, ...] = ()
 
 

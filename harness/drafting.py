@@ -10,6 +10,7 @@ from contract.dtypes import DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import Tier
 from harness.memory import plans_of, storage_problem
+from harness.progress import Progress
 from reference.engine.draft_model import DraftModel, check_vocabularies, draft_limits
 from reference.engine.drafter import Drafter, PromptLookup
 from reference.limits import Limits
@@ -54,9 +55,25 @@ def plan_drafting(model: Model, tier: Tier, target: Limits) -> Drafting:
     return Drafting(model, limits_at(target.context), plan)
 
 
-def drafter_of(draft: int, runner: ModelRunner | None, target: Model) -> Drafter | None:
-    """What guesses at most ``draft`` tokens ahead: the model of ``runner``, else the prompt; None
-    where nothing shall."""
-    if not draft:
+def load_drafter(
+    drafting: Drafting | None,
+    target: Model,
+    tier: Tier,
+    most: int,
+    owned: ExitStack,
+    progress: Progress,
+) -> Drafter | None:
+    """What guesses at most ``most`` tokens ahead: a draft model, which is uploaded to ``tier`` and
+    closed by ``owned``, else the prompt; None where nothing shall."""
+    if not most:
         return None
-    return PromptLookup() if runner is None else DraftModel(runner, target)
+    if drafting is None:
+        return PromptLookup()
+    model = drafting.model
+    progress.start("loading", sum(tensor.nbytes for tensor in model.file.tensors.values()), "B")
+    try:
+        runner = owned.enter_context(ModelRunner(model, tier, drafting.limits, progress.advance))
+    finally:
+        progress.close()
+    runner.prepare()
+    return DraftModel(runner, target)

@@ -24,7 +24,7 @@ from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.arranged_weights import needs_model_file
-from harness.drafting import Drafting, drafter_of, open_draft_model, plan_drafting
+from harness.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
 from harness.generation import SILENT, TextGeneration
 from harness.memory import (
     LimitsAt,
@@ -230,7 +230,7 @@ class Session(ContextManager):
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
-            drafter = load_drafter(prepared, tier, options.draft, owned, progress)
+            drafter = load_drafter(prepared.drafting, model, tier, options.draft, owned, progress)
             watch = PrefixWatch(_observed(options.recording, owned))
             engine = make_engine(
                 runner,
@@ -272,7 +272,7 @@ class Session(ContextManager):
         shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
         sampled from. Raises RequestError.
         """
-        request = Request(self._next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
+        request = Request(self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
         self._latest = TextGeneration(self, request, progress, on_logits)
         return self._latest
 
@@ -285,11 +285,8 @@ class Session(ContextManager):
         return self._prefix_watch.reused(request_id)
 
     def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Teacher-forced logits of every position into ``out``, f32[len(tokens), vocab].
-
-        A generation that is not finished is cancelled.
-        Raises RequestError; the session must have been opened with ``all_logits``.
-        """
+        """Write the logits of every position to ``out``, f32[len(tokens), vocab]; the session needs
+        ``all_logits``. A generation that is not finished is cancelled. Raises RequestError."""
         if self.runner.limits.step_rows < self.engine.chunk_tokens:
             raise AssertionError("the session was opened without all_logits")
 
@@ -297,7 +294,7 @@ class Session(ContextManager):
             out[first : first + len(rows)] = rows
 
         unpenalized = SamplingParams(repeat_last_n=0)
-        request = Request(self._next_id(), tuple(tokens), 0, unpenalized)
+        request = Request(self.next_id(), tuple(tokens), 0, unpenalized)
         self.engine.submit(request, store)
         try:
             for _ in self.engine.run():
@@ -305,7 +302,7 @@ class Session(ContextManager):
         finally:
             self.engine.cancel(request.id)
 
-    def _next_id(self) -> int:
+    def next_id(self) -> int:
         """The id of a new request, for which whatever still runs makes room."""
         if self._latest is not None:
             self._latest.cancel()
@@ -358,22 +355,6 @@ def load_runner(
         return ModelRunner(model, tier, limits, progress.advance)
     finally:
         progress.close()
-
-
-def load_drafter(
-    prepared: Prepared,
-    tier: Tier,
-    draft: int,
-    owned: ExitStack,
-    progress: Progress = SILENT,
-) -> Drafter | None:
-    """What guesses for a session; ``owned`` closes a draft model, which is uploaded to ``tier``."""
-    runner = None
-    if prepared.drafting is not None:
-        model, limits = prepared.drafting.model, prepared.drafting.limits
-        runner = owned.enter_context(load_runner(model, tier, limits, progress))
-        runner.prepare()
-    return drafter_of(draft, runner, prepared.model)
 
 
 def make_engine(

@@ -163,7 +163,8 @@ class ModelRunner(ContextManager):
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
-        self._events = tier.map(self._buffers["output.ring"]).reshape(-1).view(OUTPUT_EVENT)
+        events = tier.map(self._buffers["output.ring"]).reshape(-1).view(OUTPUT_EVENT)
+        self._event_tokens = events["token"]
         self._event_count = 0
 
     def step(self, inputs: StepInput) -> StepOutput:
@@ -193,8 +194,13 @@ class ModelRunner(ContextManager):
     def collect(self, submission: Submission) -> StepOutput:
         """Wait for a step."""
         self.tier.wait(submission.fence)
-        numbers = (submission.first_event + np.arange(submission.rows)) % EVENT_NUMBERS
-        token = self._events["token"][numbers % len(self._events)]
+        first, tokens = submission.first_event, self._event_tokens
+        if submission.rows == 1:
+            index = first % len(tokens)
+            token = tokens[index : index + 1].copy()
+        else:
+            numbers = (first + np.arange(submission.rows)) % EVENT_NUMBERS
+            token = tokens[numbers % len(tokens)]
         return StepOutput(token, submission.fence.outputs)
 
     def page_copies(self) -> PageCopies | None:

@@ -1,7 +1,7 @@
-"""An opened GPU: its memory, whoever of the kernel's drivers it comes from.
+"""An open GPU and its memory, whichever driver of Linux provides it.
 
-T1 speaks with amdkfd (``kfd.py``), T2 with the graphics driver (``userq.py``). What they have in
-common is here and in ``queue.py``: addresses that host and GPU share, a ring, a doorbell.
+T1 uses amdkfd (``kfd.py``), T2 the graphics driver (``userq.py``). This module and ``queue.py``
+have what both share: addresses that host and GPU have in common, a ring, a doorbell.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REMEDIES = {
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """``nbytes`` of memory at an ``address`` that is the host's as well as the GPU's."""
+    """``nbytes`` bytes of memory at an ``address`` that is the same for host and GPU."""
 
     address: int
     nbytes: int
@@ -45,8 +45,11 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class QueueMemory:
-    """What every queue has: a ring, its pointers in pages of their own. ``more`` gives zeroed host
-    memory for whatever else a driver wants, which lives as long as the queue."""
+    """The memory of a queue: a ring, and its pointers in pages of their own.
+
+    ``more`` allocates zeroed host memory for other needs of a driver; it lives as long as the
+    queue.
+    """
 
     ring: Allocation
     write: Allocation
@@ -55,54 +58,54 @@ class QueueMemory:
 
 
 class DriverQueue(Protocol):
-    """A queue as the driver knows it."""
+    """A queue of a driver."""
 
     doorbell: NDArray[np.uint64]
     buffer_flags: int
-    """Of INDIRECT_BUFFER."""
+    """The flags of INDIRECT_BUFFER packets."""
     last_words: Sequence[int]
-    """Packets that go into the ring before the queue is given back."""
+    """Packets to write into the ring before the queue is closed."""
 
     def fault(self) -> str:
-        """What the driver reports; nothing while all is well. Raises OSError."""
+        """The fault that the driver reports, empty without one. Raises OSError."""
 
     def settle(self) -> None:
         """Wait until the driver knows that everything up to ``last_words`` has ended. Raises
         OSError."""
 
     def close(self) -> None:
-        """Take the queue from the GPU, running or not."""
+        """Remove the queue from the GPU, running or not."""
 
 
 class Driver(Protocol):
-    """The kernel's driver of one opened GPU. Functions raise OSError as the system does."""
+    """The Linux driver of one open GPU. Functions raise OSError as system calls do."""
 
     tier: str
     gpu: str
     architecture: str
-    """As compilers call it."""
+    """The compiler's name of the GPU's architecture."""
     version: str
     rsrc1: int
-    """Bits that its queues want in RSRC1 of every launch."""
+    """Bits that the queues need in RSRC1 of every launch."""
     memory_bytes: int
-    """Of the GPU's own that the host sees."""
+    """Bytes of the GPU's own memory that the host can access."""
 
     def make(self, address: int, nbytes: int, own: bool) -> int:
-        """Memory at an address that was reserved, for host and GPU; its handle. ``own`` asks for
-        the GPU's own."""
+        """Map memory at a reserved address for host and GPU, and return its handle. With ``own`` it
+        is the GPU's own memory."""
 
     def drop(self, handle: int, address: int, nbytes: int) -> None:
-        """Give memory back; its addresses stay reserved."""
+        """Free memory; its addresses stay reserved."""
 
     def create_queue(self, memory: QueueMemory) -> DriverQueue:
-        """A compute queue."""
+        """A new compute queue."""
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
 
 
 class Device:
-    """Memory of a GPU. Sizes in bytes; ``held`` is its own memory that is allocated."""
+    """The memory of a GPU. Sizes in bytes; ``held`` is the allocated part of its own memory."""
 
     def __init__(self, kernel: Kernel, driver: Driver, most_bytes: int | None = None) -> None:
         self.kernel = kernel
@@ -114,26 +117,27 @@ class Device:
 
     @property
     def name(self) -> str:
-        """What a user is told."""
+        """The name shown to users."""
         return f"{self.driver.gpu} (simulated)" if self.kernel.simulated else self.driver.gpu
 
     @property
     def generation(self) -> Generation:
-        """What it differs in from other GPUs."""
+        """The properties in which it differs from other GPUs."""
         return BY_ARCHITECTURE[self.driver.architecture]
 
     @property
     def available(self) -> int:
-        """Bytes of its own memory that can still be had."""
+        """Bytes of its own memory that can still be allocated."""
         return self.capacity - self.held
 
     @property
     def allocations(self) -> list[Allocation]:
-        """All there are, by address."""
+        """All allocations, by address."""
         return sorted(self._allocations, key=lambda allocation: allocation.address)
 
     def allocate(self, what: str, nbytes: int, device: bool = True) -> Allocation:
-        """Memory of the GPU's own, or host memory it sees. Raises OutOfMemory naming ``what``."""
+        """The GPU's own memory, or host memory it can access. Raises OutOfMemory naming its purpose
+        ``what``."""
         size = -(-max(nbytes, 1) // PAGE) * PAGE
         if device and size > self.available:
             raise OutOfMemory(what, size, self.held, self.available)
@@ -154,14 +158,14 @@ class Device:
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        """Give memory back that nothing uses any more."""
+        """Free memory that nothing uses any more."""
         self._allocations.remove(allocation)
         self.driver.drop(allocation.handle, allocation.address, allocation.reserved)
         self.kernel.unmap(allocation.address, allocation.reserved)
         self.held -= allocation.reserved if allocation.device else 0
 
     def close(self) -> None:
-        """Give all memory back, of which nothing may run any more, and the files."""
+        """Free all memory, which nothing may use any more, and close the files."""
         with ExitStack() as undo:
             undo.callback(self.driver.close)
             for allocation in self.allocations:
@@ -169,7 +173,7 @@ class Device:
 
 
 def opened(tier: str, open_it: Callable[[str], int], path: str) -> int:
-    """A driver's file. Raises TierUnavailable with what helps."""
+    """The file of a driver. Raises TierUnavailable with a remedy."""
     try:
         return open_it(path)
     except OSError as error:
@@ -180,7 +184,8 @@ def opened(tier: str, open_it: Callable[[str], int], path: str) -> int:
 
 
 def chosen(tier: str, found: Sequence[tuple[str, str, T]], requested: str) -> T:
-    """The first of (name, target, GPU) with code for it whose name contains ``requested``.
+    """The first of (name, architecture, GPU) that has kernels and whose name contains
+    ``requested``.
 
     Raises TierUnavailable.
     """
@@ -200,6 +205,6 @@ def chosen(tier: str, found: Sequence[tuple[str, str, T]], requested: str) -> T:
 
 
 def small_bar(tier: str, name: str) -> TierUnavailable:
-    """The host writes all of the GPU's memory, which it must see."""
+    """The error for a GPU whose memory the host cannot access entirely, which it must."""
     reason = f"the host does not see all memory of {name}"
     return TierUnavailable(tier, reason, "enable resizable BAR in the firmware's settings")

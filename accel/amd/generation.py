@@ -1,4 +1,4 @@
-"""The GPUs there is code for, and in what they differ beside their instructions."""
+"""The GPUs that have kernels, and their differences other than instructions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from accel.amd.isa.decode import TTMP
 from contract.kernel import GpuTarget
 
 PRIVILEGED = 1 << 20
-"""PRIV of RSRC1."""
+"""The bit PRIV of RSRC1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """``target`` is what code is compiled for, ``cpu`` what compilers call it.
+    """``target`` is the compilation target, ``cpu`` the compiler's name of it.
 
-    A kernel says that a dispatch fills ``user_registers`` scalar registers, and finds the number of
-    its group in ``group_register``. ``matrices``: there are kernels of matrix instructions.
-    ``amdkfd_rsrc1`` are bits of RSRC1 that queues of amdkfd want.
+    A dispatch fills ``user_registers`` scalar registers of a kernel, which finds the number of its
+    group in ``group_register``. ``matrices``: there are kernels of matrix instructions.
+    ``amdkfd_rsrc1`` are bits of RSRC1 that queues of amdkfd need.
     """
 
     target: GpuTarget
@@ -40,12 +40,13 @@ GFX11 = Generation(
     user_registers=15,
     group_register=15,
     caches=pm4.GFX11_CACHES,
-    # Else the trap handler that saves waves of a preempted queue fails (kfdtest sets it, too).
+    # Without this the trap handler that saves waves of a preempted queue fails (kfdtest sets it
+    # too).
     amdkfd_rsrc1=PRIVILEGED,
 )
 GENERATIONS = (GFX12, GFX11)
 BY_ARCHITECTURE: Mapping[str, Generation] = MappingProxyType(
     {"gfx1200": GFX12, "gfx1201": GFX12, "gfx1100": GFX11}
 )
-"""By what drivers say a GPU is. Code of gfx1201 is gfx1200's as well, which LLVM calls
-gfx12-generic without restrictions."""
+"""Generations by the architecture that drivers report. Code of gfx1201 also runs on gfx1200; LLVM
+calls this gfx12-generic without restrictions."""

@@ -1,6 +1,6 @@
 """The operating system's side of a GPU: files, ioctls, memory maps, the doorbell.
 
-Everything a tier asks of it goes through one ``Kernel``, so that a simulated one can stand in.
+Tiers make every system call through one ``Kernel``, which a simulated one can replace.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ PROT_NONE, PROT_READ_WRITE = 0, 3
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED = 1, 2, 0x10
 MAP_ANONYMOUS, MAP_NORESERVE = 0x20, 0x4000
 
-_kept: dict[str, int] = {}
+_open_files: dict[str, int] = {}
 
 
 class Kernel(Protocol):
-    """What a tier needs. Every function raises OSError as the system call would."""
+    """The system calls of a tier. Every function raises OSError as the system call does."""
 
     simulated: bool
-    kept: dict[str, int]
-    """Files by their paths that stay open as long as the process runs."""
+    open_files: dict[str, int]
+    """Files by path that stay open as long as the process runs."""
 
     def open(self, path: str) -> int:
-        """A file opened to read and write, closed in programs this one starts."""
+        """Open a file for reading and writing; programs that this one starts do not inherit it."""
 
     def close(self, file: int) -> None:
-        """Give a file back."""
+        """Close a file."""
 
     def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
-        """One request; the argument is changed in place."""
+        """Make one request; it changes the argument in place."""
 
     def reserve(self, nbytes: int) -> int:
-        """A range of addresses that nothing is at."""
+        """Reserve a range of unused addresses."""
 
     def map(self, address: int, nbytes: int, file: int, offset: int) -> int:
-        """What a file has at ``offset``, at ``address``, or anywhere if that is 0."""
+        """Map a file from ``offset`` on, at ``address`` or anywhere if that is 0."""
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Give addresses back."""
+        """Unmap a range of addresses."""
 
     def view(self, address: int, nbytes: int) -> Bytes:
-        """Mapped memory."""
+        """The bytes of mapped memory."""
 
     def read_text(self, path: str) -> str:
-        """A file of text."""
+        """The text of a file."""
 
     def names(self, path: str) -> list[str]:
-        """What a folder has."""
+        """The names in a folder."""
 
     def ring(self, doorbell: NDArray[np.uint64], value: int) -> None:
-        """Store to a doorbell, behind all stores before."""
+        """Store to a doorbell, after all earlier stores."""
 
     def idle(self) -> None:
         """Called while a fence is polled."""
 
     def complaint(self) -> str:
-        """Where more is said of a fault, or what."""
+        """Details of a fault, or where to find them."""
 
 
 class LinuxKernel:
@@ -75,7 +75,7 @@ class LinuxKernel:
     simulated = False
 
     def __init__(self) -> None:
-        self.kept = _kept
+        self.open_files = _open_files
 
     def open(self, path: str) -> int:
         """See ``Kernel``."""
@@ -86,7 +86,7 @@ class LinuxKernel:
         os.close(file)
 
     def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
-        """See ``Kernel``. A call that a signal broke off is made again."""
+        """See ``Kernel``. A call interrupted by a signal is repeated."""
         while _libc().ioctl(file, request.number, argument.ctypes.data) < 0:
             number = ctypes.get_errno()
             if number != 4:
@@ -119,11 +119,11 @@ class LinuxKernel:
         return sorted(os.listdir(path))
 
     def ring(self, doorbell: NDArray[np.uint64], value: int) -> None:
-        """See ``Kernel``. On x86-64 stores become visible in their order."""
+        """See ``Kernel``. On x86-64 stores become visible in order."""
         doorbell[0] = value
 
     def idle(self) -> None:
-        """Nothing: the device runs by itself."""
+        """Does nothing, since the device runs by itself."""
 
     def complaint(self) -> str:
         """See ``Kernel``."""
@@ -131,7 +131,7 @@ class LinuxKernel:
 
 
 def memory_at(address: int, nbytes: int) -> Bytes:
-    """Memory of this process."""
+    """The bytes at an address of this process."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
@@ -149,11 +149,11 @@ def _libc() -> Any:
 
 
 def _mapped(address: int, nbytes: int, access: int, flags: int, file: int, offset: int) -> int:
-    # The offset of a doorbell has bit 63 set, which an off_t takes for a sign.
+    # The offset of a doorbell has bit 63 set, which makes an off_t negative.
     signed = offset - (1 << 64) if offset >> 63 else offset
-    place = _libc().mmap(address or None, nbytes, access, flags, file, signed)
-    if place == ctypes.c_void_p(-1).value:
+    found = _libc().mmap(address or None, nbytes, access, flags, file, signed)
+    if found == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
         raise OSError(number, f"mmap: {os.strerror(number)}")
-    assert isinstance(place, int)
-    return place
+    assert isinstance(found, int)
+    return found

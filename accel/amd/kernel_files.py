@@ -11,10 +11,10 @@ FOLDER = Path(__file__).with_name("modules")
 
 
 def file_name(module: Module, native: bool) -> str:
-    """The name under which a module is kept."""
+    """The file name of a module, without its ending."""
     return str(module) if native else f"{module}.integer"
 
 
 def folder_of(gpu: Generation) -> Path:
-    """Where the kernels of a GPU are kept."""
+    """The folder with the kernels of a GPU."""
     return FOLDER if gpu is GFX12 else FOLDER.with_name(f"{FOLDER.name}_{gpu.cpu}")

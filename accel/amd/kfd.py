@@ -1,4 +1,4 @@
-"""Tier T1's driver: amdkfd gives memory and a compute queue, and is not asked again."""
+"""Tier T1's driver: amdkfd provides memory and a compute queue, and takes no part afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GTT = Memory.GTT | Memory.WRITABLE | Memory.EXECUTABLE | Memory.COHERENT | Memor
 
 
 class Kfd:
-    """See ``device.Driver``; the first GPU there is code for whose name has ``requested`` in it.
+    """See ``device.Driver``; the first GPU with kernels whose name contains ``requested``.
 
     Raises TierUnavailable saying what is missing.
     """
@@ -38,15 +38,15 @@ class Kfd:
 
     def __init__(self, kernel: Kernel, requested: str) -> None:
         self._kernel = kernel
-        self._file, new = self._kept(KFD)
+        self._file, new = self._opened_once(KFD)
         try:
-            self._interface = self._asked_version()
+            self._interface = self._version()
             self.version = f"amdkfd {self._interface[0]}.{self._interface[1]}"
             self._node = _chosen(kernel, requested)
             self.gpu, self.architecture = self._node.name, self._node.architecture
             self.rsrc1 = BY_ARCHITECTURE[self.architecture].amdkfd_rsrc1
             self.memory_bytes = self._node.memory_bytes
-            self._render, _ = self._kept(self._node.render_node)
+            self._render, _ = self._opened_once(self._node.render_node)
             self._acquire(new)
         except OSError as error:
             reason = f"amdkfd cannot be used: {error}"
@@ -79,30 +79,31 @@ class Kfd:
         return KfdQueue(self, self._kernel, self._node, memory)
 
     def call(self, request: uapi.Request, **values: int) -> NDArray[np.void]:
-        """One request; its argument after it. Raises OSError."""
+        """Make one request, and return its changed argument. Raises OSError."""
         argument = request.argument(**values)
         self._kernel.ioctl(self._file, request, argument)
         return argument
 
     def map_doorbell(self, offset: int) -> tuple[int, NDArray[np.uint64]]:
-        """Where the page of doorbells is mapped, and the queue's."""
+        """The address of the mapped page of doorbells, and the queue's doorbell."""
         page = offset & ~(DOORBELL_BYTES - 1)
         address = self._kernel.map(0, DOORBELL_BYTES, self._file, page)
         words = self._kernel.view(address, DOORBELL_BYTES).view(np.uint64)
         return address, words[offset % DOORBELL_BYTES // 8 :]
 
     def close(self) -> None:
-        """Nothing: amdkfd knows a process by the files it opened first, so they stay open."""
+        """Does nothing: amdkfd identifies a process by the files it opened first, so they stay
+        open."""
 
-    def _kept(self, path: str) -> tuple[int, bool]:
+    def _opened_once(self, path: str) -> tuple[int, bool]:
         """A file that stays open as long as the process runs, and whether it is new."""
-        kept = self._kernel.kept
-        new = path not in kept
+        files = self._kernel.open_files
+        new = path not in files
         if new:
-            kept[path] = opened(TIER, self._kernel.open, path)
-        return kept[path], new
+            files[path] = opened(TIER, self._kernel.open, path)
+        return files[path], new
 
-    def _asked_version(self) -> tuple[int, int]:
+    def _version(self) -> tuple[int, int]:
         found = self.call(uapi.GET_VERSION)
         version = int(found["major_version"][0]), int(found["minor_version"][0])
         if version < (uapi.FIRST_MAJOR, uapi.FIRST_MINOR) or version[0] > uapi.FIRST_MAJOR:
@@ -161,8 +162,8 @@ class KfdQueue:
             )
             number = int(created["queue_id"][0])
             undo.callback(driver.call, uapi.DESTROY_QUEUE, queue_id=number)
-            place, self.doorbell = driver.map_doorbell(int(created["doorbell_offset"][0]))
-            undo.callback(kernel.unmap, place, DOORBELL_BYTES)
+            address, self.doorbell = driver.map_doorbell(int(created["doorbell_offset"][0]))
+            undo.callback(kernel.unmap, address, DOORBELL_BYTES)
             self._events = [self._event(undo, kind) for kind in FAULT_EVENTS]
             self._undo = undo.pop_all()
 
@@ -182,7 +183,7 @@ class KfdQueue:
         return f"the GPU was reset ({self._kernel.complaint()})"
 
     def settle(self) -> None:
-        """Nothing: amdkfd has no fence of its own to wait for."""
+        """Does nothing, since amdkfd has no fence to wait for."""
 
     def close(self) -> None:
         """See ``device.DriverQueue``."""
@@ -196,7 +197,7 @@ class KfdQueue:
 
 
 def _chosen(kernel: Kernel, requested: str) -> Gpu:
-    """The first GPU there is code for whose name has ``requested`` in it."""
+    """The first GPU with kernels whose name contains ``requested``."""
     found: list[Gpu] = []
     with suppress(FileNotFoundError):
         found = list(gpus(kernel))

@@ -1,67 +1,45 @@
-"""Launches as packets: a form's as an indirect buffer that is gone through again and again."""
+"""Launches as packets: those of a bucket as an indirect buffer that every step executes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd import pm4
 from accel.amd.device import Device
-from accel.amd.program import LoadedKernel, Modules
+from accel.amd.program import LoadedKernel
 from accel.amd.queue import Queue
-from accel.kernels.source import module_of
+from accel.kernels.launches import PlannedLaunch
 from accel.packets.packet import ABSENT, PACKET, aligned
-from accel.packets.step import Op, Placement
 from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
 
 ARGUMENTS = np.dtype(
     [("scratch", "<u8"), ("inputs", "<u8"), ("packets", "<u8"), ("index", "<u4"), ("groups", "<u4")]
 )
-"""What ``KERNEL`` of ``kernels/amd.h`` is given."""
+"""The arguments of ``KERNEL`` of ``accel/kernels/amd.h``."""
 ALONE_SECONDS = 600.0
-"""Longest a launch outside of a step may take."""
+"""Longest duration of a launch outside of a step."""
 GUARDED_LEVELS = 8
-"""Between two looks at the word that cancels, about a layer: each look is a read over the bus."""
+"""Levels of launches, about a layer, between two checks of the word that cancels; each check reads
+over the bus."""
 GUARDED_WORDS = pm4.MOST_CONDITIONAL_WORDS // 2
-MOST_GROUPS = 4096
-"""Work-groups of a launch: more than any GPU runs at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedLaunch:
-    """One packet's dispatch; ``wait`` says that it needs what launches before it wrote."""
-
-    kernel: LoadedKernel
-    groups: int
-    wait: bool
-
-
-def launches_of(
-    modules: Modules, ops: Sequence[Op], placed: Sequence[Placement]
-) -> list[PlannedLaunch]:
-    """How each op of a step is dispatched. Kernels are loaded that were not."""
-    return [
-        PlannedLaunch(
-            modules.kernel(module), op.launch_groups(module.group_size, MOST_GROUPS), place.wait
-        )
-        for module, op, place in zip(map(module_of, ops), ops, placed, strict=True)
-    ]
 
 
 class Recording:
-    """A form's launches with a place for the inputs of one step. ``number`` is the last submission
-    of it, ``go`` the address of a word: once that is 0 the launches not begun are left out.
-    Memory: arguments, inputs, indirect buffer, one behind the other."""
+    """The launches of a bucket, with memory for the inputs of one step.
+
+    ``number`` is its last submission, ``go`` the address of a word that cancels the launches not
+    begun once it is 0. The memory has arguments, inputs and indirect buffer, in this order.
+    """
 
     def __init__(
         self,
         device: Device,
         name: str,
-        launches: Sequence[PlannedLaunch],
+        launches: Sequence[PlannedLaunch[LoadedKernel]],
         packets: int,
         input_bytes: int,
         go: int,
@@ -74,32 +52,33 @@ class Recording:
         self._words_at = self._inputs_at + aligned(input_bytes)
         words = self._words(0)
         nbytes = self._words_at + 4 * len(words)
-        self.place = device.allocate(f"launches of {name}", nbytes, device=False)
-        inputs = self.place.host[self._inputs_at : self._inputs_at + input_bytes]
+        self.allocation = device.allocate(f"launches of {name}", nbytes, device=False)
+        inputs = self.allocation.host[self._inputs_at : self._inputs_at + input_bytes]
         self.inputs = InputCopy(inputs)
-        self.buffer = self.place.address + self._words_at
+        self.buffer = self.allocation.address + self._words_at
         self.length = len(words)
         self.number = 0
-        words = self._words(self.place.address)
-        self.place.host[self._words_at :].view(np.uint32)[:] = words
+        words = self._words(self.allocation.address)
+        self.allocation.host[self._words_at :].view(np.uint32)[:] = words
         self._bound_to = -1
 
-    def bind(self, places: StepAddresses) -> None:
-        """Arguments follow the scratch memory where it has moved; nothing of this may run."""
-        if places.version == self._bound_to:
+    def bind(self, addresses: StepAddresses) -> None:
+        """Write the address of the scratch memory into the arguments if it has moved; nothing of
+        this recording may be running."""
+        if addresses.version == self._bound_to:
             return
-        self._bound_to = places.version
+        self._bound_to = addresses.version
         arguments = np.zeros(len(self._launches), ARGUMENTS)
-        arguments["scratch"] = places.scratch
-        arguments["inputs"] = self.place.address + self._inputs_at
+        arguments["scratch"] = addresses.scratch
+        arguments["inputs"] = self.allocation.address + self._inputs_at
         arguments["packets"] = self._packets
         arguments["index"] = np.arange(len(self._launches))
         arguments["groups"] = [launch.groups for launch in self._launches]
-        self.place.host[: arguments.nbytes] = arguments.view(np.uint8)
+        self.allocation.host[: arguments.nbytes] = arguments.view(np.uint8)
 
     def _words(self, arguments: int) -> pm4.Words:
         writer = pm4.Writer()
-        # The step before reads its inputs, and what is shared, until it has ended.
+        # The previous step reads its inputs, and shared memory, until it has ended.
         writer.put(pm4.wait_for_launches())
         writer.put(pm4.acquire_memory(self._caches.acquire_all))
         first, levels = len(writer.words), 0
@@ -113,17 +92,17 @@ class Recording:
             if waits:
                 writer.put(pm4.wait_for_launches())
                 writer.put(pm4.acquire_memory(self._caches.acquire_level))
-            place = arguments + n * ARGUMENTS.itemsize
-            writer.dispatch(dispatch_of(launch.kernel, place, launch.groups))
+            address = arguments + n * ARGUMENTS.itemsize
+            writer.dispatch(dispatch_of(launch.kernel, address, launch.groups))
         writer.guard(first, self._go)
         return writer.words
 
 
 def dispatch_of(kernel: LoadedKernel, arguments: int, groups: int) -> pm4.Dispatch:
-    """What the registers of a launch get."""
+    """The register values of a launch."""
     header = kernel.header
     rsrc = header.rsrc1, header.rsrc2, header.rsrc3
-    code = kernel.place.address + header.entry_offset
+    code = kernel.allocation.address + header.entry_offset
     return pm4.Dispatch(code, arguments, rsrc, header.workgroup_size[0], groups)
 
 
@@ -135,7 +114,7 @@ def launch_alone(
     sizes: Sequence[int],
     groups: int,
 ) -> None:
-    """Run a kernel that belongs to no step and wait for it. Raises DeviceLost."""
+    """Run a kernel outside of any step, and wait for it. Raises DeviceLost."""
     packet = np.zeros(1, PACKET)
     packet["operand"] = ABSENT
     packet["operand"][0, : len(operands)] = operands
@@ -151,16 +130,17 @@ def launch_packet(
     groups: int,
     seconds: float = ALONE_SECONDS,
 ) -> None:
-    """The same for PACKET[1]. Raises DeviceLost."""
-    place = device.allocate("packet", aligned(ARGUMENTS.itemsize) + PACKET.itemsize, device=False)
+    """Run a kernel with the given PACKET[1] outside of any step, and wait for it. Raises
+    DeviceLost."""
+    given = device.allocate("packet", aligned(ARGUMENTS.itemsize) + PACKET.itemsize, device=False)
     at = aligned(ARGUMENTS.itemsize)
-    place.host[at:] = packet.view(np.uint8)
+    given.host[at:] = packet.view(np.uint8)
     arguments = np.zeros(1, ARGUMENTS)
-    arguments["packets"] = place.address + at
+    arguments["packets"] = given.address + at
     arguments["groups"] = groups
-    place.host[: ARGUMENTS.itemsize] = arguments.view(np.uint8)
+    given.host[: ARGUMENTS.itemsize] = arguments.view(np.uint8)
     writer = pm4.Writer()
     writer.put(queue.acquire())
-    writer.dispatch(dispatch_of(kernel, place.address, groups))
+    writer.dispatch(dispatch_of(kernel, given.address, groups))
     queue.wait(queue.submit(writer.words), seconds)
-    device.free(place)
+    device.free(given)

@@ -1,4 +1,4 @@
-"""A GPU's memory as the tiers use it: all of it is seen by the host."""
+"""A GPU's memory for the tiers: the host can access all of it."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ class HostSeenMemory:
 
     @property
     def held(self) -> int:
-        """Bytes taken of the GPU's own memory."""
+        """Allocated bytes of the GPU's own memory."""
         return self.device.held
 
     @property
     def available(self) -> int:
-        """Bytes of it that can still be taken."""
+        """Bytes of the GPU's own memory that can still be allocated."""
         return self.device.available
 
     def expect(self, nbytes: int) -> None:
-        """See DeviceMemory: every allocation has pages of its own."""
+        """See DeviceMemory: does nothing, since every allocation has pages of its own."""
 
     def allocate(self, what: str, nbytes: int, own: bool = True) -> Allocation:
-        """Zeroed memory, the GPU's own or the host's. Raises OutOfMemory naming ``what``."""
+        """Zeroed memory, the GPU's own or the host's. Raises OutOfMemory naming its purpose
+        ``what``."""
         allocation = self.device.allocate(what, nbytes, own)
         allocation.host[:] = 0
         return allocation
 
     def adopt(self, what: str, data: Bytes) -> Allocation:
-        """The GPU's own memory, holding ``data``."""
+        """The GPU's own memory with the contents ``data``."""
         allocation = self.device.allocate(what, data.nbytes)
         allocation.host[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        """Give memory back that nothing uses any more."""
+        """Free memory that nothing uses any more."""
         self.device.free(allocation)
 
     def map(self, allocation: Allocation) -> Bytes:
@@ -54,11 +55,11 @@ class HostSeenMemory:
         return allocation.host
 
     def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
-        """A copy of some of the bytes, once everything submitted has ended."""
+        """A copy of some of the bytes, after everything submitted has ended."""
         self.finish()
         return allocation.host[offset : offset + nbytes].copy()
 
     def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
-        """Replace some of the bytes, once everything submitted has ended."""
+        """Replace some of the bytes, after everything submitted has ended."""
         self.finish()
         allocation.host[offset : offset + data.nbytes] = data

@@ -1,6 +1,6 @@
-"""Every packet the tiers send, tried alone before a model depends on it.
+"""Tests every kind of packet the tiers send, one at a time, before a model depends on it.
 
-Each test is a few packets whose effect on memory is known. A queue that fails one is not used.
+Each test is a few packets with a known effect on memory. A queue that fails a test is not used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from accel.packets.packet import ABSENT, PACKET
 from contract.errors import DeviceLost, TierUnavailable
 
 SECONDS = 5.0
-"""Longest a test may take."""
+"""Longest duration of a test."""
 COUNT = 64
 ARGUMENTS_AT, PACKET_AT, X, Y, OUT, WORD, BUFFER = (n << 10 for n in range(7))
 NBYTES = 16 << 10
@@ -31,7 +31,7 @@ VALUE = 0x0123_4567_89AB_CDEF
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A queue and memory to try it on: a sum of two vectors, a word, an indirect buffer."""
+    """A queue and memory to test it with: a sum of two vectors, a word, an indirect buffer."""
 
     queue: Queue
     address: int
@@ -44,18 +44,18 @@ class Bench:
 
     @property
     def word(self) -> NDArray[np.uint64]:
-        """What packets write, and look at."""
+        """The word that packets write and read."""
         return self.host[WORD : WORD + 8].view(np.uint64)
 
     def fill(self, first: float) -> None:
-        """New vectors; nothing computed yet."""
+        """Write new vectors and clear the results."""
         self.array(X)[:] = np.arange(COUNT) + first
         self.array(Y)[:] = 2
         self.array(OUT)[:] = -1
         self.word[0] = 0
 
     def aim(self, source: int, target: int) -> None:
-        """What the sum reads beside Y, and where it goes."""
+        """Set the first operand and the result of the sum; the second operand is Y."""
         packet = np.zeros(1, PACKET)
         packet["operand"] = ABSENT
         packet["operand"][0, :3] = [self.address + at for at in (source, Y, target)]
@@ -64,7 +64,7 @@ class Bench:
         self.host[PACKET_AT : PACKET_AT + packet.nbytes] = packet.view(np.uint8)
 
     def run(self, *packets: Sequence[int]) -> None:
-        """Behind what every step begins with; returns when it has ended. Raises DeviceLost."""
+        """Submit packets and return when they have ended. Raises DeviceLost."""
         words = [word for packet in packets for word in packet]
         self.queue.wait(self.queue.submit(words), SECONDS)
 
@@ -73,25 +73,25 @@ class Bench:
         return self.queue.release(self.address + WORD, value)
 
     def launch(self) -> pm4.Words:
-        """The sum with all its registers."""
+        """The packets of the sum, with all its registers."""
         writer = pm4.Writer()
         writer.dispatch(self.sum)
         return writer.words
 
     def buffer(self, words: Sequence[int]) -> pm4.Words:
-        """An indirect buffer of these words."""
+        """An indirect buffer with these words."""
         self.host[BUFFER : BUFFER + 4 * len(words)].view(np.uint32)[:] = words
         return self.queue.indirect_buffer(self.address + BUFFER, len(words))
 
 
 def _fence(bench: Bench) -> bool:
-    """RELEASE_MEM writes 64 bits once everything before has ended."""
+    """RELEASE_MEM writes 64 bits once everything before it has ended."""
     bench.run(bench.write(VALUE))
     return int(bench.word[0]) == VALUE
 
 
 def _buffer(bench: Bench) -> bool:
-    """INDIRECT_BUFFER goes through words elsewhere, then comes back."""
+    """INDIRECT_BUFFER executes words elsewhere and then returns."""
     bench.run(bench.buffer(bench.write(1)), bench.buffer(bench.write(1)))
     return int(bench.word[0]) == 1
 
@@ -102,7 +102,7 @@ def _launch(bench: Bench) -> bool:
     return bool(np.array_equal(bench.array(OUT), bench.array(X) + 2))
 
 
-def _kept(bench: Bench) -> bool:
+def _registers_last(bench: Bench) -> bool:
     """Registers keep their values from one launch to the next."""
     writer = pm4.Writer()
     writer.dispatch(bench.sum)
@@ -115,7 +115,7 @@ def _kept(bench: Bench) -> bool:
 
 
 def _host_writes(bench: Bench) -> bool:
-    """ACQUIRE_MEM of all caches shows launches what the host wrote meanwhile."""
+    """ACQUIRE_MEM of all caches shows launches what the host wrote in between."""
     bench.run(bench.queue.acquire(), bench.launch())
     bench.array(X)[:] += 100
     bench.run(bench.queue.acquire(), bench.launch())
@@ -123,7 +123,7 @@ def _host_writes(bench: Bench) -> bool:
 
 
 def _dependent(bench: Bench) -> bool:
-    """EVENT_WRITE and ACQUIRE_MEM between launches of which one reads what the other wrote."""
+    """EVENT_WRITE and ACQUIRE_MEM separate launches of which one reads what the other wrote."""
     bench.array(OUT)[:] = bench.array(X)
     bench.aim(OUT, OUT)
     bench.run(bench.queue.acquire(), *[bench.launch(), bench.queue.acquire(level=True)] * 8)
@@ -131,12 +131,12 @@ def _dependent(bench: Bench) -> bool:
 
 
 def _taken(bench: Bench) -> bool:
-    """COND_EXEC lets packets through while its word is not 0."""
+    """COND_EXEC executes packets while its word is not 0."""
     return _conditional(bench, 1) == 1
 
 
 def _left_out(bench: Bench) -> bool:
-    """COND_EXEC leaves packets out while its word is 0."""
+    """COND_EXEC skips packets while its word is 0."""
     return _conditional(bench, 0) == 0
 
 
@@ -148,7 +148,7 @@ def _conditional(bench: Bench, go: int) -> int:
 
 
 def _straddling(bench: Bench) -> bool:
-    """Packets go on at the ring's beginning when they meet its end."""
+    """Packets continue at the beginning of the ring when they meet its end."""
     packet = bench.write(3)
     times = RING_BYTES // 4 // 4 // len(packet)
     for _ in range(5):
@@ -160,7 +160,7 @@ def _straddling(bench: Bench) -> bool:
 
 
 def _driver_fence(bench: Bench) -> bool:
-    """PROTECTED_FENCE_SIGNAL, where the driver has a fence of its own."""
+    """PROTECTED_FENCE_SIGNAL signals the driver's fence, where the driver has one."""
     try:
         bench.queue.settle()
     except OSError:
@@ -169,30 +169,41 @@ def _driver_fence(bench: Bench) -> bool:
 
 
 TESTS: Sequence[Callable[[Bench], bool]] = (
-    *(_fence, _buffer, _launch, _kept, _host_writes, _dependent, _taken, _left_out, _straddling),
+    *(
+        _fence,
+        _buffer,
+        _launch,
+        _registers_last,
+        _host_writes,
+        _dependent,
+        _taken,
+        _left_out,
+        _straddling,
+    ),
     _driver_fence,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One test: what it proves, and what went wrong, nothing if all is well."""
+    """The result of one test: what it proves, and the problem, empty if there is none."""
 
     proves: str
     problem: str
 
 
 def packet_tests(device: Device, queue: Queue, modules: Modules) -> Iterator[Result]:
-    """All of them in order, up to one after which the queue cannot be used. Raises OutOfMemory."""
+    """The results of all tests in order, up to one after which the queue cannot be used. Raises
+    OutOfMemory."""
     kernel = modules.kernel(Module("add"))
-    place = device.allocate("packet tests", NBYTES, device=False)
+    memory = device.allocate("packet tests", NBYTES, device=False)
     with ExitStack() as undo:
-        undo.callback(device.free, place)
+        undo.callback(device.free, memory)
         arguments = np.zeros(1, ARGUMENTS)
-        arguments["packets"], arguments["groups"] = place.address + PACKET_AT, 1
-        place.host[: arguments.nbytes] = arguments.view(np.uint8)
-        dispatch = dispatch_of(kernel, place.address + ARGUMENTS_AT, 1)
-        bench = Bench(queue, place.address, place.host, dispatch)
+        arguments["packets"], arguments["groups"] = memory.address + PACKET_AT, 1
+        memory.host[: arguments.nbytes] = arguments.view(np.uint8)
+        dispatch = dispatch_of(kernel, memory.address + ARGUMENTS_AT, 1)
+        bench = Bench(queue, memory.address, memory.host, dispatch)
         for number, test in enumerate(TESTS):
             assert test.__doc__ is not None
             proves = " ".join(test.__doc__.split())
@@ -206,7 +217,7 @@ def packet_tests(device: Device, queue: Queue, modules: Modules) -> Iterator[Res
 
 
 def check_packets(device: Device, queue: Queue, modules: Modules) -> None:
-    """Raises TierUnavailable naming the first test that failed."""
+    """Raises TierUnavailable naming the first failed test."""
     for result in packet_tests(device, queue, modules):
         if result.problem:
             reason = f"{device.name}: {result.problem} where {result.proves[:-1]}"

@@ -1,7 +1,8 @@
 """Packets of the command processor of gfx12 and gfx11, as 32-bit words.
 
 Type-3 packets of a compute queue, after ``nvd.h`` and ``soc15d.h`` of the amdgpu driver and the
-packet tables of Mesa. Only what the tiers send is here, and what the queue's other end has to know.
+packet tables of Mesa. Only packets that the tiers send, and what the simulated processor needs, are
+here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Words = list[int]
 
 
 class Opcode(IntEnum):
-    """Of a type-3 packet."""
+    """Opcodes of type-3 packets."""
 
     NOP = 0x10
     DISPATCH_DIRECT = 0x15
@@ -41,13 +42,13 @@ COUNTS: Mapping[Opcode, int] = MappingProxyType(
         Opcode.PROTECTED_FENCE_SIGNAL: 0,
     }
 )
-"""The count field, one less than the words behind the header; of the others it is free."""
+"""The count field, one less than the words after the header; other opcodes have no fixed count."""
 PADDING = 0xFFFF1000
 """A NOP of a single word."""
 
 
 class Register(IntEnum):
-    """Of a dispatch, as words from the start of the SH space."""
+    """Registers of a dispatch, as word offsets in the SH space."""
 
     START_X = 0x204
     NUM_THREAD_X = 0x207
@@ -72,12 +73,12 @@ WHOLE_MEMORY = (0xFFFFFFFF, 0xFF)
 POLL = 0xA
 GLI_INV, GLK_INV, GLV_INV, GL2_INV, GL2_WB = 1, 1 << 7, 1 << 8, 1 << 14, 1 << 15
 ACQUIRE_ALL = GLI_INV | GLK_INV | GLV_INV | GL2_INV | GL2_WB
-"""GCR_CNTL: what the host wrote becomes visible and nothing is lost; GL1 and GLM are no more."""
+"""GCR_CNTL: what the host wrote becomes visible and nothing is lost; gfx12 has no GL1 and GLM."""
 ACQUIRE_LEVEL = GLK_INV | GLV_INV
-"""Between launches of a step, which all meet in the second-level cache."""
+"""GCR_CNTL between launches of a step, which share the second-level cache."""
 
 CS_PARTIAL_FLUSH = 0x407
-"""EVENT_WRITE: type 7, index 4; everything launched before has ended."""
+"""EVENT_WRITE type 7, index 4: everything launched before has ended."""
 FENCE_EVENT = 0x14 | 5 << 8
 """CACHE_FLUSH_AND_INV_TS at the end of the pipe."""
 RELEASE_GL2_WB, RELEASE_GL2_INV, RELEASE_GLV_INV = 1 << 21, 1 << 20, 1 << 14
@@ -94,7 +95,7 @@ MOST_CONDITIONAL_WORDS = (1 << 14) - 1
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """What a generation does to its caches: before a step, between launches, behind a step."""
+    """A generation's cache operations: before a step, between launches, after a step."""
 
     acquire_all: int
     acquire_level: int
@@ -107,7 +108,7 @@ GFX11_CACHES = Caches(
     ACQUIRE_LEVEL | GL1_INV,
     RELEASE_CACHES | RELEASE_GLM_WB | RELEASE_GLM_INV | RELEASE_GL1_INV,
 )
-"""With a cache between the first level and the second, and one of metadata."""
+"""gfx11 has a cache between the first level and the second, and one of metadata."""
 
 
 def packet(opcode: Opcode, *body: int) -> Words:
@@ -126,52 +127,52 @@ def set_registers(first: int, *values: int) -> Words:
 
 
 def acquire_memory(caches: int = ACQUIRE_ALL) -> Words:
-    """Caches of the whole memory."""
+    """Apply cache operations to the whole memory."""
     return packet(Opcode.ACQUIRE_MEM, 0, *WHOLE_MEMORY, 0, 0, POLL, caches)
 
 
 def wait_for_launches() -> Words:
-    """Nothing behind this starts before all launches have ended."""
+    """Nothing after this packet starts before all launches have ended."""
     return packet(Opcode.EVENT_WRITE, CS_PARTIAL_FLUSH)
 
 
 def release_memory(address: int, value: int, event: int = 0, caches: int = RELEASE_CACHES) -> Words:
-    """Once everything has ended and is written back, the 64 bits of ``value`` to ``address``, and
-    an interrupt for ``event`` if there is one."""
+    """Once everything has ended and is written back, write the 64 bits of ``value`` to ``address``,
+    and raise an interrupt for ``event`` if there is one."""
     control = DATA_64 | (INTERRUPT_CONFIRMED if event else 0)
-    place = low_high(address)
+    halves = low_high(address)
     return packet(
-        Opcode.RELEASE_MEM, FENCE_EVENT | caches, control, *place, *low_high(value), event
+        Opcode.RELEASE_MEM, FENCE_EVENT | caches, control, *halves, *low_high(value), event
     )
 
 
 def wait_memory(address: int, least: int) -> Words:
-    """Until the 32 bits at ``address`` are at least ``least``."""
-    place = low_high(address)
+    """Wait until the 32 bits at ``address`` are at least ``least``."""
+    halves = low_high(address)
     control = WAIT_MEMORY | WAIT_AT_LEAST
-    return packet(Opcode.WAIT_REG_MEM, control, *place, least, 0xFFFFFFFF, 4)
+    return packet(Opcode.WAIT_REG_MEM, control, *halves, least, 0xFFFFFFFF, 4)
 
 
 def indirect_buffer(address: int, words: int, flags: int = IB_VALID) -> Words:
-    """Go through ``words`` words at ``address`` first."""
+    """Execute ``words`` words at ``address`` before what follows."""
     assert 0 < words <= MOST_IB_WORDS
     return packet(Opcode.INDIRECT_BUFFER, *low_high(address), words | flags)
 
 
 def conditional(address: int, words: int) -> Words:
-    """Leave out the ``words`` words behind this while the 32 bits at ``address`` are 0."""
+    """Skip the ``words`` words after this packet while the 32 bits at ``address`` are 0."""
     assert 0 < words <= MOST_CONDITIONAL_WORDS
     return packet(Opcode.COND_EXEC, *low_high(address), 0, words)
 
 
 def signal_driver() -> Words:
-    """Of a user queue: tell the driver's own fence how far the ring was read."""
+    """On a user queue, tell the driver's fence how far the ring was read."""
     return packet(Opcode.PROTECTED_FENCE_SIGNAL, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A launch: where code and arguments lie, registers, items of a group, groups."""
+    """A launch: addresses of code and arguments, registers, items of a group, groups."""
 
     code: int
     arguments: int
@@ -181,18 +182,19 @@ class Dispatch:
 
 
 class Writer:
-    """Words of one indirect buffer; registers that have their value already are left out."""
+    """Writes the words of one indirect buffer; registers that already have their value are not set
+    again."""
 
     def __init__(self) -> None:
         self.words: Words = []
         self._registers: dict[int, int] = {}
 
     def put(self, words: Sequence[int]) -> None:
-        """Any packet that leaves the registers alone."""
+        """Append packets that do not set registers."""
         self.words.extend(words)
 
     def dispatch(self, launch: Dispatch) -> None:
-        """A launch of ``groups`` groups along x."""
+        """Append a launch of ``groups`` groups along x."""
         low, high = low_high(launch.code >> 8)
         self._set(Register.PGM_LO, low, high)
         self._set(Register.RSRC1, *launch.rsrc[:2])
@@ -205,8 +207,8 @@ class Writer:
         self.put(packet(Opcode.DISPATCH_DIRECT, launch.groups, 1, 1, WAVE32))
 
     def guard(self, first: int, address: int) -> int:
-        """Have the words from place ``first`` on left out while the 32 bits at ``address`` are 0;
-        the place behind them."""
+        """Have the words from index ``first`` on skipped while the 32 bits at ``address`` are 0,
+        and return the index after them."""
         if first == len(self.words):
             return first
         self.words[first:first] = conditional(address, len(self.words) - first)

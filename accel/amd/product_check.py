@@ -1,4 +1,5 @@
-"""What a GPU is asked before it multiplies by matrix instructions: for the bits of packed dots."""
+"""Tests matrix instructions before use: their products must have the bits of packed dot
+products."""
 
 from __future__ import annotations
 
@@ -10,30 +11,30 @@ from accel.kernels.products import FORMATS, GROUPS, KERNELS, ROWS, TOKENS, Produ
 from accel.kernels.source import Module
 
 
-def matrices_agree(asked: ProbeCase) -> bool:
+def matrices_agree(case: ProbeCase) -> bool:
     """Whether products by matrix instructions equal those of packed dots, bit for bit.
 
     Raises DeviceLost and OutOfMemory.
     """
-    return all(_agrees(asked, product_of(dtype)) for dtype in FORMATS)
+    return all(_agrees(case, product_of(dtype)) for dtype in FORMATS)
 
 
-def _agrees(asked: ProbeCase, product: Product) -> bool:
-    device, modules = asked.device, asked.modules
+def _agrees(case: ProbeCase, product: Product) -> bool:
+    device, modules = case.device, case.modules
     sizes = {name: data.nbytes for name, data in product.operands.items()} | {
         "y": 4 * TOKENS * ROWS
     }
     held = {name: device.allocate("self-test", nbytes) for name, nbytes in sizes.items()}
     for name, data in product.operands.items():
         held[name].host[: data.nbytes] = data
-    addresses = {name: place.address for name, place in held.items()}
+    addresses = {name: allocation.address for name, allocation in held.items()}
     results = []
     for op in KERNELS:
-        # A kernel that writes nothing is to leave NaN, not what the one before it made.
+        # y is filled with NaN, so that a kernel that writes nothing is detected.
         held["y"].host[: sizes["y"]] = 0xFF
         kernel = modules.kernel(Module(op, product.dtype))
-        launch_packet(device, asked.queue, kernel, product.packet(op, addresses), GROUPS)
+        launch_packet(device, case.queue, kernel, product.packet(op, addresses), GROUPS)
         results.append(held["y"].host[: sizes["y"]].view(np.float32).copy())
-    for place in held.values():
-        device.free(place)
+    for allocation in held.values():
+        device.free(allocation)
     return np.array_equal(results[0], results[1], equal_nan=True)

@@ -1,7 +1,8 @@
-"""Kernels of the package in the GPU's memory, loaded when they are first wanted."""
+"""Kernels of the package in the GPU's memory, loaded at their first use."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,9 +15,9 @@ from contract.errors import CodecError, TierUnavailable
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 
 CODE_END = 0xBF9F0000
-"""S_CODE_END, with which a loader pads code: it is fetched ahead."""
+"""S_CODE_END, with which a loader pads code because the GPU fetches instructions ahead."""
 PADDING_BYTES = 256
-"""Behind the code, since instructions are fetched ahead."""
+"""Padding after the code, because the GPU fetches instructions ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class LoadedKernel:
     """A kernel at an address of the GPU."""
 
     header: KernelHeader
-    place: Allocation
+    allocation: Allocation
 
 
 @dataclass(slots=True)
@@ -36,7 +37,8 @@ class Modules:
     _loaded: dict[str, LoadedKernel] = field(default_factory=dict)
 
     def kernel(self, module: Module, native: bool | None = None) -> LoadedKernel:
-        """Raises TierUnavailable for a damaged package, and OutOfMemory."""
+        """The kernel of a module, loaded if necessary. Raises TierUnavailable for a damaged
+        package, and OutOfMemory."""
         own = self.native if native is None else native
         name = file_name(module, own)
         folder = folder_of(self.device.generation)
@@ -55,19 +57,23 @@ class Modules:
             self._loaded[name] = self.load(header)
         return self._loaded[name]
 
+    def kernels(self, modules: Iterable[Module]) -> dict[Module, LoadedKernel]:
+        """The kernels of modules. Raises TierUnavailable and OutOfMemory."""
+        return {module: self.kernel(module) for module in dict.fromkeys(modules)}
+
     def load(self, header: KernelHeader) -> LoadedKernel:
         """A kernel file's code in the GPU's memory. Raises OutOfMemory."""
         nbytes = len(header.code) + PADDING_BYTES
-        place = self.device.allocate(f"kernel {header.name}", nbytes)
-        place.host[: len(header.code)] = np.frombuffer(header.code, np.uint8)
-        place.host[len(header.code) :].view(np.uint32)[:] = CODE_END
+        allocation = self.device.allocate(f"kernel {header.name}", nbytes)
+        allocation.host[: len(header.code)] = np.frombuffer(header.code, np.uint8)
+        allocation.host[len(header.code) :].view(np.uint32)[:] = CODE_END
         requested = header.rsrc1 | self.device.driver.rsrc1
-        return LoadedKernel(replace(header, rsrc1=requested), place)
+        return LoadedKernel(replace(header, rsrc1=requested), allocation)
 
     def close(self) -> None:
-        """Free all."""
+        """Free all kernels."""
         for loaded in self._loaded.values():
-            self.device.free(loaded.place)
+            self.device.free(loaded.allocation)
         self._loaded.clear()
 
 

@@ -1,4 +1,4 @@
-"""A compute queue that is fed by writes to memory alone: ring, write pointer, doorbell."""
+"""A compute queue that needs only writes to memory: ring, write pointer, doorbell."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from accel.packets.in_flight import POLL_SECONDS
 from contract.errors import DeviceLost
 
 RING_BYTES = 64 << 10
-ASKING_SECONDS = 0.02
-"""Between two questions whether the GPU met a fault, while a fence is waited for."""
+FAULT_CHECK_SECONDS = 0.02
+"""Time between two checks for a GPU fault while a fence is awaited."""
 FULL_RING_SECONDS = 600.0
 GRACE_SECONDS = 1.0
-"""For a queue that was told to leave out what it has not begun."""
+"""Longest wait for a queue that was told to skip what it has not begun."""
 GO_AT = 64
-"""Of the page of the fence: the word that packets look at, 0 to leave out what follows."""
+"""Offset of the word that packets check in the page of the fence; 0 makes them skip what
+follows."""
 
 
 class Observer(Protocol):
-    """Who is told of every submission, see ``trace.py``."""
+    """Observes every submission, see ``accel/amd/tools/trace.py``."""
 
     def before(self) -> None:
         """The ring is about to be written."""
 
     def after(self, words: Sequence[int]) -> None:
-        """It was, and the doorbell rung."""
+        """The ring was written and the doorbell rung."""
 
 
 class Queue:
@@ -50,7 +51,7 @@ class Queue:
             write, read = (self._memory(f"{name} pointer", PAGE) for name in ("write", "read"))
             fence = self._memory("fence", PAGE)
             self._ring = ring.host.view(np.uint32)
-            self._write, self._read = (place.host[:8].view(np.uint64) for place in (write, read))
+            self._write, self._read = (one.host[:8].view(np.uint64) for one in (write, read))
             self.fence_address = fence.address
             self.go_address = fence.address + GO_AT
             self._fence = fence.host[:8].view(np.uint64)
@@ -63,7 +64,7 @@ class Queue:
             self.number = 0
             self._closed = False
             self._submitted = 0
-            self._asked = 0.0
+            self._checked = 0.0
             self._undo = undo.pop_all()
 
     @property
@@ -73,7 +74,7 @@ class Queue:
         return int(self._fence[0])
 
     def submit(self, words: Sequence[int]) -> int:
-        """Packets, then a fence, whose number this is; waits while the ring is full.
+        """Submit packets and a fence, and return the fence's number; waits while the ring is full.
 
         Raises DeviceLost.
         """
@@ -94,40 +95,44 @@ class Queue:
         return pm4.release_memory(address, value, caches=caches.release)
 
     def acquire(self, level: bool = False) -> pm4.Words:
-        """Wait for all launches, then have those that follow see what was written: by the host as
-        well, or by launches alone where it is one ``level`` of a step."""
+        """Wait for all launches, then show their writes to those that follow, and the host's writes
+        too unless both belong to one step (``level``)."""
         caches = self._device.generation.caches
         chosen = caches.acquire_level if level else caches.acquire_all
         return [*pm4.wait_for_launches(), *pm4.acquire_memory(chosen)]
 
     def indirect_buffer(self, address: int, words: int) -> pm4.Words:
-        """The packet that has the queue go through ``words`` words at ``address``."""
+        """The packet that makes the queue execute ``words`` words at ``address``."""
         return pm4.indirect_buffer(address, words, self._driver.buffer_flags)
 
     def reached(self, number: int) -> bool:
-        """Whether that submission has ended. Raises DeviceLost for a fault of the GPU."""
+        """Whether submission ``number`` has ended. Raises DeviceLost for a fault of the GPU."""
         if self.fence >= number:
             return True
-        if time.monotonic() > self._asked + ASKING_SECONDS:
-            self._asked = time.monotonic()
+        if time.monotonic() > self._checked + FAULT_CHECK_SECONDS:
+            self._checked = time.monotonic()
             if fault := self._driver.fault():
                 raise DeviceLost(f"{self._device.name}: {fault}")
         return False
 
     def wait(self, number: int, seconds: float) -> None:
-        """Return when it has ended. Raises DeviceLost, also after ``seconds``."""
+        """Return when submission ``number`` has ended. Raises DeviceLost, also after
+        ``seconds``."""
         self._until(lambda: self.reached(number), seconds)
 
     def settle(self) -> None:
-        """Wait until the driver knows that all is done, where it has a fence of its own. Everything
-        submitted has ended. Raises OSError."""
+        """Wait until the driver knows that everything is done, if it has a fence.
+
+        Everything submitted must have ended. Raises OSError.
+        """
         if self._driver.last_words:
             self._write_words(self._driver.last_words)
             self._driver.settle()
 
     def cancel(self, seconds: float | None = None) -> bool:
-        """Have everything submitted end as soon as it can, whatever of it was computed; whether it
-        did within ``seconds``, a short grace if none are named. Then the queue goes on as before.
+        """Make everything submitted end as soon as possible, whatever was computed, and return
+        whether it ended within ``seconds``, by default a short grace. Afterwards the queue works as
+        before.
 
         Raises DeviceLost for a fault.
         """
@@ -142,7 +147,7 @@ class Queue:
         return ended
 
     def close(self) -> None:
-        """Take the queue from the GPU, running or not, and free what it had."""
+        """Remove the queue from the GPU, running or not, and free its memory."""
         if self._closed:
             return
         self._closed = True
@@ -158,20 +163,20 @@ class Queue:
             time.sleep(POLL_SECONDS)
 
     def _write_words(self, words: Sequence[int]) -> None:
-        """Into the ring, and ring the doorbell."""
+        """Write words into the ring, and ring the doorbell."""
         size = len(self._ring)
         start = self._submitted % size
         first = min(len(words), size - start)
         self._ring[start : start + first] = words[:first]
         self._ring[: len(words) - first] = words[first:]
         self._submitted += len(words)
-        # Nothing is seen before the write pointer moves, and that not before the doorbell.
+        # The GPU sees nothing before the write pointer moves, and that not before the doorbell.
         self._write[0] = self._submitted
         self._kernel.ring(self._driver.doorbell, self._submitted)
 
     @property
     def _room(self) -> int:
-        """Words the ring can take."""
+        """Free words of the ring."""
         size = len(self._ring)
         read = int(self._read.view(np.uint32)[0])
         return size - 1 - (self._submitted - read) % size

@@ -1,4 +1,4 @@
-"""An opened GPU: memory, queue, kernels and what the self-test found."""
+"""An open GPU: memory, queue, kernels, and the results of the self-test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Choices:
     """What a caller may decide; None leaves it to the device.
 
     ``memory_bytes`` is the most memory of the GPU's own, ``native`` whether it divides itself,
-    ``matrices`` whether products of many tokens are matrix instructions.
+    ``matrices`` whether products of many tokens use matrix instructions.
     """
 
     memory_bytes: int | None = None
@@ -35,16 +35,16 @@ class Choices:
 
 @dataclass(slots=True)
 class Runtime:
-    """Everything a tier needs of an opened GPU."""
+    """The parts of an open GPU."""
 
     device: Device
     queue: Queue
     modules: Modules
-    places: StepAddresses = field(default_factory=StepAddresses)
+    addresses: StepAddresses = field(default_factory=StepAddresses)
     _matrices: bool | None = None
 
     def multiplies(self) -> bool:
-        """Whether products of many tokens are for matrix instructions, asked when first wanted.
+        """Whether products of many tokens use matrix instructions; tested at the first call.
 
         Raises DeviceLost and OutOfMemory.
         """
@@ -55,7 +55,7 @@ class Runtime:
         return self._matrices
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close everything."""
         with ExitStack() as undo:
             undo.callback(self.device.close)
             undo.callback(self.modules.close)
@@ -68,9 +68,9 @@ DRIVERS: Mapping[str, Callable[[Kernel, str], Driver]] = MappingProxyType(
 
 
 def open_runtime(tier: str, kernel: Kernel, requested: str, choices: Choices) -> Runtime:
-    """Open the first GPU whose name has ``requested`` in it, and test it.
+    """Open the first GPU whose name contains ``requested``, and test it.
 
-    Raises TierUnavailable when there is none, it lacks something or it does not compute exactly.
+    Raises TierUnavailable when there is none, it lacks something, or its arithmetic is not exact.
     """
     with ExitStack() as undo:
         device = Device(kernel, DRIVERS[tier](kernel, requested), choices.memory_bytes)

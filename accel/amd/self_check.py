@@ -1,4 +1,4 @@
-"""What a GPU is asked once before it is trusted with a model."""
+"""Tests a GPU's arithmetic once before a model runs on it."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from contract.errors import TierUnavailable
 
 MODULE = Module("self_test")
 REMEDIED = {"divide", "root"}
-"""What the integers of ``exact.k`` can do instead."""
+"""Operations that the integers of ``exact.k`` can compute instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeCase:
-    """Everything an answer needs."""
+    """The parts of an open GPU that a test needs."""
 
     device: Device
     queue: Queue
     modules: Modules
 
     def answer(self, native: bool) -> Found:
-        """What the GPU makes of the samples, in integers unless ``native``."""
+        """The GPU's results for the samples; without ``native`` in integers."""
         given = samples()
         arrays = [array.view(np.uint8) for array in (given.a, given.b, given.words)]
         count = len(given.a)
-        places = [self.device.allocate("self-test", array.nbytes) for array in arrays]
-        for place, array in zip(places, arrays, strict=True):
-            place.host[:] = array
-        places.append(self.device.allocate("self-test", 4 * len(RESULTS) * count))
+        buffers = [self.device.allocate("self-test", array.nbytes) for array in arrays]
+        for buffer, array in zip(buffers, arrays, strict=True):
+            buffer.host[:] = array
+        buffers.append(self.device.allocate("self-test", 4 * len(RESULTS) * count))
         kernel = self.modules.kernel(MODULE, native)
-        addresses = [place.address for place in places]
+        addresses = [buffer.address for buffer in buffers]
         groups = -(-count // GROUP_SIZE)
         launch_alone(self.device, self.queue, kernel, addresses, (count,), groups)
-        words = places[-1].host.view(np.int32).reshape(count, -1).copy()
-        for place in places:
-            self.device.free(place)
+        words = buffers[-1].host.view(np.int32).reshape(count, -1).copy()
+        for buffer in buffers:
+            self.device.free(buffer)
         return columns(words)
 
 
-def divides(asked: ProbeCase) -> bool:
-    """Whether the GPU divides and takes roots exactly; integers do it where it does not.
+def divides(case: ProbeCase) -> bool:
+    """Whether the GPU divides and takes roots exactly; if not, integers do.
 
-    Raises TierUnavailable where that does not help.
+    Raises TierUnavailable where integers do not help.
     """
     expected = samples().expected
-    wrong = {name for name, good in right(asked.answer(True), expected).items() if not good}
+    wrong = {name for name, good in right(case.answer(True), expected).items() if not good}
     native = not wrong
     if wrong and wrong <= REMEDIED:
-        wrong = {name for name, good in right(asked.answer(False), expected).items() if not good}
+        wrong = {name for name, good in right(case.answer(False), expected).items() if not good}
     if wrong:
-        reason = f"{asked.device.name} does not compute exactly: {', '.join(sorted(wrong))}"
-        raise TierUnavailable(asked.device.tier, reason, "choose another device or report this")
+        reason = f"{case.device.name} does not compute exactly: {', '.join(sorted(wrong))}"
+        raise TierUnavailable(case.device.tier, reason, "choose another device or report this")
     return native

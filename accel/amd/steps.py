@@ -1,4 +1,4 @@
-"""How a graph becomes the ops of a step on AMD GPUs (docs/simulated.md)."""
+"""Lowers a graph to the ops of a step on AMD GPUs (docs/simulated.md)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 
 SPLIT_TOKENS = 16
-"""Attention of at most so many tokens divides the context."""
+"""Most tokens for which attention divides the context."""
 FORM_TOKENS = (1, 4, SPLIT_TOKENS)
-"""Tokens of the forms smaller than the largest."""
+"""Tokens of the buckets below the largest."""
 
 
 def buckets_of(largest: ShapeKey) -> tuple[ShapeKey, ...]:
@@ -21,14 +21,15 @@ def buckets_of(largest: ShapeKey) -> tuple[ShapeKey, ...]:
 
 
 def for_matrices(bucket: ShapeKey) -> bool:
-    """Whether products of so many tokens are worth matrix instructions, which take 64 at a time."""
+    """Whether products of so many tokens are faster with matrix instructions, which take 64 at a
+    time."""
     return bucket.tokens > SPLIT_TOKENS
 
 
 def step_of(
     graph: Graph, bucket: ShapeKey, tier: str, matrices: bool, split_tokens: int = SPLIT_TOKENS
 ) -> Step:
-    """``matrices`` says whether the GPU has instructions for them.
+    """The step of a bucket; ``matrices`` says whether the GPU has matrix instructions.
 
     Raises UnsupportedOp.
     """

@@ -1,7 +1,7 @@
-"""Steps in flight on one queue: every one has a recording of its own, with memory for its inputs.
+"""Steps in flight on one queue: each has a recording with memory for its inputs.
 
-Outputs lie where all steps leave them: the next step goes into the queue once those that are wanted
-were copied from there.
+All steps write outputs to the same memory; the next step is submitted after requested outputs were
+copied from there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AmdForm = Recordings[Recording]
 
 @dataclass(frozen=True, slots=True)
 class AmdStep:
-    """A step as it was submitted. ``sources`` are where it leaves ``outputs``."""
+    """A submitted step; ``sources`` is where it writes ``outputs``."""
 
     queue: Queue
     number: int
@@ -44,10 +44,10 @@ class AmdStep:
 class AmdSubmissions(RecordedSubmissions[Allocation, Recording, AmdStep]):
     """See RecordedSubmissions."""
 
-    def __init__(self, queue: Queue, places: StepAddresses) -> None:
+    def __init__(self, queue: Queue, addresses: StepAddresses) -> None:
         super().__init__()
         self._queue = queue
-        self._places = places
+        self._addresses = addresses
 
     def finish_all(self) -> None:
         """Wait for everything. Raises DeviceLost."""
@@ -62,7 +62,7 @@ class AmdSubmissions(RecordedSubmissions[Allocation, Recording, AmdStep]):
         if self._in_flight and self._in_flight[-1][0].outputs:
             self.finish_all()
             self.retire()
-        slot.bind(self._places)
+        slot.bind(self._addresses)
         slot.number = self._queue.submit(self._queue.indirect_buffer(slot.buffer, slot.length))
         sources = {name: batch.outputs[name][1] for name in outputs}
         return AmdStep(self._queue, slot.number, outputs, sources)

@@ -1,4 +1,4 @@
-"""What a system says of itself that matters to the tiers, before anything is opened."""
+"""Facts about the system that matter to the tiers, found without opening a device."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ RELEASE = "/proc/sys/kernel/osrelease"
 USER_QUEUES = "/sys/module/amdgpu/parameters/user_queue"
 FIRMWARE = "/sys/class/drm/renderD128/device/fw_version"
 LINUX: Mapping[str, tuple[int, int]] = MappingProxyType({"t1": (6, 12), "t2": (6, 16)})
-"""The first Linux that has what a tier asks its driver for on gfx12."""
+"""The first version of Linux with what a tier needs of its driver on gfx12."""
 OFFERING = ("1", "2")
-"""Values of the parameter that has amdgpu offer user queues."""
+"""Values of the parameter that make amdgpu offer user queues."""
 FLOORS: Mapping[Generation, Mapping[str, int]] = MappingProxyType(
     {
         GFX12: MappingProxyType({"me": 2780, "pfp": 2840, "mec": 3050, "mes": 123}),
         GFX11: MappingProxyType({"me": 2390, "pfp": 2530, "mec": 2600, "mes": 120}),
     }
 )
-"""Versions of the firmware from which on amdgpu offers user queues (``gfx_v12_0.c``,
+"""The first versions of the firmware for which amdgpu offers user queues (``gfx_v12_0.c``,
 ``gfx_v11_0.c``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fact, and what would help, nothing where all is well."""
+    """A fact, and a remedy, empty if all is well."""
 
     fact: str
     remedy: str = ""
@@ -40,8 +40,8 @@ class Finding:
 
 
 def findings(kernel: Kernel, tier: str) -> Iterator[Finding]:
-    """Of ``t1`` or ``t2``. What the system does not say is said so and hinders nobody: opening the
-    tier decides."""
+    """The facts for tier ``t1`` or ``t2``. A fact that the system does not report is no obstacle:
+    opening the tier decides."""
     yield _linux(kernel, tier)
     if tier == "t2":
         yield _offered(kernel)

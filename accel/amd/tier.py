@@ -1,6 +1,7 @@
-"""Tiers T1 and T2: a graph becomes packets of the command processor, a step one write to its ring.
+"""Tiers T1 and T2: a graph becomes packets of the command processor, and a step is one write to its
+ring.
 
-They differ in the driver that gives memory and queue, see ``kfd.py`` and ``userq.py``.
+They differ in the driver that provides memory and queue, see ``kfd.py`` and ``userq.py``.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.amd.arrange import arranged
+from accel.amd.arrange import Arranger
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
-from accel.amd.launcher import Recording, launches_of
+from accel.amd.launcher import Recording
 from accel.amd.memory import HostSeenMemory
 from accel.amd.runtime import Choices, open_runtime
 from accel.amd.steps import buckets_of, for_matrices, step_of
 from accel.amd.submissions import AmdForm, AmdStep, AmdSubmissions
+from accel.kernels.launches import launches_of
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.packet_tier import BoundStep, PacketTier
 from accel.packets.schedule import schedule_levels
@@ -36,8 +38,8 @@ AmdFence = StepFence[Allocation, AmdForm, AmdStep]
 
 
 class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
-    """See ``contract.tier.Tier``. ``device`` is part of a GPU's name; ``kernel`` is the system, or
-    a simulated one; ``tier`` is t1 or t2.
+    """See ``contract.tier.Tier``. ``device`` is part of a GPU's name; ``kernel`` is the system or a
+    simulated one; ``tier`` is t1 or t2.
 
     Raises TierUnavailable saying what is missing.
     """
@@ -56,8 +58,10 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
         self._device = self._runtime.device
         name, driver = self._device.name, self._device.driver.version
         info = tier_info(self._device.tier, name, driver, self._device.capacity)
-        submissions = AmdSubmissions(self._runtime.queue, self._runtime.places)
-        super().__init__(info, HostSeenMemory(self._device, submissions.finish_all), submissions)
+        submissions = AmdSubmissions(self._runtime.queue, self._runtime.addresses)
+        memory = HostSeenMemory(self._device, submissions.finish_all)
+        self._arranger = Arranger(memory, self._runtime)
+        super().__init__(info, memory, submissions)
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -70,17 +74,19 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
         return step, schedule_levels(step)
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
-        """The GPU's own memory, but what the host reads after a step."""
+        """The GPU's own memory, except for what the host reads after a step."""
         return self._memory.allocate(decl.name, nbytes, decl.kind is not BufferKind.OUTPUT)
 
     def _arrange(
         self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
     ) -> ArrangedMatrix[Allocation]:
-        return arranged(self._runtime, decl.name, decl.dtype, data, matrices)
+        return self._arranger.upload(decl.name, decl.dtype, data, matrices)
 
     def _record(self, bound: BoundStep[Allocation]) -> AmdForm:
         device, address, nbytes = self._device, bound.stored.address, bound.input_bytes
-        launches = launches_of(self._runtime.modules, bound.step.ops, bound.schedule.placements)
+        launches = launches_of(
+            self._runtime.modules.kernels, bound.step.ops, bound.schedule.placements
+        )
 
         def record() -> Recording:
             go = self._runtime.queue.go_address
@@ -90,10 +96,10 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
 
     def _discard(self, launch: AmdForm) -> None:
         for recording in launch.made:
-            self._device.free(recording.place)
+            self._device.free(recording.allocation)
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
-        self._runtime.places.move(self._scratch_of(shared).address, 0)
+        self._runtime.addresses.move(self._scratch_of(shared).address, 0)
 
     def _finish(self) -> None:
         self._submissions.finish_all()
@@ -106,16 +112,16 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
             raise TierError(f"{self._device.name}: {what}: {error}") from None
 
     def _give_up(self) -> None:
-        """What the device has not begun is left out, and its queue is taken from it."""
+        """Cancel what the device has not begun, and close its queue."""
         with suppress(OSError, DeviceLost):
             self._runtime.queue.cancel()
         with suppress(OSError):
             self._runtime.queue.close()
 
     def _shut_down(self) -> None:
-        """End what runs, whatever of it was computed."""
+        """End what runs, whatever was computed."""
         try:
-            # A device that is lost by now has nothing that anybody waits for.
+            # Nobody waits for a device that is lost by now.
             with suppress(DeviceLost):
                 self._runtime.queue.cancel()
         finally:

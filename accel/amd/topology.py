@@ -1,4 +1,4 @@
-"""The GPUs amdkfd knows: what ``/sys`` says of each, and the sizes a queue of one needs."""
+"""The GPUs that amdkfd lists in ``/sys``, and the sizes that a queue on one of them needs."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ PAGE = 4096
 EOP_BYTES = 4096
 WAVES_PER_CU = 32
 VGPR_BYTES = 0x60000
-"""Of one CU of the GPUs that are supported; with what else of a CU is saved:"""
+"""Vector registers of a CU of the supported GPUs; SAVED_PER_CU includes all else of a CU that is
+saved."""
 SAVED_PER_CU = VGPR_BYTES + 0x4000 + 0x10000 + 0x1000
 CONTROL_PER_WAVE = 12
 CONTROL_HEAD = 48
 DEBUG_PER_WAVE = 32
 DEBUG_ALIGNMENT = 64
 PUBLIC_HEAP = 1
-"""``heap_type`` of a GPU's memory that is mapped for the host as a whole."""
+"""``heap_type`` of a GPU's memory that the host can map entirely."""
 UNNAMED = "ip discovery"
-"""What the kernel calls GPUs that list their parts themselves, as all of these do."""
+"""The kernel's name for GPUs that list their parts themselves, as all of these do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One node. ``properties`` as the kernel states them."""
+    """One node. ``properties`` are those the kernel reports."""
 
     node: str
     gpu_id: int
     name: str
     properties: Mapping[str, int]
     memory_bytes: int
-    """Of its own that the host sees: 0 without a resizable BAR."""
+    """Bytes of its own memory that the host can access: 0 without a resizable BAR."""
 
     @property
     def target(self) -> int:
@@ -42,7 +43,7 @@ class Gpu:
 
     @property
     def architecture(self) -> str:
-        """As compilers call it."""
+        """The compiler's name of the architecture."""
         major, rest = divmod(self.target, 10000)
         minor, stepping = divmod(rest, 100)
         return architecture(major, minor, stepping)
@@ -54,34 +55,34 @@ class Gpu:
 
     @property
     def compute_units(self) -> int:
-        """Of one of its dies."""
+        """Compute units of one of its dies."""
         dies = max(self.properties.get("num_xcc", 1), 1)
         return self.properties["simd_count"] // self.properties["simd_per_cu"] // dies
 
     @property
     def control_stack_bytes(self) -> int:
-        """What a preempted queue keeps of its waves' order."""
+        """Bytes that a preempted queue needs for the order of its waves."""
         if stated := self.properties.get("ctl_stack_size"):
             return stated
         return _pages(CONTROL_HEAD + CONTROL_PER_WAVE * WAVES_PER_CU * self.compute_units)
 
     @property
     def save_bytes(self) -> int:
-        """What a preempted queue keeps in all."""
+        """Bytes that a preempted queue needs in all."""
         if stated := self.properties.get("cwsr_size"):
             return stated
         return self.control_stack_bytes + _pages(self.compute_units * SAVED_PER_CU)
 
     @property
     def save_area_bytes(self) -> int:
-        """The allocation for that, with the debugger's part."""
+        """Bytes of the allocation for a preempted queue, the debugger's part included."""
         waves = WAVES_PER_CU * self.compute_units
         debug = -(-DEBUG_PER_WAVE * waves // DEBUG_ALIGNMENT) * DEBUG_ALIGNMENT
         return _pages(self.save_bytes + debug)
 
 
 def architecture(major: int, minor: int, stepping: int) -> str:
-    """As compilers call it."""
+    """The compiler's name of an architecture."""
     return f"gfx{major}{minor:x}{stepping:x}"
 
 

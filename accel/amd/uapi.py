@@ -1,7 +1,7 @@
-"""What is spoken with the kernel's amdkfd driver: requests, structures, constants.
+"""The interface of Linux's amdkfd driver: requests, structures, constants.
 
 From ``include/uapi/linux/kfd_ioctl.h``, interface 1.17. Numbers are literals, and a test compares
-them with the headers of the system.
+them with the system's headers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Request:
         self.dtype = np.dtype(layout | {"itemsize": nbytes})
 
     def argument(self, **values: int) -> NDArray[np.void]:
-        """A structure of zeros but for ``values``, as an array of one."""
+        """A structure of zeros except for ``values``, as an array of one."""
         structure = np.zeros(1, self.dtype)
         for name, value in values.items():
             structure[name] = value
@@ -129,10 +129,10 @@ EVENT_DATA = np.dtype(
         "itemsize": 48,
     }
 )
-"""One event of WAIT_EVENTS; of a memory exception the address and what was wrong."""
+"""One event of WAIT_EVENTS; for a memory exception the address and the cause."""
 
 FIRST_MAJOR, FIRST_MINOR = 1, 6
-"""The oldest interface that has what is used here."""
+"""The oldest interface that has everything used here."""
 RUNTIME_ENABLE_MINOR = 14
 QUEUE_COMPUTE = 0
 EVENT_HW_EXCEPTION, EVENT_MEMORY = 3, 8

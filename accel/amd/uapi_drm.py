@@ -1,4 +1,4 @@
-"""What is spoken with the kernel's graphics driver: requests, structures, constants.
+"""The interface of Linux's graphics driver: requests, structures, constants.
 
 From ``include/uapi/drm/amdgpu_drm.h`` and ``drm.h`` of Linux 6.16 on. Numbers are literals, and a
 test compares them with the headers.
@@ -54,11 +54,11 @@ GEM_CREATE = Request(
     domains=(U64, 16),
     domain_flags=(U64, 24),
 )
-"""Afterwards the handle is where ``bo_size`` was, as 32 bits."""
+"""The result, a handle of 32 bits, replaces ``bo_size``."""
 GEM_MMAP = Request("GEM_MMAP", 0xC0086441, 8, handle=(U32, 0))
-"""Afterwards 64 bits: the offset for mmap."""
+"""The result, the 64-bit offset for mmap, replaces the argument."""
 CTX = Request("CTX", 0xC0106442, 16, op=(U32, 0), flags=(U32, 4), ctx_id=(U32, 8))
-"""Afterwards ``ctx_id`` is where ``op`` was, or for a query the flags of 64 bits."""
+"""The result replaces ``op``: ``ctx_id``, or for a query 64 bits of flags."""
 INFO = Request(
     "INFO",
     0x40206445,
@@ -98,7 +98,7 @@ USERQ = Request(
     mqd=(U64, 56),
     mqd_size=(U64, 64),
 )
-"""Afterwards the number of the queue is where ``op`` was."""
+"""The result, the number of the queue, replaces ``op``."""
 USERQ_SIGNAL = Request(
     "USERQ_SIGNAL",
     0xC0306457,
@@ -134,7 +134,7 @@ MEMORY = np.dtype(
         "itemsize": 96,
     }
 )
-"""Total sizes of the GPU's own memory, and of what the host sees of it."""
+"""Sizes of the GPU's own memory, and of the part that the host can access."""
 FAULT = np.dtype([("addr", U64), ("status", U32), ("vmhub", U32)])
 AREAS = np.dtype(
     {
@@ -147,7 +147,7 @@ AREAS = np.dtype(
 
 
 class Query(IntEnum):
-    """Of INFO."""
+    """Queries of INFO."""
 
     HW_IP_INFO = 0x02
     DEV_INFO = 0x16
@@ -157,7 +157,7 @@ class Query(IntEnum):
 
 
 class Domain(IntFlag):
-    """Where an object of GEM_CREATE lies."""
+    """The memory of an object of GEM_CREATE."""
 
     GTT = 0x2
     VRAM = 0x4
@@ -172,7 +172,7 @@ class Create(IntFlag):
 
 
 class Page(IntFlag):
-    """What the GPU may do with pages of GEM_VA."""
+    """The GPU's permissions for pages of GEM_VA."""
 
     READABLE = 1 << 1
     WRITEABLE = 1 << 2
@@ -185,11 +185,11 @@ CTX_RESET = 1 << 0
 USERQ_CREATE, USERQ_FREE = 1, 2
 IP_COMPUTE = 1
 MQD_BYTES = 8
-"""Of a compute queue: the address of its end-of-pipe buffer."""
+"""Size of the descriptor of a compute queue: the address of its end-of-pipe buffer."""
 WAIT_ALL, WAIT_FOR_SUBMIT = 1, 2
 FIRST_MAJOR, FIRST_MINOR = 3, 64
-"""The oldest interface that answers questions about user queues: Linux 6.16."""
+"""The oldest interface with information about user queues: Linux 6.16."""
 NOT_SUPPORTED = 524
-"""ENOTSUPP, which C libraries have no name for."""
+"""ENOTSUPP, for which C libraries have no name."""
 EOP_BYTES = 4096
-"""Where a kernel does not say."""
+"""Size of the end-of-pipe buffer where a kernel does not report it."""

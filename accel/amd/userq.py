@@ -1,4 +1,5 @@
-"""Tier T2's driver: the graphics driver gives memory and a user queue, and is not asked again.
+"""Tier T2's driver: the graphics driver provides memory and a user queue, and takes no part
+afterwards.
 
 Linux 6.16 and newer, see ``Documentation/gpu/amdgpu/userq.rst``: the process has a doorbell, and
 the firmware's scheduler reads the ring. Nothing of amdkfd is needed.
@@ -28,7 +29,7 @@ TIER = "t2"
 DRI = "/dev/dri"
 NO_RENDER_NODE = f"there is no render node in {DRI}"
 MAPPING_SECONDS = 60.0
-"""Longest the page tables may take."""
+"""Longest duration of a change of page tables."""
 SETTLE_SECONDS = 10.0
 WHOLE = Page.READABLE | Page.WRITEABLE | Page.EXECUTABLE
 NO_QUEUE = (errno.EINVAL, errno.ENOTTY, errno.EOPNOTSUPP, drm.NOT_SUPPORTED)
@@ -46,7 +47,7 @@ class _Node:
 
 
 class UserQueues:
-    """See ``device.Driver``; the first GPU there is code for whose name has ``requested`` in it.
+    """See ``device.Driver``; the first GPU with kernels whose name contains ``requested``.
 
     Raises TierUnavailable saying what is missing.
     """
@@ -87,7 +88,7 @@ class UserQueues:
         return handle
 
     def drop(self, handle: int, address: int, nbytes: int) -> None:
-        """See ``device.Driver``. What is closed is not mapped any more."""
+        """See ``device.Driver``. Closing an object also unmaps it."""
         self.call(drm.GEM_CLOSE, handle=handle)
 
     def create_queue(self, memory: QueueMemory) -> UserQueue:
@@ -99,33 +100,33 @@ class UserQueues:
         self._undo.close()
 
     def call(self, request: Request, **values: int) -> NDArray[np.void]:
-        """One request; its argument after it. Raises OSError."""
+        """Make one request, and return its changed argument. Raises OSError."""
         return _called(self._kernel, self._file, request, **values)
 
     def ask(self, query: Query, answer: np.dtype[np.void]) -> NDArray[np.void]:
-        """What INFO says, of the compute engines where it asks which. Raises OSError."""
-        return _asked(self._kernel, self._file, query, answer)
+        """The answer of INFO, for compute engines where it distinguishes them. Raises OSError."""
+        return _info(self._kernel, self._file, query, answer)
 
     def create(self, nbytes: int, domain: Domain, flags: int = 0) -> int:
-        """The handle of an object that is not mapped yet."""
+        """The handle of a new object that is not mapped yet."""
         made = self.call(
             drm.GEM_CREATE, bo_size=nbytes, alignment=PAGE, domains=domain, domain_flags=flags
         )
         return int(made.view(np.uint32)[0])
 
     def map(self, handle: int, address: int, nbytes: int) -> int:
-        """An object where the host reads and writes it, at ``address`` or anywhere if that is 0."""
+        """Map an object for the host, at ``address`` or anywhere if that is 0."""
         offset = int(self.call(drm.GEM_MMAP, handle=handle).view(np.uint64)[0])
         return self._kernel.map(address, nbytes, self._file, offset)
 
     def refusal(self, error: OSError) -> OSError | TierUnavailable:
-        """Why there is no queue."""
+        """The error for a queue that could not be created."""
         if error.errno not in NO_QUEUE:
             return error
         return TierUnavailable(TIER, f"{self.gpu}: {self.offered or error}", BOOT)
 
     def _nodes(self, undo: ExitStack) -> Iterator[_Node]:
-        """Those of amdgpu; a node that may not be opened is one only if there is no other."""
+        """The nodes of amdgpu. An error opening a node is raised only if there is no other."""
         names: list[str] = []
         with suppress(FileNotFoundError):
             names = [n for n in self._kernel.names(DRI) if n.startswith("renderD")]
@@ -148,8 +149,8 @@ class UserQueues:
             raise closed
 
     def _offered(self) -> str:
-        """Why the kernel would offer no compute queue; what it says is not always so, so this is
-        only told if there is none."""
+        """Why the kernel offers no compute queue, as far as it says. This is not always right, so
+        it is reported only when creating a queue fails."""
         with suppress(OSError):
             slots = int(self.ask(Query.HW_IP_INFO, drm.HW_IP)["userq_num_slots"][0])
             mask = int(self.ask(Query.DEV_INFO, drm.DEVICE)["userq_ip_mask"][0])
@@ -166,7 +167,7 @@ class UserQueues:
         return int(heaps["vram"][0])
 
     def _map_for_gpu(self, handle: int, address: int, nbytes: int) -> None:
-        """And wait until the page tables have it."""
+        """Map memory for the GPU, and wait until the page tables have it."""
         self._point += 1
         self.call(
             drm.GEM_VA,
@@ -204,9 +205,9 @@ class UserQueue:
         with ExitStack() as undo:
             doorbells = driver.create(PAGE, Domain.DOORBELL)
             undo.callback(driver.call, drm.GEM_CLOSE, handle=doorbells)
-            place = driver.map(doorbells, 0, PAGE)
-            undo.callback(kernel.unmap, place, PAGE)
-            self.doorbell = kernel.view(place, PAGE).view(np.uint64)[:1]
+            address = driver.map(doorbells, 0, PAGE)
+            undo.callback(kernel.unmap, address, PAGE)
+            self.doorbell = kernel.view(address, PAGE).view(np.uint64)[:1]
             try:
                 created = driver.call(
                     drm.USERQ,
@@ -241,7 +242,8 @@ class UserQueue:
         return ""
 
     def settle(self) -> None:
-        """See ``device.DriverQueue``: a fence of the driver's own, at the write pointer of now."""
+        """See ``device.DriverQueue``: wait for a fence of the driver at the current write
+        pointer."""
         made = self._driver.call(drm.SYNCOBJ_CREATE)
         handles = made["handle"].copy()
         try:
@@ -272,13 +274,13 @@ class UserQueue:
 
 
 def _node(kernel: Kernel, path: str, file: int) -> _Node | None:
-    """What a render node is, None for another driver's."""
+    """The description of a render node, None for that of another driver."""
     name = np.zeros(16, np.uint8)
     try:
         version = _called(kernel, file, drm.VERSION, name_len=name.nbytes, name=name.ctypes.data)
         if name.tobytes().rstrip(b"\0") != b"amdgpu":
             return None
-        found = int(_asked(kernel, file, Query.HW_IP_INFO, drm.HW_IP)["ip_discovery_version"][0])
+        found = int(_info(kernel, file, Query.HW_IP_INFO, drm.HW_IP)["ip_discovery_version"][0])
     except OSError as error:
         raise TierUnavailable(TIER, f"{path}: {error}", "see dmesg") from None
     spoken = int(version["version_major"][0]), int(version["version_minor"][0])
@@ -291,7 +293,7 @@ def _called(kernel: Kernel, file: int, request: Request, **values: int) -> NDArr
     return argument
 
 
-def _asked(kernel: Kernel, file: int, query: Query, answer: np.dtype[np.void]) -> NDArray[np.void]:
+def _info(kernel: Kernel, file: int, query: Query, answer: np.dtype[np.void]) -> NDArray[np.void]:
     found = np.zeros(1, answer)
     _called(
         kernel,
@@ -313,5 +315,5 @@ def _check_version(version: tuple[int, int]) -> None:
 
 
 def _deadline(seconds: float) -> int:
-    """Nanoseconds of the monotonic clock, as waits want it."""
+    """The deadline of a wait in nanoseconds of the monotonic clock."""
     return time.monotonic_ns() + int(seconds * 1e9)

@@ -1,4 +1,4 @@
-"""Matrices arranged for the products by the device itself, when they are uploaded."""
+"""The device arranges matrices for the products when they are uploaded."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from accel.packets.staging_buffers import Bytes
 from contract.dtypes import DType, StorageClass
 
 Launch = Callable[[int, range], None]
-"""Has some groups arranged whose stored rows lie at an address."""
+"""Enqueues the arranging of some groups whose stored rows lie at an address."""
 MOST_GROUPS = 1 << 15
-"""Work-groups of a launch of the plain kernel, which is right with any number."""
+"""Most work-groups of a launch of the plain kernel, which is right with any number."""
 
 
 def arranged_row_bytes(dtype: DType, layout: WeightLayout, columns: int) -> int:
-    """The stride of a layout."""
+    """The stride of a layout in bytes: of a tile or of a group of rows."""
     if layout is WeightLayout.PLANES:
         return tile_bytes(dtype, columns)
     return LAYOUTS[layout].group_bytes(dtype, columns)
 
 
 def group_rows(layout: WeightLayout) -> int:
-    """Rows that a layout keeps together."""
+    """Rows of a layout's group, which are arranged together."""
     return TILE_ROWS if layout is WeightLayout.PLANES else LAYOUTS[layout].group_rows
 
 
 @dataclass(slots=True)
 class Arranger:
-    """Arranges matrices on one device. Its programs, one a format, are built when first needed."""
+    """Arranges matrices on one device. Its programs, one for each format, are built at their first
+    use."""
 
     memory: Memory
     modules: Modules
@@ -56,37 +57,37 @@ class Arranger:
         layout: WeightLayout,
         arrived: Arrived | None = None,
     ) -> ArrangedMatrix[Allocation]:
-        """``data`` of ``matrices`` in device memory, see ``Stack``.
+        """Copy ``data`` of ``matrices`` matrices to device memory, see ``Stack``.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer.
         """
         if dtype.storage is StorageClass.FLOAT:
-            place = self.memory.allocate(name, data.nbytes, zeroed=False)
-            self.uploader.copy(data, place, arrived)
-            return ArrangedMatrix(place, data.shape[1], WeightLayout.STORED)
+            target = self.memory.allocate(name, data.nbytes, zeroed=False)
+            self.uploader.copy(data, target, arrived)
+            return ArrangedMatrix(target, data.shape[1], WeightLayout.STORED)
         rows = data.shape[1] if data.ndim == 3 else len(data) // matrices
         stack = Stack(dtype, data, rows, group_rows(layout))
         row_bytes = arranged_row_bytes(dtype, layout, stack.columns)
-        place = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
+        target = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
         if layout is WeightLayout.PLANES:
-            launch = self._into_planes(stack, place)
+            launch = self._into_planes(stack, target)
         else:
-            launch = self._into(layout, stack, place, row_bytes)
+            launch = self._into(layout, stack, target, row_bytes)
         self.uploader.arrange(stack, launch, arrived)
-        return ArrangedMatrix(place, row_bytes, layout)
+        return ArrangedMatrix(target, row_bytes, layout)
 
     def prepare(self, kinds: Iterable[tuple[DType, WeightLayout]]) -> None:
-        """Build what arranges matrices of some formats, before other things are built."""
+        """Build the programs that arrange matrices of these formats before any other program."""
         self.modules.prepare(_arranging(*kind)[0] for kind in kinds)
 
-    def _into_planes(self, stack: Stack, place: Allocation) -> Launch:
+    def _into_planes(self, stack: Stack, target: Allocation) -> Launch:
         function = self.modules.function(*_arranging(stack.dtype, WeightLayout.PLANES))
         op = ALL_OPS["arrange"]
 
         def launch(stored: int, groups: range) -> None:
             sizes = len(groups), stack.rows, stack.columns, groups.start
             packet = np.zeros(1, PACKET)
-            packet["operand"][0, :2] = stored, place.address
+            packet["operand"][0, :2] = stored, target.address
             packet["size"][0, : len(sizes)] = sizes
             units = pieces(op.units(**dict(zip(op.sizes, sizes, strict=True))), GROUP_SIZE)
             shape = LaunchShape(function, (min(units, MOST_GROUPS), 1, 1), (GROUP_SIZE, 1, 1))
@@ -95,15 +96,15 @@ class Arranger:
 
         return launch
 
-    def _into(self, kind: WeightLayout, stack: Stack, place: Allocation, row_bytes: int) -> Launch:
+    def _into(self, kind: WeightLayout, stack: Stack, target: Allocation, row_bytes: int) -> Launch:
         layout = LAYOUTS[kind]
         function = self.modules.function(*_arranging(stack.dtype, kind))
 
         def launch(stored: int, groups: range) -> None:
             grid = layout.grid(stack.dtype, stack.columns, len(groups))
-            target = place.address + groups.start * row_bytes
+            first = target.address + groups.start * row_bytes
             numbers = stack.rows, stack.columns, groups.start, len(groups)
-            addresses = map(np.uint64, (stored, target))
+            addresses = map(np.uint64, (stored, first))
             arguments = Arguments(*addresses, *map(np.uint32, numbers))
             shape = LaunchShape(function, grid, (layout.block, 1, 1))
             start_kernel(self.memory.context, self.memory.stream, shape, arguments)
@@ -112,7 +113,7 @@ class Arranger:
 
 
 def _arranging(dtype: DType, layout: WeightLayout) -> tuple[Source, str]:
-    """What arranges matrices of a format, and the kernel's name."""
+    """The program that arranges matrices of a format, and the name of its kernel."""
     if layout is WeightLayout.PLANES:
         module = Module("arrange", dtype)
         return plain_source(module), module.entry

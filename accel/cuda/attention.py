@@ -1,5 +1,8 @@
-"""Attention over I12 pages: of four tokens as one launch, parts of the context and their merge; of
-some a block a token; of many on blocks of rows."""
+"""Rules for attention over I12 pages.
+
+Up to four tokens are one launch that computes parts of the context and merges them. With some more
+tokens a block takes each one; with many a block takes several rows.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from contract.dtypes import I12
 
 HEAD_DIMS = (64, 128, 256)
 HEADS = 4
-"""Heads of a KV head that a block takes."""
+"""Most heads of a KV head that a block computes."""
 SPAN_TILES = KV_SPAN // KV_TILE
 THREADS = SPAN_TILES * 32
-"""A warp for every tile of a span."""
+"""Threads of a block: a warp for every tile of a span."""
 FLAG_BYTES = 16
-"""Of blocks that split a context: whether one came last."""
+"""Shared memory for the flag by which blocks that split a context learn which of them is last."""
 
 
 def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """``flash_attn_part`` and the ``flash_attn`` behind it, without sinks or a soft cap."""
+    """Replaces ``flash_attn_part`` and the ``flash_attn`` after it, without sinks or a soft cap."""
     if len(ops) < 2 or (ops[0].name, ops[1].name) != ("flash_attn_part", "flash_attn"):
         return None
     part, merge = ops[:2]
@@ -53,43 +56,44 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def plain_parts(part: Op, merge: Op) -> bool:
-    """Whether tuned kernels do what a ``flash_attn_part`` and its ``flash_attn`` ask for."""
+    """Whether the tuned kernels support this ``flash_attn_part`` and its ``flash_attn``."""
     soft_cap = part.reals[part.device.reals.index("soft_cap")]
     known = part.dtype == I12 and part.most_sizes()["head_dim"] in HEAD_DIMS
     return known and not soft_cap and operand_of(merge, "sinks") is None
 
 
 def head_groups(part: Op) -> int:
-    """Groups of up to HEADS heads that share a KV head, of all KV heads."""
+    """Groups of up to HEADS heads that share a KV head, for all KV heads."""
     sizes = part.most_sizes()
     return sizes["kv_heads"] * -(-(sizes["heads"] // sizes["kv_heads"]) // HEADS)
 
 
 def most_spans(part: Op) -> int:
-    """Spans of a slot."""
+    """Most spans of a slot's context."""
     pages = operand_of(part, "page_table")
     assert pages is not None
     return -(-pages.columns * PAGE_TOKENS // KV_SPAN)
 
 
 def tiles_bytes(head_dim: int, warps: int) -> int:
-    """What ``attention_tiles.h`` has in shared memory: queries in two parts, their factors, of
-    every warp weights in two parts, of every tile of a span U and l and o."""
+    """Shared memory of ``attention_tiles.h``: queries in two parts and their factors, of every warp
+    weights in two parts, of every tile of a span U, l and o."""
     queries, units = HEADS * 2 * head_dim, 32
     return queries + units + HEADS * (warps * 2 * KV_TILE + SPAN_TILES * (8 + 4 * head_dim))
 
 
 MOST_SINGLE_TOKENS = 64
-"""With so many tokens each is taken by itself: they are mostly of different slots."""
+"""Most tokens for which a block takes each token by itself: few tokens are mostly of different
+slots."""
 TILE_WARPS = 4
-"""Of the warps that share a tile."""
+"""Warps that share a tile."""
 TOKEN_STAGES = 2
 MOST_WARPS = 16
-"""Of all blocks of a multiprocessor."""
+"""Most warps of all blocks of a multiprocessor."""
 
 
 def attention_tokens_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """``flash_attn_batched`` of few tokens, without sinks or a soft cap."""
+    """Replaces ``flash_attn_batched`` of few tokens, without sinks or a soft cap."""
     launch = attention_tokens(ops, device)
     return None if launch is None else Replacement(1, (launch,))
 
@@ -97,7 +101,8 @@ def attention_tokens_rule(ops: Remaining, device: Device) -> Replacement | None:
 def attention_tokens(
     ops: Remaining, device: Device, quantize: int | None = None
 ) -> KernelLaunch | None:
-    """Its launch, which leaves what ``quantize_activation`` at place ``quantize`` would."""
+    """The launch for few tokens. With ``quantize``, the index of a ``quantize_activation``, it also
+    writes the results of that op."""
     if not _plain_batch(ops):
         return None
     sizes = ops[0].most_sizes()
@@ -108,16 +113,16 @@ def attention_tokens(
     nbytes = groups_bytes(sizes["head_dim"], warps, TOKEN_STAGES)
     if nbytes > device.shared_bytes:
         return None
-    beside = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
+    at_once = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
     return KernelLaunch(
         "attention_tokens.cu",
         "attention_tokens",
-        (min(units, device.multiprocessors * beside), 1, 1),
+        (min(units, device.multiprocessors * at_once), 1, 1),
         (warps * 32, 1, 1),
         nbytes,
         {
             "WARPS": warps,
-            "BLOCKS": beside,
+            "BLOCKS": at_once,
             "M_AT": operand_index(ops, quantize, "m"),
             "SCALE_AT": operand_index(ops, quantize, "scale"),
             "SUMS_AT": operand_index(ops, quantize, "sums"),
@@ -127,7 +132,7 @@ def attention_tokens(
 
 
 def groups_are_units(op: Op) -> bool:
-    """Whether the heads that a block takes are whole units of the product behind."""
+    """Whether the heads of a block are whole units of the product that follows."""
     sizes = op.most_sizes()
     sharing = sizes["heads"] // sizes["kv_heads"]
     group = min(sharing, HEADS)
@@ -135,8 +140,8 @@ def groups_are_units(op: Op) -> bool:
 
 
 def token_warps(head_dim: int, units: int, device: Device) -> int:
-    """Of a block: with as many as there is room for it takes several tiles at once, but where there
-    are more units than multiprocessors, blocks run beside each other instead."""
+    """Warps of a block. Many warps take several tiles at once; where there are more units than
+    multiprocessors, several small blocks run on each instead."""
     if units > device.multiprocessors:
         return TILE_WARPS
     fitting = (
@@ -148,8 +153,8 @@ def token_warps(head_dim: int, units: int, device: Device) -> int:
 
 
 def groups_bytes(head_dim: int, warps: int, stages: int, results: int = 0) -> int:
-    """What ``attention_group.h`` has in shared memory: queries in two parts and their factors; of
-    every tile under way weights in two parts, p, maxima of pages and its records; of as many, or of
+    """Shared memory of ``attention_group.h``: queries in two parts and their factors; of every tile
+    in progress weights in two parts, p, maxima of pages and its records; of as many tiles, or of
     ``results`` tiles, U, l and o."""
     groups, queries = warps // TILE_WARPS, HEADS * 2 * head_dim + 32
     of_head = (2 * KV_TILE + 16) + 4 * (KV_TILE + 8) + 4 * 4
@@ -161,14 +166,14 @@ BLOCK_WARPS = 4
 BLOCK_ROWS = 16 * BLOCK_WARPS
 BLOCK_STAGES = 2
 MOST_CHANNELS = 128
-"""Of a head that a block makes."""
+"""Most channels of a head that a block computes."""
 BLOCKS_PER_MULTIPROCESSOR = 2
 Q_FLOATS, Y_FLOATS = 4, 2
-"""Read and written at a time."""
+"""Floats that are read and written at a time."""
 
 
 def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """``flash_attn_batched`` without sinks or a soft cap."""
+    """Replaces ``flash_attn_batched`` without sinks or a soft cap."""
     op = ops[0]
     if not _plain_batch(ops):
         return None
@@ -195,17 +200,17 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 GROUP_CAPABILITY = (9, 0)
-"""Of devices that have products of warp groups."""
+"""The compute capability with products of warp groups."""
 GROUP_HEAD_DIMS = (64, 128)
 GROUP_WARPS, SUPPLY_WARPS = 8, 4
-"""Of a block: those that multiply and those that bring tiles near."""
+"""Warps of a block that multiply, and warps that load tiles."""
 GROUP_ROWS = 16 * GROUP_WARPS
 STORED_STAGES, PLANE_STAGES, PLANES = 3, 2, 5
 RECORD_ALIGNMENT = 128
 
 
 def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """``flash_attn_batched`` without sinks or a soft cap, by products of warp groups."""
+    """Replaces ``flash_attn_batched`` without sinks or a soft cap, by products of warp groups."""
     op = ops[0]
     if device.capability != GROUP_CAPABILITY or not _plain_batch(ops):
         return None
@@ -230,8 +235,8 @@ def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def group_shared_bytes(head_dim: int, tokens: int) -> int:
-    """What ``attention_groups.cu`` has in shared memory: tiles as stored, planes of bytes and three
-    floats a position, sums of all rows, barriers, and a bit a token."""
+    """Shared memory of ``attention_groups.cu``: tiles as stored, planes of bytes and three floats a
+    position, sums of all rows, barriers, and a bit a token."""
     record = -(-PAGE_TOKENS * (3 * head_dim + 2) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
     stored = STORED_STAGES * KV_TILE // PAGE_TOKENS * record
     planes = PLANE_STAGES * KV_TILE * (PLANES * head_dim + 3 * 4)
@@ -240,15 +245,15 @@ def group_shared_bytes(head_dim: int, tokens: int) -> int:
 
 
 def block_shared_bytes(head_dim: int, tokens: int) -> int:
-    """What ``attention_blocks.cu`` has in shared memory: tiles as stored, of one the low parts of
-    keys and of a block's channels of values, three floats a position, and a bit a token."""
+    """Shared memory of ``attention_blocks.cu``: tiles as stored, of one tile the low parts of keys
+    and of a block's channels of values, three floats a position, and a bit a token."""
     stages = BLOCK_STAGES * KV_TILE * (3 * head_dim + 2)
     low = KV_TILE * (head_dim + min(head_dim, MOST_CHANNELS))
     return stages + low + 3 * 4 * KV_TILE + 4 * -(-tokens // 32)
 
 
 def _plain_batch(ops: Remaining) -> bool:
-    """Whether the next op is a ``flash_attn_batched`` of what the tuned kernels do."""
+    """Whether the next op is a ``flash_attn_batched`` that the tuned kernels support."""
     op = ops[0]
     if op.name != "flash_attn_batched" or op.dtype != I12:
         return False
@@ -258,19 +263,19 @@ def _plain_batch(ops: Remaining) -> bool:
 
 
 def _batch_macros(ops: Remaining) -> dict[str, int]:
-    """What both kernels for ``flash_attn_batched`` are compiled with."""
+    """Macros of all kernels for ``flash_attn_batched``."""
     names = ("q", "kv", "page_table", "query", "y")
-    places = ("Q_AT", "KV_AT", "PAGES_AT", "QUERY_AT", "Y_AT")
+    macros = ("Q_AT", "KV_AT", "PAGES_AT", "QUERY_AT", "Y_AT")
     return {
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": ops[0].most_sizes()["head_dim"],
-        **{place: operand_index(ops, 0, name) for place, name in zip(places, names, strict=True)},
+        **{macro: operand_index(ops, 0, name) for macro, name in zip(macros, names, strict=True)},
         **size_indices("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
     }
 
 
 def _rows_begin_at(op: Op, name: str, floats: int) -> bool:
-    """Whether every row of an operand begins at a multiple of so many floats."""
+    """Whether every row of an operand begins at a multiple of ``floats`` floats."""
     names = [operand.name for operand in op.device.operands]
     tensor = op.operands[names.index(name)]
     assert tensor is not None

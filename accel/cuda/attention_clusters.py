@@ -1,7 +1,8 @@
-"""Norms and rotation of heads, the write of keys and values and attention over I12 pages, as one
-launch for up to four tokens: a cluster of blocks takes a span.
+"""Norms and rotation of heads, the write of keys and values, and attention over I12 pages as one
+launch for up to four tokens, in which a cluster of blocks computes a span.
 
-The run, whatever the family: that of ``accel.cuda.head_rows``, ``flash_attn_part``, ``flash_attn``.
+The run of ops is that of ``accel.cuda.head_rows``, then ``flash_attn_part`` and ``flash_attn``, in
+whatever family.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from accel.cuda.attention import (
     plain_parts,
 )
 from accel.cuda.device import Device
-from accel.cuda.head_rows import HeadRun, head_places, head_run
+from accel.cuda.head_rows import HeadRun, head_macros, head_run
 from accel.cuda.runs import nobody_reads, operand_index, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
 from contract.dtypes import I12
 
 LEAST_CAPABILITY = (9, 0)
-"""Clusters, and copies that count their bytes."""
+"""Clusters and copies that count their bytes need this compute capability."""
 MOST_TOKENS = 4
-"""Of a form that splits contexts."""
+"""Most tokens of a bucket whose attention splits contexts."""
 ROOM_FOR_ALL = 0.75
-"""Of the clusters there could be by their blocks. Each lies within a part of the device, so that
-not quite as many run at once; one that waits for another to end costs more than one that takes two
-spans. With several tokens most of their blocks end at once."""
+"""Share of the clusters that would fit by their blocks alone. Each cluster lies within one part of
+the device, so fewer run at once; one that waits for another to end costs more than one that
+computes two spans. With several tokens most of their blocks end at once."""
 SHARED_NAMES = ("kv", "page_table", "query")
-"""Operands that are the same of both runs."""
+"""Operands that both runs of ops share."""
 
 
 def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """One launch for the whole run, without sinks or a soft cap."""
+    """Replaces the whole run by one launch, without sinks or a soft cap."""
     run = head_run(ops)
     if run is None or device.capability < LEAST_CAPABILITY or not _agrees(ops, run):
         return None
@@ -49,9 +50,9 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
     if nbytes > device.shared_bytes:
         return None
     blocks = SPAN_TILES * TILE_WARPS // warps
-    beside = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
+    at_once = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
     units = tokens * head_groups(part)
-    room = device.multiprocessors * beside // blocks
+    room = device.multiprocessors * at_once // blocks
     if tokens == 1:
         room = int(room * ROOM_FOR_ALL)
     clusters = min(units * most_spans(part), max(1, room))
@@ -64,7 +65,7 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
         {
             "DTYPE": I12.ggml_id,
             "WARPS": warps,
-            "BLOCKS": beside,
+            "BLOCKS": at_once,
             "TOKENS": tokens,
             "GRID": clusters * blocks,
             "ALL_HEADS": sizes["heads"],
@@ -74,7 +75,7 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
             "PART": run.write + 1,
             "PARTS_AT": operand_index(ops, run.write + 1, "parts"),
             "Y_AT": operand_index(ops, run.write + 2, "y"),
-            **head_places(ops, run),
+            **head_macros(ops, run),
             **size_indices("flash_attn_part", "window", "most_parts", "scale"),
         },
     )
@@ -82,21 +83,21 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
 
 
 def block_warps(head_dim: int, tokens: int) -> int:
-    """Four for every tile of a block. Small blocks are done sooner, but with several tokens large
-    ones, which mostly are alone; the tiles of wide heads are large."""
+    """Warps of a block, four for every tile. Small blocks end sooner; with several tokens most
+    blocks are alone, so large ones are faster, except for wide heads, whose tiles are large."""
     return 8 if tokens == 1 or head_dim > 128 else 16
 
 
 def block_bytes(head_dim: int, warps: int, turns_halves: bool) -> int:
-    """What ``attention_clusters.cu`` has in shared memory: tiles; of every warp a row, unless
+    """Shared memory of ``attention_clusters.cu``: tiles; of every warp a row, unless
     ``turns_halves``, a barrier and a count; and a flag."""
     row = 0 if turns_halves else 4 * head_dim
     return groups_bytes(head_dim, warps, 1) + warps * (row + 8 + 4) + 16
 
 
 def _agrees(ops: Remaining, run: HeadRun) -> bool:
-    """Whether attention of what the run leaves is behind it, and nobody else needs that. What is
-    read before the launch in front is done nobody writes in the step."""
+    """Whether attention of the run's results follows and no other op reads them. The kernel reads
+    some operands before the launch before it has ended, so no op of the step may write those."""
     if [op.name for op in ops[run.write + 1 : run.write + 3]] != ["flash_attn_part", "flash_attn"]:
         return False
     write, (part, merge) = ops[run.write], ops[run.write + 1 : run.write + 3]

@@ -1,4 +1,4 @@
-"""A form of a graph with addresses: packets, and the memory its launches have to themselves."""
+"""A lowered shape bucket with addresses: packets, and memory that belongs to its launches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from contract.shape_key import ShapeKey
 
 @dataclass(frozen=True, slots=True)
 class BoundBucket:
-    """A form with addresses: what its launches are recorded from. Memory in ``kept`` is its own,
-    ``workspace`` the address of what launches have from step to step, ``passing`` that of what they
-    pass on within one. ``sampling`` is where among the inputs a step that may be short says how its
-    row is sampled."""
+    """A shape bucket with addresses, from which its launches are recorded.
+
+    It owns the memory in ``allocations``. ``workspace`` is the address of memory that launches use
+    from step to step, ``passing`` of memory by which launches of one step pass data on.
+    ``sampling`` is the offset in the inputs of the record that says how the row of a short step is
+    sampled.
+    """
 
     name: str
     bucket: ShapeKey
     plan: Plan
     packets: NDArray[np.void]
-    kept: list[Allocation]
+    allocations: list[Allocation]
     workspace: int
     input_bytes: int
     outputs: Mapping[str, tuple[BufferDecl, Allocation]]
@@ -37,11 +40,11 @@ class BoundBucket:
     passing: int = 0
 
     def workspace_of(self, launch: PlannedLaunch) -> int:
-        """The address of the memory of a launch."""
-        place = launch.workspace or 0
-        if place < self.plan.passing_bytes:
-            return self.passing + place
-        return self.workspace + place - self.plan.own_start
+        """The address of the workspace of a launch."""
+        offset = launch.workspace or 0
+        if offset < self.plan.passing_bytes:
+            return self.passing + offset
+        return self.workspace + offset - self.plan.own_start
 
     @property
     def gathers(self) -> list[PlannedLaunch]:
@@ -50,7 +53,7 @@ class BoundBucket:
 
 
 def check_layouts(step: Step, packets: NDArray[np.void], plan: Plan) -> None:
-    """Raise AssertionError for a tuned layout without a tuned kernel: it would be read wrongly."""
+    """Raise AssertionError where a plain kernel would read a tuned layout, which it cannot."""
     for index in plain_ops(plan):
         layout = WeightLayout(packets["layout"][index])
         name = step.ops[index].name
@@ -58,11 +61,11 @@ def check_layouts(step: Step, packets: NDArray[np.void], plan: Plan) -> None:
 
 
 def move_to_first_rows(lowered: LoweredBucket, packets: NDArray[np.void]) -> None:
-    """Have products of a share of the rows begin there in weights that are whole."""
+    """Point products of a share of the rows at their first row in weights that are whole."""
     for number, row in lowered.first_rows.items():
-        place = lowered.step.ops[number].matrix
+        matrix = lowered.step.ops[number].matrix
         layout = WeightLayout(packets["layout"][number])
         together = 1 if layout is WeightLayout.STORED else group_rows(layout)
         assert row % together == 0, f"row {row} is inside a group of {layout.name}"
-        stride = int(packets["stride"][number][place])
-        packets["operand"][number][place] += np.uint64(row // together * stride)
+        stride = int(packets["stride"][number][matrix])
+        packets["operand"][number][matrix] += np.uint64(row // together * stride)

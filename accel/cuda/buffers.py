@@ -1,4 +1,4 @@
-"""Buffers of graphs on the device: a weight is kept as ops read it, in one way or in both."""
+"""Buffers of graphs on the device; a weight is stored in each layout that an op reads."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ CudaBuffer = DeviceBuffer[Allocation]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Brings uploads to one device when somebody wants them there."""
+    """Uploads weights to one device in the layouts that are needed."""
 
     runtime: Runtime
 
     def stored(self, buffer: CudaBuffer, arrived: Arrived | None = None) -> Allocation:
-        """The bytes of a buffer as the graph declares them."""
+        """The bytes of a buffer in the layout that the graph declares."""
         if buffer.allocation is None:
             assert buffer.source is not None
             memory = self.runtime.memory
-            place = memory.allocate(buffer.name, buffer.nbytes, zeroed=False)
-            self.runtime.uploader.copy(_rows(buffer.source), place, arrived)
-            buffer.allocation = place
+            allocation = memory.allocate(buffer.name, buffer.nbytes, zeroed=False)
+            self.runtime.uploader.copy(_rows(buffer.source), allocation, arrived)
+            buffer.allocation = allocation
         return buffer.allocation
 
     def matrix(
         self, buffer: CudaBuffer, arrived: Arrived | None = None
     ) -> ArrangedMatrix[Allocation]:
-        """A weight as the products read it."""
+        """A weight in the layout that products read."""
         if buffer.matrix is None:
             decl = buffer.decl
             assert buffer.source is not None, f"{decl.name} is no upload"
@@ -54,14 +54,14 @@ class Weights:
         return buffer.matrix
 
     def prepare(self, decls: Iterable[BufferDecl]) -> None:
-        """Have ready what arranges these weights."""
+        """Build the programs that arrange these weights."""
         quantized = [d for d in decls if d.dtype.storage is not StorageClass.FLOAT]
         device = self.runtime.device
         self.runtime.arranger.prepare({(d.dtype, layout_of(d, device)) for d in quantized})
         self.runtime.finite.build()
 
     def arranged_bytes(self, decl: BufferDecl) -> int:
-        """What ``matrix`` takes beside the stored bytes."""
+        """Bytes of a weight in the layout of products."""
         if not matrices_of(decl) or decl.dtype.storage is StorageClass.FLOAT:
             return 0
         *matrices, rows, columns = (int(dim) for dim in decl.shape)
@@ -71,7 +71,7 @@ class Weights:
 
 
 def is_share_of_stack(decl: BufferDecl, data: NDArray[np.uint8]) -> bool:
-    """Whether ``data`` are some rows of every matrix of a stack, between which others lie."""
+    """Whether ``data`` has only some rows of every matrix of a stack."""
     return len(decl.shape) == data.ndim == 3
 
 

@@ -1,4 +1,4 @@
-"""Blocks that run side by side and reach each other's shared memory."""
+"""Clusters: blocks that run at the same time and access each other's shared memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from accel.cuda.device import Device
 
 LEAST_CAPABILITY = (9, 0)
 SIZE = 2
-"""Blocks of a cluster. Multiprocessors always come in twos; clusters of four leave some of them
-without a block, since a cluster lies within one part of the device."""
+"""Blocks of a cluster. Multiprocessors come in pairs; clusters of four leave some without a block,
+since a cluster lies within one part of the device."""
 
 
 def cluster_grid(tiles: int, blocks: int, device: Device) -> tuple[int, int]:
-    """Blocks of a cluster and of a grid of at most ``blocks`` that take ``tiles`` in turn: clusters
-    share each of theirs where no block has more to do than by itself."""
+    """Blocks of a cluster, and of a grid of at most ``blocks``, that compute ``tiles`` in turn.
+
+    A cluster is used where sharing tiles gives no block more work than without one.
+    """
     alone = min(tiles, blocks)
     clusters = max(1, min(tiles, blocks // SIZE))
     if device.capability < LEAST_CAPABILITY or -(-tiles // clusters) > SIZE * -(-tiles // alone):

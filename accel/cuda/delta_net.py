@@ -1,5 +1,8 @@
-"""Delta-net layers: what lies between their products, as one launch for few tokens; for many,
-kernels for the convolution and for the recurrence."""
+"""Rules for delta-net layers.
+
+With few tokens everything between the products of a layer is one launch; with many there are
+kernels for the convolution, the recurrence and the norm.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +16,39 @@ from accel.packets.step import Op, Tensor
 
 FEW_TOKENS = 64
 STATE_SIZES = (32, 64, 128)
-"""Keys of a row that eight lanes hold in registers."""
+"""Keys of a row, which eight lanes hold in registers."""
 MOST_HISTORY = 7
 MOST_WARPS, SLOTS_WARPS = 16, 8
-"""Of a block that has one state, and of one through which states pass."""
+"""Most warps of a block that computes one state, and of one that computes many in turn."""
 ALONE_TOKENS = 4
-"""So many that every state has a block."""
+"""Most tokens for which every state has a block of its own."""
 ROWS_AT_ONCE = 4
-"""Of a warp."""
+"""Rows that a warp computes at once."""
 CHUNK_SETS = 1
-"""Times so many rows that a warp copies and computes at a time."""
+"""Multiple of ROWS_AT_ONCE that a warp copies and computes at a time."""
 SLOTS = (4, 3, 2)
-"""Chunks of a warp in shared memory."""
+"""Chunks of a warp in shared memory, tried in this order."""
 BLOCKS_AT_ONCE = (2, 1)
-"""Of a multiprocessor."""
+"""Blocks of a multiprocessor, tried in this order."""
 GROUP_TOKENS = (4, 2, 1)
-"""Of a slot that are computed in one pass over its states."""
+"""Tokens of a slot that one pass over its states computes, tried in this order."""
 FACTOR_BYTES = 12
-"""Of a token and value head."""
+"""Bytes of the factors of a token and value head."""
 RESERVED_BYTES = 1024
-"""Of shared memory, by the device for each block."""
+"""Shared memory that the device reserves for each block."""
 CONV_THREADS = 256
 CONV_TOKENS = 32
 ROW_WARPS, ROW_SETS = 8, 1
-"""Of a block of the recurrence; each warp has so many times four rows."""
+"""Warps of a block of the recurrence, and sets of ROWS_AT_ONCE rows of each warp."""
 STAGE_TOKENS = 8
 AROUND_WARPS = 8
-"""Of a block that takes a token before or behind the recurrence."""
+"""Warps of a block that computes a token before or after the recurrence."""
 RUN = ("ssm_conv1d", "ssm_delta_inputs", "ssm_delta_net", "ssm_gated_norm")
 CONV, INPUTS_OP, NET, NORM = range(len(RUN))
 
 
 def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """Convolution, recurrence and gated norm of few tokens."""
+    """Replaces convolution, recurrence and gated norm of few tokens."""
     if tuple(op.name for op in ops[: len(RUN)]) != RUN or not _follow_each_other(ops):
         return None
     conv, net, norm = ops[CONV], ops[NET], ops[NORM]
@@ -68,7 +71,7 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def _standing(ops: Remaining) -> KernelLaunch:
-    """A block for every state."""
+    """The launch with a block for every state."""
     sizes = ops[NET].most_sizes()
     size, tokens = sizes["state_size"], sizes["tokens"]
     warps = min(MOST_WARPS, size // ROWS_AT_ONCE)
@@ -78,13 +81,13 @@ def _standing(ops: Remaining) -> KernelLaunch:
         (sizes["value_heads"], tokens, 1),
         (32 * warps, 1, 1),
         4 * 4 * size + FACTOR_BYTES + 4,
-        {"WARPS": warps, **_places(ops)},
+        {"WARPS": warps, **_operand_macros(ops)},
     )
 
 
 def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
-    """As many blocks as run at once, through which the states pass; None where shared memory is too
-    small."""
+    """The launch with as many blocks as run at once, which compute the states in turn; None where
+    shared memory is too small."""
     sizes = ops[NET].most_sizes()
     size, tokens, key_heads = sizes["state_size"], sizes["tokens"], sizes["key_heads"]
     warps = min(SLOTS_WARPS, size // ROWS_AT_ONCE)
@@ -113,13 +116,13 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
             "GROUP_TOKENS": group,
             "SLOTS": slots,
             "CHUNK_SETS": rows // ROWS_AT_ONCE,
-            **_places(ops),
+            **_operand_macros(ops),
         },
     )
 
 
-def _places(ops: Remaining) -> dict[str, int]:
-    """Macros of both kernels."""
+def _operand_macros(ops: Remaining) -> dict[str, int]:
+    """Macros that both kernels for few tokens share."""
     return {
         "STATE_SIZE": ops[NET].most_sizes()["state_size"],
         "HISTORY": ops[CONV].most_sizes()["history"],
@@ -161,7 +164,7 @@ def _state(op: Op) -> Tensor | None:
 
 
 def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """The convolution of many tokens."""
+    """Replaces the convolution of many tokens."""
     op = ops[0]
     if op.name != "ssm_conv1d":
         return None
@@ -196,7 +199,7 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """The recurrence of many tokens."""
+    """Replaces the recurrence of many tokens."""
     op = ops[0]
     if op.name != "ssm_delta_net":
         return None
@@ -230,7 +233,7 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """What stands behind the recurrence of many tokens."""
+    """Replaces the gated norm after the recurrence of many tokens."""
     op = ops[0]
     if op.name != "ssm_gated_norm" or op.most_sizes()["width"] not in STATE_SIZES:
         return None
@@ -247,7 +250,7 @@ def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def _by_tokens(ops: Remaining, entry: str, macros: dict[str, int]) -> Replacement:
-    """A block for every token."""
+    """A launch with a block for every token."""
     grid = ops[0].most_sizes()["tokens"], 1, 1
     launch = KernelLaunch(
         f"{entry}.cu", entry, grid, (32 * AROUND_WARPS, 1, 1), 0, {"WARPS": AROUND_WARPS, **macros}

@@ -1,4 +1,4 @@
-"""Finding a CUDA device, and saying what is missing when there is none."""
+"""Finds CUDA devices, and reports what is missing when there is none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contract.errors import TierUnavailable
 
 LEAST_CAPABILITY = (8, 0)
 LEAST_DRIVER = 13000
-"""CUDA 13.0: a driver runs what a compiler of its own major version made."""
+"""CUDA 13.0: a driver runs the output of compilers of its own major version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,18 @@ class Device:
 
     @property
     def architecture(self) -> str:
-        """What kernels are compiled for. Warp-group products exist in sm_90a only."""
+        """The target of the compiler. Products of warp groups exist in sm_90a only."""
         major, minor = self.capability
         return f"sm_{major}{minor}{'a' if self.capability == (9, 0) else ''}"
 
     @property
     def numbered(self) -> str:
-        """Its name and its number, where there are several."""
+        """The name with the device number, which tells equal devices apart."""
         return f"{self.name} ({self.ordinal})"
 
     @property
     def driver_text(self) -> str:
-        """The driver's CUDA version as people write it."""
+        """The driver's CUDA version as major.minor."""
         return f"{self.driver // 1000}.{self.driver % 1000 // 10}"
 
 
@@ -52,10 +52,10 @@ def find_devices(driver: Driver) -> list[Device]:
 
 
 def find_device(driver: Driver, requested: str = "") -> Device:
-    """The device of that number, or the first the tier can use whose name contains ``requested``,
+    """The device with number ``requested``, or the first usable one whose name contains it,
     ignoring case.
 
-    Raises TierUnavailable saying what the devices there are lack.
+    Raises TierUnavailable saying what the devices lack.
     """
     devices = find_devices(driver)
     if requested.isdecimal() and int(requested) < len(devices):

@@ -1,4 +1,4 @@
-"""The driver API: every call checked, and a context of the tier's own."""
+"""The driver API with every call checked, and contexts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
 
 
 class CudaError(Exception):
-    """A call of the driver failed. ``name`` is that of the CUresult."""
+    """A call of the driver failed. ``name`` is the name of the CUresult."""
 
     def __init__(self, function: str, name: str) -> None:
         self.function = function
@@ -33,14 +33,15 @@ class CudaError(Exception):
 
 
 class Driver:
-    """The functions of ``cuda.bindings.driver``, which answer a status and what they made."""
+    """The functions of ``cuda.bindings.driver``, which return a status and their results."""
 
     def __init__(self, binding: Any) -> None:
         self.binding = binding
         self._success = binding.CUresult.CUDA_SUCCESS
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What ``function`` makes: nothing, one value or a tuple. Raises CudaError."""
+        """Call ``function`` and return its results: None, one value or a tuple. Raises
+        CudaError."""
         status, *values = getattr(self.binding, function)(*arguments)
         if status != self._success:
             raise CudaError(function, status.name)
@@ -52,7 +53,7 @@ class Driver:
 def import_binding() -> ModuleType:
     """``cuda.bindings.driver``; TierUnavailable without a driver or the extra.
 
-    The driver is looked for first: that is quick, and importing the binding is not.
+    The driver is tested first, since importing the binding is slow.
     """
     try:
         ctypes.CDLL(LIBRARY)
@@ -69,9 +70,9 @@ def import_binding() -> ModuleType:
 
 
 def open_driver(binding: Any = None) -> Driver:
-    """The driver, initialized; ``binding`` stands in for ``cuda.bindings.driver``.
+    """The driver, initialized; ``binding`` replaces ``cuda.bindings.driver``.
 
-    Raises TierUnavailable when the library or the driver is missing or will not start.
+    Raises TierUnavailable when the library or the driver is missing or does not start.
     """
     driver = Driver(import_binding() if binding is None else binding)
     try:
@@ -83,7 +84,7 @@ def open_driver(binding: Any = None) -> Driver:
 
 
 class Context:
-    """A context on one device: what a fault breaks, and what is destroyed to go on.
+    """A context on one device. A fault breaks it, and destroying it is the only recovery.
 
     Any thread may call: the context is made current for each call.
     """
@@ -101,10 +102,11 @@ class Context:
         return self._driver.call(function, *arguments)
 
     def when_gone(self, owner: object, function: Callable[..., object], *arguments: Any) -> None:
-        """``function(*arguments)`` once nobody holds ``owner``, if the context is still there.
+        """Call ``function(*arguments)`` when ``owner`` is collected as garbage, if the context
+        still exists.
 
-        The collector of garbage may run that between the two calls of another context's ``call``,
-        so that one is current again behind it.
+        The collector may run in the middle of another context's ``call``, so the current context is
+        restored afterwards.
         """
         weakref.finalize(owner, self._aside, function, *arguments)
 
@@ -118,7 +120,7 @@ class Context:
             self._driver.call("cuCtxPopCurrent")
 
     def reach(self, other: Context) -> None:
-        """Let kernels use the memory of a context on another device. Raises CudaError."""
+        """Let kernels access the memory of a context on another device. Raises CudaError."""
         self.call("cuCtxEnablePeerAccess", other._handle, 0)
 
     def close(self) -> None:
@@ -128,15 +130,16 @@ class Context:
             self._driver.call("cuCtxDestroy", self._handle)
 
     def abandon(self) -> None:
-        """Leave a context alone that a kernel still runs in: destroying it would wait for that.
+        """Leave alone a context in which a kernel still runs, since destroying it would wait for
+        the kernel.
 
-        What it holds is the driver's until the process ends.
+        The driver frees its memory when the process ends.
         """
         self.closed = True
 
 
 class Handle:
-    """Something in a context that function ``destroy`` ends when nobody holds it any more."""
+    """A driver object that function ``destroy`` ends when the handle is collected as garbage."""
 
     def __init__(self, context: Context, value: Any, destroy: str) -> None:
         self.value = value

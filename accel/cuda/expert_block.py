@@ -1,4 +1,4 @@
-"""Blocks of experts among the ops of a step: norm, router, choice, products, weighted sum."""
+"""Finds blocks of experts among the ops of a step: norm, router, choice, products, weighted sum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contract.dtypes import F32, DType
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlock:
-    """Places of the ops of a block of experts among those that are left; None where absent."""
+    """Indices of the ops of a block of experts among the remaining ops; None where absent."""
 
     norm: int
     router: int
@@ -34,19 +34,19 @@ class ExpertBlock:
 
     @property
     def end(self) -> int:
-        """Which op writes the result."""
+        """The index of the op that writes the result."""
         return self.total if self.shared_total is None else self.shared_total
 
 
 class _Reader:
-    """Takes ops one after the other as long as they are those of a block of experts."""
+    """Takes ops one after the other as long as they belong to a block of experts."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self.ops = ops
         self.at = 0
 
     def take(self, name: str, **operands: Tensor | None) -> int | None:
-        """The place of the next op if it is ``name`` and reads these tensors."""
+        """The index of the next op if its name is ``name`` and it reads these tensors."""
         if self.at >= len(self.ops) or self.ops[self.at].name != name:
             return None
         op = self.ops[self.at]
@@ -57,7 +57,7 @@ class _Reader:
 
 
 def expert_block(ops: Sequence[Op]) -> ExpertBlock | None:
-    """The block the ops begin with."""
+    """The block that ``ops`` begin with, None if they begin with none."""
     read = _Reader(ops)
     norm = read.take("rms_norm")
     assert norm is not None
@@ -90,13 +90,13 @@ def expert_block(ops: Sequence[Op]) -> ExpertBlock | None:
     total = read.take("expert_sum", products=result(ops[downs]), ids=ids)
     if total is None or operand_of(ops[total], "weights") != operand_of(ops[topk], "weights"):
         return None
-    places = (norm, router, topk, quantize, gates, ups, activation, hidden, downs, total)
-    block = ExpertBlock(*places, read.at)
+    routed = (norm, router, topk, quantize, gates, ups, activation, hidden, downs, total)
+    block = ExpertBlock(*routed, read.at)
     return _with_shared(read, block) or block
 
 
 def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
-    """The same with the shared expert behind it."""
+    """The block with the shared expert that follows it."""
     ops = read.ops
     x, m = result(ops[block.norm]), operand_of(ops[block.quantize], "m")
     gate_logit = read.take("matmul", x=x)
@@ -128,7 +128,8 @@ def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
 
 
 def formats_of(ops: Sequence[Op], product: int, shared: int | None) -> tuple[DType, DType]:
-    """Of a product with a stack, and of the shared expert's: the same where there is none."""
+    """The formats of a product with a stack and of the shared expert's product; the same where
+    there is no shared expert."""
     first = ops[product].dtype
     second = first if shared is None else ops[shared].dtype
     assert first is not None
@@ -136,7 +137,7 @@ def formats_of(ops: Sequence[Op], product: int, shared: int | None) -> tuple[DTy
     return first, second
 
 
-def gate_places(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:
+def gate_macros(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:
     """Macros of a kernel that multiplies gate and up: formats, operands and packets."""
     first, second = formats_of(ops, block.gates, block.shared_gate)
     return {

@@ -1,5 +1,5 @@
-"""Experts of many tokens: those that share one are multiplied together, in chunks of a table that
-the device makes."""
+"""Launches for experts of many tokens: tokens of one expert are multiplied together, in chunks of a
+table that the device computes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accel.cuda.device import Device
-from accel.cuda.expert_block import ExpertBlock, formats_of, gate_places
+from accel.cuda.expert_block import ExpertBlock, formats_of, gate_macros
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
 from accel.cuda.runs import operand_index, size_indices
 from accel.cuda.tuned import KernelLaunch
@@ -15,30 +15,30 @@ from accel.packets.step import Op
 from contract.dtypes import DType
 
 FEW_TOKENS = 4
-"""So many take their experts by themselves."""
+"""Most tokens for which each token computes its experts by itself."""
 ROUTER_TOKENS = 4
-"""Of a block of the router."""
+"""Tokens of a block of the router."""
 SPAN_UNITS = 4
 CHUNK_UNITS = 2
-"""Units a warp copies at a time."""
+"""Units that a warp copies at a time."""
 SLOTS = 1
 BLOCK_WARPS = 16
 BARRIER_BYTES = 8
 RESERVED_BYTES = 1024
-"""Of shared memory, by the device for each block."""
+"""Shared memory that the device reserves for each block."""
 ROW_BYTES = 512 + 64 + 32 + 4
-"""Of a token and unit in shared memory."""
+"""Shared memory of a token and unit."""
 CHUNK_WORDS = 3
 ORDER_THREADS = 1024
 TOTAL_THREADS = 256
 CHUNK_TOKENS = ((64, 8),)
-"""Tokens of a chunk for steps of so many."""
+"""Tokens of a chunk, for steps of at most so many tokens."""
 MOST_CHUNK_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Tokens of a chunk, the most chunks there can be, and words of the table at ``table_at``."""
+    """Tokens of a chunk, most chunks of a step, and the word offset and the words of the table."""
 
     tokens: int
     chunks: int
@@ -47,7 +47,7 @@ class Grouping:
 
 
 def router_words(ops: Sequence[Op], block: ExpertBlock) -> int:
-    """Words of workspace in which blocks of the router are counted."""
+    """Words of workspace in which the router counts its blocks."""
     return -(-ops[block.norm].count.most // ROUTER_TOKENS)
 
 
@@ -73,7 +73,7 @@ def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping 
 def grouped_launches(
     ops: Sequence[Op], block: ExpertBlock, grouped: Grouping, device: Device
 ) -> tuple[KernelLaunch, ...]:
-    """What follows the router."""
+    """The launches after the router."""
     macros = {
         "HELD_UNITS": 1,
         "USED": ops[block.gates].most_sizes()["used"],
@@ -103,7 +103,7 @@ def _tiles(product: Op) -> int:
 
 
 def _blocks_at_once(rows: int, nbytes: int, device: Device) -> int:
-    """Of a multiprocessor, which says how many registers a thread has."""
+    """Blocks of a multiprocessor, which determines the registers of a thread."""
     fits = 2 * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES
     return 2 if rows < MOST_CHUNK_TOKENS and fits else 1
 
@@ -171,7 +171,7 @@ def _gates(
             "TILES": tiles,
             "SLOTS": SLOTS,
             "UNITS": _units(gates),
-            **gate_places(ops, block),
+            **gate_macros(ops, block),
             **size_indices("matmul", "rows"),
             **size_indices("swiglu", "activation"),
         },

@@ -1,8 +1,8 @@
-"""Experts chosen on the device: the products of a token with stacks of matrices kept in units.
+"""Rules for experts: products of tokens with stacks of matrices in units.
 
 A block of experts - norm, router, choice, gate and up, activation, down, weighted sum, and the
-shared expert where there is one - is three launches for few tokens and five for more, which are
-grouped by expert on the device. Every product with such a stack also exists alone.
+shared expert where there is one - is three launches for few tokens and five for more, which the
+device groups by expert. Every product with such a stack can also be launched alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from accel.cuda.device import Device
-from accel.cuda.expert_block import ExpertBlock, expert_block, formats_of, gate_places
+from accel.cuda.expert_block import ExpertBlock, expert_block, formats_of, gate_macros
 from accel.cuda.expert_groups import (
     CHUNK_UNITS,
     FEW_TOKENS,
@@ -43,21 +43,21 @@ UNIT_ACTIVATION_BYTES = 512 + 32 + 4
 BARRIER_BYTES = 8
 SLOTS = 2
 ROUTER_ROWS, MANY_ROUTER_ROWS = 2, 8
-"""Rows of the router a block takes for few tokens, so that all of them run at once, and for many,
-so that a token's norm is repeated less often."""
+"""Rows of the router that a block computes: for few tokens so that all blocks run at once, for many
+so that fewer blocks repeat a token's norm."""
 MOST_ROUTER_WARPS = 8
 MOST_HELD = 4
-"""Segments of a row a warp of the router holds."""
+"""Most segments of a row in the registers of a warp of the router."""
 MOST_EXPERTS = 512
 MOST_USED = 16
 MOST_WARPS = 16
 MOST_DOWN_UNITS = 8
-"""Of a row of h, which a warp quantizes in registers."""
+"""Most units of a row of h, which a warp quantizes in registers."""
 MOST_GRID = 65535
 
 
 def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """A product with a stack by itself."""
+    """Replaces a single product with a stack."""
     op = ops[0]
     if not is_stack_in_units(op):
         return None
@@ -90,7 +90,7 @@ def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """A whole block of experts."""
+    """Replaces a whole block of experts."""
     if ops[0].name != "rms_norm":
         return None
     block = expert_block(ops)
@@ -156,7 +156,7 @@ def _shared_fits(ops: Sequence[Op], block: ExpertBlock) -> bool:
 
 
 def _aligned(ops: Sequence[Op], block: ExpertBlock) -> bool:
-    """Whether rows that are read 16 bytes at a time lie so."""
+    """Whether rows that are read 16 bytes at a time are aligned."""
     tensors = [
         source(ops[block.norm]),
         ops[block.norm].operands[1],
@@ -171,17 +171,17 @@ def _aligned(ops: Sequence[Op], block: ExpertBlock) -> bool:
 
 
 def row_bytes(units: int) -> int:
-    """Shared memory of the activations of so many units."""
+    """Shared memory of the activations of ``units`` units."""
     return -(-units * UNIT_ACTIVATION_BYTES // 16) * 16
 
 
 def _ring_bytes(slots: int, *dtypes: DType) -> int:
-    """Of one warp."""
+    """Shared memory of the ring of one warp."""
     return slots * (CHUNK_UNITS * max(map(unit_bytes, dtypes)) + BARRIER_BYTES)
 
 
 def _slots(units: int) -> int:
-    """Chunks a warp has under way."""
+    """Chunks that a warp copies ahead."""
     return min(SLOTS, -(-units // CHUNK_UNITS))
 
 
@@ -190,7 +190,7 @@ def _tiles(product: Op) -> int:
 
 
 def _router_shape(router: Op) -> tuple[int, int]:
-    """Warps of a block and segments each holds."""
+    """Warps of a block, and segments that each holds."""
     segments = unit_count(router.most_sizes()["columns"])
     warps = min(MOST_ROUTER_WARPS, segments)
     return warps, -(-segments // warps)
@@ -252,10 +252,10 @@ def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
 
 
 def _gates_grid(ops: Sequence[Op], block: ExpertBlock) -> Extent:
-    """Tiles, and experts of all tokens."""
+    """The grid: tiles, and experts of all tokens."""
     gates = ops[block.gates]
-    places = gates.most_sizes()["used"] + (block.shared_gate is not None)
-    return _tiles(gates), ops[block.norm].count.most * places, 1
+    experts = gates.most_sizes()["used"] + (block.shared_gate is not None)
+    return _tiles(gates), ops[block.norm].count.most * experts, 1
 
 
 def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
@@ -272,7 +272,7 @@ def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "SLOTS": SLOTS,
             "HELD_UNITS": 1,
             "USED": used,
-            **gate_places(ops, block),
+            **gate_macros(ops, block),
             "IDS": operand_index(ops, block.topk, "ids"),
             **size_indices("matmul", "rows", "columns"),
             **size_indices("swiglu", "activation"),

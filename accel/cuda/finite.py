@@ -1,4 +1,4 @@
-"""Weights looked at by the device as they arrive: it is there that they are passed over anyway."""
+"""The device checks weights for infinite numbers and NaN while they are uploaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORD_BYTES = 4
 
 @dataclass(slots=True)
 class FiniteCheck:
-    """Looks for numbers that are not finite on one device, and remembers that there was one."""
+    """Looks for numbers that are not finite on one device, and remembers whether there were any."""
 
     memory: Memory
     modules: Modules
@@ -27,23 +27,23 @@ class FiniteCheck:
     _function: Any = None
 
     def build(self) -> None:
-        """Have the kernel ready."""
+        """Build the kernel."""
         if self._function is None:
             source = tuned_source("find_broken.cu", {})
             self._function = self.modules.function(source, "find_broken")
 
     def prepare(self) -> None:
-        """Have the kernel and its result ready: ``look`` may then be called by any thread."""
+        """Build the kernel and allocate its result; afterwards any thread may call ``look``."""
         self.build()
         if self._found is None:
             self._found = self.memory.allocate("check of weights", WORD_BYTES)
 
     def look(self, address: int, nbytes: int, words: FiniteWords) -> None:
-        """Enqueue a look at ``nbytes`` of stored blocks at ``address``."""
+        """Enqueue a check of ``nbytes`` bytes of stored blocks at ``address``."""
         assert self._found is not None
         blocks = nbytes // words.block_bytes
-        places = words.places[0], words.places[-1]
-        numbers = blocks, words.block_bytes, *places, words.word_bytes, words.exponent
+        offsets = words.places[0], words.places[-1]
+        numbers = blocks, words.block_bytes, *offsets, words.word_bytes, words.exponent
         addresses = map(np.uint64, (address, self._found.address))
         arguments = Arguments(*addresses, *map(np.uint32, numbers))
         groups = max(1, min(-(-blocks // THREADS), MOST_GROUPS))
@@ -51,7 +51,7 @@ class FiniteCheck:
         start_kernel(self.memory.context, self.memory.stream, shape, arguments)
 
     def passed(self) -> bool:
-        """Whether everything that was looked at is finite. Waits for the device."""
+        """Whether everything checked is finite. Waits for the device."""
         if self._found is None:
             return True
         found = self.memory.staging.read(self._found, 0, WORD_BYTES)

@@ -1,6 +1,7 @@
-"""Times in which no garbage is collected.
+"""Pauses the garbage collector.
 
-Finalizers give back what a device has, and the collector runs them in whatever its thread is doing.
+Finalizers free device objects, and the collector runs them in the middle of whatever its thread is
+doing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _LOCK = Lock()
 
 
 class _Pauses:
-    """How many there are, and whether garbage was collected before the first."""
+    """The number of pauses, and whether the collector was enabled before the first."""
 
     number = 0
     collected = True
@@ -22,7 +23,7 @@ class _Pauses:
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """The collector of garbage waits until the block has ended, and those of other threads."""
+    """The collector is off until the block has ended, and the blocks of other threads."""
     with _LOCK:
         if _Pauses.number == 0:
             _Pauses.collected = gc.isenabled()

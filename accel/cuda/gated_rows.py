@@ -1,5 +1,5 @@
-"""Gated activations that no product takes along: an element a thread, where the plain kernel has
-sixteen."""
+"""The rule for gated activations that no product computes: one element a thread, where the plain
+kernel has sixteen."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 
 THREADS = 128
 MOST_TOKENS = 64
-"""With more there are blocks enough."""
+"""Most tokens; with more the plain kernel has enough blocks."""
 
 
 def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """SWIGLU by itself."""
+    """Replaces a single SWIGLU."""
     op = ops[0]
     if op.name != "swiglu":
         return None

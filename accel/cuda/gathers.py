@@ -1,8 +1,8 @@
-"""Shares of tensors brought to every device: ops of ``accel.packets.shares`` as launches.
+"""Launches that bring shares of tensors to every device: the ops of ``accel.packets.shares``.
 
-ALL_GATHERs that follow each other are one launch of ``kernels/all_gather.cu`` on every device.
-Beside the packets of its own device it is given where the others have their tensors and their
-words, which is ``others``: memory of a step may move, so this is made when the launch is.
+ALL_GATHERs that follow each other are one launch of ``kernels/all_gather.cu`` on every device. In
+addition to its own packets it gets ``peer_argument``: addresses of the tensors and counters of the
+other devices. Memory of a step may move, so these are read at the launch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MOST_TENSORS = 4
 THREADS = 512
 MOST_BLOCKS = 64
 BLOCK_FLOATS = 4096
-"""Of a share, that are worth a block of their own."""
+"""Floats of a share for each block."""
 WORD_BYTES = 4
 WHOLE = 1
-"""Place of the tensor that all devices have a share of among the operands."""
+"""Index of the operand of which all devices have a share."""
 
 
 def gather_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """All ALL_GATHERs that come next, as many as a launch takes."""
+    """Replaces all ALL_GATHERs that come next, as many as a launch can take."""
     count = 0
     while count < min(len(ops), MOST_TENSORS) and ops[count].device is ALL_GATHER:
         count += 1
@@ -36,7 +36,7 @@ def gather_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     devices = ops[0].most_sizes()["devices"]
     wholes = [(op, op.operands[WHOLE]) for op in ops[:count]]
-    # All devices have as many blocks, however the columns divide.
+    # All devices have the same number of blocks, however the columns divide.
     floats = [op.count.most * whole.columns for op, whole in wholes if whole is not None]
     blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MOST_BLOCKS))
     peers, tensors = devices - 1, len(floats)
@@ -53,16 +53,17 @@ def gather_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What another device has of a launch: addresses of its scratch memory and of the launch's
-    workspace, and the packets it replaces."""
+    """Another device's part of a launch: addresses of its scratch memory and of the launch's
+    workspace, and the packets that the launch replaces."""
 
     scratch: int
     workspace: int
     packets: NDArray[np.void]
 
 
-def others(stop: int, index: int, peers: Sequence[Peer]) -> np.void:
-    """``OTHERS`` of the kernel on device ``index``; ``stop`` is the address of its stop word."""
+def peer_argument(stop: int, index: int, peers: Sequence[Peer]) -> np.void:
+    """The argument ``OTHERS`` of the kernel on device ``index``; ``stop`` is the address of its
+    stop word."""
     words = [stop, index]
     for peer in peers:
         words += [peer.scratch, peer.workspace]

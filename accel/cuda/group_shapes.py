@@ -1,4 +1,4 @@
-"""How products of warp groups are cut into blocks: rows, tokens, columns and stages of one."""
+"""Chooses how products of warp groups are divided into blocks: rows, tokens, columns and stages."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ GROUP_WARPS = 4
 GROUP_ROWS = GROUP_WARPS * UNIT_ROWS
 FOUR_SUM_FORMATS = (Q6_K,)
 FOUR_SUM_GROUPS = 2
-"""Of a block, for which there are registers when four sums are under way at once."""
+"""Most groups of a block whose registers have room for four sums at once."""
 MOST_SPLIT_TOKENS = 64
-"""With more tokens there are blocks enough without splitting columns among groups."""
+"""Most tokens for which groups split columns; with more there are enough blocks."""
 MOST_PARTED_TOKENS = 384
-"""With more there are blocks enough without any that share rows, and what they leave is much."""
+"""Most tokens for which blocks share rows; with more there are enough blocks, and the partial sums
+would be large."""
 TOKEN_BYTES = 512
-"""Of a unit: two planes."""
+"""Bytes of a token's unit: two planes."""
 SUM_BYTES = 32
 BARRIER_BYTES = 8
 SPAN_UNITS = 4
 FOLD_TIME = 20
-"""What a fold of the spans of MOST_SPLIT_TOKENS adds to packing, in tenths of a microsecond."""
+"""Time that folding the spans of MOST_SPLIT_TOKENS adds to packing, in tenths of a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """Groups of a block, tokens it takes and stages of what is read of a unit, by a block or by
-    each of the groups that are ``split``: they share rows and split the columns. So do ``parts``
-    blocks."""
+    """The shape of a block: its warp groups, tokens, and stages of what is read of a unit.
+
+    The groups of a ``split`` block share rows and split the columns, and each has its own stages.
+    ``parts`` blocks share rows likewise.
+    """
 
     groups: int
     tokens: int
@@ -44,28 +47,30 @@ class GroupShape:
 
     @property
     def rows(self) -> int:
-        """Of a block."""
+        """Rows of a block."""
         return GROUP_ROWS * (1 if self.split else self.groups)
 
     def row_blocks(self, rows: Sequence[int]) -> int:
-        """Blocks of all matrices, whose tiles lie one behind the other."""
+        """Blocks for all matrices, whose tiles are numbered consecutively."""
         tiles = sum(-(-of_matrix // UNIT_ROWS) for of_matrix in rows)
         return -(-tiles * UNIT_ROWS // self.rows)
 
     def shared_bytes(self, dtype: DType) -> int:
-        """Stages with their barriers; totals of a block whose groups have rows of their own."""
+        """Shared memory: stages with their barriers, and totals if groups have rows of their
+        own."""
         of_tokens = self.tokens * (TOKEN_BYTES + SUM_BYTES + 4)
         stage = of_tokens + self.rows // UNIT_ROWS * unit_bytes(dtype) + BARRIER_BYTES
         stages = self.stages * stage
         return stages * self.groups if self.split else stages + 4 * self.rows * self.tokens
 
     def work(self, tokens: int) -> int:
-        """Blocks of tokens. Decode tokens beside a whole chunk of a prompt seldom fill one."""
+        """Blocks of tokens. Decode tokens that join a whole chunk of a prompt seldom fill one
+        more."""
         return -(-tokens // self.tokens) if self.split else max(1, tokens // self.tokens)
 
 
 WARP_TOKENS = 16
-"""A product of a group takes hardly less time for fewer tokens."""
+"""Fewest tokens of a product of a group; with fewer it takes hardly less time."""
 SHAPES = {
     GroupShape(4, 32, True): 8,
     GroupShape(4, 16, True, 3): 7,
@@ -75,19 +80,19 @@ SHAPES = {
     GroupShape(3, 64, False): 30,
     GroupShape(2, 64, False): 23,
 }
-"""With a block's time for a unit of its columns, in tenths of a microsecond of an H200."""
+"""Shapes, and each one's time for a unit of columns in tenths of a microsecond on an H200."""
 FOUR_SUMS_TIME = 30
-"""Of two groups that each make four sums."""
+"""The time for two groups that make four sums each."""
 
 
 def by_single_warps(dtype: DType, shape: GroupShape) -> bool:
-    """Whether each warp of a group multiplies by itself; there are no registers for the sums of
-    Q6_K where groups are split."""
+    """Whether each warp of a group multiplies by itself: split groups lack registers for the sums
+    of Q6_K."""
     return shape.split and (shape.tokens <= WARP_TOKENS or dtype in FOUR_SUM_FORMATS)
 
 
 def span_count(columns: int) -> int:
-    """Spans of a row, the last perhaps shorter."""
+    """Spans of a row; the last may be shorter."""
     return -(-unit_count(columns) // SPAN_UNITS)
 
 
@@ -99,9 +104,10 @@ def group_shape(
     device: Device,
     parted: bool = False,
 ) -> GroupShape:
-    """The one that takes least time, when as many blocks run at once as there are
-    multiprocessors; with ``parted`` blocks may share rows, as long as no group is without a
-    span."""
+    """The fastest shape, when each multiprocessor runs one block at a time.
+
+    With ``parted`` blocks may share rows, as long as every group has a span.
+    """
 
     def time(shape: GroupShape) -> int:
         blocks = shape.row_blocks(rows) * shape.work(tokens) * shape.parts
@@ -122,9 +128,11 @@ def shapes_beside(
     device: Device,
     parted: bool = False,
 ) -> tuple[GroupShape, ...]:
-    """Those of launches with so many ``rows`` that run beside each other, which take least time
-    together: a block begins where a multiprocessor is free first. With ``parted`` blocks of all of
-    them may share rows."""
+    """The shapes of launches with these ``rows`` that overlap, the fastest together: a block begins
+    on the multiprocessor that is free first.
+
+    With ``parted`` blocks of all launches may share rows.
+    """
 
     def time(shapes: tuple[GroupShape, ...]) -> int:
         free = [0] * device.multiprocessors
@@ -142,7 +150,7 @@ def shapes_beside(
 
 
 def _parted(shapes: Sequence[GroupShape], spans: int) -> list[GroupShape]:
-    """Those where several blocks share rows of so many ``spans``, no group without one."""
+    """Shapes whose blocks share rows of ``spans`` spans, with at least one for each group."""
     return [
         replace(shape, parts=parts)
         for shape in shapes

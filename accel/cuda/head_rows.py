@@ -1,6 +1,7 @@
-"""Norms and rotation of the heads of q and k and the write of keys and values, as one launch.
+"""The rule for heads: norms and rotation of q and k, and the write of keys and values, as one
+launch.
 
-The run, whatever the family: ``rms_norm? rope`` of q, the same of k, ``kv_write_batched``.
+The run, in whatever family: ``rms_norm? rope`` of q, the same of k, ``kv_write_batched``.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from contract.dtypes import I12, DType
 
 WARPS = 4
 MOST_CHANNELS = 512
-"""Of a head: a lane has its share of them in registers."""
+"""Most channels of a head, which the lanes of a warp hold in registers."""
 BLOCKS_PER_MULTIPROCESSOR = 32
 STORAGES: tuple[DType, ...] = (I12,)
-"""Pages it is used for. Of the others it has the definition's bits on emulated blocks and op by op
-on a device; the proofs of whole models there have yet to pass without an exception."""
+"""Storage types of pages for which the rule is used. The kernel is right for others on emulated
+blocks and for single ops on a device; whole models have not yet been proved with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRun:
-    """Places of the ops among those of the step that are left; norms may be absent."""
+    """Indices of the ops among the remaining ops of the step; norms may be absent."""
 
     q_rope: int
     k_rope: int
@@ -43,25 +44,26 @@ class HeadRun:
 
     @property
     def length(self) -> int:
-        """Of all ops from the first on."""
+        """Number of all ops of the run."""
         return self.write + 1
 
     def behind(self, ops: int) -> HeadRun:
-        """The same, counted from so many ops earlier."""
+        """The run with indices that count from ``ops`` ops earlier."""
         norms = (None if norm is None else norm + ops for norm in (self.q_norm, self.k_norm))
         return HeadRun(self.q_rope + ops, self.k_rope + ops, self.write + ops, *norms)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftSpans:
-    """What products of q, k and v leave of every row: so many spans; places of their biases."""
+    """Unfolded sums of the products of q, k and v: the spans of every row, and indices of the
+    biases."""
 
     count: int
     biases: tuple[int | None, ...]
 
 
 def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """One launch for the whole run."""
+    """Replaces the whole run by one launch."""
     run = stored_head_run(ops)
     if run is None or not nobody_reads(ops, run.length, head_results(ops, run)):
         return None
@@ -69,18 +71,18 @@ def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def stored_head_run(ops: Sequence[Op]) -> HeadRun | None:
-    """The run that the ops begin with, if its pages are of those the kernel is used for."""
+    """The run that the ops begin with, if the kernel is used for its storage type of pages."""
     run = head_run(ops)
     return run if run is not None and ops[run.write].dtype in STORAGES else None
 
 
 def head_results(ops: Sequence[Op], run: HeadRun) -> tuple[Tensor | None, ...]:
-    """What the launch writes."""
+    """The tensors that the launch writes."""
     return result(ops[run.q_rope]), result(ops[run.write])
 
 
 def head_sources(ops: Sequence[Op], run: HeadRun) -> tuple[Tensor | None, ...]:
-    """Of q, k and v what the launch reads."""
+    """The tensors of q, k and v that the launch reads."""
     ropes = zip((run.q_norm, run.k_norm), (run.q_rope, run.k_rope), strict=True)
     read = [source(ops[rope if norm is None else norm]) for norm, rope in ropes]
     return (*read, operand_of(ops[run.write], "v"))
@@ -89,7 +91,7 @@ def head_sources(ops: Sequence[Op], run: HeadRun) -> tuple[Tensor | None, ...]:
 def head_launch(
     ops: Sequence[Op], run: HeadRun, device: Device, left: LeftSpans | None = None
 ) -> KernelLaunch:
-    """The launch of a run behind products, which ``left`` spans or whole rows."""
+    """The launch of a run after products, which wrote whole rows or the spans ``left``."""
     write, sizes = ops[run.write], ops[run.q_rope].most_sizes()
     heads = sizes["heads"] + 2 * ops[run.k_rope].most_sizes()["heads"]
     warps = sizes["tokens"] * heads
@@ -111,13 +113,13 @@ def head_launch(
                 f"{name}_BIAS_AT": operand_index(ops, bias, "bias")
                 for name, bias in zip("QKV", biases, strict=True)
             },
-            **head_places(ops, run),
+            **head_macros(ops, run),
         },
     )
 
 
 def head_run(ops: Sequence[Op]) -> HeadRun | None:
-    """The run that the ops begin with."""
+    """The run that the ops begin with, None if they begin with none."""
     at, norms, ropes = 0, [], []
     for _ in range(2):
         norm = at if at < len(ops) and ops[at].name == "rms_norm" else None
@@ -136,7 +138,7 @@ def head_run(ops: Sequence[Op]) -> HeadRun | None:
 
 
 def _agrees(ops: Sequence[Op], run: HeadRun) -> bool:
-    """Whether keys are what was rotated last, of equal heads, at the same positions."""
+    """Whether the run writes the keys it rotated last, with equal heads at the same positions."""
     q, k, write = ops[run.q_rope], ops[run.k_rope], ops[run.write]
     sizes, k_sizes, written = q.most_sizes(), k.most_sizes(), write.most_sizes()
     same = ("head_dim", "neox", "rotary_pairs", "tokens")
@@ -161,8 +163,8 @@ def _index(op: Op, name: str) -> int:
     return [operand.name for operand in op.device.operands].index(name)
 
 
-def head_places(ops: Sequence[Op], run: HeadRun) -> dict[str, int]:
-    """Macros of where kernels find its operands, packets and sizes."""
+def head_macros(ops: Sequence[Op], run: HeadRun) -> dict[str, int]:
+    """Macros of the run's operands, packets and sizes."""
     q_first = run.q_rope if run.q_norm is None else run.q_norm
     k_first = run.k_rope if run.k_norm is None else run.k_norm
     return {

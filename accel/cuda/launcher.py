@@ -16,18 +16,17 @@ from accel.packets.step_memory import StepAddresses
 
 NUMBER_BYTES = sizeof(c_uint64)
 PROGRAMMATIC_CAPABILITY = (9, 0)
-"""From here on a kernel may be launched before the one in front of it has ended."""
+"""The least compute capability that may launch a kernel before the one before it has ended."""
 
 
 COOPERATIVE = ("COOPERATIVE", "cooperative")
 PROGRAMMATIC = ("PROGRAMMATIC_STREAM_SERIALIZATION", "programmaticStreamSerializationAllowed")
-"""Attributes of a launch: what the driver calls them, and their values."""
+"""Attributes of a launch: the driver's name, and the name of the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """A kernel and in how many blocks of how many threads it runs, with how much shared memory that
-    it does not declare itself."""
+    """A kernel with its grid, its block and its dynamic shared memory in bytes."""
 
     function: Any
     grid: Extent
@@ -37,28 +36,31 @@ class LaunchShape:
 
 @dataclass(frozen=True, slots=True)
 class BoundLaunch:
-    """One launch. ``own`` are the kernel's arguments behind the addresses of the step's memory;
-    ``others`` makes one more, of the memory of other devices."""
+    """One launch. ``own`` are the kernel's arguments after the addresses of the step's memory;
+    ``peer_argument`` returns one more, with memory of other devices."""
 
     kernel: LaunchShape
     cooperative: bool
     own: tuple[np.generic, ...]
-    others: Callable[[], np.generic] | None = None
+    peer_argument: Callable[[], np.generic] | None = None
 
 
 MOST_BRIEF_LAUNCHES = 512
-"""Of so many it takes some ten milliseconds to make another graph, as many as copies of inputs in
-the stream of the steps take away in a thousand of them."""
+"""Most launches of a brief recording. Making another graph of so many takes some ten milliseconds,
+as long as the time that a thousand copies of inputs take in the stream of steps."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Recording:
-    """Launches in order. Enqueued, they run as one graph for each place of inputs, which is made
-    anew when the memory of the step has moved, here or on one of the ``peers``."""
+    """Launches in order.
+
+    They run as one CUDA graph for each input address, which is made again when the memory of the
+    step has moved, here or on one of the ``peers``.
+    """
 
     context: Context
     launches: Sequence[BoundLaunch]
-    places: StepAddresses
+    addresses: StepAddresses
     programmatic: bool
     graphs: bool = True
     peers: Sequence[StepAddresses] = ()
@@ -67,16 +69,18 @@ class Recording:
 
     @property
     def is_brief(self) -> bool:
-        """Whether what lies between two steps counts, and a graph for another place does not."""
+        """Whether the time between two steps matters more than that of making a graph for each
+        input buffer."""
         return len(self.launches) <= MOST_BRIEF_LAUNCHES
 
     def with_launches(self, launches: Sequence[BoundLaunch]) -> Recording:
-        """Another one, of other launches."""
+        """A recording of other launches for the same memory."""
         return replace(self, launches=launches, _executables={}, _made_for=())
 
     def prepare(self, stream: Any, inputs: int) -> None:
-        """Make the graph for a place of inputs, unless there is one for the memory of now."""
-        now = tuple(places.version for places in (self.places, *self.peers))
+        """Make the graph for the input address ``inputs``, unless it exists for the current
+        memory."""
+        now = tuple(shared.version for shared in (self.addresses, *self.peers))
         if self._made_for != now:
             self._executables.clear()
             self._made_for = now
@@ -84,7 +88,8 @@ class Recording:
             self._executables[inputs] = self._captured(stream, inputs)
 
     def enqueue(self, stream: Any, inputs: int) -> None:
-        """Launch everything, in the order of ``stream``, for a step whose inputs are there."""
+        """Launch everything in the order of ``stream``, for a step whose inputs are at address
+        ``inputs``."""
         self.prepare(stream, inputs)
         if not self.graphs:
             self._launch_all(stream, inputs)
@@ -112,9 +117,9 @@ class Recording:
             self._launch(launch, stream, inputs, self.programmatic and number > 0)
 
     def _launch(self, launch: BoundLaunch, stream: Any, inputs: int, programmatic: bool) -> None:
-        step = np.uint64(self.places.scratch), np.uint64(inputs)
-        others = () if launch.others is None else (launch.others(),)
-        arguments = Arguments(*step, *launch.own, *others)
+        step = np.uint64(self.addresses.scratch), np.uint64(inputs)
+        peers = () if launch.peer_argument is None else (launch.peer_argument(),)
+        arguments = Arguments(*step, *launch.own, *peers)
         attributes: tuple[tuple[str, str], ...] = ()
         if launch.cooperative:
             attributes = (COOPERATIVE,)
@@ -124,24 +129,24 @@ class Recording:
 
 
 class Arguments:
-    """Arguments of a kernel, each of the size it has. The driver reads them when it is launched:
-    ``address`` is that of the list of their addresses, valid as long as this object."""
+    """The arguments of a kernel. The driver reads them at the launch: ``address`` is that of the
+    list of their addresses, valid as long as this object."""
 
     def __init__(self, *values: np.generic) -> None:
-        # A number is where it is least work: to ask an array where it lies is a good deal.
+        # Numbers lie in one array, since asking numpy for the address of each is slow.
         self._numbers = (c_uint64 * len(values))()
         self._blocks = []
         first = addressof(self._numbers)
-        places = (c_uint64 * len(values))()
+        addresses = (c_uint64 * len(values))()
         for i, value in enumerate(values):
             if isinstance(value, np.unsignedinteger):
                 self._numbers[i] = int(value)
-                places[i] = first + i * NUMBER_BYTES
+                addresses[i] = first + i * NUMBER_BYTES
             else:
                 self._blocks.append(np.array([value]))
-                places[i] = self._blocks[-1].ctypes.data
-        self._places = places
-        self.address = addressof(places)
+                addresses[i] = self._blocks[-1].ctypes.data
+        self._addresses = addresses
+        self.address = addressof(addresses)
 
 
 def start_kernel(
@@ -152,11 +157,11 @@ def start_kernel(
     attributes: tuple[tuple[str, str], ...] = (),
 ) -> None:
     """Enqueue one launch."""
-    function, place = shape.function, arguments.address
+    function, address = shape.function, arguments.address
     if not attributes:
-        # Less work for the host than a configuration.
+        # This call costs the host less than one with a configuration.
         sizes = *shape.grid, *shape.block, shape.shared_bytes
-        context.call("cuLaunchKernel", function, *sizes, stream, place, 0)
+        context.call("cuLaunchKernel", function, *sizes, stream, address, 0)
         return
     binding = context.binding
     config = binding.CUlaunchConfig()
@@ -166,7 +171,7 @@ def start_kernel(
     config.hStream = stream
     config.attrs = [_attribute(binding, *names) for names in attributes]
     config.numAttrs = len(attributes)
-    context.call("cuLaunchKernelEx", config, function, place, 0)
+    context.call("cuLaunchKernelEx", config, function, address, 0)
 
 
 def _attribute(binding: Any, name: str, field_name: str) -> Any:

@@ -1,9 +1,9 @@
-"""Products with many tokens: activations packed once, then the products.
+"""Rules for products with many tokens: activations are packed once, then multiplied.
 
 The runs are those of ``accel.cuda.products``: ``rms_norm? quantize_activation``, the products of
-those integers with their biases, a gate behind a pair or a residual behind a single one. Where
-there are products of warp groups, matrices of one format share a launch; else each has its own, and
-a gate is left to the plain kernel.
+those integers with their biases, a gate after a pair or a residual after a single one. Where the
+device has products of warp groups, matrices of one format share a launch; else each has its own,
+and the gate is left to the plain kernel.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from accel.cuda.products import (
     Run,
     aligned_rows,
     is_private,
+    matrix_macros,
     residual_operand,
     runs,
     writer,
@@ -62,18 +63,21 @@ BLOCK_ROWS = WARPS * UNIT_ROWS
 BLOCK_TOKENS = 64
 STAGES = 2
 GROUP_CAPABILITY = (9, 0)
-"""The one with products of four warps."""
+"""The compute capability with products of four warps."""
 
 
 def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """The longest run of many tokens the ops begin with; where that leaves spans, with the next run
-    if that packs their sum, else with a launch that makes it."""
+    """Replaces the longest run of many tokens that the ops begin with.
+
+    If that leaves sums of spans, the next run folds them while it packs, or a launch of their own
+    does.
+    """
     run = _run_of_many(ops, device)
     return None if run is None else _replaced(ops, run, device)
 
 
 def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """Attention of few tokens that packs its rows for the product behind it."""
+    """Replaces attention of few tokens that packs its rows for the product after it."""
     if ops[0].name != "flash_attn_batched" or not groups_are_units(ops[0]):
         return None
     following = Remaining(ops.step, ops.start + 1, ops.last_read)
@@ -94,7 +98,7 @@ def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def _replaced(ops: Remaining, run: Run, device: Device) -> Replacement:
-    """By packing, the products and whatever of what stands behind takes their spans."""
+    """The replacement by packing and products, and by what folds their spans."""
     if not _leaves_spans(ops, run, device):
         return _with_heads(ops, run, device)
     launches = _launches(ops, run, device, parted=True)
@@ -108,7 +112,8 @@ def _replaced(ops: Remaining, run: Run, device: Device) -> Replacement:
 
 
 def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = None) -> Replacement:
-    """Of q, k and v with the heads behind them, if it is better that those add up spans."""
+    """The replacement of q, k and v, with the heads that follow if folding spans there is
+    faster."""
     whole = Replacement(run.length, tuple(_launches(ops, run, device, folded)))
     heads = _heads_behind(ops, run, folded)
     if heads is None or not _has_groups(device):
@@ -123,7 +128,7 @@ def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = N
 
 
 def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | None:
-    """Heads that read the three products of the run and nothing else, which nobody else reads."""
+    """The heads that read exactly the three products of the run, if no other op reads those."""
     following = Remaining(ops.step, ops.start + run.length, ops.last_read)
     found = stored_head_run(following) if len(following) else None
     if found is None or run.gate is not None or run.residual is not None:
@@ -133,14 +138,14 @@ def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | Non
     if products != head_sources(ops, heads):
         return None
     same = ops[heads.q_rope].count == ops[run.products[0]].count
-    kept = head_results(ops, heads)
+    written = head_results(ops, heads)
     if folded is not None and folded.residual is not None:
-        kept += (result(ops[folded.residual]),)
-    return heads if same and nobody_reads(ops, heads.length, kept) else None
+        written += (result(ops[folded.residual]),)
+    return heads if same and nobody_reads(ops, heads.length, written) else None
 
 
 def _span_bytes(ops: Sequence[Op], run: Run) -> int:
-    """Of the values of all spans."""
+    """Bytes of the sums of all spans."""
     sizes = ops[run.products[0]].most_sizes()
     rows = sum(ops[product].most_sizes()["rows"] for product in run.products)
     return 4 * span_count(sizes["columns"]) * sizes["tokens"] * rows
@@ -149,9 +154,9 @@ def _span_bytes(ops: Sequence[Op], run: Run) -> int:
 def _launches(
     ops: Remaining, run: Run, device: Device, folded: Run | None = None, parted: bool = False
 ) -> list[KernelLaunch]:
-    """Packing and the products; ``folded`` and ``parted`` as ``pack_launch`` and ``group_shape``
-    have them."""
-    products = [ops[place] for place in run.products]
+    """Packing and the products; ``folded`` as in ``pack_launch``, ``parted`` as in
+    ``group_shape``."""
+    products = [ops[index] for index in run.products]
     if not _has_groups(device):
         return [
             pack_launch(ops, run, device),
@@ -167,14 +172,14 @@ def _launches(
     launches = [pack_launch(ops, run, device, folded)]
     last = len(shared) - 1
     launches += [
-        _grouped(ops, run, numbers, shapes[i], device, beside=i > 0, followed=i < last)
+        _grouped(ops, run, numbers, shapes[i], device, overlaps=i > 0, followed=i < last)
         for i, numbers in enumerate(shared)
     ]
     return launches
 
 
 def _leaves_spans(ops: Sequence[Op], run: Run, device: Device) -> bool:
-    """Whether it is a product with a residual whose columns are better split among blocks."""
+    """Whether the run is a product with a residual whose columns are better split among blocks."""
     if run.residual is None or not _has_groups(device):
         return False
     total = result(ops[run.residual])
@@ -187,7 +192,7 @@ def _leaves_spans(ops: Sequence[Op], run: Run, device: Device) -> bool:
 
 
 def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
-    """The run behind, if it packs the sum."""
+    """The next run, if it packs the sum."""
     following = Remaining(ops.step, ops.start + run.length, ops.last_read)
     found = _run_of_many(following, device) if len(following) else None
     if found is None or run.residual is None:
@@ -200,7 +205,7 @@ def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
 
 
 def _parts(ops: Sequence[Op], run: Run, device: Device) -> int:
-    """How many blocks share rows of a product whose spans the run behind may fold."""
+    """Blocks that share rows of a product whose spans the next run may fold."""
     if (spans := span_launch(ops, run, device, parted=True)) is not None:
         return spans.macros["PARTS"]
     return _group_shape(ops, run, (0,), device, parted=True).parts
@@ -208,7 +213,7 @@ def _parts(ops: Sequence[Op], run: Run, device: Device) -> int:
 
 def _run_of_many(ops: Remaining, device: Device) -> Run | None:
     for run in runs(ops):
-        products = [ops[place] for place in run.products]
+        products = [ops[index] for index in run.products]
         if run.quantize is None or products[0].count.most <= FEW:
             continue
         if any(product.dtype not in FORMATS for product in products):
@@ -221,13 +226,13 @@ def _run_of_many(ops: Remaining, device: Device) -> Run | None:
 
 
 def _behind(run: Run, ops: int) -> Run:
-    """The same, counted from so many ops earlier."""
+    """The run with indices that count from ``ops`` ops earlier."""
 
-    def moved(place: int | None) -> int | None:
-        return None if place is None else place + ops
+    def moved(index: int | None) -> int | None:
+        return None if index is None else index + ops
 
     return Run(
-        tuple(place + ops for place in run.products),
+        tuple(index + ops for index in run.products),
         run.length + ops,
         moved(run.quantize),
         moved(run.norm),
@@ -255,7 +260,7 @@ def _has_groups(device: Device) -> bool:
 
 
 def _shared(products: Sequence[Op]) -> list[tuple[int, ...]]:
-    """Numbers of the products of each launch."""
+    """The numbers of the products of each launch."""
     found: list[tuple[int, ...]] = []
     for number, product in enumerate(products):
         before = products[found[-1][0]] if found else None
@@ -267,13 +272,13 @@ def _shared(products: Sequence[Op]) -> list[tuple[int, ...]]:
 
 
 def shared_bytes(dtype: DType) -> int:
-    """Two stages of what a block reads of one unit."""
+    """Shared memory: two stages of what a block reads of one unit."""
     tokens = BLOCK_TOKENS * (TOKEN_BYTES + SUM_BYTES + 4)
     return STAGES * (tokens + WARPS * unit_bytes(dtype))
 
 
 def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
-    """By single warps, on any device."""
+    """The launch of a product by single warps, on any device."""
     product = ops[run.products[number]]
     rows = product.most_sizes()["rows"]
     assert product.dtype is not None
@@ -288,13 +293,13 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
             "W": operand_index(ops, run.products[number], "weight"),
             "B": operand_index(ops, run.biases[number], "bias"),
             "Y": operand_index(ops, end, "y"),
-            **_places(ops, run, number),
+            **_common_macros(ops, run, number),
         },
     )
 
 
 def _rows(ops: Sequence[Op], run: Run, numbers: tuple[int, ...]) -> list[int]:
-    """Of the matrices of a launch; a pair counts as one."""
+    """Rows of the matrices of a launch; a pair counts as one matrix."""
     rows = [ops[run.products[number]].most_sizes()["rows"] for number in numbers]
     return [sum(rows)] if run.gate is not None else rows
 
@@ -332,26 +337,22 @@ def _grouped(
     numbers: tuple[int, ...],
     shape: GroupShape,
     device: Device,
-    beside: bool,
+    overlaps: bool,
     followed: bool,
 ) -> KernelLaunch:
-    """By groups of four warps, ``beside`` the launch in front and ``followed`` by one beside it."""
+    """The launch by groups of four warps; it overlaps the launch before it if ``overlaps``, the one
+    after it if ``followed``."""
     product = ops[run.products[numbers[0]]]
     dtype, tokens, rows = product.dtype, product.count.most, _rows(ops, run, numbers)
     assert dtype is not None
-    end = run.gate if run.gate is not None else run.residual
     blocks = shape.row_blocks(rows), -(-tokens // shape.tokens) * shape.parts
     if shape.split or shape.parts > 1:
         grid = (*blocks, 1)
     else:
-        # Of launches beside each other a block that takes several leaves no room for the other's.
+        # Where launches overlap, a block that takes several tiles in turn would leave no room for
+        # the other launch.
         most = blocks[0] * blocks[1]
-        grid = (most if beside or followed else min(most, device.multiprocessors), 1, 1)
-    places = {}
-    for i, number in enumerate(numbers):
-        places[f"W{i}"] = operand_index(ops, run.products[number], "weight")
-        places[f"B{i}"] = operand_index(ops, run.biases[number], "bias")
-        places[f"Y{i}"] = operand_index(ops, writer(run, number) if end is None else end, "y")
+        grid = (most if overlaps or followed else min(most, device.multiprocessors), 1, 1)
     return KernelLaunch(
         "unit_groups.cu",
         "unit_groups",
@@ -366,19 +367,19 @@ def _grouped(
             "STAGES": shape.stages,
             "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
             "MATRICES": len(numbers),
-            "BESIDE": int(beside),
+            "BESIDE": int(overlaps),
             "FOLLOWED": int(followed),
             "GATE": packet_number(run.gate),
             "ROWS_IN_FRONT": sum(_rows(ops, run, tuple(range(numbers[0])))),
             **size_indices("swiglu", "activation"),
-            **places,
-            **_places(ops, run, numbers[0]),
+            **matrix_macros(ops, run, numbers),
+            **_common_macros(ops, run, numbers[0]),
         },
     )
 
 
-def _places(ops: Sequence[Op], run: Run, number: int) -> dict[str, int]:
-    """What the launches of products have in common; ``number`` is the first product's."""
+def _common_macros(ops: Sequence[Op], run: Run, number: int) -> dict[str, int]:
+    """Macros that the launches of products share; ``number`` is that of the first product."""
     product = ops[run.products[number]]
     assert product.dtype is not None
     return {

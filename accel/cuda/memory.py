@@ -1,4 +1,4 @@
-"""Memory of one device, and page-locked memory of the host that it copies from and to."""
+"""Device memory, and page-locked host memory for copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PAGE_BYTES = 4096
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """``nbytes`` at ``address`` on the device, see ``accel.packets.staging_buffers.Staged``."""
+    """``nbytes`` bytes at ``address`` on the device, see
+    ``accel.packets.staging_buffers.Staged``."""
 
     address: int
     nbytes: int
@@ -31,37 +32,37 @@ class Allocation:
 
 
 _ABANDONED: list[Bytes] = []
-"""What a device that does not answer may still write to: never given back."""
+"""Memory to which a device that does not answer may still write; it is never freed."""
 
 
 class Pinned:
-    """Page-locked host memory: what the device copies from and to while the host goes on.
+    """Page-locked host memory, which the device copies from and to while the host continues.
 
-    ``take`` gives bytes that can be had again once nothing refers to them. They stay readable when
-    the context is gone: the memory is the host's own, and the driver was only told of it. Any
-    thread may take some.
+    Blocks from ``take`` are reused once nothing refers to them. They stay readable after the
+    context is gone: the memory is the host's own, and is only registered with the driver. Any
+    thread may call ``take``.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._free: dict[int, list[Bytes]] = {}
-        self._places: list[Bytes] = []
+        self._blocks: list[Bytes] = []
 
     @property
     def nbytes(self) -> int:
-        """Host memory of all that was ever taken."""
-        return sum(place.nbytes for place in self._places)
+        """Bytes of all blocks that were ever made."""
+        return sum(block.nbytes for block in self._blocks)
 
     def take(self, nbytes: int) -> Bytes:
-        """uint8[nbytes] of any content."""
+        """uint8[nbytes] with undefined contents."""
         size = -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
         free = self._free.setdefault(size, [])
         try:
-            place = free.pop()
+            memory = free.pop()
         except IndexError:
-            place = self._make(size)
-        block = (ctypes.c_uint8 * nbytes).from_buffer(place.data)
-        weakref.finalize(block, free.append, place)
+            memory = self._make(size)
+        block = (ctypes.c_uint8 * nbytes).from_buffer(memory.data)
+        weakref.finalize(block, free.append, memory)
         return np.ndarray((nbytes,), np.uint8, buffer=memoryview(block))
 
     def zeroed(self, nbytes: int) -> Bytes:
@@ -71,26 +72,27 @@ class Pinned:
         return block
 
     def forget(self) -> None:
-        """The context is gone, and with it what the driver knew of the memory."""
-        self._places.clear()
+        """Drop all blocks; the context is gone, and with it the driver's registrations."""
+        self._blocks.clear()
         self._free.clear()
 
     def abandon(self) -> None:
-        """The device may still write to the memory."""
-        _ABANDONED.extend(self._places)
+        """Drop all blocks but never free them, since the device may still write to them."""
+        _ABANDONED.extend(self._blocks)
         self.forget()
 
     def _make(self, size: int) -> Bytes:
         memory = np.empty(size + PAGE_BYTES, np.uint8)
         start = -memory.ctypes.data % PAGE_BYTES
-        place = memory[start : start + size]
-        # The driver would have pages made one after the other, whoever else asks.
-        place[::PAGE_BYTES] = 0
-        # Where a sandbox forbids it copies take longer, and are right all the same.
+        block = memory[start : start + size]
+        # Touch every page here: the driver would have them made one after the other, even for
+        # several threads.
+        block[::PAGE_BYTES] = 0
+        # Where a sandbox forbids this, copies take longer and are still right.
         with suppress(CudaError):
-            self._context.call("cuMemHostRegister", place.ctypes.data, size, 0)
-        self._places.append(place)
-        return place
+            self._context.call("cuMemHostRegister", block.ctypes.data, size, 0)
+        self._blocks.append(block)
+        return block
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +102,14 @@ class Copy:
     memory: Memory
 
     def wait(self) -> None:
-        """Return when it has ended, and all before it."""
+        """Return when the copy and everything before it have ended."""
         self.memory.synchronize()
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Queues of one device: that of steps and most copies, and beside it what brings inputs of
-    steps to the device and small outputs to the host."""
+    """The streams of one device: one for steps and most copies, one that copies inputs of steps to
+    the device, one that copies small outputs to the host."""
 
     steps: Any
     inputs: Any
@@ -123,9 +125,9 @@ class Memory:
     capacity: int
     pinned: Pinned
     held: int = 0
-    """Bytes taken from the device."""
+    """Bytes allocated from the device."""
     spare: Callable[[], None] = lambda: None
-    """Gives back what is held for convenience."""
+    """Frees memory that is only held for speed."""
     staging: StagingBuffers[Allocation, Copy] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,17 +135,18 @@ class Memory:
 
     @property
     def stream(self) -> Any:
-        """That of steps."""
+        """The stream of steps."""
         return self.streams.steps
 
     @property
     def available(self) -> int:
-        """Bytes that can still be taken: what nobody on the device uses."""
+        """Bytes that can still be allocated, given what other processes use."""
         free, _ = self.context.call("cuMemGetInfo")
         return max(0, min(int(free), self.capacity - self.held))
 
     def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> Allocation:
-        """Memory that is zeroed unless told otherwise. Raises OutOfMemory naming ``what``."""
+        """Memory, zeroed unless ``zeroed`` is False. Raises OutOfMemory naming its purpose
+        ``what``."""
         size = aligned(nbytes)
         address = self._taken(size)
         if address is None:
@@ -157,21 +160,21 @@ class Memory:
         return Allocation(address, nbytes)
 
     def adopt(self, what: str, data: Bytes) -> Allocation:
-        """Memory holding ``data``, whose bytes were read when this returns."""
+        """Memory that contains ``data``, which has been read when this returns."""
         allocation = self.allocate(what, data.nbytes, zeroed=False)
         if data.nbytes:
             self.transfer(allocation, np.ascontiguousarray(data).reshape(-1), True, 0).wait()
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        """Give the memory back, of which nothing may still be in use."""
+        """Free memory that nothing uses any more."""
         self.staging.forget(allocation)
         self.held -= aligned(allocation.nbytes)
         if not self.context.closed:
             self.context.call("cuMemFree", allocation.address)
 
     def map(self, allocation: Allocation) -> Bytes:
-        """The bytes in host memory, from now on exchanged as the allocation says."""
+        """The host copy of an allocation, synchronized from now on as the allocation says."""
         return self.staging.map(allocation)
 
     def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
@@ -185,24 +188,24 @@ class Memory:
     def transfer(self, allocation: Allocation, host: Bytes, to_device: bool, first: int) -> Copy:
         """Enqueue a copy between ``host`` and the allocation, from its byte ``first`` on.
 
-        It runs while the host goes on where ``host`` is page-locked.
+        The copy overlaps with the host where ``host`` is page-locked.
         """
-        place, here = allocation.address + first, host.ctypes.data
+        there, here = allocation.address + first, host.ctypes.data
         if to_device:
-            self.context.call("cuMemcpyHtoDAsync", place, here, host.nbytes, self.stream)
+            self.context.call("cuMemcpyHtoDAsync", there, here, host.nbytes, self.stream)
         else:
-            self.context.call("cuMemcpyDtoHAsync", here, place, host.nbytes, self.stream)
+            self.context.call("cuMemcpyDtoHAsync", here, there, host.nbytes, self.stream)
         return Copy(self)
 
     def leave(self, allocation: Allocation, host: Bytes, to_device: bool, first: int) -> Copy:
         """As ``transfer`` to the host, in the order of ``streams.outputs``."""
         assert not to_device
-        place, here = allocation.address + first, host.ctypes.data
-        self.context.call("cuMemcpyDtoHAsync", here, place, host.nbytes, self.streams.outputs)
+        there, here = allocation.address + first, host.ctypes.data
+        self.context.call("cuMemcpyDtoHAsync", here, there, host.nbytes, self.streams.outputs)
         return Copy(self)
 
     def synchronize(self) -> None:
-        """Return when the streams are empty."""
+        """Return when all streams are empty."""
         for stream in (self.streams.inputs, self.stream, self.streams.outputs):
             self.context.call("cuStreamSynchronize", stream)
 

@@ -1,6 +1,6 @@
-"""What a graph takes on a device, kept in a folder, so that a start lowers no form before its time.
+"""Caches the memory a graph needs on a device, so that starting lowers no bucket too early.
 
-See ``accel.packets.estimate_cache``: what is kept is found by all it follows from.
+See ``accel.packets.estimate_cache``: the key of an entry is everything its value depends on.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from contract.shape_key import ShapeKey
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """What all forms of a graph take, their kernels' own workspaces beside it, and the most that
-    launches of a form pass on.
+    """The memory of all buckets of a graph, the workspaces of their kernels, and the most that
+    launches of one bucket pass on.
 
-    ``factors`` are buffers some product reads: those that are arranged when they are uploaded.
-    ``divided`` are those of which each device holds its share of the rows.
+    ``factors`` are the buffers that some product reads, which are arranged when they are uploaded.
+    ``divided`` are those of which each device has its share of the rows.
     """
 
     steps: StepMemory
@@ -41,13 +41,13 @@ def cached_estimate(
     largest: ShapeKey,
     make: Callable[[], MemoryEstimate],
 ) -> MemoryEstimate:
-    """What is kept of the needs of ``graph``, else what ``make`` says. ``parameters`` are what
-    forms are planned with beside the graph; their ``repr`` says all of them."""
+    """The cached estimate for ``graph``, else that of ``make``. The ``repr`` of ``parameters``
+    identifies all inputs of planning other than the graph."""
     code = code_state((accel.cuda,))
     if folder is None or code is None:
         return make()
-    kept = EstimateCache(folder, (TIER, repr(parameters), code), _encoded, _decoded)
-    return kept.of(graph, largest, make)
+    cache = EstimateCache(folder, (TIER, repr(parameters), code), _encoded, _decoded)
+    return cache.of(graph, largest, make)
 
 
 def _encoded(needs: MemoryEstimate) -> list[Any]:

@@ -1,10 +1,10 @@
-"""Several devices of one host as one tier: each holds a share of the rows of every matrix.
+"""Several devices of one host as one tier: each has a share of the rows of every matrix.
 
-Every device has a ``CudaTier`` of its own that does its share of each step, in a graph of its own
+Every device has a ``CudaTier`` that executes its share of each step in a CUDA graph
 (``accel.packets.shares``); kernels of these graphs write to each other's memory and wait for each
 other (``kernels/all_gather.cu``). So a step is submitted to all devices or to none, and nothing
-that could wait for one device stands between that and the launch on the last one. What is not
-divided, pages of keys and values among it, every device has whole.
+that could wait for one device comes before the launch on the last one. Every device has whole
+copies of what is not divided, KV pages included.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from contract.tier import DeviceTier, FiniteWords, TierInfo, UploadsLater, check
 
 SEPARATOR = ","
 STOPPING_SECONDS = 2.0
-"""How long kernels that wait for another device may take to see that they shall end."""
+"""Longest that kernels which wait for another device have to notice that they must end."""
 
 
 class MultiDeviceTier(ContextManager):
     """See ``contract.tier.Tier``. ``devices`` are numbers or parts of names, all different devices
-    of one architecture that reach each other's memory; sizes are those of one of them.
+    of one architecture that can access each other's memory; sizes are those of one of them.
 
-    Raises TierUnavailable where they are not, and what ``CudaTier`` raises; ConfigError where a
-    persistent step is asked for, which knows one device. ``binding`` and ``compiler`` as in
+    Raises TierUnavailable where they cannot, and whatever ``CudaTier`` raises; ConfigError if a
+    persistent step is requested, which needs a single device. ``binding`` and ``compiler`` as in
     ``CudaTier``.
     """
 
@@ -87,7 +87,7 @@ class MultiDeviceTier(ContextManager):
 
     @property
     def info(self) -> TierInfo:
-        """That of the first device, with the names of all; ``memory_bytes`` is the least."""
+        """The info of the first device, with the names of all; ``memory_bytes`` is the least."""
         infos = [one.info for one in self._members]
         first = infos[0]
         return TierInfo(
@@ -105,12 +105,12 @@ class MultiDeviceTier(ContextManager):
 
     @property
     def allocated_bytes(self) -> int:
-        """Memory taken from the device that gave most."""
+        """Bytes allocated on the device with the most."""
         return max(one.allocated_bytes for one in self._members)
 
     @property
     def available_bytes(self) -> int:
-        """Memory that nobody uses of the device that has least."""
+        """Free bytes of the device with the fewest."""
         with self._guarded("asking for free memory"):
             return min(one.available_bytes for one in self._members)
 
@@ -119,7 +119,7 @@ class MultiDeviceTier(ContextManager):
         return self._members[0].buckets(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
-        """What it takes of the device that gives most."""
+        """The footprint on the device that needs most."""
         return max((one.footprint(graph, largest) for one in self._members), key=_bytes_of)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
@@ -135,7 +135,7 @@ class MultiDeviceTier(ContextManager):
         return self._keep(ShardedBuffer(decl, nbytes, parts))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> ShardedBuffer:
-        """A copy of ``data`` on every device, or of its share where it was planned so."""
+        """A copy of ``data`` on every device, or each device's share if it was planned so."""
         return self._upload(decl, data, lambda one, *part: one.upload(*part))
 
     def upload_later(
@@ -145,11 +145,12 @@ class MultiDeviceTier(ContextManager):
         finite: FiniteWords,
         on_bytes: Callable[[int], None],
     ) -> ShardedBuffer:
-        """See ``contract.tier.UploadsLater``. Of what all have whole the first device tells."""
+        """See ``contract.tier.UploadsLater``. Of data that all devices have whole, only the first
+        reports progress."""
 
         def upload(one: CudaTier, own: BufferDecl, part: NDArray[np.uint8]) -> CudaBuffer:
             counts = own is not decl or one is self._members[0]
-            return one.upload_later(own, part, finite, on_bytes if counts else _untold)
+            return one.upload_later(own, part, finite, on_bytes if counts else _ignore)
 
         return self._upload(decl, data, upload)
 
@@ -160,7 +161,7 @@ class MultiDeviceTier(ContextManager):
         return all(finite)
 
     def free(self, buffer: ShardedBuffer) -> None:
-        """Release the memory, of which nothing submitted may still be running."""
+        """Free the memory; nothing submitted may still use it."""
         self._buffers.remove(buffer)
         if not self._lost:
             with self._guarded(f"freeing {buffer.name}"):
@@ -176,12 +177,12 @@ class MultiDeviceTier(ContextManager):
             return first
 
     def read(self, buffer: ShardedBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """See Tier."""
+        """See ``contract.tier.Tier``."""
         with self._guarded(f"reading {buffer.name}"):
             return self._members[0].read(buffer.parts[0], offset, nbytes)
 
     def write(self, buffer: ShardedBuffer, offset: int, data: NDArray[np.uint8]) -> None:
-        """See Tier."""
+        """See ``contract.tier.Tier``."""
         with self._guarded(f"writing {buffer.name}"):
             self._each(lambda n, one: one.write(buffer.parts[n], offset, data))
 
@@ -192,13 +193,13 @@ class MultiDeviceTier(ContextManager):
         bucket: ShapeKey,
         inputs: InputLayout,
     ) -> ShardedBatch:
-        """Launches of every device's share. Raises UnsupportedOp and OutOfMemory."""
+        """The launches of every device's share. Raises UnsupportedOp and OutOfMemory."""
         with self._guarded(f"lowering {graph.name}"):
             bound = []
             for n, one in enumerate(self._members):
                 parts = {name: buffer.parts[n] for name, buffer in buffers.items()}
                 bound.append(one.bind(graph, parts, bucket, inputs))
-            # Words that others write to are zero before anybody does.
+            # Counters that other devices write are zero before any device writes.
             self._each(lambda n, one: one.synchronize())
             pairs = list(zip(self._members, bound, strict=True))
             batches = [
@@ -247,8 +248,8 @@ class MultiDeviceTier(ContextManager):
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Raises DeviceLost when a device has failed, before or meanwhile: the others are given
-        back, too, since they wait for it."""
+        """A block that raises DeviceLost when a device has failed, before it or in it; the other
+        devices are closed too, since they would wait for it."""
         if self._lost:
             raise DeviceLost(self._lost)
         try:
@@ -258,7 +259,8 @@ class MultiDeviceTier(ContextManager):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """A step that only some devices have would be waited for by them for ever."""
+        """A block that submits a step; if it fails, all devices are lost, since those that have the
+        step would wait for the others forever."""
         try:
             yield
         except (CudaError, DeviceLost):
@@ -297,8 +299,11 @@ class MultiDeviceTier(ContextManager):
             one.free(part)
 
     def _spread(self) -> None:
-        """What the host wrote into mapped memory, for all devices. It counts only while nothing is
-        running; then it is the same on all of them."""
+        """Copy what the host wrote into mapped memory to all devices.
+
+        Such writes count only while nothing is running; afterwards the memory is the same on all
+        devices.
+        """
         for buffer in self._buffers:
             if buffer.mapped and buffer.decl.kind is not BufferKind.OUTPUT:
                 first, *others = self._mapped(buffer)
@@ -314,16 +319,16 @@ class MultiDeviceTier(ContextManager):
         data: NDArray[np.uint8],
         upload: Callable[[CudaTier, BufferDecl, NDArray[np.uint8]], CudaBuffer],
     ) -> ShardedBuffer:
-        """``upload`` is given each device, what it has of the buffer, and the data of that."""
+        """Call ``upload`` with each device, its part of the buffer, and the data of that part."""
 
         def part(one: CudaTier) -> CudaBuffer:
             if decl.name not in one.divided:
                 return upload(one, decl, data)
             *matrices, rows, _ = (int(dim) for dim in decl.shape)
-            kept = one.share.of(rows)
+            rows_here = one.share.of(rows)
             stored = data.reshape(*matrices, rows, data.shape[-1])
             own = share_of_decl(decl, one.share)
-            return upload(one, own, stored[..., kept.start : kept.stop, :])
+            return upload(one, own, stored[..., rows_here.start : rows_here.stop, :])
 
         with self._guarded(f"uploading {decl.name}"):
             parts = self._on_each(part)
@@ -341,7 +346,7 @@ def open_cuda(
     binding: Any = None,
     compiler: Compiler | None = None,
 ) -> CudaTier | MultiDeviceTier:
-    """The tier on one device, or on those that commas separate. Raises what the tiers raise."""
+    """The tier on one device, or on several separated by commas. Raises what the tiers raise."""
     names = [name.strip() for name in device.split(SEPARATOR)]
     if len(names) == 1:
         return CudaTier(device, choices, progress, binding, compiler)
@@ -349,7 +354,7 @@ def open_cuda(
 
 
 def _checked(driver: Driver, names: Sequence[str]) -> list[int]:
-    """Numbers of the devices, which can be one tier."""
+    """The numbers of the devices, which together can be one tier."""
     if not all(names):
         raise TierUnavailable(TIER, "a device has no name", "write --device 0,1")
     devices = [find_device(driver, name) for name in names]
@@ -372,8 +377,8 @@ def _checked(driver: Driver, names: Sequence[str]) -> list[int]:
     return [device.ordinal for device in devices]
 
 
-def _untold(nbytes: int) -> None:
-    """Of bytes that another device reads, too."""
+def _ignore(nbytes: int) -> None:
+    """Progress that another device reports too."""
 
 
 def _bytes_of(footprint: Footprint) -> int:

@@ -1,4 +1,4 @@
-"""Quantized matrices kept as operands of tensor cores: ``kernels/units.h`` says how."""
+"""Quantized matrices in units, operands of tensor cores as ``kernels/units.h`` describes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contract.dtypes import Q4_K, Q5_K, Q6_K, DType, StorageClass
 from contract.ir.nodes import BufferDecl
 
 TUNED_STACKS = (Q4_K, Q5_K, Q6_K)
-"""Formats whose stacks are kept in units; others keep the layout of the plain kernels."""
+"""Formats whose stacks have the layout of units; other formats have that of the plain kernels."""
 UNIT_ROWS = 16
 UNIT_COLUMNS = 256
 ARRANGING_THREADS = 256
@@ -19,12 +19,12 @@ EMBEDDING_THREADS = 256
 
 
 def unit_count(columns: int) -> int:
-    """Units one behind the other in a tile of 16 rows; the last is padded with zeros."""
+    """Consecutive units of a tile of 16 rows; the last is padded with zeros."""
     return -(-columns // UNIT_COLUMNS)
 
 
 def unit_bytes(dtype: DType) -> int:
-    """Bytes of 16 rows and 256 columns: those of the model file."""
+    """Bytes of a unit of 16 rows and 256 columns, as many as in the model file."""
     return UNIT_ROWS * UNIT_COLUMNS // dtype.block_elements * dtype.block_bytes
 
 
@@ -43,7 +43,8 @@ UNITS = ArrangedLayout(
 
 
 def unit_layout(decl: BufferDecl, device: Device) -> WeightLayout | None:
-    """Every quantized matrix; of stacks, which products by experts read, those of some formats."""
+    """Every quantized matrix is stored in units; stacks, which products by experts read, in some
+    formats."""
     if len(decl.shape) == 3:
         return WeightLayout.UNITS if decl.dtype in TUNED_STACKS else None
     quantized = decl.dtype.storage is not StorageClass.FLOAT
@@ -51,21 +52,22 @@ def unit_layout(decl: BufferDecl, device: Device) -> WeightLayout | None:
 
 
 def in_units(op: Op) -> bool:
-    """Whether ``op`` is a product by one quantized matrix, which ``unit_layout`` keeps in units."""
+    """Whether ``op`` is a product by one quantized matrix, which ``unit_layout`` stores in
+    units."""
     if op.name != "matmul" or op.dtype is None or op.dtype.storage is StorageClass.FLOAT:
         return False
     return op.matrix is not None and op.most_sizes()["places"] == 0
 
 
 def is_stack_in_units(op: Op) -> bool:
-    """Whether ``op`` is a product by experts whose matrices ``unit_layout`` keeps in units."""
+    """Whether ``op`` is a product by experts whose matrices ``unit_layout`` stores in units."""
     if op.name != "matmul" or op.dtype not in TUNED_STACKS:
         return False
     return op.matrix is not None and op.most_sizes()["places"] > 0
 
 
 def embed_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """EMBED from a table that a product of the step reads, too."""
+    """Replaces EMBED from a table that some product of the step reads too."""
     op = ops[0]
     if op.name != "embed" or op.dtype is None or op.matrix is None:
         return None

@@ -1,4 +1,4 @@
-"""Activations packed for products of many tokens, and sums of spans that their blocks left."""
+"""Launches that pack activations for products of many tokens, and that fold sums of spans."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from accel.cuda.tuned import KernelLaunch
 from accel.packets.step import Op
 
 WARPS = 8
-"""Of a block whose warps take units, whichever row's."""
+"""Warps of a block whose warps take units of any row."""
 MOST_PACKING_BLOCKS = 1 << 12
 ROW_WARPS = 16
-"""Where a norm or the sum of spans comes first."""
+"""Warps of a block that first makes a norm or folds spans."""
 MOST_PIECES = 4
-"""Blocks of a row then, a cluster where there is a norm."""
+"""Most blocks of such a row, which form a cluster where there is a norm."""
 FOUR = 4
-"""Tokens of a warp where there are many."""
+"""Tokens of a warp when there are many."""
 MOST_FOUR_WARPS = 32
-"""Of a block, which has a whole row of units where a norm comes first."""
+"""Most warps of a block, which has a whole row of units where a norm comes first."""
 
 
 def pack_launch(
     ops: Sequence[Op], run: Run, device: Device, folded: Run | None = None
 ) -> KernelLaunch:
-    """The activations of a run, whose rows are the result of ``folded`` if there is one."""
+    """Packs the activations of a run; ``folded`` is the run whose spans are these rows, if any."""
     assert run.quantize is not None
     quantize = ops[run.quantize]
     tokens, units = quantize.count.most, unit_count(quantize.most_sizes()["columns"])
@@ -50,14 +50,14 @@ def pack_launch(
             "HELD_UNITS": -(-units // (pieces * warps)),
             "PIECES": pieces,
             "CLUSTER": 1 if run.norm is None else pieces,
-            **_fold_places(ops, folded),
-            **_packing_places(ops, run),
+            **_fold_macros(ops, folded),
+            **_packing_macros(ops, run),
         },
     )
 
 
 def _pack_fours(ops: Sequence[Op], run: Run, tokens: int, units: int) -> KernelLaunch:
-    """The activations of many tokens."""
+    """Packs the activations of many tokens."""
     warps = min(WARPS, units) if run.norm is None else units
     pieces = -(-units // warps)
     weights = 0 if run.norm is None else 4 * UNIT_COLUMNS * warps
@@ -67,12 +67,12 @@ def _pack_fours(ops: Sequence[Op], run: Run, tokens: int, units: int) -> KernelL
         (-(-tokens // FOUR) * pieces, 1, 1),
         (warps * 32, 1, 1),
         4 * FOUR * warps + weights,
-        {"WARPS": warps, "PIECES": pieces, **_packing_places(ops, run)},
+        {"WARPS": warps, "PIECES": pieces, **_packing_macros(ops, run)},
     )
 
 
-def _packing_places(ops: Sequence[Op], run: Run) -> dict[str, int]:
-    """What the launches that pack have in common."""
+def _packing_macros(ops: Sequence[Op], run: Run) -> dict[str, int]:
+    """Macros that the launches which pack share."""
     assert run.quantize is not None
     first = run.quantize if run.norm is None else run.norm
     return {
@@ -89,7 +89,7 @@ def _packing_places(ops: Sequence[Op], run: Run) -> dict[str, int]:
 
 
 def fold_launch(ops: Sequence[Op], run: Run) -> KernelLaunch:
-    """The sum of spans that nobody packs."""
+    """Folds sums of spans that no later run packs."""
     tokens = ops[run.products[0]].count.most
     return KernelLaunch(
         "unit_fold.cu",
@@ -98,14 +98,14 @@ def fold_launch(ops: Sequence[Op], run: Run) -> KernelLaunch:
         (ROW_WARPS * 32, 1, 1),
         macros={
             "Y": operand_index(ops, run.residual, "y"),
-            **_fold_places(ops, run),
+            **_fold_macros(ops, run),
             **size_indices("matmul", "rows"),
         },
     )
 
 
 def _row_pieces(tokens: int, units: int, device: Device) -> int:
-    """Blocks that share a row: more while there are multiprocessors for them."""
+    """Blocks that share a row: as many as there are multiprocessors for."""
     pieces = 1
     while (
         device.capability >= CLUSTER_CAPABILITY
@@ -116,7 +116,7 @@ def _row_pieces(tokens: int, units: int, device: Device) -> int:
     return pieces
 
 
-def _fold_places(ops: Sequence[Op], folded: Run | None) -> dict[str, int]:
+def _fold_macros(ops: Sequence[Op], folded: Run | None) -> dict[str, int]:
     if folded is None:
         return {"FOLDED": packet_number(None)}
     return {

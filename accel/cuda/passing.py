@@ -1,4 +1,4 @@
-"""Memory in which launches of a step leave what later launches of the same step read."""
+"""Memory by which launches of a step pass data to later launches of the same step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from accel.cuda.memory import Allocation, Memory
 
 @dataclass(slots=True)
 class PassingMemory:
-    """One for all forms of a device, whose steps run one after the other. It lives as long as
-    ``memory``: launches are recorded with its address."""
+    """One block of memory for all buckets of a device, whose steps run one after the other.
+
+    It is never freed before ``memory``, since launches are recorded with its address.
+    """
 
     memory: Memory
     _made: list[Allocation] = field(default_factory=list)
 
     def address(self, nbytes: int) -> int:
-        """Where so many bytes are, 0 for none. Raises OutOfMemory."""
+        """The address of ``nbytes`` bytes, 0 for none. Raises OutOfMemory."""
         if not nbytes:
             return 0
         if not self._made or self._made[-1].nbytes < nbytes:

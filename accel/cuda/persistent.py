@@ -1,9 +1,7 @@
-"""Launches that follow each other in a plan as one persistent launch of ``kernels/step.cu``.
+"""Joins consecutive launches of a plan into one persistent launch of ``kernels/step.cu``.
 
-Nothing here knows a model: the phases are the launches the rules chose, so whatever family a step
-is of, what its tuned kernels do of it is done by fewer launches, and the rest is left as it is.
-
-When that is done ``step_choice.py`` says.
+Phases are made from the launches that rules chose, in whatever family; launches that are no phases
+stay. ``step_choice.py`` decides when launches are joined.
 """
 
 from __future__ import annotations
@@ -50,15 +48,15 @@ from contract.dtypes import I12, WEIGHT_DTYPES
 
 MOST_FORMATS = 4
 STATE_BYTES = 256
-"""Of workspace, in front of the parts: steps, blocks that are done, the largest logit."""
+"""Workspace before the parts: count of steps, count of finished blocks, the largest logit."""
 RECORDS = 3
 BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
 
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """Phases of a launch before they have addresses. ``works_at`` is where in shared memory what
-    the ring knows of them begins."""
+    """The phases of a launch before they have addresses. ``works_at`` is the offset in shared
+    memory at which the ring's records of them begin."""
 
     phases: tuple[Phase, ...]
     formats: tuple[int, ...]
@@ -69,7 +67,7 @@ class StepTable:
 
     @property
     def nbytes(self) -> int:
-        """Of what ``bound`` returns."""
+        """Bytes of ``bound``'s result."""
         return HEAD_BYTES + self._records * RECORD_BYTES
 
     @property
@@ -78,8 +76,8 @@ class StepTable:
 
     @property
     def exchange_at(self) -> int:
-        """Where in the workspace the banks begin: behind two places for parts, which phases take
-        in turn."""
+        """Offset of the banks in the workspace, after two blocks for parts that phases use in
+        turn."""
         return aligned(STATE_BYTES) + 2 * self._parts_bytes
 
     @property
@@ -89,7 +87,7 @@ class StepTable:
 
     @property
     def workspace_bytes(self) -> int:
-        """State, counters and both banks."""
+        """Bytes of state, counters and both banks."""
         return self.exchange_at + 2 * self.exchange.bank_bytes
 
     def bound(self, packets: NDArray[np.void], stop: int) -> NDArray[np.uint8]:
@@ -122,7 +120,8 @@ def compose(
     choice: StepChoice,
     local: Collection[str] | None = None,
 ) -> Plan:
-    """The plan with runs of phases as one launch each; ``local`` as ``plan_launches`` has it."""
+    """The plan with runs of phases joined into one launch each; ``local`` as in
+    ``plan_launches``."""
     if not choice.blocks or device.capability < choice.least_capability:
         return plan
     launches: list[PlannedLaunch] = []
@@ -136,7 +135,7 @@ def compose(
         if len(phases) >= choice.least_phases:
             end = _end(phases, ops)
             brief = _row_units(phases) < choice.least_row_units
-            # How far a step is the host knows of those that end here.
+            # The host knows the position only of steps that end here.
             if not brief or (choice.long_position and end is not None):
                 made = _launch(phases, end, reading, device, choice.blocks, local, workspace)
             if made is not None and brief:
@@ -164,13 +163,13 @@ def compose(
 
 
 def _row_units(phases: Sequence[Phase]) -> int:
-    """Of the longest row that is normalized."""
+    """Units of the longest row that is normalized."""
     normed = (one for one in phases if isinstance(one, ProductPhase) and one.norm)
     return max([0, *(phase.units for phase in normed)])
 
 
 def _end(phases: Sequence[Phase], ops: Sequence[Op]) -> EndPhase | None:
-    """The end of the step where the last phase gives the logits of its only row."""
+    """The end of the step, if the last phase computes the logits of its only row."""
     last = phases[-1]
     if not isinstance(last, ProductPhase) or any(phase.tokens != 1 for phase in phases):
         return None
@@ -185,7 +184,7 @@ def _run(
     most_tokens: int,
     local: Collection[str] | None,
 ) -> tuple[list[Phase], int]:
-    """The most phases that the launches begin with, and how many launches they are."""
+    """As many phases as the launches begin with, and the number of those launches."""
     phases: list[Phase] = []
     at = 0
     while (
@@ -203,7 +202,7 @@ def _run(
 
 
 def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
-    """Whether one kernel can do all of them: few formats, heads of one width."""
+    """Whether one kernel can compute all phases: few formats, heads of one width."""
     every = (*phases, phase)
     formats = {dtype for one in every for dtype in one.formats}
     widths = {one.head_dim for one in every} - {0}
@@ -212,8 +211,8 @@ def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A block that fits: its warps, ring slots of each, groups of warps with a tile each, how many
-    places for values a phase has, where its tables begin, and all its shared memory."""
+    """A block that fits: warps, ring slots of each, groups of warps with a tile each, bits of the
+    tile slots of each phase, the offset of its tables, and all its shared memory."""
 
     warps: int
     slots: int
@@ -231,7 +230,8 @@ def _fitting(
     device: Device,
     blocks: Sequence[Block],
 ) -> _Shape | None:
-    """The first of ``blocks`` with room for ``phases``, ``records`` of them with the step's end."""
+    """The first of ``blocks`` with room for ``phases``; there are ``records`` records, the step's
+    end included."""
     slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
     attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
     for warps, slots, groups in _shapes(blocks):
@@ -294,7 +294,7 @@ def _launch(
 def _macros(
     phases: Sequence[Phase], table: StepTable, shape: _Shape, tokens: int
 ) -> dict[str, int]:
-    """What ``step.cu`` is compiled with."""
+    """The macros of ``step.cu``."""
     formats = table.formats
     products = [phase for phase in phases if isinstance(phase, ProductPhase)]
     attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
@@ -322,7 +322,8 @@ def _macros(
 def _exchange(
     phases: Sequence[Phase], reading: Readers, end: int, local: Collection[str] | None
 ) -> PhaseBuffers:
-    """What one phase writes and another reads; outside of them it is read behind op ``end``."""
+    """The buffers that one phase writes and another reads. Later ops, from index ``end`` on, may
+    read them too."""
     written: dict[str, int] = {}
     read: set[str] = set()
     for phase in phases:
@@ -349,7 +350,7 @@ def _slot_bits(phase: Phase, tokens: int, room: int) -> int:
 
 
 def _shapes(blocks: Sequence[Block]) -> Iterator[tuple[int, int, int]]:
-    """Warps, slots and tiles of attention that are under way at once, to try in turn."""
+    """Warps, slots and tiles of attention in progress at once, to try in turn."""
     for warps, slots in blocks:
         for groups in range(warps // TILE_WARPS, 0, -1):
             yield warps, slots, groups

@@ -1,4 +1,4 @@
-"""Launches of a plan as phases of a persistent step kernel: operands and records."""
+"""Converts launches of a plan to phases of a persistent step kernel: operands and records."""
 
 from __future__ import annotations
 
@@ -31,40 +31,41 @@ from accel.packets.step import Op
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
 
 SHARE_CHANNELS, SHARE_BYTES = 32, 160
-"""Of a part, what one warp merges."""
+"""Channels and bytes of a part that one warp merges."""
 MOST_TILE_PARTS = 256
-"""Of longer contexts spans are parts: there are enough of them for all blocks."""
+"""Most tiles of a context whose parts are tiles; longer contexts have enough spans for all
+blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductPhase:
-    """What one launch of ``unit_product.cu`` does. ``select`` is the op in front of it that picks
-    rows of x, if there is one."""
+    """The phase of one launch of ``unit_product.cu``. ``select`` is the index of the op before it
+    that selects rows of x, if there is one."""
 
-    places: LaunchOperands
+    operands: LaunchOperands
     length: int
     select: int | None = None
 
     @property
     def first(self) -> int:
-        """Its first op."""
-        return self.places.first if self.select is None else self.select
+        """The index of its first op."""
+        return self.operands.first if self.select is None else self.select
 
     @property
     def tokens(self) -> int:
         """Most tokens."""
-        return self.places.macros["TOKENS"]
+        return self.operands.macros["TOKENS"]
 
     @property
     def formats(self) -> tuple[int, ...]:
         """GGML type ids of its matrices in order."""
-        macros = self.places.macros
+        macros = self.operands.macros
         both = macros["FIRST"], macros["SECOND"]
         return tuple(both[macros["NUMBERS"] >> 4 * i & 1] for i in range(macros["MATRICES"]))
 
     @property
     def head_dim(self) -> int:
-        """It has none."""
+        """Zero: the phase has no heads."""
         return 0
 
     @property
@@ -75,92 +76,92 @@ class ProductPhase:
     @property
     def norm(self) -> bool:
         """Whether x is normalized."""
-        return self.places.number("NORM") is not None
+        return self.operands.number("NORM") is not None
 
     @property
     def activation(self) -> int | None:
-        """That of its gate, None where it has none."""
-        gate = self.places.number("GATE")
-        return None if gate is None else self.places.ops[gate].most_sizes()["activation"]
+        """The activation of its gate, None without a gate."""
+        gate = self.operands.number("GATE")
+        return None if gate is None else self.operands.ops[gate].most_sizes()["activation"]
 
     @property
     def biased(self) -> bool:
         """Whether a bias is added to any of its products."""
-        return any(self.places.operand(f"B{i}") is not None for i in range(len(self.formats)))
+        return any(self.operands.operand(f"B{i}") is not None for i in range(len(self.formats)))
 
     @property
     def _product(self) -> Op:
-        number = self.places.number("PRODUCT")
+        number = self.operands.number("PRODUCT")
         assert number is not None
-        return self.places.ops[number]
+        return self.operands.ops[number]
 
     @property
     def x(self) -> Operand:
-        """What is multiplied, all rows of it."""
+        """The rows that are multiplied, before any selection."""
         if self.select is None:
-            return self.places.needed("X")
-        tensor = self.places.ops[self.select].operands[0]
+            return self.operands.needed("X")
+        tensor = self.operands.ops[self.select].operands[0]
         assert tensor is not None
         return Operand(self.select, 0, tensor)
 
     @property
     def dropped(self) -> frozenset[str]:
-        """Buffers that its kernels write and it does not."""
-        return frozenset(() if self.select is None else (self.places.needed("X").tensor.buffer,))
+        """Buffers that its kernels write and the phase does not."""
+        return frozenset(() if self.select is None else (self.operands.needed("X").tensor.buffer,))
 
     @property
     def reads(self) -> tuple[Operand, ...]:
-        """What another phase may have written."""
-        residual = self.places.operand("RESIDUAL")
+        """Operands that another phase may have written."""
+        residual = self.operands.operand("RESIDUAL")
         return (self.x,) if residual is None else (self.x, residual)
 
     @property
     def writes(self) -> tuple[Operand, ...]:
-        """Results."""
-        count = 1 if self.places.number("GATE") is not None else len(self.formats)
-        return tuple(self.places.needed(f"Y{i}") for i in range(count))
+        """The results."""
+        count = 1 if self.operands.number("GATE") is not None else len(self.formats)
+        return tuple(self.operands.needed(f"Y{i}") for i in range(count))
 
     def row_units(self, warps: int) -> int:
-        """Units of its rows that a warp quantizes."""
+        """Units of its rows that each warp quantizes."""
         return -(-self.tokens * self.units // warps)
 
     def slot_bits(self) -> tuple[int, ...]:
-        """How many tiles may be under way, as powers of two, more first."""
-        tile_units = self.units * (2 if self.places.number("GATE") is not None else 1)
+        """Possible numbers of tile slots as powers of two, largest first."""
+        tile_units = self.units * (2 if self.operands.number("GATE") is not None else 1)
         return (3, 2, 1, 0) if tile_units <= 32 else (1, 0)
 
     def memory_bytes(self, tokens: int, slot_bits: int) -> int:
-        """Shared memory for it beside the ring, in a kernel for so many tokens."""
-        tile_units = self.units * (2 if self.places.number("GATE") is not None else 1)
+        """Shared memory of the phase apart from the ring, in a kernel for ``tokens`` tokens."""
+        tile_units = self.units * (2 if self.operands.number("GATE") is not None else 1)
         values = (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
         return tokens * self.units * UNIT_ACTIVATION_BYTES + values
 
     def record(self, bound: Bound, formats: Sequence[int], slot_bits: int) -> NDArray[np.void]:
         """PRODUCT_RECORD[1]; ``formats`` are those of the kernel."""
-        places, packets = self.places, bound.packets
+        operands, packets = self.operands, bound.packets
         record = np.zeros(1, PRODUCT_RECORD)
         one = record[0]
-        product = packets[places.macros["PRODUCT"] + places.first]
+        product = packets[operands.macros["PRODUCT"] + operands.first]
         one["kind"] = PRODUCT_KIND
         one["multiplier"], one["counted"] = product["size"][0], product["counted"]
         one["columns"] = size_of(product, "matmul", "columns")
         one["x"], one["x_stride"] = bound.read(self.x)
-        one["norm_weight"], _ = bound.stored(places.operand("NORM_WEIGHT"))
-        one["residual"], one["residual_stride"] = bound.read(places.operand("RESIDUAL"))
+        one["norm_weight"], _ = bound.stored(operands.operand("NORM_WEIGHT"))
+        one["residual"], one["residual_stride"] = bound.read(operands.operand("RESIDUAL"))
         if self.select is not None:
-            one["picked"] = packets[self.select]["operand"][_operand_index(places, self.select)]
+            one["picked"] = packets[self.select]["operand"][_operand_index(operands, self.select)]
         for i, dtype in enumerate(self.formats):
-            weight = places.needed(f"W{i}")
+            weight = operands.needed(f"W{i}")
             one["units"][i], _ = bound.stored(weight)
             one["rows"][i] = size_of(packets[weight.op], "matmul", "rows")
-            one["bias"][i], _ = bound.stored(places.operand(f"B{i}"))
+            one["bias"][i], _ = bound.stored(operands.operand(f"B{i}"))
             one["formats"] |= formats.index(dtype) << 4 * i
         for i, y in enumerate(self.writes):
             for name, value in zip(RESULT_FIELDS, bound.written(y), strict=True):
                 one[name][i] = value
-        if (norm := places.number("NORM")) is not None:
+        if (norm := operands.number("NORM")) is not None:
             one["norm"], one["eps"] = 1, real_of(packets[norm], "rms_norm", "eps")
-        if (gate := places.number("GATE")) is not None:
+        if (gate := operands.number("GATE")) is not None:
             one["paired"] = 1
             one["activation"] = size_of(packets[gate], "swiglu", "activation")
         one["slot_bits"] = slot_bits
@@ -169,8 +170,8 @@ class ProductPhase:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPhase:
-    """What ``attention_clusters.cu`` does, or ``head_rows.cu`` and the ``attention_spans.cu``
-    behind it. ``part`` is its ``flash_attn_part``."""
+    """The phase of ``attention_clusters.cu``, or of ``head_rows.cu`` and the ``attention_spans.cu``
+    after it. ``part`` is the index of its ``flash_attn_part``."""
 
     heads: LaunchOperands
     spans: LaunchOperands
@@ -179,7 +180,7 @@ class AttentionPhase:
 
     @property
     def first(self) -> int:
-        """Its first op."""
+        """The index of its first op."""
         return self.heads.first
 
     @property
@@ -189,7 +190,7 @@ class AttentionPhase:
 
     @property
     def formats(self) -> tuple[int, ...]:
-        """It reads no matrices."""
+        """Empty: attention reads no matrices."""
         return ()
 
     @property
@@ -209,38 +210,39 @@ class AttentionPhase:
 
     @property
     def parts_bytes(self) -> int:
-        """Workspace for U, l and o of parts."""
+        """Workspace for U, l and o of all parts."""
         shares = self._part.most_sizes()["heads"] * self.head_dim // SHARE_CHANNELS
         return aligned(self.tokens * shares * self.slots * SHARE_BYTES)
 
     @property
     def turns_halves(self) -> bool:
-        """Whether channel m of a head is turned with that half a row behind it, all of them."""
+        """Whether rotation pairs channel m with the one half a row later, for all channels."""
         rope = self.heads.ops[self.first + self.heads.macros["Q_ROPE"]].most_sizes()
         return bool(rope["neox"]) and 2 * rope["rotary_pairs"] == self.head_dim
 
     @property
     def dropped(self) -> frozenset[str]:
-        """Buffers that its kernels write and it does not."""
+        """Buffers that its kernels write and the phase does not."""
         return frozenset((self.heads.needed("Q_RESULT_AT").tensor.buffer,))
 
     @property
     def reads(self) -> tuple[Operand, ...]:
-        """What another phase may have written."""
+        """Operands that another phase may have written."""
         return tuple(self.heads.needed(name) for name in ("Q_AT", "K_AT", "V_AT"))
 
     @property
     def writes(self) -> tuple[Operand, ...]:
-        """Results."""
+        """The results."""
         return (self.spans.needed("Y_AT"),)
 
     def memory_bytes(self, warps: int, groups: int) -> int:
-        """Shared memory for it beside the ring, with so many tiles under way at once."""
+        """Shared memory of the phase apart from the ring, with ``groups`` tiles in progress at
+        once."""
         rows = 0 if self.turns_halves else 4 * self.head_dim * warps
         return groups_bytes(self.head_dim, groups * TILE_WARPS, 1) + rows
 
     def record(self, bound: Bound, parts: int) -> NDArray[np.void]:
-        """ATTENTION_RECORD[1]; ``parts`` is where in the workspace its parts are."""
+        """ATTENTION_RECORD[1]; ``parts`` is the offset of its parts in the workspace."""
         heads, packets = self.heads, bound.packets
         record = np.zeros(1, ATTENTION_RECORD)
         one = record[0]
@@ -274,13 +276,13 @@ class AttentionPhase:
 
 Phase = ProductPhase | AttentionPhase
 Readers = Mapping[str, Collection[int]]
-"""Which ops read a buffer."""
+"""The indices of the ops that read each buffer."""
 
 
 def next_phase(
     launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[Phase, int] | None:
-    """The phase that one or two launches, from the first one on, become, and how many of them."""
+    """The phase of the first one or two launches, and their number; None if they are none."""
     for found in (
         _product(launches, ops),
         _selected(launches, ops, reading),
@@ -297,16 +299,16 @@ def _product(
     first = launches[0]
     if first.entry != "unit_product" or first.grid[1] != 1:
         return None
-    places = _places(first, ops)
-    if places.macros["MATRICES"] > MATRICES:
+    operands = _operands_of(first, ops)
+    if operands.macros["MATRICES"] > MATRICES:
         return None
-    return (ProductPhase(places, first.count), 1) if places.operand("X") else None
+    return (ProductPhase(operands, first.count), 1) if operands.operand("X") else None
 
 
 def _selected(
     launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[ProductPhase, int] | None:
-    """A product of picked rows that nobody else reads."""
+    """A product of selected rows that no other op reads."""
     if len(launches) < 2 or ops[launches[0].first].name != "select_rows":
         return None
     select, found = launches[0], _product(launches[1:], ops)
@@ -316,20 +318,20 @@ def _selected(
     rows = result(ops[select.first])
     if rows is None or phase.x.tensor != rows or reading.get(rows.buffer) != {phase.x.op}:
         return None
-    return ProductPhase(phase.places, phase.length + select.count, select.first), 2
+    return ProductPhase(phase.operands, phase.length + select.count, select.first), 2
 
 
 def _attention(
     launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[AttentionPhase, int] | None:
     if launches[0].entry == "attention_clusters":
-        run = _places(launches[0], ops)
+        run = _operands_of(launches[0], ops)
         part = run.number("PART")
         assert part is not None
         return AttentionPhase(run, run, part, launches[0].count), 1
     if [launch.entry for launch in launches[:2]] != ["head_rows", "attention_spans"]:
         return None
-    heads, spans = (_places(launch, ops) for launch in launches[:2])
+    heads, spans = (_operands_of(launch, ops) for launch in launches[:2])
     queries, pages = heads.needed("Q_RESULT_AT").tensor, heads.needed("KV_AT").tensor
     if spans.needed("Q_AT").tensor != queries or spans.needed("KV_AT").tensor != pages:
         return None
@@ -342,11 +344,11 @@ def _attention(
 
 
 def readers_of(ops: Sequence[Op]) -> Readers:
-    """Which ops read each buffer."""
+    """The indices of the ops that read each buffer."""
     found: dict[str, set[int]] = {}
     for number, op in enumerate(ops):
-        for place, tensor in enumerate(op.operands):
-            if tensor is not None and place not in op.written:
+        for index, tensor in enumerate(op.operands):
+            if tensor is not None and index not in op.written:
                 found.setdefault(tensor.buffer, set()).add(number)
     return found
 
@@ -359,10 +361,10 @@ def _readable(phase: Phase) -> bool:
     )
 
 
-def _places(launch: PlannedLaunch, ops: Sequence[Op]) -> LaunchOperands:
+def _operands_of(launch: PlannedLaunch, ops: Sequence[Op]) -> LaunchOperands:
     return LaunchOperands(ops, launch.first, dict(launch.source.macros))
 
 
-def _operand_index(places: LaunchOperands, select: int) -> int:
-    names = [operand.name for operand in places.ops[select].device.operands]
+def _operand_index(operands: LaunchOperands, select: int) -> int:
+    names = [operand.name for operand in operands.ops[select].device.operands]
     return names.index("output_rows")

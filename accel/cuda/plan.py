@@ -1,4 +1,5 @@
-"""Which kernels a step's ops become: tuned ones where a rule says so, else the plain one each."""
+"""Chooses the launches of a step: tuned kernels where a rule applies, else the plain kernel of each
+op."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from accel.packets.step import Op, Tensor
 from contract.ir.nodes import BufferDecl
 
 GROUPS_PER_MULTIPROCESSOR = 8
-"""Most work-groups a multiprocessor gets at the launch of a plain kernel."""
+"""Most work-groups for each multiprocessor in a launch of a plain kernel."""
 PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
-"""What plain kernels read."""
+"""The layouts that plain kernels read."""
 
 
 class LaunchTable(Protocol):
@@ -38,9 +39,12 @@ class LaunchTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlannedLaunch:
-    """One launch. ``first`` is the first of the ``count`` ops it is for, ``workspace`` where its
-    own memory begins in that of the step; None for a plain kernel, which has none. A persistent
-    one has a ``table`` instead of packets. One that ``gathers`` knows of the other devices."""
+    """One launch, for ``count`` ops from index ``first`` on.
+
+    ``workspace`` is its offset in the workspaces of the step, None for a plain kernel, which has
+    none. A persistent launch has a ``table`` instead of packets. A launch that ``gathers`` accesses
+    other devices.
+    """
 
     source: Source
     entry: str
@@ -80,11 +84,12 @@ class LongStep:
 class Plan:
     """The launches of a step in order, and the bytes of all workspaces together.
 
-    ``levels`` counts for each op the plain kernels and replacements up to its own: ops of one
-    replacement may touch their operands in any order. ``together`` are first and last levels that
-    one launch has: what others touch, too, shares no memory in all of it. The first
-    ``passing_bytes`` of the workspaces are those of replacements that keep nothing there. Of steps
-    that ``short`` is about not all launches are needed; those that ``long`` is about have others.
+    ``levels`` has, for each op, the number of the plain kernel or replacement that executes it: ops
+    of one replacement may access their operands in any order. ``together`` are the first and last
+    levels that one launch executes: buffers used outside as well share no memory with anything in
+    it. The first ``passing_bytes`` of the workspaces belong to replacements that store nothing from
+    step to step. Steps of kind ``short`` need only some of the launches; those of kind ``long``
+    have others.
     """
 
     launches: tuple[PlannedLaunch, ...]
@@ -97,26 +102,26 @@ class Plan:
 
     @property
     def own_bytes(self) -> int:
-        """Of the workspaces that keep something from step to step."""
+        """Bytes of the workspaces that last from step to step."""
         return self.workspace_bytes - self.own_start
 
     @property
     def own_start(self) -> int:
-        """Where these begin."""
+        """Offset of those workspaces."""
         return aligned(self.passing_bytes) if self.passing_bytes else 0
 
     @property
     def memory_bytes(self) -> int:
-        """Device memory of its own beside that of the step: workspaces, and tables."""
+        """Device memory in addition to that of the step: workspaces and tables."""
         tables = sum(aligned(one.table.nbytes) for one in self.launches if one.table is not None)
         return tables + (aligned(self.own_bytes) if self.own_bytes else 0)
 
 
 def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | None = None) -> Plan:
-    """Every op is launched once, by itself or as part of a replacement.
+    """The launches of all ops; each op has one launch, alone or in a replacement.
 
-    Results that no op reads later may be left out if they lie in one of the ``local`` buffers of
-    the step; without those, in any.
+    Results that no later op reads need not be written if their buffer is ``local`` to the step;
+    without ``local`` every buffer counts as local.
     """
     last_read = last_reads(ops, local)
     found: list[tuple[int, Replacement | None]] = []
@@ -134,9 +139,9 @@ def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | No
             launches.append(_plain(ops[index], index, device))
             levels.append(level)
             continue
-        place = 0 if replacement.passing_bytes else workspace
+        offset = 0 if replacement.passing_bytes else workspace
         launches += [
-            _tuned(launch, index, replacement.ops, place) for launch in replacement.launches
+            _tuned(launch, index, replacement.ops, offset) for launch in replacement.launches
         ]
         if replacement.workspace_bytes:
             workspace += aligned(replacement.workspace_bytes)
@@ -145,18 +150,18 @@ def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | No
 
 
 def plain_ops(plan: Plan) -> list[int]:
-    """Places of the ops that plain kernels execute."""
+    """Indices of the ops that plain kernels execute."""
     return [launch.first for launch in plan.launches if launch.workspace is None]
 
 
 def layout_of(decl: BufferDecl, device: Device) -> WeightLayout:
-    """How a quantized matrix is kept on ``device``."""
+    """The layout of a quantized matrix on ``device``."""
     found = (rule(decl, device) for rule in LAYOUT_RULES)
     return next((layout for layout in found if layout is not None), WeightLayout.PLANES)
 
 
 def sources_of(plan: Plan) -> Iterable[Source]:
-    """Everything that has to be built."""
+    """Every source that has to be compiled."""
     drawn = () if plan.short is None else plan.short.drawn
     others = () if plan.long is None else plan.long.launches
     return (launch.source for launch in (*plan.launches, *drawn, *others))
@@ -182,7 +187,7 @@ def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> Plan
     return PlannedLaunch(
         tuned_source(launch.file, {**launch.macros, "PACKET_COUNT": count}, launch.op),
         launch.entry,
-        # No launch may be of nothing; a form of no tokens is one of kernels that find none.
+        # A launch has at least one block; in a bucket of no tokens its kernel finds nothing to do.
         (max(1, x), max(1, y), max(1, z)),
         launch.block,
         index,

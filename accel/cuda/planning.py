@@ -1,4 +1,5 @@
-"""What a graph becomes on one device: its forms lowered and planned, and what they take."""
+"""Plans a graph for one device: lowers its buckets, chooses their launches, and adds up their
+memory."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ ALONE = Share(0, 1)
 
 @dataclass(frozen=True, slots=True)
 class LoweredBucket:
-    """A step of one form. ``first_rows`` as in ``accel.packets.shares``."""
+    """The step of one shape bucket. ``first_rows`` as in ``accel.packets.shares``."""
 
     step: Step
     schedule: Schedule
@@ -49,7 +50,8 @@ class LoweredBucket:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGraph:
-    """The memory a graph takes, and the ``buckets`` lowered so far, which its plan uses again."""
+    """The memory of a graph, and the ``buckets`` lowered so far, which are reused when it is
+    bound."""
 
     graph: Graph
     largest: ShapeKey
@@ -60,9 +62,12 @@ class PlannedGraph:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans graphs for one ``device``, which does its ``share`` of them. ``arranged_bytes`` says
-    what a weight takes as products read it; ``planned`` is the graph that was asked for last. What
-    graphs need is kept in the folder ``cache``: none of their forms is lowered before its time."""
+    """Plans graphs for one ``device``, which executes its ``share`` of them.
+
+    ``arranged_bytes`` returns the bytes of a weight in the layout of products; ``planned`` is the
+    last planned graph. Estimates are cached in the folder ``cache``, so that no bucket is lowered
+    too early.
+    """
 
     device: Device
     step: StepChoice
@@ -72,14 +77,14 @@ class Planner:
     planned: PlannedGraph | None = field(default=None)
 
     def plan(self, graph: Graph, largest: ShapeKey) -> PlannedGraph:
-        """``graph`` for steps up to ``largest``. Raises UnsupportedOp."""
+        """Plan ``graph`` for steps up to ``largest``. Raises UnsupportedOp."""
         planned = self.planned
         if planned is None or (planned.graph, planned.largest) != (graph, largest):
             planned = self.planned = self._looked_at(graph, largest)
         return planned
 
     def lowered(self, graph: Graph, bucket: ShapeKey, divided: Collection[str]) -> LoweredBucket:
-        """As planned, if it was with the same weights ``divided``."""
+        """The bucket as planned, if it was planned with the same weights ``divided``."""
         planned = self.planned
         same = planned is not None and planned.graph == graph
         if planned is not None and same and planned.needs.divided == set(divided):
@@ -113,17 +118,17 @@ class Planner:
             for name, decl in graph.buffers.items()
         }
         own = replace(graph, buffers=held)
-        # Inputs have a place more than the one that is counted as their buffers.
+        # There is one more input buffer than the footprint of the graph's buffers counts.
         extra = needs.workspace_bytes * kinds_of_steps(graph)
         extra += aligned(input_layout(graph, largest).nbytes)
         extra += aligned(needs.passing_bytes) if needs.passing_bytes else 0
-        # Packets are arguments of launches, which take none of its memory.
+        # Packets are arguments of launches and take no device memory.
         steps = replace(needs.steps, packets=())
         footprint = device_footprint(own, largest, steps, arranged, extra)
         return PlannedGraph(graph, largest, footprint, needs, buckets)
 
     def _divided(self, graph: Graph, steps: Iterable[Step]) -> frozenset[str]:
-        """Weights of which each device holds its share of the rows."""
+        """Weights of which each device has its share of the rows."""
         if self.share.count == 1:
             return frozenset()
         weights = {d.name for d in graph.of_kind(BufferKind.WEIGHT) if _can_be_shared(d)}
@@ -137,7 +142,8 @@ def planned_bucket(
     share: Share = ALONE,
     divided: Collection[str] = (),
 ) -> LoweredBucket:
-    """What ``device`` does of a lowered step, with its share of the ``divided`` weights."""
+    """The part of a lowered step that ``device`` executes, with its share of the ``divided``
+    weights."""
     shared = SharedStep(step, NO_ROWS)
     if share.count > 1:
         shared = share_step(step, share, divided)
@@ -165,13 +171,13 @@ def _estimate_of(
 
 
 def share_of_decl(decl: BufferDecl, share: Share) -> BufferDecl:
-    """A matrix, or a stack of them, of its rows alone."""
+    """The declaration of a matrix, or stack of matrices, with only the device's own rows."""
     *matrices, rows, columns = decl.shape
     return replace(decl, shape=(*matrices, len(share.of(int(rows))), columns))
 
 
 def _can_be_shared(decl: BufferDecl) -> bool:
-    """Float stacks are copied as they lie in the file, all rows of them."""
+    """Whether rows can be divided; float stacks are uploaded whole, as they lie in the file."""
     return len(decl.shape) == 2 or decl.dtype.storage is not StorageClass.FLOAT
 
 

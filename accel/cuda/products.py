@@ -1,11 +1,11 @@
-"""Products with few tokens, and what stands around them in a step, as one launch.
+"""Rules for products with few tokens, and the ops around them, as one launch.
 
-A run of ops that follow each other becomes one launch of ``kernels/unit_product.cu``:
+A run of consecutive ops becomes one launch of ``kernels/unit_product.cu``:
 
     rms_norm?  quantize_activation  matmul bias_add? (up to four times)  [swiglu or add]?
 
-wherever nobody reads later what lies between. A product whose integers another op made is a launch
-of its own. Nothing here knows a model: the run is found in the ops.
+wherever no later op reads the results inside the run. A product whose integers another op made is a
+launch of its own. Only the ops matter, never the model.
 """
 
 from __future__ import annotations
@@ -32,42 +32,43 @@ from contract.dtypes import DType
 MOST_MATRICES = 4
 MOST_FORMATS = 2
 CHUNK_UNITS = 2
-"""Units a warp copies at a time."""
+"""Units that a warp copies at a time."""
 RING_SLOTS = 2
-"""Chunks a warp has under way for one token and a pair of matrices; else one: those of the other
-warps are enough."""
+"""Chunks that a warp copies ahead for one token and a pair of matrices; else it is one, since there
+are enough warps."""
 SHARED_WARPS = (16, 12, 8)
-"""Of a block that shares columns with another, the first that fit."""
+"""Warps of a block that shares columns with another; the first that fit are used."""
 MOST_HELD_UNITS = 4
 MOST_ASKED_UNITS = 6
-"""Units of rows a warp holds in registers at once, while a norm's factor is found or others are
-on their way."""
+"""Most units of rows in the registers of a warp: while the factor of a norm is computed, and while
+others are being loaded."""
 SINGLE, FEW = 1, 4
-"""Tokens kernels are built for."""
+"""Tokens for which kernels are built."""
 UNIT_ACTIVATION_BYTES = 512 + 32 + 4
-"""Of one token: two planes of 256 bytes, 16 sums and a scale."""
+"""Bytes of one token: two planes of 256 bytes, 16 sums and a scale."""
 SQUARE_BYTES = 4
-"""Of one token and unit, whichever block made it."""
+"""Bytes of the sum of squares of one token and unit, whichever block computed it."""
 MOST_TILE_SLOTS = 8
 MOST_SHARED_TILES = 4 * MOST_TILE_SLOTS
-"""Of a block: with more what it tells the other of places costs more than its own activations."""
+"""Most tiles of a block: with more the communication in a cluster costs more than computing its own
+activations."""
 BARRIER_BYTES = 8
 TILE_SLOT_BYTES = BARRIER_BYTES + 4
-"""What says whether the values of a tile are there, and how many tiles were in its place."""
+"""The barrier of a tile's values, and the count of tiles that used the slot."""
 BLOCK_BYTES = TILE_SLOT_BYTES * MOST_TILE_SLOTS + 2 * BARRIER_BYTES
-"""That and the barriers of a block."""
+"""The tile slots and the barriers of a block."""
 CLUSTER_BYTES = TILE_SLOT_BYTES * MOST_TILE_SLOTS
-"""As much for tiles that another block of a cluster folds, and for what comes from there."""
+"""The tile slots for tiles that another block of the cluster folds."""
 ALIGNED_FLOATS = 4
-"""Rows are read 16 bytes at a time."""
+"""Floats that are read at a time, 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Ops that become one launch, by their places among the ops of the step that are left.
+    """Ops that become one launch, by their indices among the remaining ops of the step.
 
-    ``norm`` and ``quantize`` stand before the ``products``; ``biases`` has one place or None for
-    each of them; ``gate`` or ``residual`` stands behind. ``length`` counts all.
+    ``norm`` and ``quantize`` come before the ``products``; ``biases`` has an index or None for each
+    product; ``gate`` or ``residual`` comes last. ``length`` counts all ops.
     """
 
     products: tuple[int, ...]
@@ -80,7 +81,7 @@ class Run:
 
 
 def product_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """The longest run the ops begin with."""
+    """Replaces the longest run that the ops begin with."""
     for run in runs(ops):
         if is_private(ops, run) and (launch := _launch(ops, run, device)) is not None:
             return Replacement(run.length, (launch,))
@@ -101,18 +102,18 @@ def runs(ops: Sequence[Op]) -> Iterator[Run]:
     for count in range(len(found), 0, -1):
         products = tuple(product for product, _ in found[:count])
         biases = tuple(bias for _, bias in found[:count])
-        last = max(place for pair in found[:count] for place in pair if place is not None) + 1
+        last = max(index for pair in found[:count] for index in pair if index is not None) + 1
         run = Run(products, last, quantize, norm, biases)
         yield from _with_end(ops, run)
         yield run
     if found and found[0][1] is not None:
-        # Where somebody reads the product itself, its bias is an op of its own.
+        # Where another op reads the product itself, its bias is an op of its own.
         first = found[0][0]
         yield Run((first,), first + 1, quantize, norm)
 
 
 def _products(ops: Sequence[Op], at: int, quantize: int | None) -> list[tuple[int, int | None]]:
-    """Products of the same integers one after the other, each with the bias behind it."""
+    """Consecutive products of the same integers, each with the bias after it."""
     found: list[tuple[int, int | None]] = []
     formats: set[DType | None] = set()
     most = MOST_MATRICES if quantize is not None else 1
@@ -130,7 +131,7 @@ def _products(ops: Sequence[Op], at: int, quantize: int | None) -> list[tuple[in
 
 
 def _with_end(ops: Sequence[Op], run: Run) -> Iterator[Run]:
-    """The same with the op behind it, where that takes all there is of the products."""
+    """The run with the op after it, if that reads all results of the products."""
     if run.length >= len(ops):
         return
     end = ops[run.length]
@@ -148,13 +149,13 @@ def _with_end(ops: Sequence[Op], run: Run) -> Iterator[Run]:
 
 
 def writer(run: Run, number: int) -> int:
-    """Which op of the run writes what is left of product ``number``."""
+    """The index of the op whose result is that of product ``number`` with its bias."""
     bias = run.biases[number]
     return run.products[number] if bias is None else bias
 
 
 def is_private(ops: Remaining, run: Run) -> bool:
-    """Whether nobody behind the run reads what its launches do not write."""
+    """Whether no later op reads a result that the launches do not write."""
     last = [run.gate, run.residual]
     ends = [end for end in last if end is not None] or [
         writer(run, i) for i in range(len(run.products))
@@ -163,7 +164,7 @@ def is_private(ops: Remaining, run: Run) -> bool:
 
 
 def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
-    products = [ops[place] for place in run.products]
+    products = [ops[index] for index in run.products]
     first = products[0]
     tokens, columns = first.count.most, first.most_sizes()["columns"]
     units = unit_count(columns)
@@ -183,10 +184,7 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
     if shape is None:
         return None
     numbers = {
-        "FIRST": _id(formats[0]),
-        "SECOND": _id(formats[-1]),
-        "NUMBERS": sum(1 << 4 * i for i, p in enumerate(products) if p.dtype != formats[0]),
-        "MATRICES": len(products),
+        **format_macros(products),
         "WARPS": shape.warps,
         "SLOTS": shape.slots,
         "TOKENS": together,
@@ -202,18 +200,19 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
         (blocks, -(-tokens // together), 1),
         (shape.warps * 32, 1, 1),
         shape.nbytes,
-        {**numbers, **_places(ops, run)},
+        {**numbers, **_operand_macros(ops, run)},
     )
 
 
 def held_units(run: Run, units: int, warps: int) -> int:
-    """Without a norm a warp quantizes what it loads at once, unless there is much of it."""
+    """Units in the registers of a warp; without a norm one, unless a row is long."""
     each = -(-units // warps)
     return 1 if run.norm is None and each < MOST_HELD_UNITS else min(MOST_HELD_UNITS, each)
 
 
 def _row_macros(run: Run, tokens: int, units: int, warps: int) -> dict[str, int]:
-    """For rows of ``tokens`` that a block makes, each by a team of its warps where that is so."""
+    """Macros for rows of ``tokens`` that a block quantizes, each row by a team of warps if
+    possible."""
     if warps % tokens == 0:
         of_team = -(-units * tokens // warps)
         macros = row_macros(*((0, of_team) if run.norm is None else (of_team, 0)), SINGLE)
@@ -224,8 +223,8 @@ def _row_macros(run: Run, tokens: int, units: int, warps: int) -> dict[str, int]
 
 
 def row_macros(normed: int, plain: int, tokens: int) -> dict[str, int]:
-    """What ``row_quantizer.h`` is compiled with for rows of which a warp has so many units at most,
-    with a norm and without one."""
+    """Macros of ``row_quantizer.h`` for rows of which a warp has at most so many units, with a norm
+    and without one."""
     whole = tokens == SINGLE and normed <= MOST_HELD_UNITS
     normal = min(MOST_HELD_UNITS, max(1, normed))
     held = min(MOST_ASKED_UNITS if whole else MOST_HELD_UNITS, max(normed, plain))
@@ -238,7 +237,8 @@ def row_macros(normed: int, plain: int, tokens: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """Warps of a block, ring slots of each, bits of a tile's place and bytes of shared memory."""
+    """Warps of a block, ring slots of each, bits of a tile slot's number and bytes of shared
+    memory."""
 
     warps: int
     slots: int
@@ -247,7 +247,7 @@ class BlockShape:
 
 
 def share_units(units: int, cluster: int) -> int:
-    """Units of a row that each of ``cluster`` blocks makes; the last may have fewer."""
+    """Units of a row that each of ``cluster`` blocks quantizes; the last may have fewer."""
     chunks = -(-units // CHUNK_UNITS)
     return units if cluster == 1 else -(-chunks // cluster) * CHUNK_UNITS
 
@@ -255,11 +255,11 @@ def share_units(units: int, cluster: int) -> int:
 def _shape(
     formats: Sequence[DType | None], tokens: int, units: int, paired: bool, device: Device
 ) -> BlockShape | None:
-    """The block of a product whose columns no others share; None where nothing fits."""
+    """The block of a product that shares no columns; None where nothing fits."""
     several = (3, 2, 1) if _tile_units(units, paired) <= 32 else (1,)
     shapes = list(itertools.product((16, 12, 8, 4, 2), (*several, 0)))
     if tokens == FEW:
-        # A tile with the only place for values keeps the next one waiting: rather fewer warps.
+        # With a single tile slot the next tile has to wait, so fewer warps are better.
         shapes = [*itertools.product((16, 12), several), *shapes]
     slots = RING_SLOTS if tokens == SINGLE and paired else 1
     choices = ((warps, slots, slot_bits) for warps, slot_bits in shapes)
@@ -269,8 +269,8 @@ def _shape(
 def _shared_shape(
     formats: Sequence[DType | None], run: Run, units: int, cluster: int, tiles: int, device: Device
 ) -> BlockShape | None:
-    """The block of a product whose columns those of a cluster share, each folding ``tiles``; None
-    where there is no cluster or each of its rows needs more warps."""
+    """The block of a product whose columns a cluster shares, each block folding ``tiles``; None
+    without a cluster or where a row needs more warps."""
     if cluster == 1 or tiles > MOST_SHARED_TILES:
         return None
     most_bits = min((tiles - 1).bit_length(), (MOST_TILE_SLOTS - 1).bit_length())
@@ -292,7 +292,7 @@ def _first_that_fits(
     cluster: int,
     device: Device,
 ) -> BlockShape | None:
-    """Of ``choices`` of warps, ring slots and slot bits."""
+    """The first of ``choices`` of warps, ring slots and slot bits that fits in shared memory."""
     chunk = CHUNK_UNITS * max(unit_bytes(dtype) for dtype in formats if dtype is not None)
     held = share_units(units, cluster) * UNIT_ACTIVATION_BYTES + units * SQUARE_BYTES
     for warps, slots, slot_bits in choices:
@@ -309,8 +309,8 @@ def _tile_units(units: int, paired: bool) -> int:
     return units * (2 if paired else 1)
 
 
-def _places(ops: Sequence[Op], run: Run) -> dict[str, int]:
-    """Where the kernel finds its operands: see the head of ``kernels/unit_product.cu``."""
+def _operand_macros(ops: Sequence[Op], run: Run) -> dict[str, int]:
+    """Macros of the kernel's operands: see the head of ``kernels/unit_product.cu``."""
     x = run.norm if run.norm is not None else run.quantize
     integers = run.products[0] if run.quantize is None else None
     numbers = {
@@ -327,16 +327,34 @@ def _places(ops: Sequence[Op], run: Run) -> dict[str, int]:
         **size_indices("swiglu", "activation"),
         **size_indices("rms_norm", "eps"),
     }
+    return numbers | matrix_macros(ops, run, range(len(run.products)))
+
+
+def matrix_macros(ops: Sequence[Op], run: Run, numbers: Iterable[int]) -> dict[str, int]:
+    """Macros of the weights, biases and results of the products ``numbers`` of a run."""
     end = run.gate if run.gate is not None else run.residual
-    for i, product in enumerate(run.products):
-        numbers[f"W{i}"] = operand_index(ops, product, "weight")
-        numbers[f"B{i}"] = operand_index(ops, run.biases[i], "bias")
-        numbers[f"Y{i}"] = operand_index(ops, writer(run, i) if end is None else end, "y")
-    return numbers
+    macros = {}
+    for i, number in enumerate(numbers):
+        macros[f"W{i}"] = operand_index(ops, run.products[number], "weight")
+        macros[f"B{i}"] = operand_index(ops, run.biases[number], "bias")
+        macros[f"Y{i}"] = operand_index(ops, writer(run, number) if end is None else end, "y")
+    return macros
+
+
+def format_macros(products: Sequence[Op]) -> dict[str, int]:
+    """Macros of the formats of matrices, of which there are one or two."""
+    formats = [_id(product.dtype) for product in products]
+    others = [other for other in formats if other != formats[0]]
+    return {
+        "FIRST": formats[0],
+        "SECOND": others[0] if others else formats[0],
+        "NUMBERS": sum(1 << 4 * i for i, dtype in enumerate(formats) if dtype != formats[0]),
+        "MATRICES": len(formats),
+    }
 
 
 def residual_operand(ops: Sequence[Op], run: Run) -> str:
-    """Which operand of the addition is not the product."""
+    """The name of the operand of the addition that is not the product."""
     if run.residual is None:
         return "a"
     return "b" if source(ops[run.residual]) == result(ops[writer(run, 0)]) else "a"

@@ -1,4 +1,4 @@
-"""Kernels compiled by NVRTC, and cubins kept on disk.
+"""Compiles kernels with NVRTC, and caches cubins on disk.
 
 A tuned kernel registers in ``accel/cuda/tuned.py``: its docstring says how, with what parameters it
 is called, and how it gets a weight layout of its own.
@@ -34,14 +34,15 @@ from contract.extras import install_command
 MAGIC = b"zinc-rt cuda program 1\n"
 NOT_FOUND = "CUDA_ERROR_NOT_FOUND"
 REFUSED = ("CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_SOURCE")
-"""What a driver answers to machine code that is not for it."""
+"""The driver's errors for machine code that it cannot run."""
 TRAITS = Traits(dot=True)
 OPTIONS = ("--std=c++17", "--fmad=false")
-"""A product and a sum round separately; division and roots are correctly rounded by default."""
+"""No fused multiply-add: products and sums round separately. Division and roots are correctly
+rounded by default."""
 
 
 class Compiler:
-    """NVRTC: CUDA C++ without any header becomes machine code of one architecture."""
+    """NVRTC: compiles CUDA C++ without any header to machine code of one architecture."""
 
     def __init__(self, nvrtc: Any = None) -> None:
         self._nvrtc = import_nvrtc() if nvrtc is None else nvrtc
@@ -96,7 +97,7 @@ def import_nvrtc() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One translation unit. ``name`` is what errors call it, ``macros`` are defined before it."""
+    """One translation unit. ``name`` is used in errors, ``macros`` are defined before the text."""
 
     name: str
     text: str
@@ -115,7 +116,7 @@ def plain_source(module: Module) -> Source:
 
 
 def tuned_source(file: str, macros: Mapping[str, int], op: str = "") -> Source:
-    """A kernel of ``accel/cuda/kernels`` with what it includes, see ``accel.cuda.tuned``."""
+    """A kernel of ``accel/cuda/kernels`` with the files it includes, see ``accel.cuda.tuned``."""
     return Source(file, _tuned_text(file, op), tuple(sorted(macros.items())))
 
 
@@ -125,7 +126,7 @@ def _tuned_text(file: str, op: str) -> str:
 
 
 def _included(name: str, seen: set[str]) -> str:
-    """A file of ``accel/cuda/kernels`` with what it includes, each file once."""
+    """A file of ``accel/cuda/kernels`` with the files it includes, each once."""
     seen.add(name)
     lines = [f'#line 1 "{name}"']
     folder = "accel" if name.endswith(".k") else "accel.cuda"
@@ -140,18 +141,18 @@ def _included(name: str, seen: set[str]) -> str:
 
 @dataclass(slots=True)
 class Builder:
-    """Cubins of one architecture, from the cache when it holds one for exactly the request."""
+    """Compiles cubins of one architecture, or takes them from the cache."""
 
     compiler: Compiler
     architecture: str
     cache: Path | None = None
     progress: Progress | None = None
-    _told: bool = False
+    _announced: bool = False
 
     def cubin(self, source: Source, fresh: bool = False) -> bytes:
-        """The machine code of ``source``; ``fresh`` ignores what the cache has. Raises BuildError.
+        """The machine code of ``source``; ``fresh`` ignores the cache. Raises BuildError.
 
-        Several threads may ask at once.
+        Several threads may call this at once.
         """
         macros = (f"-D{macro}={value}" for macro, value in source.macros)
         options = (*OPTIONS, *macros)
@@ -159,8 +160,8 @@ class Builder:
         entry = cache_entry(self.cache, identity)
         if entry is not None and not fresh and (binary := read_entry(entry, MAGIC)) is not None:
             return binary
-        if self.progress is not None and not self._told:
-            self._told = True
+        if self.progress is not None and not self._announced:
+            self._announced = True
             self.progress(f"compiling CUDA kernels for {self.architecture}")
         binary = self.compiler.compile(source.name, source.text, self.architecture, options)
         if entry is not None:
@@ -170,7 +171,7 @@ class Builder:
 
 @dataclass(slots=True)
 class Modules:
-    """Modules loaded into one context. One thread asks for them; others build them."""
+    """Modules loaded into one context. One thread uses this object; other threads compile."""
 
     context: Context
     device: Device
@@ -180,7 +181,7 @@ class Modules:
     _threads: ThreadPoolExecutor | None = None
 
     def build_ahead(self, sources: Iterable[Source]) -> None:
-        """Begin to build what is not loaded yet, while the caller goes on."""
+        """Start compiling sources that are not loaded yet, and return at once."""
         for source in dict.fromkeys(sources):
             if source not in self._loaded and source not in self._coming:
                 if self._threads is None:
@@ -188,9 +189,10 @@ class Modules:
                 self._coming[source] = self._threads.submit(self.builder.cubin, source)
 
     def prepare(self, sources: Iterable[Source]) -> None:
-        """Build and load what is not loaded yet, several at a time. Raises BuildError."""
+        """Compile and load sources that are not loaded yet, several at a time. Raises
+        BuildError."""
         missing = [source for source in dict.fromkeys(sources) if source not in self._loaded]
-        # One alone is wanted now, and not when its turn comes behind what is built ahead.
+        # A single source is compiled at once, not after those that are built ahead.
         if len(missing) > 1:
             self.build_ahead(missing)
         for source in missing:
@@ -201,7 +203,7 @@ class Modules:
             self.close()
 
     def close(self) -> None:
-        """Give up what was not built yet."""
+        """Give up builds that have not begun."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
         self._threads = None
@@ -225,6 +227,6 @@ class Modules:
         except CudaError as error:
             if error.name not in REFUSED:
                 raise
-        # An entry of the cache that is whole may still be none that this driver takes.
+        # An undamaged cache entry may still be one that this driver rejects.
         cubin = self.builder.cubin(source, fresh=True)
         return self.context.call("cuModuleLoadData", cubin)

@@ -1,4 +1,4 @@
-"""A form's launches with their arguments, as one recording."""
+"""Records a bucket's launches with their arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from accel.cuda.bound_bucket import BoundBucket
-from accel.cuda.gathers import Peer, others
+from accel.cuda.gathers import Peer, peer_argument
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import PlannedLaunch
@@ -17,46 +17,52 @@ from accel.cuda.submissions import RecordedBucket, ShortRecordings
 from accel.packets.step_memory import StepAddresses
 
 PeerBucket = tuple[StepAddresses, BoundBucket]
-"""Where the step's memory of another device is, and the same form there."""
+"""The addresses of another device's step memory, and the same bucket there."""
 
 
 def recorded_bucket(
     runtime: Runtime,
     bound: BoundBucket,
-    places: StepAddresses,
+    addresses: StepAddresses,
     device: int,
     peers: Sequence[PeerBucket] = (),
 ) -> RecordedBucket:
-    """The launches of ``bound`` on device number ``device`` of those that share a step. Memory the
-    form keeps is given back with the recording. Raises OutOfMemory and CudaError."""
+    """The launches of ``bound`` on device number ``device`` of those that share a step.
+
+    The bucket's own memory is freed with the recording. Raises OutOfMemory and CudaError.
+    """
     memory, packets = runtime.memory, bound.packets
     launches = []
     gathers = iter(range(len(bound.gathers)))
     plan = bound.plan
     short, long = plan.short, plan.long
     drawn = () if short is None else short.drawn
-    others = () if long is None else long.launches
-    for launch in (*plan.launches, *drawn, *others):
+    later = () if long is None else long.launches
+    for launch in (*plan.launches, *drawn, *later):
         replaced = packets[launch.first : launch.first + launch.count]
         own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
         if launch.table is not None:
             table = launch.table.bound(packets, _stop_address(runtime))
-            bound.kept.append(memory.adopt(f"phases of {bound.name}", table))
-            own = (np.uint64(bound.kept[-1].address),)
+            bound.allocations.append(memory.adopt(f"phases of {bound.name}", table))
+            own = (np.uint64(bound.allocations[-1].address),)
         if launch.workspace is not None:
             own = (*own, np.uint64(bound.workspace_of(launch)))
-        late = partial(_told, runtime, next(gathers), device, peers) if launch.gathers else None
-        launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own, late))
+        peer = (
+            partial(_peer_argument, runtime, next(gathers), device, peers)
+            if launch.gathers
+            else None
+        )
+        launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own, peer))
     count, behind = len(plan.launches), len(plan.launches) + len(drawn)
     recording = Recording(
         runtime.context,
         launches[:count],
-        places,
+        addresses,
         runtime.programmatic,
         runtime.graphs,
         [theirs for theirs, _ in peers],
     )
-    memory.context.when_gone(recording, _give_back, memory, bound.kept)
+    memory.context.when_gone(recording, _give_back, memory, bound.allocations)
     if short is None:
         return RecordedBucket(recording, None)
     found = ShortRecordings(
@@ -69,14 +75,16 @@ def recorded_bucket(
     return RecordedBucket(recording, found)
 
 
-def _told(runtime: Runtime, number: int, device: int, peers: Sequence[PeerBucket]) -> np.generic:
-    """What launch ``number`` of those that gather is told of the other devices."""
+def _peer_argument(
+    runtime: Runtime, number: int, device: int, peers: Sequence[PeerBucket]
+) -> np.generic:
+    """The argument of gathering launch ``number`` that describes the other devices."""
     found = []
-    for places, bound in peers:
+    for addresses, bound in peers:
         launch = bound.gathers[number]
         packets = bound.packets[launch.first : launch.first + launch.count]
-        found.append(Peer(places.scratch, bound.workspace_of(launch), packets))
-    return others(_stop_address(runtime), device, found)
+        found.append(Peer(addresses.scratch, bound.workspace_of(launch), packets))
+    return peer_argument(_stop_address(runtime), device, found)
 
 
 def _stop_address(runtime: Runtime) -> int:
@@ -89,7 +97,7 @@ def _shape(runtime: Runtime, launch: PlannedLaunch) -> LaunchShape:
     if launch.shared_bytes:
         attributes = runtime.context.binding.CUfunction_attribute
         most = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        # A kernel has one limit for all its launches.
+        # All launches of a kernel share one limit.
         limit = runtime.device.shared_bytes
         runtime.context.call("cuFuncSetAttribute", function, most, limit)
     return LaunchShape(function, launch.grid, launch.block, launch.shared_bytes)

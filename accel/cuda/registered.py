@@ -1,4 +1,4 @@
-"""The tuned kernels there are, see ``accel.cuda.tuned``: rules in the order they are asked."""
+"""The tuned kernels, see ``accel.cuda.tuned``: rules in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ RULES: tuple[Rule, ...] = (
     sampling_rule,
 )
 FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64, 128, 192, 256, 320, 384, 512)
-"""Of the forms below the largest: what the tuned kernels for few tokens are made for, and what is
-so few that products cut for a larger form would leave many multiprocessors idle."""
+"""Tokens of the buckets below the largest: those that tuned kernels for few tokens are built for,
+and those for which blocks cut for a larger bucket would leave many multiprocessors idle."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
 
 
 def cuda_buckets(largest: ShapeKey) -> tuple[ShapeKey, ...]:
-    """The forms steps up to ``largest`` are lowered as."""
+    """The shape buckets for steps up to ``largest``."""
     return shape_buckets(largest, FORM_TOKENS)

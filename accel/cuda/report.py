@@ -1,4 +1,4 @@
-"""What there is to say about the CUDA devices of a machine."""
+"""Describes the CUDA devices of a machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MEBIBYTE = 1 << 20
 
 
 def device_lines(binding: Any = None) -> tuple[str, ...]:
-    """A line for every device: number, architecture, memory, and the devices whose memory it
-    reaches, with which it can be one tier. ``binding`` as in ``open_driver``.
+    """A line for every device: number, architecture, memory, and the devices with which it can form
+    one tier because it can access their memory. ``binding`` as in ``open_driver``.
 
     Raises TierUnavailable where there is no driver or no device.
     """
@@ -22,7 +22,7 @@ def device_lines(binding: Any = None) -> tuple[str, ...]:
 
 
 def reaches(driver: Driver, one: Device, other: Device) -> bool:
-    """Whether kernels of ``one`` can use the memory of ``other``."""
+    """Whether kernels of ``one`` can access the memory of ``other``."""
     handles = [driver.call("cuDeviceGet", device.ordinal) for device in (one, other)]
     return bool(driver.call("cuDeviceCanAccessPeer", *handles))
 

@@ -1,4 +1,5 @@
-"""Runs of ops that one launch replaces: where it finds operands, and what it may leave out."""
+"""Runs of ops that one launch replaces: how kernels find operands, and which results must be
+written."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from accel.packets.ops import TABLE
 from accel.packets.step import Op, Tensor
 
 OPERANDS_OF_A_PACKET = 16
-"""What kernels multiply the number of a packet with to name an operand of it."""
+"""The factor by which kernels multiply a packet's number to name an operand of it."""
 ABSENT = -1
 
 
 def operand_index(ops: Sequence[Op], number: int | None, name: str) -> int:
-    """Where ``packets.h`` finds operand ``name`` of op ``number``; -1 without the op or operand."""
+    """The number by which ``packets.h`` finds operand ``name`` of op ``number``; -1 without the op
+    or the operand."""
     if number is None:
         return ABSENT
     op = ops[number]
@@ -26,13 +28,13 @@ def operand_index(ops: Sequence[Op], number: int | None, name: str) -> int:
 
 
 def packet_number(number: int | None) -> int:
-    """A packet's number as kernels get it."""
+    """A packet's number as kernels get it, -1 for None."""
     return ABSENT if number is None else number
 
 
 @cache
 def size_indices(op: str, *names: str) -> Mapping[str, int]:
-    """Macros of where sizes and reals of an op stand in its packet: ``ROPE_HEADS``."""
+    """Macros with the indices of sizes and reals of an op in its packet, such as ``ROPE_HEADS``."""
     device = TABLE[op]
     return {
         f"{op}_{name}".upper(): (device.sizes if name in device.sizes else device.reals).index(name)
@@ -41,22 +43,23 @@ def size_indices(op: str, *names: str) -> Mapping[str, int]:
 
 
 def operand_of(op: Op, name: str) -> Tensor | None:
-    """An operand by its name."""
+    """The operand with this name."""
     return op.operands[op.device.index_of[name]]
 
 
 def source(op: Op) -> Tensor | None:
-    """The first operand."""
+    """The op's first operand."""
     return op.operands[0]
 
 
 def result(op: Op) -> Tensor | None:
-    """The first result."""
+    """The op's first result."""
     return op.operands[op.written[0]]
 
 
 def nobody_reads(ops: Remaining, length: int, written: Iterable[Tensor | None]) -> bool:
-    """Whether the ops behind the first ``length`` read none of their results but ``written``."""
-    kept = {tensor.buffer for tensor in written if tensor is not None}
-    inside = {name for op in ops[:length] for name in op.results()} - kept
+    """Whether no op after the first ``length`` reads a result of theirs that is not in
+    ``written``."""
+    left = {tensor.buffer for tensor in written if tensor is not None}
+    inside = {name for op in ops[:length] for name in op.results()} - left
     return not any(ops.is_read_behind(name, length) for name in inside)

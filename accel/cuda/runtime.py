@@ -1,4 +1,4 @@
-"""An opened device: context, stream, memory, and the kernels loaded into it."""
+"""An open device: context, streams, memory, and the kernels loaded into it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAULTS = (
     "CUDA_ERROR_INVALID_PC",
     "CUDA_ERROR_HARDWARE_STACK_ERROR",
 )
-"""After these the driver refuses everything the process asks of the device."""
+"""Errors after which the driver refuses everything the process requests of the device."""
 
 
 PEER_REMEDY = "see nvidia-smi topo -p2p rw"
@@ -47,9 +47,9 @@ class Choices:
     """What a caller may decide; None leaves it to the device.
 
     ``memory_bytes`` is the most device memory, ``cache`` the folder of cubins, None for no cache on
-    disk. ``graphs`` False launches every kernel of every step by itself; ``programmatic`` False
-    starts none before the one in front of it has ended. ``step`` is what ``persistent`` says of its
-    variable.
+    disk. With ``graphs`` False every kernel of every step is launched by itself; with
+    ``programmatic`` False no kernel starts before the one before it has ended. ``step`` is
+    described in ``step_choice``.
     """
 
     memory_bytes: int | None = None
@@ -61,8 +61,8 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Everything a tier needs of an opened device. ``step`` says where persistent
-    kernels take the place of launches; ``stop`` ends them."""
+    """An open device. ``step`` says where persistent kernels replace launches; ``stop`` ends
+    them."""
 
     device: Device
     context: Context
@@ -78,7 +78,7 @@ class Runtime:
     stop: StopWord | None
 
     def close(self) -> None:
-        """Wait for the device and give everything back."""
+        """Wait for the device and free everything."""
         self.modules.close()
         self.uploader.close()
         self.memory.synchronize()
@@ -86,7 +86,7 @@ class Runtime:
         self.memory.pinned.forget()
 
     def give_up(self) -> None:
-        """The device has failed: what it held is gone."""
+        """Close a device that has failed; the contents of its memory are gone."""
         self.modules.close()
         with suppress(CudaError):
             self.context.close()
@@ -103,13 +103,13 @@ class Runtime:
                 raise TierUnavailable(TIER, f"{names} ({error})", PEER_REMEDY) from None
 
     def stop_waiting(self) -> None:
-        """Let kernels that wait for others come to an end."""
+        """Make kernels that wait for other devices end."""
         if self.stop is not None and not self.context.closed:
             self.stop.set()
 
     def give_back(self, deadline: float) -> None:
-        """Give the device up once it is idle or has failed; at ``deadline``, by
-        ``time.monotonic``, it is abandoned."""
+        """Close the device once it is idle or has failed; at ``deadline``, by ``time.monotonic``,
+        abandon it."""
         while not self.context.closed:
             try:
                 self.context.call("cuStreamQuery", self.memory.stream)
@@ -122,7 +122,7 @@ class Runtime:
             self.give_up()
 
     def abandon(self) -> None:
-        """The device does not answer: what it holds stays with it."""
+        """Leave a device that does not answer; its memory is not freed."""
         self.stop_waiting()
         self.modules.close()
         self.context.abandon()
@@ -138,12 +138,11 @@ def open_runtime(
     compiler: Compiler | None = None,
     shared: bool = False,
 ) -> Runtime:
-    """Open a device and test it. ``compiler`` stands in for NVRTC; a ``shared`` device waits for
-    others, too.
+    """Open a device and test it. ``compiler`` replaces NVRTC; a ``shared`` device also waits for
+    others.
 
-    Raises TierUnavailable when there is no usable device or it cannot keep to the arithmetic,
-    BuildError when the compiler rejects a kernel, and ConfigError for a choice of ``step`` that is
-    none.
+    Raises TierUnavailable when there is no usable device or its arithmetic is not exact, BuildError
+    when the compiler rejects a kernel, and ConfigError for an invalid choice of ``step``.
     """
     step = chosen_step(choices.step)
     compiler = compiler or Compiler()
@@ -197,6 +196,6 @@ def _unavailable(device: Device, error: CudaError) -> TierUnavailable:
 
 
 def _stream(context: Context) -> Any:
-    """One of its own, which waits for no other."""
+    """A new stream that waits for no other."""
     flags = context.binding.CUstream_flags
     return context.call("cuStreamCreate", flags.CU_STREAM_NON_BLOCKING)

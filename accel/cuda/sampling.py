@@ -1,4 +1,5 @@
-"""SAMPLE by several blocks a row, see ``kernels/sample_part.cu`` and ``kernels/sample_row.h``."""
+"""Rules for SAMPLE with several blocks a row, see ``kernels/sample_part.cu`` and
+``kernels/sample_row.h``."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ MOST_PARTS = 128
 LEAST_PARTS = 4
 BLOCKS_PER_MULTIPROCESSOR = 2
 MOST_VOCABULARY = 1 << 19
-"""Sums of halves of weights stay below 2^32."""
+"""Most tokens for which sums of halves of weights stay below 2^32."""
 LISTED_NEAR, LISTED_BYTES = 4096, 12
 SUMS_BYTES = 16
 PART_TALLY_BYTES, TALLY_BYTES = 16 * BINS, 12 * BINS
 
 
 def largest_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """What finds the largest values."""
+    """Replaces the op that finds the largest values."""
     op = ops[0]
     if op.name != "sample_part":
         return None
@@ -34,7 +35,7 @@ def largest_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def sampling_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """SAMPLE behind what found the largest values."""
+    """Replaces SAMPLE after the op that finds the largest values."""
     op = ops[0]
     if op.name != "sample":
         return None
@@ -57,5 +58,5 @@ def sampling_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def _row_bytes(parts: int) -> int:
-    """A ROW_STATE: tally, bounds, weights of parts and two counts."""
+    """Bytes of a ROW_STATE: tally, bounds, weights of parts and two counts."""
     return TALLY_BYTES + 3 * SUMS_BYTES + 16 + 8 * parts + 8

@@ -1,4 +1,4 @@
-"""What a device is asked once before it is trusted with a model."""
+"""Tests a device's arithmetic once before a model runs on it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Words = NDArray[np.uint32]
 
 
 def check_arithmetic(memory: Memory, modules: Modules) -> None:
-    """Raise TierUnavailable unless the device computes what the kernels build on as numpy does.
+    """Raise TierUnavailable unless the device computes the kernels' basic operations as numpy does.
 
-    Raises CudaError when the device does not even do that much.
+    Raises CudaError when the device cannot compute at all.
     """
     a, b = sample_pairs()
     words = np.random.default_rng(21).integers(0, 1 << 32, SAMPLES, dtype=np.uint32)
-    # A NaN may lose its payload on the way.
+    # A NaN may lose its payload when it is converted.
     words[words & 0x7C00 == 0x7C00] = 0
     found = _computed(memory, modules, a, b, words)
     for column, (what, expected) in _expected(a, b, words).items():

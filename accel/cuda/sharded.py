@@ -1,4 +1,4 @@
-"""Buffers, batches and fences of several devices: of each its own."""
+"""Buffers, batches and fences that have a part on each of several devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from contract.shape_key import ShapeKey
 
 @dataclass(slots=True, eq=False)
 class ShardedBuffer:
-    """A buffer of a graph: what each device has of it, all of it or its share of the rows."""
+    """A buffer of a graph; each device has all of it or its share of the rows."""
 
     decl: BufferDecl
     nbytes: int
@@ -28,26 +28,26 @@ class ShardedBuffer:
 
     @property
     def name(self) -> str:
-        """The logical name of the graph buffer it holds."""
+        """The name of the graph buffer."""
         return self.decl.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardedBatch:
-    """A form's launches on every device."""
+    """A bucket's launches on every device."""
 
     bucket: ShapeKey
     parts: tuple[CudaBatch, ...]
 
     @property
     def packets(self) -> int:
-        """Launches of a step, on each device."""
+        """Launches of a step on each device."""
         return self.parts[0].packets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardedFence:
-    """Completion of one submission on all devices, which errors call by their ``names``."""
+    """The completion of one submission on all devices; errors use their ``names``."""
 
     parts: tuple[CudaFence, ...]
     names: tuple[str, ...]
@@ -65,15 +65,15 @@ class ShardedFence:
 
     @property
     def outputs(self) -> Mapping[str, NDArray[np.uint8]]:
-        """Those of the first device: they are the same on all."""
+        """The outputs of the first device; they are the same on all."""
         return self.parts[0].outputs
 
     @property
     def submitted(self) -> float:
-        """When, by ``time.monotonic``."""
+        """The time of submission, by ``time.monotonic``."""
         return self.parts[-1].submitted
 
     @property
     def pace(self) -> Pace:
-        """That of its batch."""
+        """The recent duration of steps of this batch."""
         return self.parts[0].pace

@@ -1,8 +1,8 @@
-"""Products with up to sixteen tokens whose packed activations a block has in shared memory.
+"""Launches for products with up to sixteen tokens whose packed activations fit in shared memory.
 
-One launch of ``kernels/unit_spans.cu`` for all matrices of a run of ``accel.cuda.products``, behind
-the ``unit_pack.cu`` of its activations. Where those of whole rows do not fit, blocks share rows and
-leave values of spans, which the run behind folds.
+One launch of ``kernels/unit_spans.cu`` computes all matrices of a run of ``accel.cuda.products``,
+after ``unit_pack.cu`` has packed its activations. Where whole rows do not fit, blocks share rows
+and write sums of spans, which the next run folds.
 """
 
 from __future__ import annotations
@@ -13,32 +13,39 @@ from dataclasses import dataclass
 from accel.cuda.device import Device
 from accel.cuda.group_shapes import SPAN_UNITS, SUM_BYTES, TOKEN_BYTES, span_count
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
-from accel.cuda.products import MOST_FORMATS, Run, residual_operand, writer
+from accel.cuda.products import (
+    MOST_FORMATS,
+    Run,
+    format_macros,
+    matrix_macros,
+    residual_operand,
+)
 from accel.cuda.runs import operand_index, packet_number, size_indices
 from accel.cuda.tuned import KernelLaunch
 from accel.packets.step import Op
 from contract.dtypes import DType
 
 MOST_TOKENS = 16
-"""With more a warp would take a unit longer than the device takes to bring it."""
+"""Most tokens; with more a warp computes a unit slower than the device loads it."""
 BARRIER_BYTES = 8
 TILE_WORDS = 2
-"""Counts of a tile whose values wait."""
+"""Counters of a tile whose values wait to be folded."""
 LEAST_TILE_SLOTS = 2
 MOST_TILE_SLOTS = 8
 MOST_SLOTS = 4
 WHOLE_WARPS, FEW_WARPS = (16, 12), 8
-"""Of a block that has whole rows; few where nobody folds parts, but rather more parts."""
+"""Warps of a block with whole rows; few only where no later run folds parts."""
 PARTED_WARPS = (12, 16, 8)
+"""Warps of a block whose rows several blocks share, tried in this order."""
 SPAN_TIME, TOKENS_TIME = 24, 9
-"""What a warp takes for a span, and a block to get the tokens of one, in tenths of a microsecond of
-an H200."""
+"""The time of a warp for a span, and of a block to load the tokens of one, in tenths of a
+microsecond on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanShape:
-    """Of a block: warps, units each has under way, tiles whose values may wait; blocks that share
-    rows, and the bytes of shared memory."""
+    """The shape of a block: warps, units each copies ahead, tiles whose values may wait, blocks
+    that share rows, and bytes of shared memory."""
 
     warps: int
     slots: int
@@ -48,11 +55,10 @@ class SpanShape:
 
 
 def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> KernelLaunch | None:
-    """The products of ``run`` with all that stands behind them; ``parted`` says that the run behind
-    folds spans. None where nothing fits."""
-    products = [ops[place] for place in run.products]
-    dtypes = [product.dtype for product in products if product.dtype is not None]
-    formats = list(dict.fromkeys(dtypes))
+    """The products of ``run`` with all that follows them; ``parted`` if the next run folds spans.
+    None where nothing fits."""
+    products = [ops[index] for index in run.products]
+    formats = list(dict.fromkeys(p.dtype for p in products if p.dtype is not None))
     columns, tokens = products[0].most_sizes()["columns"], products[0].count.most
     if len(formats) > MOST_FORMATS or tokens > MOST_TOKENS:
         return None
@@ -62,12 +68,6 @@ def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> Ke
     shape = span_shape(formats, columns, tokens, tiles, paired, device, parted)
     if shape is None:
         return None
-    end = run.gate if run.gate is not None else run.residual
-    places = {}
-    for i, product in enumerate(run.products):
-        places[f"W{i}"] = operand_index(ops, product, "weight")
-        places[f"B{i}"] = operand_index(ops, run.biases[i], "bias")
-        places[f"Y{i}"] = operand_index(ops, writer(run, i) if end is None else end, "y")
     return KernelLaunch(
         "unit_spans.cu",
         "unit_spans",
@@ -75,10 +75,7 @@ def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> Ke
         (shape.warps * 32, 1, 1),
         shape.shared_bytes,
         {
-            "FIRST": formats[0].ggml_id,
-            "SECOND": formats[-1].ggml_id,
-            "NUMBERS": sum(1 << 4 * i for i, dtype in enumerate(dtypes) if dtype != formats[0]),
-            "MATRICES": len(products),
+            **format_macros(products),
             "WARPS": shape.warps,
             "SLOTS": shape.slots,
             "TILE_SLOTS": shape.tile_slots,
@@ -92,7 +89,7 @@ def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> Ke
             "RESIDUAL": operand_index(ops, run.residual, residual_operand(ops, run)),
             **size_indices("matmul", "rows", "columns"),
             **size_indices("swiglu", "activation"),
-            **places,
+            **matrix_macros(ops, run, range(len(products))),
         },
     )
 
@@ -106,8 +103,8 @@ def span_shape(
     device: Device,
     parted: bool = False,
 ) -> SpanShape | None:
-    """The one that takes least time where rows may be ``parted``, else the most warps that fit with
-    whole ones; None where none do."""
+    """The fastest shape where rows may be ``parted``, else the one with the most warps for whole
+    rows; None where none fits."""
     if not parted:
         warps = (*WHOLE_WARPS, FEW_WARPS)
         fitting = (_shape(formats, columns, tokens, paired, device, 1, one) for one in warps)
@@ -137,7 +134,7 @@ def _shape(
     parts: int,
     warps: int,
 ) -> SpanShape | None:
-    """With as many slots as fit, two at least."""
+    """The shape with as many slots as fit, at least two."""
     of_part = -(-span_count(columns) // parts)
     units = min(of_part * SPAN_UNITS, unit_count(columns))
     items = of_part * (2 if paired else 1)

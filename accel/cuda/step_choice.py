@@ -1,8 +1,8 @@
-"""When launches of a step are put together as one, and what blocks it is tried with first.
+"""Decides when launches of a step become one persistent launch, and which block shapes are tried.
 
-A dense model's step of one token is one launch where that is faster than those it replaces. The
-environment variable ``ZINC_RT_CUDA_STEP`` says how many warps and ring slots a block has, ``8x3``,
-wherever launches can be put together, ``auto`` that this is left to us, and nothing that none are.
+A dense model's step of one token is one launch where that is faster. The environment variable
+``ZINC_RT_CUDA_STEP`` is ``auto`` for that choice, warps and ring slots of a block, such as ``8x3``,
+to join launches wherever possible, or empty to join none.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from contract.errors import ConfigError
 VARIABLE = "ZINC_RT_CUDA_STEP"
 AUTO = "auto"
 LEAST_PHASES = 3
-"""Fewer are faster as launches that begin before the one in front has ended."""
+"""Fewest phases of a persistent launch; fewer are faster as launches that overlap."""
 MOST_TOKENS = 4
-"""That a step as one launch has room for."""
+"""Most tokens of a step as one launch."""
 BLOCKS = ((8, 3), (8, 2), (8, 1), (4, 2), (4, 1))
-"""Warps and ring slots of a block that ``auto`` tries in turn."""
+"""Warps and ring slots of a block, tried in this order."""
 Block = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """``blocks`` are what to try for warps and slots, none where nothing is put together; runs have
-    ``least_phases`` of ``most_tokens``, on devices of ``least_capability``. Where rows with a norm
-    are shorter than ``least_row_units``, the longest of them, only steps that sample a position
-    before ``long_position`` are put together."""
+    """When launches are joined.
+
+    ``blocks`` are the warps and slots to try, none to join nothing; runs have ``least_phases``
+    phases of ``most_tokens`` tokens, on devices of ``least_capability``. Where the longest
+    normalized row has fewer units than ``least_row_units``, only steps that sample a position
+    before ``long_position`` are joined.
+    """
 
     blocks: tuple[Block, ...] = ()
     most_tokens: int = MOST_TOKENS
@@ -42,16 +45,17 @@ class StepChoice:
 
 NEVER = StepChoice()
 FASTEST = StepChoice(BLOCKS, 1, 10, (9, 0), 9, 2 * KV_TILE + 1)
-"""Where it has been measured to be faster: not with four tokens, nor between launches of others.
-Where a warp has a single unit of a row to normalize it is so as long as one block takes a whole
-context: of 4 units (0.6B) the graph is 6 % slower at context 5 and 5 % faster at 512. Of 16 (8B)
-one launch is 5 % faster at 5."""
+"""The choice measured to be faster: not with four tokens, nor between launches of other kinds.
+Where a warp normalizes a single unit of a row, it is faster as long as one block computes a whole
+context: with rows of 4 units (0.6B) launches of their own are 6 % slower at context 5 and 5 %
+faster at 512. With 16 units (8B) one launch is 5 % faster at 5."""
 
 
 def chosen_step(choice: str) -> StepChoice:
-    """What the variable says. A kernel for which a chosen block is too much memory takes the next.
+    """The choice for a value of the variable. A kernel whose block needs too much memory takes the
+    next shape.
 
-    Raises ConfigError naming it.
+    Raises ConfigError naming the value.
     """
     if not choice:
         return NEVER

@@ -1,4 +1,5 @@
-"""What a persistent step kernel reads: records of ``kernels/step_table.h``, bound to addresses."""
+"""The records that a persistent step kernel reads, see ``kernels/step_table.h``, and their
+addresses."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from accel.packets.packet import ABSENT as ABSENT_OPERAND
 from accel.packets.step import Op, Tensor
 
 EXCHANGE_MEMORY = 1 << 60
-"""Marks an operand as an offset in the bank of exchanged floats."""
+"""The flag of an operand that is an offset in the bank of exchanged floats."""
 MATRICES = 3
 PRODUCT_KIND, ATTENTION_KIND, END_KIND = 0, 1, 2
 RECORD_BYTES, HEAD_BYTES = 256, 32
 WORK_BYTES = 56 + 4
-"""Of what the kernel keeps of a phase, and its number of tokens."""
+"""Shared memory in which the kernel stores a phase and its number of tokens."""
 
 HEAD = np.dtype(
     {
@@ -87,8 +88,8 @@ assert {RECORD_BYTES} == {
 
 @dataclass(frozen=True, slots=True)
 class PhaseBuffers:
-    """Buffers that phases hand each other, by their offsets in a bank; ``outside`` are those that
-    somebody else reads, too."""
+    """Buffers by which phases exchange results: their offsets in a bank; other launches also read
+    those in ``outside``."""
 
     offsets: Mapping[str, int]
     outside: frozenset[str]
@@ -106,13 +107,13 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Packets of a step, and which buffers an earlier phase has written."""
+    """The packets of a step, and the buffers that phases exchange."""
 
     packets: NDArray[np.void]
     exchange: PhaseBuffers
 
     def stored(self, operand: Operand | None) -> tuple[int, int]:
-        """Address and stride where the step keeps it; zeros where there is none."""
+        """The address and stride of an operand in the step's memory; zeros where there is none."""
         if operand is None:
             return 0, 0
         packet = self.packets[operand.op]
@@ -120,12 +121,13 @@ class Bound:
         return (0, 0) if address == ABSENT_OPERAND else (int(address), int(stride))
 
     def read(self, operand: Operand | None) -> tuple[int, int]:
-        """Address and stride of what a phase reads."""
+        """The address and stride from which a phase reads an operand."""
         exchanged = self._exchanged(operand)
         return self.stored(operand) if exchanged is None else exchanged
 
     def written(self, operand: Operand) -> tuple[int, int, int, int]:
-        """Address and stride of a result, and of the place for others, if there are any."""
+        """The address and stride of a result in the bank, and in the step's memory if other
+        launches read it."""
         exchanged = self._exchanged(operand)
         if exchanged is None:
             return *self.stored(operand), 0, 0
@@ -142,30 +144,31 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOperands:
-    """Ops of a tuned launch, whose first op is ``first``, by its ``macros``."""
+    """The operands of a tuned launch, found by its ``macros``; ``first`` is the index of its first
+    op."""
 
     ops: Sequence[Op]
     first: int
     macros: Mapping[str, int]
 
     def operand(self, name: str) -> Operand | None:
-        """What a macro of a place names."""
-        place = self.macros.get(name, ABSENT)
-        if place < 0:
+        """The operand that a macro names, None where absent."""
+        number = self.macros.get(name, ABSENT)
+        if number < 0:
             return None
-        op, index = self.first + place // OPERANDS_OF_A_PACKET, place % OPERANDS_OF_A_PACKET
+        op, index = self.first + number // OPERANDS_OF_A_PACKET, number % OPERANDS_OF_A_PACKET
         tensor = self.ops[op].operands[index]
         assert tensor is not None
         return Operand(op, index, tensor)
 
     def needed(self, name: str) -> Operand:
-        """The same of one that is never absent."""
+        """The operand that a macro names, which must exist."""
         operand = self.operand(name)
         assert operand is not None, name
         return operand
 
     def number(self, name: str) -> int | None:
-        """The op whose packet a macro names."""
+        """The index of the op whose packet a macro names."""
         number = self.macros.get(name, ABSENT)
         return None if number < 0 else self.first + number
 

@@ -1,4 +1,4 @@
-"""The word persistent kernels look at while they wait for each other's data."""
+"""The word in device memory that makes kernels waiting for each other's data end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WORD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class StopWord:
-    """``word`` in device memory is 0 until ``set`` copies ``one`` there, on a stream of its own
-    that waits for no kernel."""
+    """``word`` in device memory is 0 until ``set`` copies ``one`` there, on a stream that waits for
+    no kernel."""
 
     memory: Memory
     word: Allocation
@@ -25,11 +25,11 @@ class StopWord:
 
     @property
     def address(self) -> int:
-        """Where kernels find it."""
+        """The address that kernels read."""
         return self.word.address
 
     def set(self) -> None:
-        """Let kernels that wait come to an end, whatever they have then. Does not wait for them."""
+        """Make waiting kernels end, whatever they have computed. Does not wait for them."""
         with suppress(CudaError):
             address, here = self.word.address, self.one.ctypes.data
             self.memory.context.call("cuMemcpyHtoDAsync", address, here, WORD_BYTES, self.stream)

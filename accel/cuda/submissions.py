@@ -1,10 +1,10 @@
-"""Steps in flight on one device: what keeps the inputs and outputs of each its own.
+"""Steps in flight on one device, and the memory that separates their inputs and outputs.
 
 The stream runs steps in order. The snapshot of a step's inputs lies in page-locked memory and is
-copied to one of two places, from which kernels read it: of a step of few launches beside the step
-in front of it, which reads the other. An output that is wanted is copied to page-locked memory of
-its own before the next step overwrites it, what the host has mapped of others beside that one. The
-host waits for nothing in between.
+copied to one of two input buffers, from which kernels read: for a step of few launches this
+overlaps with the previous step, which reads the other buffer. A requested output is copied to
+page-locked memory before the next step overwrites it; copies of mapped outputs overlap with that
+step. The host never waits in between.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from contract.errors import DeviceLost
 from contract.ir.inputs import InputCopy, InputRows
 from contract.records import SAMPLING
 
-PLACES = 2
-"""For inputs: one is filled while a step reads the other."""
+INPUT_BUFFERS = 2
+"""Input buffers: one is filled while a step reads the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShortRecordings:
-    """What is enough for a step whose only row takes its ``largest`` logit, or is ``drawn`` from
-    logits that nothing changes; ``sampling`` is where among the inputs that is said. One that
-    samples ``position`` or a later one takes ``long``, if there is one."""
+    """Recordings that suffice for a step with a single row whose logits nothing changes:
+    ``largest`` takes the largest logit, ``drawn`` draws a token.
+
+    ``sampling`` is the offset of the row's sampling record in the inputs. A step that samples
+    ``position`` or a later one takes ``long``, if there is one.
+    """
 
     largest: Recording
     drawn: Recording
@@ -43,11 +46,11 @@ class ShortRecordings:
 
     @property
     def recordings(self) -> list[Recording]:
-        """All of them."""
+        """All recordings."""
         return [self.largest, self.drawn, *(() if self.long is None else (self.long,))]
 
     def enough_for(self, inputs: NDArray[np.uint8]) -> Recording | None:
-        """The one for a step with these inputs, if there is one."""
+        """The recording that suffices for a step with these inputs, None if there is none."""
         stop = self.sampling + SAMPLING.itemsize
         record = inputs[self.sampling : stop].view(SAMPLING)[0]
         if self.long is not None and record["position"] >= self.position:
@@ -59,7 +62,8 @@ class ShortRecordings:
 
 @dataclass(frozen=True, slots=True)
 class RecordedBucket:
-    """All launches of a form, and the shorter recordings of rows that nothing changes."""
+    """All launches of a bucket, and the shorter recordings for rows whose logits nothing
+    changes."""
 
     whole: Recording
     short: ShortRecordings | None = None
@@ -71,7 +75,7 @@ class RecordedBucket:
 
     @property
     def recordings(self) -> list[Recording]:
-        """All there are of it."""
+        """All recordings."""
         return [self.whole, *(() if self.short is None else self.short.recordings)]
 
 
@@ -79,7 +83,7 @@ CudaBatch = FormBatch[Allocation, RecordedBucket]
 
 
 class Mark:
-    """A place in a stream."""
+    """A position in a stream: an event recorded after everything enqueued so far."""
 
     def __init__(self, context: Context, stream: Any) -> None:
         self._context = context
@@ -91,17 +95,17 @@ class Mark:
         self._passed = False
 
     def move(self, stream: Any) -> None:
-        """To the end of a stream, from a place that is passed."""
+        """Move a passed mark to the end of a stream."""
         self._passed = False
         self._context.call("cuEventRecord", self._event.value, stream)
 
     def hold(self, stream: Any) -> None:
-        """Have what follows in another stream wait until it is passed."""
+        """Make what follows in another stream wait for this mark."""
         self._context.call("cuStreamWaitEvent", stream, self._event.value, 0)
 
     @property
     def passed(self) -> bool:
-        """Whether all before it has ended. Raises CudaError when that failed."""
+        """Whether everything before the mark has ended. Raises CudaError when that failed."""
         if not self._passed:
             try:
                 self._context.call("cuEventQuery", self._event.value)
@@ -131,7 +135,7 @@ class CudaStep:
             raise DeviceLost(str(error)) from None
 
     def collect(self) -> None:
-        """See Completion: the device has copied them."""
+        """See Completion: the device has already copied the outputs."""
 
 
 CudaFence = StepFence[Allocation, RecordedBucket, CudaStep]
@@ -139,8 +143,10 @@ CudaFence = StepFence[Allocation, RecordedBucket, CudaStep]
 
 @dataclass(slots=True)
 class InputSlots:
-    """Where kernels read a step's inputs: ``PLACES`` of ``nbytes`` in one allocation, used in turn.
-    Nothing is copied to one before the step that read it last has ended."""
+    """Input buffers of a step: ``INPUT_BUFFERS`` of them in one allocation, used in turn.
+
+    Nothing is copied to one before the last step that read it has ended.
+    """
 
     memory: Memory
     allocation: Allocation
@@ -148,74 +154,78 @@ class InputSlots:
     turn: int = 0
 
     def __post_init__(self) -> None:
-        # Whoever allocates zeroes, in the stream of steps.
+        # Allocating enqueues zeroing in the stream of steps.
         zeroed = Mark(self.memory.context, self.memory.stream)
-        self.readers = [zeroed] * PLACES
+        self.readers = [zeroed] * INPUT_BUFFERS
 
     @property
     def addresses(self) -> list[int]:
-        """Of all places."""
-        apart = self.allocation.nbytes // PLACES
-        return [self.allocation.address + number * apart for number in range(PLACES)]
+        """The address of each input buffer."""
+        apart = self.allocation.nbytes // INPUT_BUFFERS
+        return [self.allocation.address + number * apart for number in range(INPUT_BUFFERS)]
 
-    def fill(self, data: NDArray[np.uint8], beside: bool) -> int:
-        """Enqueue the copy of ``data``, ``beside`` the steps or behind them: its address."""
-        self.turn = (self.turn + 1) % PLACES if beside else 0
+    def fill(self, data: NDArray[np.uint8], overlaps: bool) -> int:
+        """Enqueue the copy of ``data``, overlapping with steps if ``overlaps``, and return its
+        address."""
+        self.turn = (self.turn + 1) % INPUT_BUFFERS if overlaps else 0
         memory, streams = self.memory, self.memory.streams
         address = self.addresses[self.turn]
-        stream = streams.inputs if beside else streams.steps
-        if beside:
+        stream = streams.inputs if overlaps else streams.steps
+        if overlaps:
             self.readers[self.turn].hold(stream)
         memory.context.call("cuMemcpyHtoDAsync", address, data.ctypes.data, data.nbytes, stream)
-        if beside:
+        if overlaps:
             Mark(memory.context, stream).hold(streams.steps)
         return address
 
     def read(self, step: Mark) -> None:
-        """Whoever reads the place filled last has ended at ``step``."""
+        """The step ending at ``step`` is the last that reads the buffer filled last."""
         self.readers[self.turn] = step
 
 
 class CudaSubmissions(Submissions[Allocation, RecordedBucket, HostSlot, CudaStep]):
-    """See Submissions. ``start`` enqueues the launches of a step, ``finish`` what follows them."""
+    """See Submissions. ``start`` enqueues the launches of a step, ``finish`` the copies of its
+    outputs."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__()
         self._memory = memory
-        self._places: InputSlots | None = None
+        self._input_slots: InputSlots | None = None
 
     @property
-    def place(self) -> Allocation | None:
-        """Where kernels read inputs."""
-        return None if self._places is None else self._places.allocation
+    def input_memory(self) -> Allocation | None:
+        """The memory of all input buffers."""
+        return None if self._input_slots is None else self._input_slots.allocation
 
-    @place.setter
-    def place(self, place: Allocation) -> None:
-        if place is not self.place:
-            self._places = InputSlots(self._memory, place)
+    @input_memory.setter
+    def input_memory(self, memory: Allocation) -> None:
+        if memory is not self.input_memory:
+            self._input_slots = InputSlots(self._memory, memory)
 
     def prepare(self, batch: CudaBatch) -> None:
-        """Make what steps of a batch are going to need. Raises CudaError."""
-        assert self._places is not None
+        """Make the graphs that steps of a batch need. Raises CudaError."""
+        assert self._input_slots is not None
         for recording in batch.launch.recordings:
-            for address in self._places.addresses[: PLACES if recording.is_brief else 1]:
+            for address in self._input_slots.addresses[
+                : INPUT_BUFFERS if recording.is_brief else 1
+            ]:
                 recording.prepare(self._memory.stream, address)
 
     def start(
         self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None = None
     ) -> HostSlot:
-        """Enqueue the inputs and the launches of a step; ``finish`` has to follow. Nothing here
-        waits for the device. Raises CudaError."""
+        """Enqueue the inputs and the launches of a step; the caller must call ``finish`` next.
+        Nothing here waits for the device. Raises CudaError."""
         slot = super().start(batch, inputs, rows)
         memory, snapshot = self._memory, slot.inputs.data
         # What the host wrote into mapped memory counts only if nothing was running.
         if not self._in_flight:
             memory.staging.to_device()
-        assert self._places is not None
+        assert self._input_slots is not None
         recording = batch.launch.recorded_for(snapshot)
-        place = self._places.fill(snapshot, recording.is_brief)
-        recording.enqueue(memory.stream, place)
-        self._places.read(Mark(memory.context, memory.stream))
+        address = self._input_slots.fill(snapshot, recording.is_brief)
+        recording.enqueue(memory.stream, address)
+        self._input_slots.read(Mark(memory.context, memory.stream))
         return slot
 
     def _new_slot(self, batch: CudaBatch) -> HostSlot:

@@ -1,4 +1,5 @@
-"""The CUDA tier: a graph becomes packets, and a step one CUDA graph of kernels that read them."""
+"""The CUDA tier: a graph becomes packets, and a step is one CUDA graph of kernels that read
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from accel.cuda.recorded_bucket import recorded_bucket
 from accel.cuda.registered import cuda_buckets
 from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import (
-    PLACES,
+    INPUT_BUFFERS,
     CudaBatch,
     CudaFence,
     CudaStep,
@@ -47,7 +48,8 @@ from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, FiniteWords, UploadsLater
 
 PROMPT_TOKENS = 1024
-"""Of a step: blocks of products fill the multiprocessors better than with 512."""
+"""Prompt tokens of a step: with 1,024 blocks of products fill the multiprocessors better than with
+512."""
 
 
 class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
@@ -55,7 +57,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
 
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
     ``progress`` is called with a line before kernels are compiled. ``binding`` and ``compiler``
-    stand in for the driver and NVRTC. ``share`` is what it does of every step, as one of the
+    replace the driver and NVRTC. ``share`` is the part of every step that it executes as one of the
     devices of ``accel.cuda.multi_device``.
     """
 
@@ -78,7 +80,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         runtime = open_runtime(driver, device, choices, progress, compiler, shared)
         self._runtime = runtime
         self._weights = Weights(runtime)
-        self._places = StepAddresses()
+        self._addresses = StepAddresses()
         self._passing = PassingMemory(runtime.memory)
         arranged_bytes = self._weights.arranged_bytes
         self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes, choices.cache)
@@ -90,12 +92,12 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
 
     @property
     def name(self) -> str:
-        """What its device is called among several."""
+        """The device's name, with its number."""
         return self._runtime.device.numbered
 
     @property
     def divided(self) -> frozenset[str]:
-        """Weights of the planned graph of which it holds its share of the rows."""
+        """Weights of the planned graph of which it has its share of the rows."""
         planned = self._planner.planned
         return frozenset() if planned is None else planned.needs.divided
 
@@ -105,16 +107,16 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        # Whoever asks is about to upload, and planning leaves all cores but one idle.
+        # Uploads follow soon, and planning leaves all cores but one idle.
         weights = graph.of_kind(BufferKind.WEIGHT)
         self._runtime.uploader.prepare(sum(buffer_bytes(decl, largest) for decl in weights))
         return self._planner.plan(graph, largest).footprint
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Make the scratch memory and the place of a step's inputs; kernels are built meanwhile."""
+        """Allocate scratch memory and input buffers; kernels are built meanwhile."""
         planned = self._planner.plan(graph, largest)
         with self._guarded("reserving memory"):
-            # Uploads begin at once, and need theirs.
+            # Uploads begin at once and need these kernels first.
             self._weights.prepare(graph.buffers[name] for name in sorted(planned.needs.factors))
             for lowered in planned.buckets.values():
                 self._runtime.modules.build_ahead(sources_of(lowered.plan))
@@ -165,7 +167,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         bucket: ShapeKey,
         inputs: InputLayout,
     ) -> BoundBucket:
-        """The first half of ``lower``: everything but what other devices have to tell. Raises
+        """The first half of ``lower``: everything that needs nothing of other devices. Raises
         UnsupportedOp, OutOfMemory and CudaError."""
         declared = graph.buffers
         divided = {n for n, buffer in buffers.items() if buffer.decl.shape != declared[n].shape}
@@ -184,17 +186,17 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         move_to_first_rows(lowered, packets)
         self._runtime.uploader.close()
         outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
-        kept, workspace = [], 0
+        allocations, workspace = [], 0
         if plan.own_bytes:
-            kept.append(self._memory.allocate(f"workspace of {graph.name}", plan.own_bytes))
-            workspace = kept[0].address
+            allocations.append(self._memory.allocate(f"workspace of {graph.name}", plan.own_bytes))
+            workspace = allocations[0].address
         short = plan.short
         return BoundBucket(
             graph.name,
             bucket,
             plan,
             packets,
-            kept,
+            allocations,
             workspace,
             inputs.nbytes,
             outputs,
@@ -205,17 +207,17 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
     def record(
         self, bound: BoundBucket, peers: Sequence[tuple[CudaTier, BoundBucket]] = ()
     ) -> CudaBatch:
-        """The second half: ``peers`` are the other devices with the same form, whose memory is
-        there. Raises OutOfMemory and CudaError."""
-        theirs = [(tier._places, other) for tier, other in peers]
-        made = recorded_bucket(self._runtime, bound, self._places, self.share.index, theirs)
+        """The second half of ``lower``: ``peers`` are the other devices with the same bucket, bound
+        already. Raises OutOfMemory and CudaError."""
+        theirs = [(tier._addresses, other) for tier, other in peers]
+        made = recorded_bucket(self._runtime, bound, self._addresses, self.share.index, theirs)
         launches = len(bound.plan.launches)
         batch = FormBatch(bound.bucket, launches, made, bound.input_bytes, bound.outputs)
         self._submissions.prepare(batch)
         return batch
 
     def prepare(self, batch: CudaBatch) -> None:
-        """Make its graph for the memory of now. Raises CudaError."""
+        """Make the batch's graph for the current memory. Raises CudaError."""
         self._submissions.prepare(batch)
 
     def start(
@@ -237,12 +239,15 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         self._runtime.reach([other._runtime for other in others])
 
     def stop_waiting(self) -> None:
-        """Let kernels that wait for other devices come to an end."""
+        """Make kernels that wait for other devices end."""
         self._runtime.stop_waiting()
 
     def give_back(self, reason: str, deadline: float) -> None:
-        """Another device is lost, or this one: everything submitted is. Kernels have until
-        ``deadline``, by ``time.monotonic``, to end; a device that still runs then is left alone."""
+        """Close the device because it or another one is lost; everything submitted is lost.
+
+        Kernels have until ``deadline``, by ``time.monotonic``, to end; a device that still runs
+        then is abandoned.
+        """
         self._lost = self._lost or reason
         self._runtime.give_back(deadline)
 
@@ -252,8 +257,8 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         return allocation
 
     def _fill(self, buffer: CudaBuffer, arrived: Arrived | None = None) -> None:
-        """A copy, arranged for the products if it is one of their matrices; the data is read until
-        the first graph is lowered."""
+        """Copy an upload, arranged if some product reads it; the data is read until the first graph
+        is lowered."""
         planned = self._planner.planned
         if matrices_of(buffer.decl) and (planned is None or buffer.name in planned.needs.factors):
             self._weights.matrix(buffer, arrived)
@@ -293,13 +298,13 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
                 self._runtime.close()
 
     def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
-        """Grow what steps share; batches lowered before follow it."""
+        """Grow scratch memory and input buffers; batches lowered before use the new memory."""
         scratch = self._scratch_of(scratch_bytes)
-        self._places.move(scratch.address, self._places.inputs)
-        nbytes = PLACES * aligned(input_bytes)
-        place = self._grown("inputs of a step", self._submissions.place, nbytes)
-        self._submissions.place = place
-        self._places.move(scratch.address, place.address)
+        self._addresses.move(scratch.address, self._addresses.inputs)
+        nbytes = INPUT_BUFFERS * aligned(input_bytes)
+        given = self._grown("inputs of a step", self._submissions.input_memory, nbytes)
+        self._submissions.input_memory = given
+        self._addresses.move(scratch.address, given.address)
 
 
 if TYPE_CHECKING:

@@ -1,30 +1,31 @@
-"""Tuned kernels: what stands in for one op of a step, or for a run of them, where it is faster.
+"""Tuned kernels: faster replacements for one op of a step or for a run of ops.
 
-A rule looks at the ops that are still to be launched and says how many of them, from the first one
-on, it replaces by which launches; the first rule of ``accel.cuda.registered`` that answers wins,
-and an op no rule answers for runs as the plain kernel of its name. So every op also exists alone,
-and a rule may give up a case (a format, a width, a number of tokens, an architecture) by answering
+A rule looks at the ops that have no launch yet and returns how many of them, from the first on, it
+replaces by which launches. The first rule of ``accel.cuda.registered`` that returns a replacement
+wins, and an op without one runs as the plain kernel of its name. So every op can also run alone,
+and a rule may reject a case (a format, a width, a number of tokens, an architecture) by returning
 None.
 
-A ``.cu`` file of ``accel/cuda/kernels`` is compiled by itself, behind the text that plain kernels
-of ``accel/kernels`` have in this language: ``cu.h``, the constants, ``PACKET`` and the exact
-primitives; with ``op`` named, ``OP`` and ``opened`` of that op as well. It may include files of
-its folder and of ``accel/kernels``. Each of its kernels includes ``packets.h`` and has these
+A ``.cu`` file of ``accel/cuda/kernels`` is compiled by itself, after the text that plain kernels of
+``accel/kernels`` have in this language: ``cu.h``, the constants, ``PACKET`` and the exact
+primitives; with ``op`` named, ``OP`` and ``opened`` of that op as well. It may include files of its
+folder and of ``accel/kernels``. Each of its kernels includes ``packets.h`` and has these
 parameters::
 
     extern "C" __global__ void entry(U64 scratch, U64 inputs,
                                      const __grid_constant__ PACKETS packets, U64 workspace)
 
-``packets`` are those of the ops replaced, in the order of the step: arguments, so that they are at
-hand at once, of which a launch takes 4 KiB. Counts are data: the first size of a packet is read
-with what the inputs begin with, and a grid, which is chosen for the most of the form, must be right
-for fewer. Every kernel begins with ``PRECEDING_DONE;`` before it touches memory that a step writes:
-it may be launched before the kernel in front of it has ended, namely once all blocks of that one
-have ended or have said ``FOLLOWING_MAY_START;``. ``workspace`` is memory that nothing else writes.
+``packets`` are those of the replaced ops, in the order of the step, as arguments, which are read
+fastest; a launch has 4 KiB for them. Counts are data: a kernel multiplies the first size of a
+packet with a number at the beginning of the inputs. A grid is chosen for the largest step of the
+bucket and must be right for smaller ones. Every kernel begins with ``PRECEDING_DONE;`` before it
+accesses memory that a step writes, because it may start before the previous kernel has ended: once
+all blocks of that one have ended or reached ``FOLLOWING_MAY_START;``. Nothing else writes
+``workspace``.
 
-A layout of its own for stored weights is a row of LAYOUTS; LAYOUT_RULES say which weights have it.
-A weight has one layout. So whoever gives a weight a layout must have a rule for every op that reads
-it, in every form: what is left over is refused when the graph is lowered, not run on wrong bytes.
+A special layout for stored weights is a row of LAYOUTS; LAYOUT_RULES decide which weights have it.
+A weight has one layout. So a rule that gives a weight a layout needs rules for every op that reads
+it, in every bucket: lowering refuses an op that would read the wrong layout.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ Extent = tuple[int, int, int]
 class KernelLaunch:
     """One launch of kernel ``entry`` of ``kernels/<file>``.
 
-    ``shared_bytes`` is dynamic shared memory, and all there is: kernels declare none of a fixed
-    size beside it. ``macros`` are defined when the file is compiled, so
-    that one file serves several formats or widths; each set is a module of its own. ``op`` is the
-    op whose packet it reads by name. All blocks of a ``cooperative`` launch run at once. One that
-    ``gathers`` has one more parameter, see ``accel.cuda.gathers``.
+    ``shared_bytes`` is dynamic shared memory; kernels have no other. ``macros`` are defined when
+    the file is compiled, so that one file serves several formats or widths; each set is a module of
+    its own. ``op`` is the op whose packet the kernel reads by name. All blocks of a ``cooperative``
+    launch run at once. A launch that ``gathers`` has one more parameter, see
+    ``accel.cuda.gathers``.
     """
 
     file: str
@@ -68,9 +69,9 @@ class KernelLaunch:
 class Replacement:
     """``launches`` in order, instead of those of the next ``ops`` ops.
 
-    ``workspace_bytes`` of device memory, zeroed when the graph is lowered, are theirs from step to
-    step; all launches of one replacement get the same address. One that has none may pass
-    ``passing_bytes`` from launch to launch, in memory that other replacements write as well.
+    ``workspace_bytes`` of device memory, zeroed when the graph is lowered, belong to them from step
+    to step; all launches of one replacement get the same address. A replacement without a workspace
+    may pass ``passing_bytes`` from launch to launch, in memory that other replacements write too.
     """
 
     ops: int
@@ -81,8 +82,8 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Remaining(Sequence[Op]):
-    """The ops of a step from ``start`` on. ``last_read`` says of each buffer which op of the whole
-    step reads it last."""
+    """The ops of a step from index ``start`` on. ``last_read`` has, for each buffer, the index of
+    the last op of the step that reads it."""
 
     step: Sequence[Op]
     start: int
@@ -104,20 +105,20 @@ class Remaining(Sequence[Op]):
         return self.step[self.start + first : self.start + last : step]
 
     def is_read_behind(self, buffer: str, length: int) -> bool:
-        """Whether an op behind the first ``length`` of these reads ``buffer``."""
+        """Whether an op after the first ``length`` of these reads ``buffer``."""
         return self.last_read.get(buffer, -1) >= self.start + length
 
 
 def last_reads(step: Sequence[Op], local: Collection[str] | None = None) -> dict[str, int]:
-    """Of each buffer the place of the last op that reads it.
+    """For each buffer the index of the last op that reads it.
 
-    What is not ``local`` to the step, where that is known, is read behind all of its ops.
+    If ``local`` is given, all other buffers count as read after the last op.
     """
     last = {
         tensor.buffer: number
         for number, op in enumerate(step)
-        for place, tensor in enumerate(op.operands)
-        if tensor is not None and place not in op.written
+        for index, tensor in enumerate(op.operands)
+        if tensor is not None and index not in op.written
     }
     if local is not None:
         outside = {name for op in step for name in op.results()} - set(local)
@@ -126,22 +127,23 @@ def last_reads(step: Sequence[Op], local: Collection[str] | None = None) -> dict
 
 
 Rule = Callable[[Remaining, Device], Replacement | None]
-"""What replaces the first of the ops given, all that follow in the step."""
+"""Returns the replacement for the first of the remaining ops of a step, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrangedLayout:
-    """A way of keeping stored weights: ``group_rows`` rows are ``group_bytes(dtype, columns)``.
+    """A layout of stored weights: ``group_rows`` rows take ``group_bytes(dtype, columns)``.
 
-    Each matrix of a stack begins a group of its own. Kernel ``entry`` of ``kernels/<file>``,
-    compiled with DTYPE defined as the GGML type id, makes ``groups`` of them from ``first`` on::
+    Each matrix of a stack begins a new group. Kernel ``entry`` of ``kernels/<file>``, compiled with
+    DTYPE defined as the GGML type id, arranges ``groups`` groups from ``first`` on::
 
         extern "C" __global__ void entry(const unsigned char *stored, unsigned char *arranged,
                                          unsigned rows, unsigned columns,
                                          unsigned first, unsigned groups)
 
-    ``stored`` is where the rows of the first of these groups begin, ``arranged`` where that group
-    goes. ``grid(dtype, columns, groups)`` is the launch's, of blocks of ``block`` threads.
+    ``stored`` points to the first row of the first of these groups, ``arranged`` to the memory of
+    that group. ``grid(dtype, columns, groups)`` is that of the launch, with blocks of ``block``
+    threads.
     """
 
     file: str

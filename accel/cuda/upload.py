@@ -1,10 +1,10 @@
-"""Stored weights on their way to the device: through page-locked memory, arranged on arrival.
+"""Uploads weights to the device through page-locked memory; the device arranges them on arrival.
 
-Threads read parts of tensors from the file into page-locked slots. Another thread has the device
-copy them, as they come, from there to staging memory of their own or where they stay, look at them,
-and arrange them. Whoever uploads goes on meanwhile. So no more than the slots is held twice, and
-the link is kept busy. A reader does next to nothing but read, since threads wait for each other
-whenever one runs Python; what is handed on between them goes through queues that are no Python.
+Reader threads read parts of tensors from the file into page-locked slots. A sender thread enqueues,
+for each part, the copy to staging memory or to its final address, the check for finite values, and
+the arranging. The caller continues meanwhile. Only the slots exist twice, and the link is always
+busy. Readers run hardly any Python, since only one thread runs Python at a time; parts pass through
+queues implemented in C.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from contract.errors import OutOfMemory
 from contract.file_reads import copy_bytes
 
 Arrived = Callable[[int, int], None]
-"""Called with the device address and the bytes of stored rows whose copy is enqueued, by a thread
-of the uploader, to enqueue what looks at them."""
+"""Called by a thread of the uploader with the device address and the bytes of stored rows whose
+copy is enqueued, to enqueue checks of them."""
 
 SLOT_BYTES = 16 << 20
 READERS = min(12, os.cpu_count() or 1)
 SLOTS = READERS + 4
-"""More than are read at a time: the link is at some meanwhile."""
+"""More slots than are read at a time, since the link copies some meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """``pinned`` is page-locked memory of the size of ``staging``, made by the first who reads into
-    it; ``sent`` is passed when both are free."""
+    """``pinned`` is page-locked memory of the size of ``staging``, made by the first reader that
+    uses it; both are free once ``sent`` is passed."""
 
     staging: Allocation
     pinned: Bytes | None = None
@@ -48,7 +48,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows to be read into a slot, and what enqueues what is done with them then."""
+    """Rows to be read into a slot, and the function that enqueues what is done with them."""
 
     rows: Callable[[], Bytes]
     send: Callable[[_Slot, Bytes], None]
@@ -56,7 +56,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """``rows`` of a part in a slot, unless reading them ``failed``."""
+    """The ``rows`` of a part in a slot, or the error by which reading them ``failed``."""
 
     part: _Part
     slot: _Slot
@@ -65,8 +65,8 @@ class _Read:
 
 
 class Uploader:
-    """Copies host memory to one device. What it is given is read some time before ``finish`` ends
-    and must not change until then. Memory is allocated in the caller's thread only."""
+    """Copies host memory to one device. Data must not change before ``finish`` returns. Only the
+    caller's thread allocates memory."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -82,8 +82,8 @@ class Uploader:
         self._ahead: deque[Future[Bytes]] | None = None
 
     def prepare(self, nbytes: int) -> None:
-        """Begin to make page-locked memory for uploads of so many bytes, the first time it is
-        called; the caller goes on. It takes as long as the device takes for some gigabytes."""
+        """At the first call, start making page-locked memory for uploads of ``nbytes`` bytes and
+        return at once; it takes as long as uploading some gigabytes."""
         if self._ahead is None:
             count = min(SLOTS, -(-nbytes // SLOT_BYTES))
             pool = ThreadPoolExecutor(READERS, "lock pages")
@@ -92,7 +92,7 @@ class Uploader:
             pool.shutdown(wait=False)
 
     def copy(self, data: Bytes, target: Allocation, arrived: Arrived | None = None) -> None:
-        """``data``, uint8[rows, row_bytes], as it is. Raises OutOfMemory."""
+        """Copy ``data``, uint8[rows, row_bytes], unchanged. Raises OutOfMemory."""
         row_bytes = max(1, data.shape[1])
         step = max(1, SLOT_BYTES // row_bytes)
         parts = []
@@ -112,8 +112,8 @@ class Uploader:
         launch: Callable[[int, range], None],
         arrived: Arrived | None = None,
     ) -> None:
-        """A stack in parts: ``launch(address, groups)`` has ``groups`` arranged, whose stored rows
-        lie at ``address`` on the device. Raises OutOfMemory."""
+        """Copy a stack in parts: ``launch(address, groups)`` enqueues the arranging of ``groups``,
+        whose stored rows lie at ``address`` on the device. Raises OutOfMemory."""
         cut = stack.parts(SLOT_BYTES)
         parts = []
         for groups in cut:
@@ -128,8 +128,8 @@ class Uploader:
         self._begin(parts, max(map(stack.stored_bytes, cut), default=0))
 
     def finish(self) -> None:
-        """Return when everything was enqueued. Raises the first that went wrong meanwhile; what was
-        not sent then is given up."""
+        """Return when everything is enqueued. Raises the first error of the threads; parts not sent
+        by then are dropped."""
         try:
             self._wait()
         except BaseException as interrupt:
@@ -140,14 +140,14 @@ class Uploader:
             raise failed
 
     def close(self) -> None:
-        """As ``finish``, and give the slots back. Safe to call twice."""
+        """As ``finish``, then free the slots. Safe to call twice."""
         self.finish()
         if self._slots:
             self._memory.synchronize()
         self.forget()
 
     def forget(self) -> None:
-        """Give up what was not enqueued yet: the device is lost."""
+        """Drop what is not enqueued yet, because the device is lost."""
         self._failed = Forgotten()
         self._wait()
         for _ in self._readers:
@@ -166,7 +166,7 @@ class Uploader:
         self._slots, self._free = [], SimpleQueue()
 
     def _begin(self, parts: list[_Part], slot_bytes: int) -> None:
-        """Have parts read and sent, none of which takes more than ``slot_bytes``."""
+        """Have parts read and sent, none of which has more than ``slot_bytes``."""
         if not slot_bytes:
             return
         if self._failed is not None:
@@ -186,7 +186,7 @@ class Uploader:
             self._parts.put(part)
 
     def _make_slots(self, nbytes: int) -> None:
-        """As many as there is memory for, at least one. Raises OutOfMemory."""
+        """Allocate as many slots as there is memory for, at least one. Raises OutOfMemory."""
         slots: list[_Slot] = []
         while len(slots) < SLOTS:
             try:
@@ -205,7 +205,7 @@ class Uploader:
             self._ended.wait_for(lambda: not self._left)
 
     def _read_all(self) -> None:
-        """What a reader does."""
+        """The loop of a reader thread."""
         while (part := self._parts.get()) is not None:
             slot = self._free.get()
             rows, failed = None, None
@@ -235,7 +235,7 @@ class Uploader:
         return self._memory.pinned.take(nbytes)
 
     def _send_all(self) -> None:
-        """What the sender does."""
+        """The loop of the sender thread."""
         while (read := self._read.get()) is not None:
             try:
                 if read.failed is not None:
@@ -260,7 +260,7 @@ class Uploader:
 
 
 class Forgotten(Exception):
-    """What has not been enqueued yet is not going to be."""
+    """A part was dropped because the device is lost."""
 
 
 def _same(part: Bytes) -> Bytes:

@@ -1,4 +1,4 @@
-"""Text made from the table of ops: how a kernel of the dialect reads its packet by name."""
+"""Generates the text by which kernels read a packet's fields by name, from the table of ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, SL
 
 WORD_TYPES = {"<u4": "uint", "<i4": "int", "<u8": "U64", "<f4": "float"}
 GLSL_KEYWORDS = frozenset({"layout"})
-"""Field names of PACKET that get a ``_`` behind."""
+"""Field names of PACKET that get the suffix ``_`` because they are keywords."""
 
 RECORDS = {
     "STEP": STEP,
@@ -19,25 +19,25 @@ RECORDS = {
     "SLOT": SLOT,
     "EVENT": OUTPUT_EVENT,
 }
-"""Records kernels read or write, by the prefix of their fields' names."""
+"""Records that kernels read or write, by the prefix of their fields' names."""
 MOST_PUSHED_BYTES = 128
-"""Push constants that every Vulkan device has room for."""
+"""Bytes of push constants that every Vulkan device supports."""
 ABSENT_ADDRESS = "TO_U64(0u)"
 
 
 def packet_constants() -> str:
-    """``#define`` of what packets and kernels have to agree on: of packets, of the words of records
-    (``QUERY_SLOT``, ``SAMPLING_WORDS``), and the GGML type ids."""
+    """``#define`` lines of the numbers that packets and kernels share: those of packets, the words
+    of records (``QUERY_SLOT``, ``SAMPLING_WORDS``), and the GGML type ids."""
     formats = {dtype.name.upper(): dtype.ggml_id for dtype in (*WEIGHT_DTYPES, I32, I12)}
     own = {"OFFSET_MASK": (1 << BANK_SHIFT) - 1, "PACKET_BYTES": PACKET.itemsize}
     numbers = {name: _literal(value) for name, value in (CONSTANTS | own | _words()).items()}
-    # Without a suffix, so that GLSL's #if takes them.
+    # These have no suffix, since GLSL's #if accepts none.
     numbers |= {name: str(value) for name, value in formats.items()}
     return "".join(f"#define {name} {value}\n" for name, value in numbers.items())
 
 
 def _words() -> dict[str, int]:
-    """Where each field of each record is, in 32-bit words, and how many of them a record has."""
+    """The offset of each field of each record, and the size of each record, in 32-bit words."""
     words: dict[str, int] = {}
     for prefix, record in RECORDS.items():
         assert record.fields is not None
@@ -50,30 +50,30 @@ def _words() -> dict[str, int]:
 
 
 def pushed_counts(op: DeviceOp) -> tuple[int, int, int]:
-    """Operands, sizes and reals of a packet of ``op`` that is pushed to a kernel in Vulkan."""
+    """The numbers of operands, sizes and reals of a pushed packet of ``op``."""
     return len(op.operands), len(op.sizes), max(1, len(op.reals))
 
 
 def pushed_bytes(op: DeviceOp) -> int:
-    """Bytes of ``LAUNCH`` of ``vk.h`` with such a packet, which counts only if there is room."""
+    """Bytes of ``LAUNCH`` of ``vk.h`` with a pushed packet of ``op``."""
     operands, sizes, reals = pushed_counts(op)
     return -(-(8 + 12 * operands + 4 * (sizes + reals + 2)) // 8) * 8
 
 
 def is_pushed(op: DeviceOp) -> bool:
-    """Whether what kernels read of a packet has room among what every device takes for a launch."""
+    """Whether a packet of ``op`` fits into push constants on every device."""
     return pushed_bytes(op) <= MOST_PUSHED_BYTES
 
 
 def pushed_macros(op: DeviceOp) -> dict[str, int]:
-    """What ``vk.h`` is told of it."""
+    """The macros of ``vk.h`` for a packet of ``op``."""
     names = "PUSHED_OPERANDS", "PUSHED_SIZES", "PUSHED_REALS"
     counts = dict(zip(names, pushed_counts(op), strict=True))
     return {"PUSHED_PACKET": int(is_pushed(op))} | counts
 
 
 def packet_struct() -> str:
-    """``PACKET`` as the device reads it."""
+    """The text of ``PACKET`` for the device."""
     assert PACKET.fields is not None
     fields = []
     for name in PACKET.names or ():
@@ -85,18 +85,19 @@ def packet_struct() -> str:
 
 
 def op_struct(op: DeviceOp) -> str:
-    """``OP`` and ``opened()``: operands as addresses, 0 where absent, strides, sizes and reals."""
+    """The text of ``OP`` and ``opened()``: operands as addresses, 0 where absent, strides, sizes
+    and reals."""
     fields = [f"    ADDRESS {o.name};\n    uint {o.name}_stride;\n" for o in op.operands]
     fields += [f"    uint {name};\n" for name in op.sizes]
     fields += [f"    float {name};\n" for name in op.reals]
     fields.append("    uint arrangement;\n")
     loads = []
     for index, operand in enumerate(op.operands):
-        place = f"PACKET_ADDRESS({index})"
+        pointer = f"PACKET_ADDRESS({index})"
         if operand.optional:
             stored = f"PACKET_FIELD(operand[{index}])"
-            place = f"{stored} == ABSENT ? {ABSENT_ADDRESS} : {place}"
-        loads.append(f"op.{operand.name} = {place};")
+            pointer = f"{stored} == ABSENT ? {ABSENT_ADDRESS} : {pointer}"
+        loads.append(f"op.{operand.name} = {pointer};")
         loads.append(f"op.{operand.name}_stride = PACKET_FIELD(stride[{index}]);")
     loads += [f"op.{name} = TO_U32(PACKET_FIELD(size[{i}]));" for i, name in enumerate(op.sizes)]
     loads.append(

@@ -1,5 +1,5 @@
-"""What ``self_test.k`` is given and has to answer: by that a device is judged before it is trusted
-with a model."""
+"""The samples of ``self_test.k`` and their right results, by which a device's arithmetic is tested
+before a model runs on it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ RESULTS = (
     *("divide", "root", "contraction", "difference", "regrouping"),
     *("half", "narrowing", "signed", "mixed"),
 )
-"""Columns of what ``kernels/self_test.k`` writes."""
+"""The columns that ``self_test.k`` writes."""
 INTEGERS = ("narrowing", "signed", "mixed")
 TINY = 2048
-"""Samples at the end that are subnormal. Sums and products of them may be flushed (rule R0), but a
-tier divides in integers where a division would: what a token is can depend on it."""
+"""Number of subnormal samples at the end. Sums and products of them may be flushed (rule R0), but
+where a device divides inexactly a tier divides in integers, and the token may depend on that."""
 JUDGED_TINY = ("divide", "root")
 
 NEWER_HINT = "choose another device or a newer driver"
@@ -29,12 +29,12 @@ ALL_NATIVE = Traits(divide=True, root=True, half=True, dot=True)
 
 Found = dict[str, NDArray[np.float32] | NDArray[np.int32]]
 Answer = Callable[[Traits], Found]
-"""What a device makes of the samples with kernels for such traits."""
+"""Computes a device's results for the samples, with kernels for these traits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What the device computes with: pairs of floats, and words whose low halves are binary16."""
+    """The inputs: pairs of floats, and words whose low halves are binary16."""
 
     a: Float32
     b: Float32
@@ -63,7 +63,7 @@ class Samples:
 
 def samples() -> Samples:
     """Pairs spread over many exponents, then subnormal ones; every fourth binary16 number of both
-    signs in words whose upper bytes take the extremes."""
+    signs, in words whose upper bytes include the extremes."""
     a, b = sample_pairs()
     tiny = np.random.default_rng(21).integers(1, 1 << 23, TINY, dtype=np.uint32).view(np.float32)
     a, b = np.concatenate([a, tiny]), np.concatenate([b, np.abs(b[:TINY]) + np.float32(1)])
@@ -73,7 +73,7 @@ def samples() -> Samples:
 
 
 def columns(words: NDArray[np.int32]) -> Found:
-    """Results by name, from int32[samples, results]."""
+    """The results by name, from int32[samples, results]."""
     return {
         name: column if name in INTEGERS else column.view(np.float32)
         for name, column in zip(RESULTS, np.ascontiguousarray(words.T), strict=True)
@@ -81,7 +81,7 @@ def columns(words: NDArray[np.int32]) -> Found:
 
 
 def right(found: Found, expected: Found) -> dict[str, bool]:
-    """Whether all judged values are ==; of NaN only that it is one."""
+    """Whether all tested values are equal; a NaN equals any NaN."""
     judged = {name: slice(None if name in JUDGED_TINY else -TINY) for name in expected}
     return {
         name: bool(
@@ -96,9 +96,9 @@ def right(found: Found, expected: Found) -> dict[str, bool]:
 
 
 def traits_of(answer: Answer, tier: str, device: str, has_dot: bool) -> Traits:
-    """What the device does as the exact arithmetic wants it; integers do the rest.
+    """The operations that the device computes exactly; integers compute the others.
 
-    Raises TierUnavailable where no remedy helps.
+    Raises TierUnavailable where integers do not help.
     """
     expected = samples().expected
     native = replace(ALL_NATIVE, dot=has_dot)
@@ -119,7 +119,7 @@ def traits_of(answer: Answer, tier: str, device: str, has_dot: bool) -> Traits:
 
 
 def kernels_of(traits: Traits) -> str:
-    """Which kernels a device with such ``traits`` runs."""
+    """A text naming the kernels that a device with these ``traits`` runs."""
     own = {"division": traits.divide, "root": traits.root, "binary16": traits.half}
     integers = [name for name, native in own.items() if not native]
     products = "packed dot products" if traits.dot else "products without packed dot products"

@@ -1,5 +1,5 @@
-"""Products that a device is asked for before it multiplies on matrix units: random operands of the
-kernels of packed dots and of those of matrix units, whose results have to have the same bits."""
+"""Test products for matrix units: random operands for the kernels of packed dot products and for
+those of matrix units, whose results must have the same bits."""
 
 from __future__ import annotations
 
@@ -24,51 +24,53 @@ from accel.packets.packet import ABSENT, PACKET
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 
 KERNELS = ("matmul", "matmul_tiles")
-"""What is compared of all formats on every tier; Vulkan has more, see ``Product.kernels``."""
+"""Kernels compared for all formats on every tier; Vulkan has more, see ``Product.kernels``."""
 FORMATS = (Q4_K, Q6_K, Q5_1)
-"""Blocks with minima, halves of blocks, blocks with scales of their own: what kernels differ in."""
+"""Formats that differ in the kernels: blocks with minima, halves of blocks, blocks with their own
+scales."""
 ROWS = GROUP_ROWS + 41
 TOKENS = GROUP_TOKENS + 5
 UNITS = 5
-"""Of 256 columns: more than a span."""
+"""Units of 256 columns, more than a span has."""
 COLUMNS = UNITS * UNIT_COLUMNS
 BLOCKS = COLUMNS // 32
 PLANES = {"weight planes": plane_bytes(ROWS, COLUMNS), "x planes": plane_bytes(TOKENS, COLUMNS)}
-"""What is expanded in front of products from planes of bytes, in bytes."""
+"""Operands that products of planes expand first, and their bytes."""
 PLANE_CALLS = (
     ("expand_weight", {"weight": "weight", "planes": "weight planes"}),
     ("expand_tokens", {"m": "x", "scale": "scale", "sums": "sums", "planes": "x planes"}),
     ("matmul_planes", {"x": "x planes", "weight": "weight planes", "y": "y"}),
 )
-"""How those are launched: an op, and which place each of its operands is."""
+"""The launches of those products: each op, and the buffer of each of its operands."""
 GROUPS = 4
-"""Work-groups either kernel is launched with: all that tiles have."""
+"""Work-groups of a launch: all that tiles have."""
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The operands of a product, by name, and their strides: random bytes wherever any will do."""
+    """The operands of a product, by name, and their strides. Bytes are random wherever that is
+    valid."""
 
     dtype: DType
     operands: Mapping[str, Bytes]
     strides: Mapping[str, int]
 
     def module(self, op: str) -> Module:
-        """What executes ``op`` of KERNELS or PLANE_CALLS."""
+        """The module that executes ``op`` of KERNELS or PLANE_CALLS."""
         if op == PLANE_PRODUCT:
             return Module(op, product_format(self.dtype))
         return Module(op, self.dtype if op in STORED else None)
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The ops that compute it from its operands as they are: what is compared."""
+        """The ops that compute the product from unexpanded operands, whose results are compared."""
         wide = WIDE_PRODUCTS if self.dtype in WIDE_FORMATS else ()
         return (*KERNELS, FEW_PRODUCT, *wide)
 
     def packet(self, op: str, addresses: Mapping[str, int]) -> NDArray[np.void]:
-        """PACKET[1] that has ``op`` compute it."""
+        """PACKET[1] with which ``op`` computes the product."""
         names = [operand.name for operand in ALL_OPS[op].operands]
         packet = np.zeros(1, PACKET)
         packet["operand"] = ABSENT
@@ -76,14 +78,14 @@ class Product:
             packet["operand"][0, names.index(name)] = address
             packet["stride"][0, names.index(name)] = self.strides[name]
         sizes = {"tokens": TOKENS, "rows": ROWS, "columns": COLUMNS}
-        for place, name in enumerate(ALL_OPS[op].sizes):
-            packet["size"][0, place] = sizes.get(name, 0)
+        for index, name in enumerate(ALL_OPS[op].sizes):
+            packet["size"][0, index] = sizes.get(name, 0)
         return packet
 
 
 def product_of(dtype: DType) -> Product:
-    """Activations with all bytes there can be, as ``kernels/quantizer.k`` writes them, and a matrix
-    in planes."""
+    """Activations with all possible bytes, as ``quantizer.k`` writes them, and a matrix in
+    planes."""
     rng = np.random.default_rng(dtype.ggml_id)
     high = rng.integers(-128, 128, (TOKENS, BLOCKS, 32), np.int8)
     low = rng.integers(0, 16, (TOKENS, BLOCKS, 32), np.int8)

@@ -1,4 +1,4 @@
-"""The full source text of a kernel in one of the languages of the dialect."""
+"""The complete source text of a kernel, in one of the languages of the dialect."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from contract.arithmetic import SEGMENT
 from contract.dtypes import I12, KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
 GROUP_SIZE = 128
-"""Items of a work-group, but where ``Module.group_size`` says otherwise."""
+"""Items of a work-group unless ``Module.group_size`` says otherwise."""
 PRODUCT_GROUP_SIZE = 256
 """Items of a group that multiplies quantized weights: 32 rows, and eight segments of each."""
 TILES_GROUP_SIZE = 512
 """Items of a group of ``matmul_tiles.k``: 16 subgroups of 32."""
 
 
-def _beside_steps(
+def _outside_steps(
     name: str, operands: str, result: str, sizes: str, items: Callable[..., int]
 ) -> DeviceOp:
     read = tuple(DeviceOperand(operand) for operand in operands.split())
@@ -41,25 +41,25 @@ def _beside_steps(
     return DeviceOp(name, (*read, written), tuple(sizes.split()), (), items, False, False, name)
 
 
-BESIDE_STEPS = MappingProxyType(
+OUTSIDE_STEPS = MappingProxyType(
     {
         op.name: op
         for op in (
-            _beside_steps(
+            _outside_steps(
                 "arrange",
                 "stored",
                 "arranged",
                 "groups rows columns first_group",
                 lambda groups, columns, **_: groups * TILE_ROWS * pieces(columns, UNIT_COLUMNS),
             ),
-            _beside_steps(
+            _outside_steps(
                 "self_test", "a b words", "results", "samples", lambda samples, **_: samples
             ),
         )
     }
 )
-"""Ops that are launched like those of a step, but are in none: their packets have no number."""
-ALL_OPS = MappingProxyType({**TABLE, **FUSED, **BESIDE_STEPS})
+"""Ops that are launched outside of steps; their packets have no op number."""
+ALL_OPS = MappingProxyType({**TABLE, **FUSED, **OUTSIDE_STEPS})
 
 QUANTIZED = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
 STORED = {
@@ -82,25 +82,25 @@ STORED = {
     "flash_attn_row": (I12,),
     "flash_attn_row_wide": (I12,),
 }
-"""Ops of which there is a module for each storage type of what they read or write."""
+"""Ops that have a module for each storage type of what they read or write."""
 
 ATTENTION_ROWS = ("flash_attn_row", "flash_attn_row_wide")
 SEGMENT_OPS = ("flash_attn_quantize", "rms_norm_quantize", "swiglu_quantize", *ATTENTION_ROWS)
-"""Ops of which a work-group has as many items as a segment columns, or four tiles of keys
+"""Ops whose work-groups have as many items as a segment has columns, or four tiles of keys
 positions."""
 
 REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row")
-"""Ops of ``packets/repeated.py``, which not every tier of these kernels has."""
+"""Ops of ``packets/repeated.py``, which not every tier with these kernels uses."""
 
 ATTENTION_TILES = "flash_attn_tiles"
 VULKAN_MATRIX_OPS = (*WIDE_PRODUCTS, FEW_PRODUCT, ATTENTION_TILES)
-"""What not every tier with matrix units has."""
+"""Ops for matrix units that only Vulkan uses."""
 MATRIX_OPS = ("matmul_tiles", *VULKAN_MATRIX_OPS)
-"""Ops whose kernels are worth their while where a device has matrix units."""
+"""Ops whose kernels are fast only where the device has matrix units."""
 
 PLANE_PRODUCT = "matmul_planes"
 PLANE_OPS = ("expand_weight", "expand_tokens", PLANE_PRODUCT)
-"""Ops of products from planes of bytes, for matrix units of Vulkan alone."""
+"""Ops of products of planes of bytes, which only Vulkan's matrix units use."""
 
 GLSL_FIRST_LINES = """\
 #version 460
@@ -110,7 +110,7 @@ INCLUDE = re.compile(r'#include "([\w.]+)"')
 
 
 class Language(Enum):
-    """What a kernel may be compiled as; the value is the header of ``accel/kernels``."""
+    """The languages of the kernels; the value is the header in ``accel/kernels``."""
 
     VULKAN = "vk.h"
     OPENCL = "cl.h"
@@ -121,11 +121,11 @@ class Language(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a device or its driver was found to do as the exact arithmetic wants it.
+    """The operations that a device computes exactly, or abilities that its kernels use.
 
     ``divide``, ``root`` and ``half`` are its own division, square root and widening of binary16;
     ``dot`` are instructions for products of packed bytes, ``matrix`` those of ``matrices.k``.
-    ``shared_addresses`` matters to OpenCL alone: the device dereferences host addresses.
+    ``shared_addresses``, which only OpenCL uses, says that the device dereferences host addresses.
     """
 
     divide: bool = True
@@ -138,7 +138,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One program: an op, for a storage type if there is one for each."""
+    """One program: an op, for one storage type if the op has several."""
 
     op: str
     dtype: DType | None = None
@@ -158,7 +158,7 @@ class Module:
 
     @property
     def entry(self) -> str:
-        """The kernel's name; in GLSL it is main."""
+        """The name of the kernel function; in GLSL it is main."""
         return f"launch_{self.op}"
 
 
@@ -168,30 +168,32 @@ def module_of(op: Op) -> Module:
 
 
 def modules(repeating: bool = True) -> tuple[Module, ...]:
-    """Every module there is, by op and storage type, but for those of matrix units; ``repeating``
-    False leaves out REPEATING_OPS."""
+    """Every module by op and storage type, except those of matrix units; ``repeating`` False leaves
+    out REPEATING_OPS."""
     left_out = (*MATRIX_OPS, *PLANE_OPS, *(() if repeating else REPEATING_OPS))
     names = (name for name in ALL_OPS if name not in left_out)
     return tuple(Module(name, dtype) for name in names for dtype in STORED.get(name, (None,)))
 
 
 def matrix_modules(vulkan: bool = False) -> tuple[Module, ...]:
-    """Those made for matrix units, with ``vulkan`` VULKAN_MATRIX_OPS as well. Where there are none
-    they are right, too, but slow."""
+    """The modules for matrix units, with ``vulkan`` those of VULKAN_MATRIX_OPS too.
+
+    On devices without matrix units they are right but slow.
+    """
     names = (name for name in MATRIX_OPS if vulkan or name not in VULKAN_MATRIX_OPS)
     return tuple(Module(name, dtype) for name in names for dtype in STORED[name])
 
 
 def plane_modules() -> tuple[Module, ...]:
-    """Those of products from planes of bytes."""
+    """The modules of products of planes of bytes."""
     return tuple(Module(name, dtype) for name in PLANE_OPS for dtype in STORED.get(name, (None,)))
 
 
 def module_source(
     language: Language, module: Module, traits: Traits | None = None, text: str | None = None
 ) -> str:
-    """The text a compiler of ``language`` gets, complete; ``text`` takes the place of the module's
-    own kernel file.
+    """The complete text for a compiler of ``language``; ``text`` replaces the module's own kernel
+    file.
 
     Raises FileNotFoundError for an op without a kernel file.
     """
@@ -200,8 +202,8 @@ def module_source(
 
 
 def headers(language: Language, op: str = "", traits: Traits | None = None) -> str:
-    """What stands before every kernel, for one that is written for ``language`` alone: the language
-    of the dialect, PACKET, ``OP`` if an op is named, and the exact primitives."""
+    """The text before every kernel, for a kernel written for ``language`` alone: the language's
+    part of the dialect, PACKET, ``OP`` if an op is named, and the exact primitives."""
     return _combined(language, Module(op), traits, (), {})
 
 
@@ -244,7 +246,8 @@ def _macros(module: Module, traits: Traits) -> dict[str, str]:
 
 
 def _text(name: str, made: Mapping[str, str], included: set[str]) -> str:
-    """A file with what it includes, each file once; compilers name the line an error is in."""
+    """A file with the files it includes, each once; ``#line`` keeps the lines of compiler errors
+    right."""
     included.add(name)
     lines = [f'#line 1 "{name}"']
     for number, line in enumerate((made.get(name) or _file(name)).splitlines(), 1):

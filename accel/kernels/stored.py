@@ -1,4 +1,5 @@
-"""Kernels that are compiled ahead of time and kept in the package, each with its text's digest."""
+"""Kernels that are compiled ahead of time and shipped in the package, each with the digest of its
+text."""
 
 from __future__ import annotations
 
@@ -12,19 +13,19 @@ from typing import Protocol, TypeVar
 
 DIGESTS = "digests.json"
 COMPILERS = 2
-"""Run at the same time."""
+"""Compilers that run at the same time."""
 
 
 class Build(Protocol):
-    """One file as it is to be built."""
+    """One file to compile."""
 
     @property
     def name(self) -> str:
-        """That of the file without its ending."""
+        """The file name without its ending."""
 
     @property
     def text(self) -> str:
-        """What the compiler gets."""
+        """The compiler's input."""
 
 
 B = TypeVar("B", bound=Build)
@@ -32,7 +33,7 @@ B = TypeVar("B", bound=Build)
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """The compiler that built the files, and the digest of each one's text by its name."""
+    """The compiler that made the files, and the digest of each file's text by its name."""
 
     compiler: str
     modules: dict[str, str]
@@ -44,7 +45,7 @@ def digest_of(text: str) -> str:
 
 
 def read_digests(folder: Path) -> Digests:
-    """What is said of the files that are there."""
+    """The digests of the files in ``folder``, empty if there are none."""
     path = folder / DIGESTS
     return Digests(**json.loads(path.read_text())) if path.is_file() else Digests("", {})
 
@@ -52,16 +53,17 @@ def read_digests(folder: Path) -> Digests:
 def refresh(
     folder: Path, compiler: str, builds: Iterable[B], made: Callable[[B], bytes | None]
 ) -> None:
-    """Have ``made`` compile what has changed into ``folder``, and remove what is no more.
+    """Have ``made`` compile what has changed into ``folder``, and delete files that are no longer
+    built.
 
-    A build whose ``made`` is None needs no file, which its digest says, too.
+    A build for which ``made`` returns None has no file, but a digest.
     """
     folder.mkdir(exist_ok=True)
     known = read_digests(folder)
-    kept = known.modules if known.compiler == compiler else {}
+    current = known.modules if known.compiler == compiler else {}
     requested = {build.name: build for build in builds}
     digests = {name: digest_of(build.text) for name, build in sorted(requested.items())}
-    changed = [requested[name] for name in requested if kept.get(name) != digests[name]]
+    changed = [requested[name] for name in requested if current.get(name) != digests[name]]
     with ThreadPoolExecutor(COMPILERS) as pool:
         for build, data in zip(changed, pool.map(made, changed), strict=True):
             path = folder / f"{build.name}.zrt"

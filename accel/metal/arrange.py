@@ -1,70 +1,27 @@
-"""Matrices arranged for the products by the device itself, when they are uploaded."""
+"""The device arranges matrices for the products when they are uploaded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
+from accel.kernels.arrange import PlaneArranger
+from accel.kernels.launches import MOST_GROUPS
 from accel.kernels.source import Module
-from accel.metal.launcher import MOST_GROUPS, launch_alone
+from accel.metal.launcher import launch_alone
 from accel.metal.memory import Allocation, Memory
 from accel.metal.program import Program
-from accel.packets.buffers import ArrangedMatrix
-from accel.packets.device_op import pieces
-from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
-from accel.packets.stacks import Stack
-from contract.dtypes import DType, StorageClass
-
-Bytes = NDArray[np.uint8]
-
-STORED_BYTES = 1 << 26
-"""Stored bytes that are arranged at a time: a view of the file, or a copy where there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arranger:
-    """Arranges matrices on one device."""
+class Arranger(PlaneArranger[Allocation]):
+    """Arranges matrices on one device; stored bytes are a view of the file where there is one."""
 
-    memory: Memory
-    program: Program
+    def __init__(self, memory: Memory, program: Program) -> None:
+        super().__init__(memory, MOST_GROUPS)
+        self._device_memory = memory
+        self._program = program
 
-    def upload(
-        self, name: str, dtype: DType, data: Bytes, matrices: int
-    ) -> ArrangedMatrix[Allocation]:
-        """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
-
-        Float matrices stay as they are. Raises OutOfMemory naming the buffer, and DeviceLost.
-        """
-        if dtype.storage is StorageClass.FLOAT:
-            stored = self.memory.adopt(name, data)
-            return ArrangedMatrix(stored, data.shape[1], WeightLayout.STORED)
-        stack = Stack(dtype, data, len(data) // matrices, TILE_ROWS)
-        row_bytes = tile_bytes(dtype, stack.columns)
-        place = self.memory.allocate(name, stack.groups * row_bytes)
-        try:
-            for groups in stack.parts(STORED_BYTES):
-                self._arrange(name, stack, groups, place)
-        except BaseException:
-            self.memory.free(place)
-            raise
-        return ArrangedMatrix(place, row_bytes, WeightLayout.PLANES)
-
-    def _arrange(self, name: str, stack: Stack, groups: range, place: Allocation) -> None:
-        module = Module("arrange", stack.dtype)
-        pipeline = self.program.pipeline(module)
-        row_items = TILE_ROWS * pieces(stack.columns, UNIT_COLUMNS)
-        launched = min(pieces(len(groups) * row_items, module.group_size), MOST_GROUPS)
-        stored = self.memory.adopt(f"{name} as stored", stack.stored(groups))
-        try:
-            launch_alone(
-                self.memory,
-                pipeline,
-                module.op,
-                [stored.address, place.address],
-                (len(groups), stack.rows, stack.columns, groups.start),
-                launched,
-            )
-        finally:
-            self.memory.free(stored)
+    def _launch(
+        self, module: Module, operands: Sequence[int], sizes: Sequence[int], groups: int
+    ) -> None:
+        pipeline = self._program.pipeline(module)
+        launch_alone(self._device_memory, pipeline, module.op, operands, sizes, groups)

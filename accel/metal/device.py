@@ -1,4 +1,4 @@
-"""The Metal device of a machine, and what it lacks of what the tier needs."""
+"""Finds the Metal device of a machine, and reports what it lacks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from contract.errors import TierUnavailable
 NO_DEVICE = "macOS knows no Metal device"
 NEWER_HINT = "the tier needs Apple silicon (M1 or newer) and macOS 13 or newer"
 FAMILIES = {"Apple7": 1007, "Metal3": 5001}
-"""MTLGPUFamily values the tier cannot do without: addresses of buffers and commands that are
-encoded once."""
+"""MTLGPUFamily values that the tier needs for buffer addresses and indirect command buffers."""
 APPLE9 = 1009
-"""From this family on commands encoded once bring their pipelines along."""
+"""From this family on indirect commands include their pipelines."""
 GROUP_MEMORY_BYTES = 16 << 10
-"""What the kernels may need of a group."""
+"""Group memory that the kernels may need."""
 
 DEVICE_METHODS = (
     *("name", "supportsFamily:", "hasUnifiedMemory", "recommendedMaxWorkingSetSize"),
@@ -32,10 +31,10 @@ DEVICE_METHODS = (
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One MTLDevice, which is the caller's. Sizes in bytes.
+    """One MTLDevice, owned by the caller. Sizes in bytes.
 
-    ``missing`` names what it lacks, ``dispatches_pipelines`` says that a pipeline has to be
-    dispatched in an encoder before commands encoded once may use it there.
+    ``missing`` names what it lacks, ``dispatches_pipelines`` says that an encoder must dispatch a
+    pipeline before indirect commands may use it there.
     """
 
     handle: Any
@@ -49,7 +48,7 @@ class Device:
 
 
 def default_device(objc: ObjectiveC, requested: str = "") -> Device:
-    """The device of this machine, whose name contains ``requested``, ignoring case.
+    """The device of this machine, if its name contains ``requested``, ignoring case.
 
     Raises TierUnavailable when there is none, or saying what it lacks.
     """
@@ -66,7 +65,7 @@ def default_device(objc: ObjectiveC, requested: str = "") -> Device:
 
 
 def any_device(objc: ObjectiveC) -> Device:
-    """The device of this machine, also one that lacks something. Raises TierUnavailable."""
+    """The device of this machine, even if it lacks something. Raises TierUnavailable."""
     handle = objc.metal.MTLCreateSystemDefaultDevice()
     if handle == objc.ffi.NULL:
         raise TierUnavailable(TIER, NO_DEVICE, NO_METAL_HINT)

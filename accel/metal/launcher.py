@@ -1,31 +1,29 @@
-"""A form's packets as commands that are encoded once and executed for every step."""
+"""The packets of a bucket as indirect commands, encoded once and executed for every step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from accel.kernels.source import ALL_OPS, module_of
+from accel.kernels.launches import PlannedLaunch
+from accel.kernels.source import ALL_OPS
 from accel.metal.memory import Allocation, Kind, Memory
-from accel.metal.program import Pipeline, Program
+from accel.metal.program import Pipeline
 from accel.metal.queue import READ_AND_WRITE, Queue
 from accel.packets import work
 from accel.packets.packet import ABSENT, PACKET, aligned
-from accel.packets.step import Op, Placement
 from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
 
 ARGUMENTS = np.dtype(
     [("scratch", "<u8"), ("inputs", "<u8"), ("packets", "<u8"), ("index", "<u4"), ("rest", "<u4")]
 )
-"""``LAUNCH`` of ``kernels/msl.h``; its size is a multiple of what Metal aligns constants to."""
-MOST_GROUPS = 4096
-"""Work-groups of a launch: more than any device runs at a time."""
+"""``LAUNCH`` of ``accel/kernels/msl.h``; its size is a multiple of Metal's alignment of
+constants."""
 CONCURRENT_DISPATCH = 1 << 5
 """MTLIndirectCommandTypeConcurrentDispatch."""
 DESCRIPTOR_METHODS = (
@@ -39,41 +37,19 @@ COMMAND_METHODS = (
 NO_GROUPS = (0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One packet's dispatch; ``wait`` puts a barrier before it. ``work`` in multiplications."""
-
-    pipeline: Pipeline
-    groups: int
-    wait: bool
-    work: int
-
-
-def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]) -> list[Launch]:
-    """How each op of a step is dispatched. Pipelines are made that were not."""
-    modules = [module_of(op) for op in ops]
-    pipelines = program.pipelines(modules)
-    return [
-        Launch(
-            pipelines[module],
-            op.launch_groups(module.group_size, MOST_GROUPS),
-            place.wait,
-            work.work_of(op),
-        )
-        for module, op, place in zip(modules, ops, placed, strict=True)
-    ]
-
-
 class Recording:
-    """A form's commands with a place for the inputs of one step; no two steps under way share
-    one. Memory: arguments of the launches, then inputs."""
+    """The commands of a bucket, with memory for the inputs of one step; steps in flight never share
+    one.
+
+    The memory has the arguments of the launches, then the inputs.
+    """
 
     def __init__(
         self,
         queue: Queue,
         memory: Memory,
         name: str,
-        launches: Sequence[Launch],
+        launches: Sequence[PlannedLaunch[Pipeline]],
         packets: int,
         input_bytes: int,
     ) -> None:
@@ -85,28 +61,29 @@ class Recording:
         self._scratch = -1
         self.runs = work.cut([launch.work for launch in launches], work.BATCH_WORK)
         self._pipelines = [
-            list(dict.fromkeys(launches[index].pipeline for index in run)) for run in self.runs
+            list(dict.fromkeys(launches[index].kernel for index in run)) for run in self.runs
         ]
-        self.place = memory.allocate(
+        self.allocation = memory.allocate(
             f"launches of {name}", self._inputs_at + input_bytes, Kind.STEPS
         )
         try:
             self.commands = self._encoded()
         except BaseException:
-            memory.free(self.place)
+            memory.free(self.allocation)
             raise
-        self.inputs = InputCopy(self.place.host[self._inputs_at :])
+        self.inputs = InputCopy(self.allocation.host[self._inputs_at :])
 
-    def bind(self, places: StepAddresses) -> None:
-        """Arguments follow the scratch memory where it has moved; nothing of this may run."""
-        if places.scratch == self._scratch:
+    def bind(self, addresses: StepAddresses) -> None:
+        """Write the address of the scratch memory into the arguments if it has moved; nothing of
+        this recording may be running."""
+        if addresses.scratch == self._scratch:
             return
         arguments = np.zeros(len(self._launches), ARGUMENTS)
-        arguments["scratch"] = self._scratch = places.scratch
-        arguments["inputs"] = self.place.address + self._inputs_at
+        arguments["scratch"] = self._scratch = addresses.scratch
+        arguments["inputs"] = self.allocation.address + self._inputs_at
         arguments["packets"] = self._packets
         arguments["index"] = np.arange(len(self._launches))
-        self.place.host[: arguments.nbytes] = arguments.view(np.uint8)
+        self.allocation.host[: arguments.nbytes] = arguments.view(np.uint8)
 
     def execute(self, buffer: Any, number: int) -> None:
         """Encode run ``number`` of the commands."""
@@ -122,9 +99,9 @@ class Recording:
                 objc.send(encoder, "executeCommandsInBuffer:withRange:", self.commands, everything)
 
     def close(self) -> None:
-        """Give commands and memory back, which must not run."""
+        """Free commands and memory, which must not be in use."""
         self._queue.objc.release(self.commands)
-        self._memory.free(self.place)
+        self._memory.free(self.allocation)
 
     def _encoded(self) -> Any:
         """The MTLIndirectCommandBuffer."""
@@ -151,19 +128,19 @@ class Recording:
                 self._encode(command, index, launch)
             return objc.retain(commands)
 
-    def _encode(self, command: Any, index: int, launch: Launch) -> None:
-        send, arena = self._queue.objc.send, self.place.arena
-        offset = self.place.offset + index * ARGUMENTS.itemsize
-        send(command, "setComputePipelineState:", launch.pipeline.handle)
+    def _encode(self, command: Any, index: int, launch: PlannedLaunch[Pipeline]) -> None:
+        send, arena = self._queue.objc.send, self.allocation.arena
+        offset = self.allocation.offset + index * ARGUMENTS.itemsize
+        send(command, "setComputePipelineState:", launch.kernel.handle)
         send(command, "setKernelBuffer:offset:atIndex:", arena.buffer, offset, 0)
         selector = "concurrentDispatchThreadgroups:threadsPerThreadgroup:"
-        send(command, selector, (launch.groups, 1, 1), (launch.pipeline.items, 1, 1))
+        send(command, selector, (launch.groups, 1, 1), (launch.kernel.items, 1, 1))
         if launch.wait and index:
             send(command, "setBarrier")
 
 
 def dispatch(queue: Queue, encoder: Any, pipeline: Pipeline, groups: int) -> None:
-    """Encode a dispatch of ``groups``: of none for its pipeline's sake."""
+    """Encode a dispatch of ``groups`` work-groups; none only makes the pipeline known."""
     send = queue.objc.send
     send(encoder, "setComputePipelineState:", pipeline.handle)
     grid = (groups, 1, 1) if groups else NO_GROUPS
@@ -179,30 +156,30 @@ def launch_alone(
     sizes: Sequence[int],
     groups: int,
 ) -> None:
-    """Run a kernel of ``op`` that belongs to no step, and wait for it. Raises DeviceLost."""
+    """Run a kernel of ``op`` outside of any step, and wait for it. Raises DeviceLost."""
     queue = memory.queue
     assert len(operands) == len(ALL_OPS[op].operands)
     at = aligned(ARGUMENTS.itemsize)
-    place = memory.allocate(f"packet of {op}", at + PACKET.itemsize, Kind.STEPS)
+    given = memory.allocate(f"packet of {op}", at + PACKET.itemsize, Kind.STEPS)
     try:
         packet = np.zeros(1, PACKET)
         packet["operand"] = ABSENT
         packet["operand"][0, : len(operands)] = operands
         packet["size"][0, : len(sizes)] = sizes
         arguments = np.zeros(1, ARGUMENTS)
-        arguments["packets"] = place.address + at
-        place.host[at:] = packet.view(np.uint8)
-        place.host[: arguments.nbytes] = arguments.view(np.uint8)
-        encode = partial(_alone, memory, pipeline, place, groups)
+        arguments["packets"] = given.address + at
+        given.host[at:] = packet.view(np.uint8)
+        given.host[: arguments.nbytes] = arguments.view(np.uint8)
+        encode = partial(_alone, memory, pipeline, given, groups)
         queue.await_end(queue.submit([encode]))
     finally:
-        memory.free(place)
+        memory.free(given)
 
 
-def _alone(memory: Memory, pipeline: Pipeline, place: Allocation, groups: int, buffer: Any) -> None:
+def _alone(memory: Memory, pipeline: Pipeline, given: Allocation, groups: int, buffer: Any) -> None:
     queue = memory.queue
     send = queue.objc.send
     with queue.encoding(buffer, "computeCommandEncoder") as encoder:
         send(encoder, "useResources:count:usage:", *memory.resources, READ_AND_WRITE)
-        send(encoder, "setBuffer:offset:atIndex:", place.arena.buffer, place.offset, 0)
+        send(encoder, "setBuffer:offset:atIndex:", given.arena.buffer, given.offset, 0)
         dispatch(queue, encoder, pipeline, groups)

@@ -1,4 +1,4 @@
-"""Memory that device and host share: places in a few large MTLBuffers, known by GPU address."""
+"""Memory that device and host share: ranges of a few large MTLBuffers, with GPU addresses."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from contract.errors import OutOfMemory
 
 MIN_ARENA_BYTES = 64 << 10
 MAX_ARENA_BYTES = 1 << 30
-"""Of an arena for more than one allocation."""
+"""Largest arena for more than one allocation."""
 STEPS_ARENA_BYTES = 1 << 20
 GROWTH = 64
-"""An arena for what nobody expected is this part of all that is held."""
+"""An arena for unexpected allocations is this part of all allocated memory."""
 SHARED_TRACKED = 0
-"""MTLResourceOptions: shared storage, the default cache, and hazards Metal looks after."""
+"""MTLResourceOptions: shared storage, the default cache, and hazards tracked by Metal."""
 VIEW_BYTES = 1 << 20
-"""Of a mapped file at least so much is read where it is; less is copied, since every view is one
-more buffer that each step has to name."""
+"""Fewest bytes of a mapped file that are used without a copy; less is copied, since each step must
+name every view as one more buffer."""
 BUFFER_METHODS = ("contents", "gpuAddress")
 
 Bytes = NDArray[np.uint8]
 
 
 class Kind(Enum):
-    """What an arena is for."""
+    """The purpose of an arena."""
 
     MODEL = auto()
-    """Buffers of graphs and what forms keep: what a plan counts."""
+    """Buffers of graphs and what batches keep: memory that a plan counts."""
     STEPS = auto()
-    """What steps under way pass to the device or get of it."""
+    """Inputs and outputs of steps in flight."""
     VIEW = auto()
-    """Memory of the host that the device sees."""
+    """Host memory that the device can access."""
 
 
 @dataclass(slots=True, eq=False)
 class Arena:
-    """One MTLBuffer. ``host`` are its bytes; ``holes`` what nobody has of it."""
+    """One MTLBuffer. ``host`` are its bytes; ``holes`` its free ranges."""
 
     buffer: Any
     address: int
@@ -57,7 +57,7 @@ class Arena:
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """``nbytes`` at ``address``, ``offset`` bytes into its arena."""
+    """``nbytes`` bytes at ``address``, ``offset`` bytes into the arena."""
 
     arena: Arena
     offset: int
@@ -65,17 +65,17 @@ class Allocation:
 
     @property
     def address(self) -> int:
-        """What a packet holds."""
+        """The address that a packet contains."""
         return self.arena.address + self.offset
 
     @property
     def host(self) -> Bytes:
-        """Its bytes."""
+        """The bytes, which the host can access."""
         return self.arena.host[self.offset : self.offset + self.nbytes]
 
 
 class Memory:
-    """All memory of one device. Sizes in bytes. ``capacity`` is the most it takes."""
+    """All memory of one device. Sizes in bytes. ``capacity`` is the most it allocates."""
 
     def __init__(self, queue: Queue, capacity: int) -> None:
         self.queue = queue
@@ -83,43 +83,44 @@ class Memory:
         self._arenas: list[Arena] = []
         self._resources: tuple[Any, int] | None = None
         self._expected = 0
-        self._placed = 0
+        self._allocated = 0
 
     @property
     def held(self) -> int:
-        """Bytes taken for the model, those included that nothing uses yet."""
+        """Bytes allocated for the model, unused ones included."""
         return sum(arena.nbytes for arena in self._arenas if arena.kind is Kind.MODEL)
 
     @property
     def available(self) -> int:
-        """Bytes that can still be taken: of the capacity, and of what macOS recommends."""
+        """Bytes that can still be allocated: limited by the capacity and by macOS's
+        recommendation."""
         send, device = self.queue.objc.send, self.queue.device
         current = int(send(device.handle, "currentAllocatedSize"))
         return max(0, min(self.capacity - self.held, device.memory_bytes - current))
 
     @property
     def resources(self) -> tuple[Any, int]:
-        """``id[]`` of every buffer and how many there are, for kernels that know addresses."""
+        """``id[]`` of every buffer and their number, for kernels that use addresses."""
         if self._resources is None:
             buffers = [arena.buffer for arena in self._arenas]
             self._resources = self.queue.objc.ffi.new("id[]", buffers), len(buffers)
         return self._resources
 
     def expect(self, nbytes: int) -> None:
-        """Allocations of so many bytes in all, aligned, are about to follow."""
-        self._expected = self._placed + nbytes
+        """Reserve room for allocations of ``nbytes`` bytes in all, alignment included."""
+        self._expected = self._allocated + nbytes
 
     def allocate(self, what: str, nbytes: int, kind: Kind = Kind.MODEL) -> Allocation:
-        """Zeroed memory. Raises OutOfMemory naming ``what``."""
+        """Zeroed memory. Raises OutOfMemory naming its purpose ``what``."""
         size = aligned(nbytes)
-        allocation = self._place(what, nbytes, size, kind)
+        allocation = self._allocate(what, nbytes, size, kind)
         if kind is Kind.MODEL:
-            self._placed += size
+            self._allocated += size
         allocation.host[:] = 0
         return allocation
 
     def adopt(self, what: str, data: Bytes) -> Allocation:
-        """Memory that holds ``data``: a view of a mapped file where that is worth while, else a
+        """Memory with the contents ``data``: a view of a mapped file if it is large enough, else a
         copy."""
         seen = self.view(data) if data.nbytes >= VIEW_BYTES else None
         if seen is not None:
@@ -129,8 +130,8 @@ class Memory:
         return allocation
 
     def view(self, data: Bytes) -> Allocation | None:
-        """The pages around ``data`` as the device sees them, None unless they are of one mapped
-        file and Metal takes them."""
+        """The pages of ``data`` as the device accesses them, None unless they belong to one mapped
+        file and Metal accepts them."""
         file = mapped_file(data)
         if file is None or not data.nbytes:
             return None
@@ -142,51 +143,51 @@ class Memory:
         if nbytes > self.queue.device.max_buffer_bytes:
             return None
         method = "newBufferWithBytesNoCopy:length:options:deallocator:"
-        place = ffi.cast("void *", start)
+        pointer = ffi.cast("void *", start)
         device = self.queue.device.handle
-        buffer = send(device, method, place, nbytes, SHARED_TRACKED, ffi.NULL)
+        buffer = send(device, method, pointer, nbytes, SHARED_TRACKED, ffi.NULL)
         if buffer == ffi.NULL:
             return None
         arena = self._added(buffer, nbytes, Kind.VIEW)
         return Allocation(arena, address - start, data.nbytes)
 
     def map(self, allocation: Allocation) -> Bytes:
-        """The bytes, which the host sees."""
+        """The bytes, which the host can access."""
         return allocation.host
 
     def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
-        """A copy of some of the bytes, once everything committed has ended."""
+        """A copy of some of the bytes, after everything committed has ended."""
         self.queue.finish()
         return allocation.host[offset : offset + nbytes].copy()
 
     def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
-        """Replace some of the bytes, once everything committed has ended."""
+        """Replace some of the bytes, after everything committed has ended."""
         self.queue.finish()
         allocation.host[offset : offset + data.nbytes] = data
 
     def free(self, allocation: Allocation) -> None:
-        """Give the memory back, which nothing committed may still use."""
+        """Free the memory, which nothing committed may still use."""
         arena = allocation.arena
         if arena not in self._arenas:
             return
         if arena.kind is not Kind.VIEW:
             size = aligned(allocation.nbytes)
             arena.holes.give_back(allocation.offset, size)
-            self._placed -= size if arena.kind is Kind.MODEL else 0
+            self._allocated -= size if arena.kind is Kind.MODEL else 0
         if arena.holes.whole:
-            # What was committed has the buffer among its own, used by then or not.
+            # Committed commands list the buffer, used or not.
             self.queue.finish()
             self._arenas.remove(arena)
             self._resources = None
             self.queue.objc.release(arena.buffer)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         self._resources = None
         while self._arenas:
             self.queue.objc.release(self._arenas.pop().buffer)
 
-    def _place(self, what: str, nbytes: int, size: int, kind: Kind) -> Allocation:
+    def _allocate(self, what: str, nbytes: int, size: int, kind: Kind) -> Allocation:
         for arena in self._arenas:
             if arena.kind is kind and (offset := arena.holes.take(size)) is not None:
                 return Allocation(arena, offset, nbytes)
@@ -200,7 +201,7 @@ class Memory:
         most = self.queue.device.max_buffer_bytes
         if size > min(left, most):
             raise OutOfMemory(what, size, self.held, min(left, most))
-        requested = self._expected - self._placed if kind is Kind.MODEL else STEPS_ARENA_BYTES
+        requested = self._expected - self._allocated if kind is Kind.MODEL else STEPS_ARENA_BYTES
         if requested <= 0:
             requested = max(self.held // GROWTH, MIN_ARENA_BYTES)
         requested = min(requested, MAX_ARENA_BYTES, left, most) // ALIGNMENT * ALIGNMENT
@@ -230,7 +231,7 @@ class Memory:
 
 
 def mapped_file(data: Bytes) -> mmap.mmap | None:
-    """The mapped file an array's bytes lie in, side by side; None where it is other memory."""
+    """The mapped file that has an array's bytes contiguously; None where it is other memory."""
     if not data.flags.c_contiguous:
         return None
     base: Any = data

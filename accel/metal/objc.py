@@ -1,7 +1,7 @@
-"""The Objective-C runtime and Metal.framework behind cffi: messages with exact signatures.
+"""The Objective-C runtime and Metal.framework through cffi: messages with exact signatures.
 
-A method whose name begins with ``new`` gives an object that is the caller's, to be released once;
-any other one gives an object of the innermost pool, to be retained where it is to live longer.
+A method whose name begins with ``new`` returns an object the caller must release once; any other
+method returns an object of the innermost pool, which must be retained to live longer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from accel.metal.signatures import (
     DECLARATIONS,
     METAL_DECLARATIONS,
     SIGNATURES,
+    declared_kinds,
     kinds_of,
-    wanted_kinds,
 )
 from contract.errors import TierError, TierUnavailable
 from contract.extras import install_command
@@ -24,7 +24,7 @@ from contract.extras import install_command
 TIER = "metal"
 RUNTIME = "/usr/lib/libobjc.A.dylib"
 FRAMEWORKS = (
-    # Without it there is no default device in a program without windows.
+    # Without it a program without windows has no default device.
     "/System/Library/Frameworks/CoreGraphics.framework/CoreGraphics",
     "/System/Library/Frameworks/Foundation.framework/Foundation",
     "/System/Library/Frameworks/Metal.framework/Metal",
@@ -34,7 +34,7 @@ NO_METAL_HINT = "Metal is part of macOS; --device simulated runs the tier withou
 
 
 class MetalError(TierError):
-    """Metal refused something: ``what`` it was, and what it said of it."""
+    """Metal refused ``what`` with the message ``said``."""
 
     def __init__(self, what: str, said: str) -> None:
         self.what = what
@@ -43,7 +43,7 @@ class MetalError(TierError):
 
 
 class NoObject(MetalError):
-    """A method that makes an object made none, which it does where memory has run out."""
+    """A method returned no object, which means that memory ran out."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, "Metal made no object, for want of memory as a rule")
@@ -52,7 +52,8 @@ class NoObject(MetalError):
 class ObjectiveC:
     """The functions of one runtime; ``metal`` has MTLCreateSystemDefaultDevice.
 
-    ``simulated`` says that it is none of Apple's; ``kept`` is what must stay loaded.
+    ``simulated`` says that the runtime is not Apple's; ``loaded`` are libraries that must stay
+    loaded.
     """
 
     def __init__(self, ffi: Any, runtime: Any, metal: Any, simulated: bool = False) -> None:
@@ -60,7 +61,7 @@ class ObjectiveC:
         self.runtime = runtime
         self.metal = metal
         self.simulated = simulated
-        self.kept: list[Any] = []
+        self.loaded: list[Any] = []
         self._messages: dict[str, tuple[Any, Any]] = {}
         self._checked: set[tuple[Any, str]] = set()
 
@@ -73,14 +74,14 @@ class ObjectiveC:
         return function(receiver, name, *arguments)
 
     def made(self, what: str, receiver: Any, selector: str, *arguments: Any) -> Any:
-        """The same for a method that makes an object. Raises NoObject naming ``what``."""
+        """Send a message that returns a new object. Raises NoObject naming ``what``."""
         made = self.send(receiver, selector, *arguments)
         if made == self.ffi.NULL:
             raise NoObject(what)
         return made
 
     def tried(self, what: str, receiver: Any, selector: str, *arguments: Any) -> Any:
-        """The same for one that says in an NSError why it made none. Raises MetalError."""
+        """Send a message that returns a new object or an NSError. Raises MetalError."""
         error = self.ffi.new("id *")
         with self.pool():
             made = self.send(receiver, selector, *arguments, error)
@@ -89,30 +90,30 @@ class ObjectiveC:
         return made
 
     def new(self, name: str) -> Any:
-        """A new object of the class called ``name``, the caller's. Raises NoObject."""
+        """A new object of class ``name``, owned by the caller. Raises NoObject."""
         return self.made(name, self.kind(name), "new")
 
     def kind(self, name: str) -> Any:
-        """A class. Raises MetalError where this system has none of that name."""
+        """The class ``name``. Raises MetalError where this system has none of that name."""
         found = self.runtime.objc_getClass(name.encode())
         if found == self.ffi.NULL:
             raise MetalError(name, "this version of macOS has no such class")
         return found
 
     def string(self, text: str) -> Any:
-        """An NSString of the innermost pool."""
+        """An NSString in the innermost pool."""
         characters = self.ffi.new("char[]", text.encode())
         kind = self.kind("NSString")
         return self.made("a string", kind, "stringWithUTF8String:", characters)
 
     def text(self, string: Any) -> str:
-        """What an NSString holds; nothing for nil."""
+        """The text of an NSString, empty for nil."""
         if string == self.ffi.NULL:
             return ""
         return str(self.ffi.string(self.send(string, "UTF8String")).decode(errors="replace"))
 
     def said(self, error: Any) -> str:
-        """What an NSError says, or that there is none."""
+        """The description of an NSError, or a text for nil."""
         if error == self.ffi.NULL:
             return "Metal gave no reason"
         return self.text(self.send(error, "localizedDescription"))
@@ -125,7 +126,7 @@ class ObjectiveC:
     def check(self, receiver: Any, selectors: Sequence[str]) -> None:
         """Raise MetalError unless the object has these methods, with the types of ``SIGNATURES``.
 
-        A method the runtime finds only when it is called is taken to be as declared.
+        A method that the runtime only resolves at the call counts as declared.
         """
         kind = self.runtime.object_getClass(receiver)
         for selector in selectors:
@@ -137,21 +138,21 @@ class ObjectiveC:
             method = self.runtime.class_getInstanceMethod(kind, name)
             if method != self.ffi.NULL:
                 encoding = self.ffi.string(self.runtime.method_getTypeEncoding(method)).decode()
-                if kinds_of(encoding) != wanted_kinds(selector):
+                if kinds_of(encoding) != declared_kinds(selector):
                     raise MetalError(selector, f"its types here are {encoding}, not the known ones")
             self._checked.add((kind, selector))
 
     def retain(self, thing: Any) -> Any:
-        """One more reference to an object, which is given back."""
+        """Add a reference to an object, and return the object."""
         return self.runtime.objc_retain(thing)
 
     def release(self, thing: Any) -> None:
-        """One reference less; nil is none."""
+        """Remove a reference; nil is allowed."""
         self.runtime.objc_release(thing)
 
     @contextmanager
     def owned(self, thing: Any) -> Iterator[Any]:
-        """An object of the caller's until the end of the block."""
+        """A block that ends by releasing ``thing``."""
         try:
             yield thing
         finally:
@@ -159,7 +160,7 @@ class ObjectiveC:
 
     @contextmanager
     def pool(self) -> Iterator[None]:
-        """Objects that are nobody's live until its end."""
+        """A block with an autorelease pool."""
         pool = self.runtime.objc_autoreleasePoolPush()
         try:
             yield
@@ -193,6 +194,6 @@ def load_metal() -> ObjectiveC:
         frameworks = [ffi.dlopen(path) for path in FRAMEWORKS]
     except OSError as error:
         raise TierUnavailable(TIER, f"{NO_METAL} ({error})", NO_METAL_HINT) from None
-    loaded = ObjectiveC(ffi, runtime, frameworks[-1])
-    loaded.kept = frameworks
-    return loaded
+    found = ObjectiveC(ffi, runtime, frameworks[-1])
+    found.loaded = frameworks
+    return found

@@ -1,6 +1,6 @@
-"""The texts of the kernels, and the pipelines Metal makes of them on the user's machine.
+"""Metal compiles the texts of the kernels to pipelines on the user's machine.
 
-macOS keeps what it compiled, so there is no cache of ours.
+macOS caches what it compiled, so there is no cache of ours.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PIPELINE_METHODS = ("maxTotalThreadsPerThreadgroup",)
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A kernel the device can be told to run in groups of ``items``."""
+    """A kernel that is ready to be dispatched in groups of ``items`` items."""
 
     handle: Any
     items: int
 
 
 class Program:
-    """The pipelines of one device, made when first asked for."""
+    """The pipelines of one device, made at their first use."""
 
     def __init__(self, queue: Queue, traits: Traits) -> None:
         self.queue = queue
@@ -51,7 +51,7 @@ class Program:
         return {module: self.pipeline(module) for module in dict.fromkeys(modules)}
 
     def pipeline(self, module: Module, traits: Traits | None = None) -> Pipeline:
-        """One pipeline, for what the device was found to do or for other ``traits``."""
+        """The pipeline of a module, for the device's traits or for other ``traits``."""
         traits = traits or self.traits
         known = self._pipelines.get((module, traits))
         if known is None:
@@ -61,8 +61,8 @@ class Program:
         return known
 
     def build(self, name: str, text: str, entry: str, items: int) -> Pipeline:
-        """A pipeline of the kernel ``entry`` of a text. Raises BuildError with what the compiler
-        says, and MetalError when the device cannot run groups of so many items."""
+        """The pipeline of kernel ``entry`` of a text. Raises BuildError with the compiler's
+        message, and MetalError when the device cannot run groups of ``items`` items."""
         objc, device = self.queue.objc, self.queue.device
         with objc.pool(), objc.owned(self._settings()) as settings:
             try:
@@ -84,17 +84,17 @@ class Program:
                 return self._pipeline(name, function, items)
 
     def discard(self, pipeline: Pipeline) -> None:
-        """Give back a pipeline from ``build``."""
+        """Release a pipeline from ``build``."""
         self.queue.objc.release(pipeline.handle)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         for pipeline in self._pipelines.values():
             self.discard(pipeline)
         self._pipelines.clear()
 
     def _settings(self) -> Any:
-        """How texts are compiled: every operation as it is written."""
+        """Compiler settings under which every operation is computed as written."""
         objc = self.queue.objc
         settings = objc.new("MTLCompileOptions")
         try:
@@ -118,7 +118,7 @@ class Program:
         with objc.owned(objc.new("MTLComputePipelineDescriptor")) as descriptor:
             objc.check(descriptor, DESCRIPTOR_METHODS)
             objc.send(descriptor, "setComputeFunction:", function)
-            # So the compiler leaves each item as many registers as groups of this size have.
+            # With this limit the compiler gives each item as many registers as such groups have.
             objc.send(descriptor, "setMaxTotalThreadsPerThreadgroup:", items)
             objc.send(descriptor, "setSupportIndirectCommandBuffers:", True)
             handle = objc.tried(

@@ -1,4 +1,4 @@
-"""An opened device with one command queue, on which everything runs in the order of its commits."""
+"""An open device with one command queue, which executes everything in the order of the commits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from accel.metal.objc import MetalError, NoObject, ObjectiveC
 from contract.errors import DeviceLost, OutOfMemory, TierError
 
 PATIENCE_SECONDS = 600.0
-"""Longest that memory waits for what was committed before it."""
+"""Longest that memory operations wait for earlier commits."""
 SLICE_SECONDS = 0.1
-"""Between two looks whether what is awaited has failed: then its event never comes."""
+"""Time between two checks for a failure, after which the awaited event never comes."""
 COMPLETED, FAILED = 4, 5
 """MTLCommandBufferStatus."""
 READ_AND_WRITE = 3
@@ -37,11 +37,11 @@ BLIT_METHODS = (
 EVENT_METHODS = ("signaledValue", "waitUntilSignaledValue:timeoutMS:")
 
 Encode = Callable[[Any], None]
-"""Encodes into the command buffer it is given."""
+"""Encodes commands into a command buffer."""
 
 
 class Submission:
-    """Command buffers that were committed together, kept until they have ended."""
+    """Command buffers that were committed together; they are released when they have ended."""
 
     def __init__(self, number: int, buffers: list[Any]) -> None:
         self.number = number
@@ -49,9 +49,9 @@ class Submission:
 
 
 class Queue:
-    """The one queue of ``device``, which it takes over. Every submission has a number.
+    """The only queue of ``device``, which it owns. Every submission has a number.
 
-    Raises MetalError when it cannot be made.
+    Raises MetalError when it cannot be created.
     """
 
     def __init__(self, objc: ObjectiveC, device: Device) -> None:
@@ -73,8 +73,8 @@ class Queue:
             raise
 
     def submit(self, encodes: Sequence[Encode]) -> Submission:
-        """Commit a command buffer of each, after everything before them. Raises MetalError, and
-        then nothing of it was committed."""
+        """Commit a command buffer for each function, after everything before them. Raises
+        MetalError, and then nothing was committed."""
         objc = self.objc
         made: list[Any] = []
         number = self.submitted + 1
@@ -97,8 +97,8 @@ class Queue:
 
     @contextmanager
     def encoding(self, buffer: Any, kind: str) -> Iterator[Any]:
-        """An encoder of a command buffer, which ends whatever happens: one that is left open may
-        not be released."""
+        """A block with an encoder of a command buffer, which always ends: an open encoder must not
+        be released."""
         encoder = self.objc.made("an encoder", buffer, kind)
         try:
             yield encoder
@@ -120,7 +120,7 @@ class Queue:
         return True
 
     def wait(self, submission: Submission, seconds: float) -> bool:
-        """Sleep until a submission has ended, at most ``seconds``; whether it has. Raises
+        """Sleep until a submission has ended, at most ``seconds``; returns whether it has. Raises
         DeviceLost when it has failed."""
         deadline = time.monotonic() + seconds
         while not self.reached(submission):
@@ -133,19 +133,20 @@ class Queue:
         """Wait for everything committed. Raises DeviceLost when it does not end."""
         while self._running:
             self.await_end(self._running[-1])
-            # All before the last one have ended, and say whether they failed.
+            # Everything before the last one has ended too, and reports failures.
             for submission in list(self._running):
                 self.reached(submission)
 
     def await_end(self, submission: Submission) -> None:
-        """Wait for one. Raises DeviceLost when it does not end."""
+        """Wait for one submission. Raises DeviceLost when it does not end."""
         if not self.wait(submission, PATIENCE_SECONDS):
             raise DeviceLost(
                 f"{self.device.name}: what was committed did not end within {PATIENCE_SECONDS:g} s"
             )
 
     def drain(self, seconds: float) -> bool:
-        """Let everything committed end, well or not; False when it has not within ``seconds``."""
+        """Wait until everything committed has ended, successfully or not; False after
+        ``seconds``."""
         deadline = time.monotonic() + seconds
         for submission in list(self._running):
             for buffer in submission.buffers:
@@ -157,7 +158,7 @@ class Queue:
         return True
 
     def close(self) -> None:
-        """Give the device back, of which nothing is in use. Safe to call twice."""
+        """Release the device, of which nothing is in use. Safe to call twice."""
         if self._handle is None:
             return
         for submission in list(self._running):
@@ -168,8 +169,8 @@ class Queue:
 
     @contextmanager
     def guarded(self, what: str, sizes: Callable[[], tuple[int, int]]) -> Iterator[None]:
-        """Errors of Metal become the contract's, an object it did not make is memory that ran out
-        for ``what``; ``sizes`` says how much is used and free."""
+        """A block in which errors of Metal become those of the contract. A missing object is memory
+        that ran out for ``what``; ``sizes`` returns used and free bytes."""
         try:
             yield
         except NoObject as error:
@@ -178,7 +179,7 @@ class Queue:
             raise TierError(f"{self.device.name}: {what}: {error}") from None
 
     def _sleep(self, submission: Submission, deadline: float) -> None:
-        """Until its event comes, for a slice of time at most."""
+        """Sleep until the submission's event comes, at most SLICE_SECONDS."""
         seconds = min(deadline - time.monotonic(), SLICE_SECONDS)
         milliseconds = max(1, int(seconds * 1000))
         event = "waitUntilSignaledValue:timeoutMS:"
@@ -191,7 +192,7 @@ class Queue:
         self._running = [running for running in self._running if running is not submission]
 
     def _check_methods(self) -> None:
-        """Look at every method used of a queue, its buffers, encoders and event."""
+        """Check every method used of the queue, its buffers, encoders and event."""
         objc = self.objc
         with objc.pool():
             objc.check(self._event, EVENT_METHODS)

@@ -1,4 +1,4 @@
-"""What there is to say about the Metal device of a machine."""
+"""Describes the Metal device of a machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEBIBYTE = 1 << 20
 
 
 def device_lines(objc: ObjectiveC | None = None) -> tuple[str, ...]:
-    """A line about the device: system, memory, what it lacks or which kernels it runs.
+    """A line about the device: system, memory, and what it lacks or which kernels it runs.
 
     Raises TierUnavailable where there is no framework or no device.
     """

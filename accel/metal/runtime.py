@@ -1,4 +1,4 @@
-"""An opened device: queue, memory, program and what the self-test found."""
+"""An open device: queue, memory, program, and the traits that the self-test found."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from contract.errors import TierError, TierUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a caller may decide about a device; None leaves it to what the device says.
+    """What a caller may decide about a device; None leaves it to the device.
 
-    ``memory_bytes`` is the most memory. ``traits`` replaces what the self-test finds, so that
-    integers do what the device could.
+    ``memory_bytes`` is the most memory. ``traits`` replaces the result of the self-test, so that
+    integers compute what the device could.
     """
 
     memory_bytes: int | None = None
@@ -32,15 +32,15 @@ class Choices:
 
 @dataclass(slots=True)
 class Runtime:
-    """Everything a tier needs of an opened device."""
+    """The parts of an open device."""
 
     queue: Queue
     memory: Memory
     program: Program
-    places: StepAddresses = field(default_factory=StepAddresses)
+    addresses: StepAddresses = field(default_factory=StepAddresses)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close everything."""
         with ExitStack() as undo:
             undo.callback(self.queue.close)
             undo.callback(self.memory.close)
@@ -50,15 +50,15 @@ class Runtime:
 def open_runtime(objc: ObjectiveC, requested: str, choices: Choices) -> Runtime:
     """Open the device and test it.
 
-    Raises TierUnavailable when there is none, it lacks something, it cannot keep to the arithmetic,
-    or its memory is used up.
+    Raises TierUnavailable when there is none, it lacks something, its arithmetic is not exact, or
+    its memory is used up.
     """
     with ExitStack() as undo:
         device = default_device(objc, requested)
         undo.callback(objc.release, device.handle)
         try:
             queue = Queue(objc, device)
-            # The queue has the device from now on.
+            # The queue owns the device from now on.
             undo.pop_all()
             undo.callback(queue.close)
             capacity = device.memory_bytes

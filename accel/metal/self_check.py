@@ -1,4 +1,4 @@
-"""What a device is asked once before it is trusted with a model."""
+"""Tests a device's arithmetic once before a model runs on it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from accel.packets.device_op import pieces
 
 
 def ask(memory: Memory, program: Program, traits: Traits) -> Found:
-    """What the device makes of the samples, compiled for ``traits``."""
+    """The device's results for the samples, computed by kernels for ``traits``."""
     pipeline = program.pipeline(Module("self_test"), traits)
     given = samples()
     count = len(given.a)
-    places: list[Allocation] = []
+    buffers: list[Allocation] = []
     try:
         for array in (given.a, given.b, given.words):
-            places.append(memory.adopt("self-test", array.view(np.uint8)))
-        places.append(memory.allocate("self-test", 4 * len(RESULTS) * count))
-        addresses = [place.address for place in places]
+            buffers.append(memory.adopt("self-test", array.view(np.uint8)))
+        buffers.append(memory.allocate("self-test", 4 * len(RESULTS) * count))
+        addresses = [buffer.address for buffer in buffers]
         groups = pieces(count, GROUP_SIZE)
         launch_alone(memory, pipeline, "self_test", addresses, (count,), groups)
-        return columns(places[-1].host.view(np.int32).reshape(count, -1).copy())
+        return columns(buffers[-1].host.view(np.int32).reshape(count, -1).copy())
     finally:
-        for place in places:
-            memory.free(place)
+        for buffer in buffers:
+            memory.free(buffer)

@@ -1,8 +1,8 @@
-"""What the methods that are called take and give, as Apple's headers declare them.
+"""The types of the methods that are called, as Apple's headers declare them.
 
 A message is a call of ``objc_msgSend`` with exactly the arguments of the method: on arm64 a wrong
-type is no error but a wrong register. So the types here are compared with those the runtime has
-of the method before it is first called.
+type is no error but a wrong register. So these types are compared with the runtime's before a
+method is first called.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "waitUntilSignaledValue:timeoutMS:": (TRUTH, NATURAL, NATURAL),
     }
 )
-"""By selector: what the method gives, then what it takes behind the receiver and the selector."""
+"""For each selector the method's result, then its arguments after receiver and selector."""
 
 KINDS = {
     "id": "pointer",
@@ -136,8 +136,8 @@ TOKEN = re.compile(r"[rnNoORVA]*(\{(?P<fields>[^{}]*)\}|\^*(\{[^{}]*\}|@\?|.))\d
 
 
 def kinds_of(encoding: str) -> tuple[str, ...]:
-    """What a method gives and takes behind its receiver and selector, from its type encoding such
-    as ``@32@0:8Q16Q24``: the kind of register each value travels in."""
+    """The kinds of register for a method's result and arguments, from its type encoding such as
+    ``@32@0:8Q16Q24``."""
     found = []
     for token in TOKEN.finditer(encoding):
         code = token[1]
@@ -150,6 +150,6 @@ def kinds_of(encoding: str) -> tuple[str, ...]:
     return (found[0], *found[3:]) if found else ()
 
 
-def wanted_kinds(selector: str) -> tuple[str, ...]:
-    """The same of a signature here."""
+def declared_kinds(selector: str) -> tuple[str, ...]:
+    """The kinds of register for a signature of ``SIGNATURES``."""
     return tuple(KINDS[kind] for kind in SIGNATURES[selector])

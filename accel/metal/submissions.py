@@ -1,7 +1,7 @@
-"""Steps in flight on one queue: every one has a recording of its own, with memory for its inputs.
+"""Steps in flight on one queue: each has a recording with memory for its inputs.
 
-Outputs lie where all steps leave them: those that are wanted are copied from there behind the step,
-in the order of the queue.
+All steps write outputs to the same memory; requested ones are copied from there after the step, in
+the order of the queue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from accel.packets.submissions import (
 )
 
 COPIED = 4
-"""Bytes a copy has a multiple of."""
+"""Copies have a multiple of so many bytes."""
 
 
 MetalForm = Recordings[Recording]
@@ -35,7 +35,7 @@ MetalForm = Recordings[Recording]
 
 @dataclass(frozen=True, slots=True)
 class MetalStep(CopiedStep[Allocation]):
-    """A step as it was committed."""
+    """A committed step."""
 
     submission: Submission
 
@@ -43,10 +43,10 @@ class MetalStep(CopiedStep[Allocation]):
 class MetalSubmissions(RecordedSubmissions[Allocation, Recording, MetalStep]):
     """See RecordedSubmissions."""
 
-    def __init__(self, memory: Memory, places: StepAddresses) -> None:
+    def __init__(self, memory: Memory, addresses: StepAddresses) -> None:
         super().__init__()
         self._queue: Queue = memory.queue
-        self._places = places
+        self._addresses = addresses
         self._copies = OutputCopies(
             lambda nbytes: memory.allocate("outputs of a step", nbytes, Kind.STEPS)
         )
@@ -62,7 +62,7 @@ class MetalSubmissions(RecordedSubmissions[Allocation, Recording, MetalStep]):
         slot: Recording,
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> MetalStep:
-        slot.bind(self._places)
+        slot.bind(self._addresses)
         copies = self._copies.take(outputs)
         encodes = [partial(slot.execute, number=n) for n in range(len(slot.runs))]
         sources = [(batch.outputs[n][1], to, outputs[n].nbytes) for n, to in copies.items()]

@@ -1,4 +1,5 @@
-"""The Metal tier: a graph becomes packets, a form's packets commands that are encoded once."""
+"""The Metal tier: a graph becomes packets, and a bucket's packets commands that are encoded
+once."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.launches import launches_of
 from accel.kernels.source import Traits
 from accel.metal.arrange import Arranger
 from accel.metal.device import Device
-from accel.metal.launcher import Recording, launches_of
+from accel.metal.launcher import Recording
 from accel.metal.memory import VIEW_BYTES, Allocation
 from accel.metal.objc import TIER, ObjectiveC, load_metal
 from accel.metal.runtime import Choices, open_runtime
@@ -31,7 +33,7 @@ from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier
 
 GRACE_SECONDS = 10.0
-"""Longest that a lost device is waited for: macOS ends commands that hang by itself."""
+"""Longest wait for a lost device: macOS ends hanging commands by itself."""
 
 MetalBatch = FormBatch[Allocation, MetalForm]
 MetalFence = StepFence[Allocation, MetalForm, MetalStep]
@@ -40,8 +42,8 @@ MetalFence = StepFence[Allocation, MetalForm, MetalStep]
 class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
     """See ``contract.tier.Tier``. ``device`` is part of the device's name.
 
-    Raises TierUnavailable when there is no such device, it lacks something, or it cannot keep to
-    the arithmetic. ``metal`` is the runtime, by default the one of this machine.
+    Raises TierUnavailable when there is no such device, it lacks something, or its arithmetic is
+    not exact. ``metal`` is the runtime, by default that of this machine.
     """
 
     def __init__(
@@ -52,16 +54,16 @@ class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
         self._arranger = Arranger(runtime.memory, runtime.program)
         found = runtime.queue.device
         info = tier_info(TIER, found.name, found.driver, runtime.memory.capacity, host_unified=True)
-        super().__init__(info, runtime.memory, MetalSubmissions(runtime.memory, runtime.places))
+        super().__init__(info, runtime.memory, MetalSubmissions(runtime.memory, runtime.addresses))
 
     @property
     def device(self) -> Device:
-        """The device it runs on."""
+        """The open device."""
         return self._runtime.queue.device
 
     @property
     def traits(self) -> Traits:
-        """What the device does itself, and integers where it does not."""
+        """The operations that the device computes exactly itself; integers compute the others."""
         return self._runtime.program.traits
 
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
@@ -79,7 +81,7 @@ class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
     def _record(self, bound: BoundStep[Allocation]) -> MetalForm:
         queue, memory, address = self._runtime.queue, self._runtime.memory, bound.stored.address
         ops, placements = bound.step.ops, bound.schedule.placements
-        launches = launches_of(self._runtime.program, ops, placements)
+        launches = launches_of(self._runtime.program.pipelines, ops, placements)
 
         def record() -> Recording:
             return Recording(queue, memory, bound.name, launches, address, bound.input_bytes)
@@ -91,7 +93,7 @@ class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
             recording.close()
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
-        self._runtime.places.move(self._scratch_of(shared).address, 0)
+        self._runtime.addresses.move(self._scratch_of(shared).address, 0)
 
     def _finish(self) -> None:
         self._runtime.queue.finish()
@@ -107,7 +109,7 @@ class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
         return self._runtime.queue.guarded(what, lambda: (memory.held, memory.available))
 
     def _shut_down(self) -> None:
-        """What a lost device may still use after ``GRACE_SECONDS`` is left to it."""
+        """Memory that a lost device may still use after ``GRACE_SECONDS`` is not freed."""
         queue = self._runtime.queue
         try:
             if not self._lost:

@@ -1,7 +1,7 @@
 """Builds the native library: ``python -m accel.native.build``.
 
-Without arguments that of this machine, in the cache folder. With ``--output`` every variant for a
-system, as a wheel has them.
+Without arguments it builds the variant of this machine in the cache folder. With ``--output`` it
+builds every variant for a system, as a wheel contains them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contract.errors import TierError
 
 
 def build_all(target: Target, folder: Path, jobs: int) -> list[Path]:
-    """Every variant for a target, in a folder that then holds nothing else.
+    """Build every variant for a target into a folder, and delete everything else in it.
 
     Raises BuildError, and TierUnavailable without a compiler.
     """
@@ -39,7 +39,7 @@ def build_all(target: Target, folder: Path, jobs: int) -> list[Path]:
 
 
 def main() -> int:
-    """Build what the arguments say; 1 when that fails."""
+    """Build according to the arguments; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m accel.native.build", description=__doc__)
     parser.add_argument("--output", type=Path, help="folder for every variant, as a wheel has them")
     parser.add_argument("--target", help="SYSTEM-MACHINE to build for, such as linux-aarch64")

@@ -1,4 +1,4 @@
-"""Compiles the native library with the clang of the pip package ``ziglang``, or with another one
+"""Compiles the native library with the clang of the pip package ``ziglang``, or with the clang
 that ZINC_RT_CC names."""
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 
 COMPILER_SETTING = "ZINC_RT_CC"
-"""Environment variable with the command of a clang to use instead of zig's."""
+"""Environment variable: the command of a clang to use instead of zig's."""
 COMPILER_REMEDY = f"pip install ziglang, or set {COMPILER_SETTING} to a clang"
 FLAGS = (
     *("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden"),
-    # The arithmetic: no fused operation that no line asks for, and no other reordering.
+    # Every floating-point operation is rounded by itself and in the order of the text.
     *("-ffp-contract=off", "-fno-fast-math", "-fno-math-errno"),
     *("-fno-sanitize=all", "-fno-stack-protector", "-g0"),
     *("-Wno-unknown-pragmas", "-Wno-psabi"),
     *("-DNATIVE_DIVIDE=1", "-DNATIVE_SQRT=1", "-DDOT_VNNI=0"),
 )
 ZIG_SYSTEMS = {"linux": "linux-gnu.2.28", "macos": "macos.11.0", "windows": "windows-gnu"}
-"""What zig calls a system and its oldest version."""
+"""Zig's name of each system, with the oldest version that is supported."""
 
 WAIT_ON_ADDRESS = "-lapi-ms-win-core-synch-l1-2-0"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A clang: ``command`` begins every call of it. ``is_zig`` where it is zig's."""
+    """A clang. ``command`` begins every call; ``is_zig`` says whether it is zig's."""
 
     command: tuple[str, ...]
     is_zig: bool
 
     def compile_command(self, target: Target, cpu: Sequence[str]) -> list[str]:
-        """To which the names of the source and the object file are added."""
+        """The command; the caller adds the source file and the object file."""
         if not self.is_zig:
             return [*self.command, *FLAGS, *cpu, "-c"]
         triple = f"{target.machine}-{ZIG_SYSTEMS[target.system]}"
         return [*self.command, "cc", *FLAGS, "-target", triple, *cpu, "-c"]
 
     def link_command(self, target: Target) -> list[str]:
-        """To which the name of the library and the objects are added."""
+        """The command; the caller adds the library file and the object files."""
         if not self.is_zig:
             return [*self.command, "-shared", "-pthread", "-s", "-o"]
         if target.system == "linux":
-            # The C library is the one of the process, whichever it is: none is linked.
+            # The library uses the C library of the process that loads it, so none is linked.
             return [*self.command, "ld.lld", "-shared", "-s", "-z", "noexecstack", "-o"]
         triple = f"{target.machine}-{ZIG_SYSTEMS[target.system]}"
         libraries = [WAIT_ON_ADDRESS] if target.system == "windows" else []
         return [*self.command, "cc", "-target", triple, "-shared", "-s", *libraries, "-o"]
 
     def cpu_flags(self, variant: Variant | None) -> list[str]:
-        """The instruction set of a variant; without one the oldest there is."""
+        """Flags for the instruction set of a variant; None is the oldest of the architecture."""
         if variant is None:
             return []
         return [f"-mcpu={variant.cpu}"] if self.is_zig else variant.march.split()
 
 
 def find_compiler() -> Compiler:
-    """The compiler that ZINC_RT_CC names, else zig's. Raises TierUnavailable."""
+    """The compiler that ZINC_RT_CC names, else zig's. Raises TierUnavailable without either."""
     named = os.environ.get(COMPILER_SETTING, "").strip()
     if named:
         return Compiler(tuple(shlex.split(named)), is_zig=False)
@@ -81,12 +81,12 @@ def find_compiler() -> Compiler:
 
 
 def build_library(variant: Variant, target: Target, compiler: Compiler, jobs: int) -> bytes:
-    """The library of a variant. Raises BuildError and TierUnavailable."""
+    """The bytes of the library of a variant. Raises BuildError and TierUnavailable."""
     return _built(library_units(), compiler.cpu_flags(variant), target, compiler, jobs)
 
 
 def build_processor_library(target: Target, compiler: Compiler) -> bytes:
-    """The small library that says what the processor can do. Raises as ``build_library``."""
+    """The bytes of the library that reports features. Raises as ``build_library``."""
     return _built(processor_unit(), compiler.cpu_flags(None), target, compiler, 1)
 
 
@@ -125,7 +125,7 @@ def _each(run: Callable[[str], None], units: list[str], jobs: int) -> None:
 
 
 def _run(command: list[str], folder: Path, unit: str) -> None:
-    # zig keeps what it made in folders that may not be writable; nothing of it is needed again.
+    # Zig's default cache folders may be read-only, and nothing in them is needed again.
     environment = {
         **os.environ,
         "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"),

@@ -1,4 +1,4 @@
-"""This machine as the native tier uses it: processors it may use, memory, and its name."""
+"""Facts about this machine: the processors this process may use, the memory, and a name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ PROCESSOR_INFORMATION = Path("/proc/cpuinfo")
 
 
 def processors(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
-    """Processors this process may keep busy: those it may run on, and no more than its control
-    group gives it time for."""
+    """The number of processors that this process may keep busy, at least 1.
+
+    These are the processors it may run on, but no more than the quota of its control group.
+    """
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
@@ -23,13 +25,13 @@ def processors(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
 
 
 def processor_quota(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> float:
-    """Processors whose time the control group of this process gives it; infinity without one."""
+    """The quota of this process's control group, in processors; infinity without a quota."""
     path = groups / _own_group(own)
     return min(_quota(folder) for folder in (path, *path.parents) if _is_inside(folder, groups))
 
 
 def total_memory() -> int:
-    """Bytes of the machine's memory."""
+    """The machine's memory in bytes."""
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     import psutil
@@ -38,7 +40,7 @@ def total_memory() -> int:
 
 
 def processor_name() -> str:
-    """What the processor calls itself."""
+    """The name that the processor reports."""
     try:
         lines = PROCESSOR_INFORMATION.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -51,7 +53,7 @@ def processor_name() -> str:
 
 
 def _own_group(own: Path) -> str:
-    """The path of this process's group, of version 2, below the mounted hierarchy."""
+    """The path of this process's control group (version 2) below the mounted hierarchy."""
     try:
         lines = own.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -69,5 +71,5 @@ def _quota(folder: Path) -> float:
         quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
         return int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
-        # There is no such file, or it says "max".
+        # The file does not exist, or contains "max".
         return math.inf

@@ -1,4 +1,4 @@
-"""The native library of this machine: where it lies, whether it is whole, and opening it."""
+"""Finds the native library for this machine, checks that its file is complete, and loads it."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 
 PACKAGED = Path(__file__).with_name("built")
-"""The folder of the libraries that a wheel brings."""
+"""The folder of the libraries that a wheel contains."""
 VARIANT_SETTING = "ZINC_RT_NATIVE_VARIANT"
 """Environment variable with the name of the variant to use, whatever the processor is."""
 TRAILER = b"zinc-rt native library 1"
-"""Ends a library in the cache, with the SHA-256 of what is before it."""
+"""Ends a library in the cache, followed by the SHA-256 of all bytes before it."""
 TRAILER_BYTES = len(TRAILER) + hashlib.sha256().digest_size
+PARTIAL = ".partial"
+"""Ends the name of a library that is being written."""
 CACHED_BUILDS = 8
-"""Most libraries of one variant in the cache: of that many texts of the kernels."""
+"""Most libraries of one variant in the cache; each is built from another version of the texts."""
 LOCK_SECONDS = 300.0
 """Longest wait for another process that builds the same library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A loaded library. ``quick`` keeps Python's lock during a call, ``handle`` does not."""
+    """A loaded library. Calls of ``quick`` hold Python's lock, those of ``handle`` do not."""
 
     path: Path
     variant: Variant
@@ -56,9 +58,9 @@ def default_cache() -> Path:
 
 
 def find_library(cache: Path | None, progress: Progress | None = None) -> Library:
-    """The library for this processor, built where there is none yet.
+    """The library for this processor; it is built when neither the wheel nor the cache has it.
 
-    ``cache`` is the folder of libraries that were built before, None to keep none. Raises
+    ``cache`` is the folder of libraries that were built before, None to store none. Raises
     TierUnavailable and BuildError.
     """
     target = this_target(machine())
@@ -117,7 +119,7 @@ def choose_variant(words: tuple[int, ...]) -> Variant:
 def _loaded(
     name: str, target: Target, cache: Path | None, build: Callable[[], bytes]
 ) -> tuple[Path, Any]:
-    """A library by name: of the wheel, of the cache, or built."""
+    """The library of this name from the wheel or the cache, else a new one."""
     file = library_name(name, target)
     packaged = PACKAGED / file
     if packaged.exists():
@@ -130,7 +132,7 @@ def _loaded(
             # Another process may have built it while this one waited for the lock.
             if not _whole(path):
                 data = build()
-                if not _keep(path, data):
+                if not _store(path, data):
                     return _opened_once(file, data)
     return path, _open(path)
 
@@ -144,7 +146,7 @@ def _open(path: Path) -> Any:
 
 
 def _opened_once(file: str, data: bytes) -> tuple[Path, Any]:
-    """A library that cannot be kept: loaded from a file that goes when the process ends."""
+    """Load a library that cannot be stored; its file is removed at once."""
     folder = tempfile.mkdtemp(prefix="zinc-rt-native-")
     path = Path(folder) / file
     try:
@@ -160,7 +162,7 @@ def _opened_once(file: str, data: bytes) -> tuple[Path, Any]:
 
 
 def _whole(path: Path) -> bool:
-    """Whether the cache holds the file as it was written."""
+    """Whether a file of the cache is complete and unchanged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -169,10 +171,16 @@ def _whole(path: Path) -> bool:
     return trailer == TRAILER + hashlib.sha256(data).digest()
 
 
-def _keep(path: Path, data: bytes) -> bool:
-    """Write a library; False where the folder cannot be written or the disk is full."""
+def _store(path: Path, data: bytes) -> bool:
+    """Write a library; False where the folder cannot be written or the disk is full.
+
+    The caller holds the lock of ``path``, so a partial file of it is that of a process that was
+    killed.
+    """
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+        for stale in path.parent.glob(f"{path.name}.*{PARTIAL}"):
+            stale.unlink(missing_ok=True)
+        handle, name = tempfile.mkstemp(PARTIAL, f"{path.name}.", path.parent)
     except OSError:
         return False
     try:
@@ -190,7 +198,7 @@ def _keep(path: Path, data: bytes) -> bool:
 
 
 def _remove_old(path: Path) -> None:
-    """Of one variant the cache holds few libraries: those written last."""
+    """Remove the oldest libraries of the same variant, so that CACHED_BUILDS remain."""
     name = path.stem.rpartition("-")[0]
     digest = "[0-9a-f]" * DIGEST_CHARACTERS
     with contextlib.suppress(OSError):
@@ -203,7 +211,7 @@ def _remove_old(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one process that builds; where the folder cannot be written there is none."""
+    """The lock of the one process that builds; nothing is locked in a folder that is read-only."""
     import filelock
 
     lock = filelock.FileLock(f"{path}.lock", timeout=LOCK_SECONDS)

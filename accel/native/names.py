@@ -13,11 +13,11 @@ from contract.lazy_dataclass import dataclass
 
 TIER = "native"
 ARRANGE = len(OPS)
-"""Number of the op that arranges a matrix for the products."""
+"""Op number: arrange a matrix for the products."""
 FINITE = ARRANGE + 1
-"""Number of the op that finds scales which are NaN or infinite."""
+"""Op number: find scales that are NaN or infinite."""
 PROCESSOR = "processor"
-"""The library that says what the processor can do."""
+"""The name of the library that reports the processor's features."""
 ENDINGS = {"linux": ".so", "macos": ".dylib", "windows": ".dll"}
 SYSTEMS = {"linux": "linux", "darwin": "macos", "win32": "windows"}
 DIGEST_CHARACTERS = 16
@@ -30,7 +30,7 @@ TEXTS = (
     *("accel/packets/ops.py", "accel/packets/packet.py"),
     *("contract/arithmetic.py", "contract/dtypes.py", "contract/records.py"),
 )
-"""The files that decide what a library contains."""
+"""The files that determine the contents of a library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Target:
 
     @property
     def ending(self) -> str:
-        """Of the names of its libraries."""
+        """The file suffix of its libraries."""
         return ENDINGS[self.system]
 
 
 def this_target(machine: str) -> Target:
-    """The system of this process; TierUnavailable for one that has no native tier."""
+    """The target of this process. Raises TierUnavailable on a system without a native tier."""
     system = SYSTEMS.get(sys.platform)
     if system is None or not machine:
         reason = f"there is no native library for {sys.platform} on this processor"
@@ -56,13 +56,13 @@ def this_target(machine: str) -> Target:
 
 
 def library_name(name: str, target: Target) -> str:
-    """The file of a variant: other texts give another name."""
+    """The file name of a variant; it contains ``text_digest``."""
     return f"{name}-{text_digest()}{target.ending}"
 
 
 @functools.cache
 def text_digest() -> str:
-    """Hexadecimal digits that change with every file that decides what a library contains."""
+    """Hexadecimal digits that change with every file in TEXTS."""
     digest = hashlib.sha256()
     for pattern in TEXTS:
         for path in sorted(ROOT.glob(pattern)):

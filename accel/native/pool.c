@@ -1,5 +1,5 @@
-// The worker pool: threads of this process that execute steps of packets, in the order in which they
-// were submitted. Compiled behind opencl_c.h, packet.h and the tables of ops that sources.py makes.
+// The worker pool: threads of this process execute steps of packets in the order of submission.
+// This file is compiled after opencl_c.h, packet.h and the tables of ops that sources.py generates.
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -26,17 +26,17 @@
 #endif
 
 #define MOST_WORKERS 1024
-#define RING_STEPS 64              // steps that may be submitted and not have ended
+#define RING_STEPS 64              // most steps in flight
 #define LINE_BYTES 64
 #define STACK_BYTES (8u << 20)     // kernels keep tiles on the stack
-#define SPIN_NANOSECONDS 20000     // about what falling asleep and waking up costs
-#define SPIN_SHARE 2               // of the time of the work before; others may have more of it
+#define SPIN_NANOSECONDS 20000     // about the cost of falling asleep and waking up
+#define SPIN_SHARE 2               // a worker also spins for 1/2 of the time since it met the others
 #define IDLE_SPIN_NANOSECONDS 50000
 #define LOOKS_PER_CLOCK 16
 
 typedef atomic_uint SHARED_UINT;
 
-// ---- What differs between systems: the clock, sleeping on a word, threads.
+// ---- The clock, sleeping on a word, and threads, which differ between systems.
 
 static ulong nanoseconds(void) {
 #if defined(_WIN32)
@@ -60,8 +60,8 @@ static inline void pause_briefly(void) {
 }
 
 #if defined(__linux__)
-// Sleeps while the word has this value, until it is woken, a signal comes or the time is over; 0
-// nanoseconds are no limit. All of these return early at times: callers look again.
+// Sleeps while the word has this value, until a wake-up, a signal, or the limit in nanoseconds; 0 is
+// no limit. Every implementation may return early, so callers check the word again.
 static void sleep_on(SHARED_UINT *word, uint value, ulong limit) {
     const struct timespec time = {(time_t)(limit / 1000000000u), (long)(limit % 1000000000u)};
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, limit ? &time : 0, 0, 0);
@@ -102,7 +102,7 @@ static void wake_all(SHARED_UINT *word) {
 }
 #endif
 
-// Subnormals stay what they are, whatever the thread that opened the pool was set to.
+// Threads inherit the control register of their creator, which may flush subnormals to zero.
 static void set_float_environment(void) {
 #if defined(__x86_64__)
     __builtin_ia32_ldmxcsr(0x1F80);
@@ -111,7 +111,7 @@ static void set_float_environment(void) {
 #endif
 }
 
-// ---- Numbers that threads wait for.
+// ---- Counters that threads wait for.
 
 typedef struct {
     SHARED_UINT value;
@@ -124,7 +124,7 @@ static inline bool reached(COUNTER *counter, uint target) {
 }
 
 static void wake_sleepers(COUNTER *counter) {
-    // A thread that counts itself as asleep after this look finds the new value.
+    // A thread that increments `sleepers` after this load reads the new value before it sleeps.
     if (atomic_load(&counter->sleepers)) wake_all(&counter->value);
 }
 
@@ -133,7 +133,7 @@ static void set_counter(COUNTER *counter, uint value) {
     wake_sleepers(counter);
 }
 
-// True when the counter reaches the target while this thread spins for `patience` nanoseconds.
+// True if the counter reaches the target while this thread spins for `patience` nanoseconds.
 static bool reached_soon(COUNTER *counter, uint target, ulong patience) {
     const ulong begun = nanoseconds();
     for (;;) {
@@ -153,7 +153,7 @@ static void wait_for(COUNTER *counter, uint target, ulong patience) {
     atomic_fetch_sub(&counter->sleepers, 1);
 }
 
-// ---- Steps and the threads that execute them. JOB, COPY and TIMES are mirrored by pool.py.
+// ---- Steps and the threads that execute them. pool.py mirrors JOB and COPY.
 
 typedef struct {
     ulong source;
@@ -162,13 +162,13 @@ typedef struct {
 } COPY;
 
 typedef struct {
-    ulong scratch;    // addresses: of the scratch memory all workers share,
-    ulong own;        // of the first worker's own, each of own_bytes,
-    ulong own_bytes;
-    ulong input;      // of the inputs of the step,
-    ulong packets;    // of its packets,
-    ulong copies;     // and of what is copied when they have ended
-    uint count;       // packets
+    ulong scratch;    // address of the scratch memory that all workers share
+    ulong own;        // address of the first worker's own scratch memory
+    ulong own_bytes;  // bytes of each worker's own scratch memory
+    ulong input;      // address of the step's inputs
+    ulong packets;    // address of its packets
+    ulong copies;     // address of the copies made after the packets
+    uint count;       // number of packets
     uint copy_count;
     uint workers;
     uint reserved;
@@ -177,13 +177,13 @@ typedef struct {
 typedef struct {
     atomic_ullong head;  // number of the step << 32 | its workers; 0 while the slot changes
     JOB job;
-    ulong begun;         // nanoseconds
+    ulong begun;         // time in nanoseconds
 } SLOT;
 
 typedef struct POOL POOL;
 
 typedef struct {
-    COUNTER posted;  // the last step this worker takes part in
+    COUNTER posted;  // the last step that this worker takes part in
     POOL *pool;
     uint index;
 #if defined(_WIN32)
@@ -195,17 +195,17 @@ typedef struct {
 
 struct POOL {
     COUNTER completed;  // the last step that has ended
-    COUNTER arrived;    // workers of this step that met, all meetings together
-    COUNTER departed;   // workers that are done with this step
+    COUNTER arrived;    // arrivals of workers at all barriers of this step
+    COUNTER departed;   // workers that have finished this step
     SLOT ring[RING_STEPS];
-    ulong times[RING_STEPS];  // nanoseconds each of the last steps took
+    ulong times[RING_STEPS];  // nanoseconds of each of the last steps
     uint submitted;
     uint workers;
     atomic_bool closing;
     WORKER *worker;
 };
 
-// Waits until all workers of the step have come this far. `met` is when this worker last met them.
+// A barrier for the workers of a step. `met` is the time when this worker left the last barrier.
 static void meet(POOL *pool, uint target, ulong *met) {
     if (atomic_fetch_add(&pool->arrived.value, 1) + 1 == target) {
         wake_sleepers(&pool->arrived);
@@ -256,7 +256,7 @@ static void work(WORKER *self) {
         const uint posted = atomic_load(&self->posted.value);
         while (seen != posted) {
             SLOT *slot = &pool->ring[++seen % RING_STEPS];
-            // A slot of another number was taken again: this worker had no part in the step.
+            // The slot holds a later step when this worker has no part in step `seen`.
             const ulong head = atomic_load(&slot->head);
             if (head >> 32 == seen && self->index < (uint)head)
                 take_part(pool, slot, seen, self->index);
@@ -297,9 +297,9 @@ static bool start_thread(WORKER *worker) {
 static void join_thread(WORKER *worker) { pthread_join(worker->thread, 0); }
 #endif
 
-// ---- What Python calls.
+// ---- Functions that Python calls.
 
-// Waits for what was submitted, then ends the threads.
+// Waits for all submitted steps, then ends the threads.
 EXPORTED void zinc_close(POOL *pool) {
     wait_for(&pool->completed, pool->submitted, 0);
     atomic_store(&pool->closing, true);
@@ -310,7 +310,7 @@ EXPORTED void zinc_close(POOL *pool) {
     free(pool);
 }
 
-// A pool of so many threads, 0 when the system does not give them.
+// A new pool of so many threads; 0 when the system cannot start them.
 EXPORTED POOL *zinc_open(uint workers) {
     if (workers == 0 || workers > MOST_WORKERS) return 0;
     POOL *pool = calloc(1, sizeof(POOL));
@@ -332,13 +332,14 @@ EXPORTED POOL *zinc_open(uint workers) {
     return pool;
 }
 
-// The number of the last step that has ended, for who reads it without a call.
+// The address of the number of the last step that has ended, so that Python reads it without a
+// call.
 EXPORTED SHARED_UINT *zinc_completed(POOL *pool) { return &pool->completed.value; }
 
-// Nanoseconds of the steps that ended last, each at its number modulo RING_STEPS.
+// Nanoseconds of the last RING_STEPS steps, each at its number modulo RING_STEPS.
 EXPORTED ulong *zinc_times(POOL *pool) { return pool->times; }
 
-// Adds a step behind all others, waiting while the ring is full. Gives its number.
+// Queues a step and returns its number; waits while the ring is full.
 EXPORTED uint zinc_submit(POOL *pool, const JOB *job) {
     const uint number = ++pool->submitted;
     wait_for(&pool->completed, number - RING_STEPS, 0);
@@ -350,8 +351,8 @@ EXPORTED uint zinc_submit(POOL *pool, const JOB *job) {
     return number;
 }
 
-// Sleeps until the step has ended, at most so many nanoseconds and until a signal comes: 1 if it
-// has.
+// Sleeps until the step has ended, a signal arrives, or so many nanoseconds have passed. Returns 1
+// if the step has ended.
 EXPORTED int zinc_wait(POOL *pool, uint number, ulong limit) {
     if (reached(&pool->completed, number)) return 1;
     const ulong begun = nanoseconds();

@@ -18,18 +18,18 @@ from contract.lazy_dataclass import dataclass
 
 MOST_WORKERS = 1024
 RING_STEPS = 64
-"""Steps that may be submitted and not have ended; one more waits for the first."""
+"""Most steps in flight; submitting one more waits until the oldest has ended."""
 NUMBERS = 1 << 32
-"""Numbers of steps begin again after so many."""
+"""Steps are numbered modulo this."""
 WAIT_SECONDS = 0.1
-"""Longest time in C at once, so that Python's signal handlers run meanwhile."""
+"""Longest time of one wait in C, so that Python's signal handlers run in between."""
 
 Copies = NDArray[np.uint64]
-"""Rows of source, target and bytes."""
+"""Rows of a source address, a target address, and a number of bytes."""
 
 
 class Job(ctypes.Structure):
-    """``JOB`` of ``pool.c``."""
+    """The structure ``JOB`` of ``pool.c``."""
 
     _fields_ = (
         ("scratch", ctypes.c_uint64),
@@ -47,7 +47,7 @@ class Job(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """What Python calls of the library."""
+    """The functions of the library that Python calls."""
 
     open: Any
     close: Any
@@ -79,9 +79,9 @@ FORKED = "this process was forked from the one that opened the tier; open it in 
 
 
 class WorkerPool:
-    """``workers`` threads. Not safe to share between threads of Python.
+    """``workers`` threads that execute steps. Only one Python thread may use it at a time.
 
-    Raises TierUnavailable where the system does not give so many.
+    Raises TierUnavailable when the system cannot start so many threads.
     """
 
     def __init__(self, library: Library, workers: int) -> None:
@@ -89,7 +89,7 @@ class WorkerPool:
         self._functions = functions = _functions(library)
         self._pool = functions.open(workers)
         if not self._pool:
-            reason = f"the system does not give it {workers} threads"
+            reason = f"the system cannot start {workers} threads"
             raise TierUnavailable(TIER, reason, "allow fewer with --threads")
         self._completed = functions.completed(self._pool)
         self._times = functions.times(self._pool)
@@ -99,11 +99,11 @@ class WorkerPool:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a copy of the one that has the threads."""
+        """Whether this process was forked from the one that has the threads."""
         return os.getpid() != self._process
 
     def submit(self, job: Job) -> int:
-        """Add a step behind all others; its number. Raises DeviceLost in a forked process."""
+        """Queue a step and return its number. Raises DeviceLost in a forked process."""
         if self.forked:
             raise DeviceLost(FORKED)
         self._last = number = self._functions.submit(self._pool, ctypes.byref(job))
@@ -115,11 +115,11 @@ class WorkerPool:
         return (completed - number) % NUMBERS < NUMBERS // 2
 
     def seconds(self, number: int) -> float:
-        """What one of the last RING_STEPS steps took, from its begin on."""
+        """Seconds from begin to end of one of the last RING_STEPS steps."""
         return float(self._times[number % RING_STEPS]) * 1e-9
 
     def wait(self, number: int, seconds: float) -> bool:
-        """Sleep until a step has ended; False when it has not after so many seconds."""
+        """Sleep until a step has ended; False after so many seconds."""
         while not self._functions.wait(self._pool, number, int(min(seconds, WAIT_SECONDS) * 1e9)):
             seconds -= WAIT_SECONDS
             if seconds <= 0:
@@ -137,12 +137,12 @@ class WorkerPool:
 
 
 def _close(functions: Functions, pool: int, process: int) -> None:
-    # The copy of a process has none of its threads.
+    # A forked process does not have the threads.
     if os.getpid() == process:
         functions.close(pool)
 
 
 def copies_of(copied: Sequence[tuple[int, NDArray[np.uint8]]]) -> Copies:
-    """What a job copies: from addresses to arrays."""
+    """The copies of a job, from addresses to arrays."""
     rows = [(source, target.ctypes.data, target.nbytes) for source, target in copied]
     return np.array(rows, np.uint64).reshape(-1, 3)

@@ -1,5 +1,5 @@
-// What the processor can do and the operating system enables, as words that variants.py reads.
-// Compiled for the oldest processor of its architecture.
+// Reports the features that the processor has and the operating system enables, as words that
+// variants.py reads. It is compiled for the oldest processor of its architecture.
 
 #include <stdint.h>
 
@@ -33,6 +33,6 @@ EXPORTED void zinc_processor(uint64_t *words) {
 
 EXPORTED void zinc_processor(uint64_t *words) { words[0] = getauxval(AT_HWCAP); }
 #else
-// Every processor that runs macOS has what the newest variant needs.
+// Every ARM processor that runs macOS has the features of the newest variant.
 EXPORTED void zinc_processor(uint64_t *words) { words[0] = ~(uint64_t)0; }
 #endif

@@ -1,4 +1,4 @@
-"""The C text of the native library: units that are compiled on their own and linked together."""
+"""The C text of the native library, in units that are compiled separately and then linked."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from contract.dtypes import WEIGHT_DTYPES, DType, StorageClass
 
 FOLDER = Path(__file__).parent
 PRODUCT = "matmul"
-"""The op whose code is compiled for each format of weights by itself."""
+"""The op that has one unit for each weight format."""
 ATTENTION = ("flash_attn", "flash_attn_batched", "kv_write_batched")
 RECURRENCE = ("ssm_delta_net",)
-"""Kernel files that take long to compile, as units of their own."""
+"""Kernel files that take long to compile; ATTENTION and RECURRENCE are a unit each."""
 OP_SIGNATURE = "(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers)"
 
 
 def library_units() -> dict[str, str]:
-    """The text of every unit by its name; those that take longest to compile come first."""
+    """The text of each unit by its name, those first that take longest to compile."""
     names = dict.fromkeys(op.source for op in OPS if op.name in _processor_ops())
     others = [name for name in names if name not in (*ATTENTION, *RECURRENCE, PRODUCT)]
     return {
@@ -37,7 +37,7 @@ def library_units() -> dict[str, str]:
 
 
 def processor_unit() -> dict[str, str]:
-    """The text of the library that says what the processor can do."""
+    """The unit of the library that reports the processor's features."""
     return {"processor": _text("processor.c")}
 
 
@@ -51,7 +51,7 @@ def _name(dtype: DType) -> str:
 
 
 def _processor_ops() -> tuple[str, ...]:
-    """Ops that have a kernel for processors."""
+    """The names of all ops that have a kernel for processors."""
     return tuple(TABLE)
 
 
@@ -60,12 +60,12 @@ def _arranged_dtypes() -> list[DType]:
 
 
 def _joined(*files: tuple[str, str]) -> str:
-    """One text; ``#line`` makes the compiler name the file an error is in."""
+    """Join files to one text; ``#line`` makes the compiler name the file of an error."""
     return "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files)
 
 
 def _begin(*headers: str) -> str:
-    """What every unit begins with."""
+    """The headers at the begin of every unit."""
     return _joined(
         ("opencl_c.h", _text("opencl_c.h")),
         (CONSTANTS_FILE, "#define SHARED_ADDRESSES 1\n" + packet_constants()),
@@ -74,7 +74,7 @@ def _begin(*headers: str) -> str:
 
 
 def _kernels(sources: tuple[str, ...] | list[str], formats: frozenset[str]) -> str:
-    """Kernel files behind the headers they read."""
+    """Kernel files, after the headers that they use."""
     ops = [op for op in OPS if op.source in sources]
     return _begin(*HEADERS[1:]) + _joined(
         ("formats.h", format_lists(formats)),
@@ -106,7 +106,7 @@ void op_arrange_{_name(dtype)}{OP_SIGNATURE} {{
 
 
 def _pool_unit() -> str:
-    """The worker pool, behind tables of the functions that execute ops."""
+    """The worker pool, after tables of the functions that execute ops."""
     whole = [op for op in _processor_ops() if op != PRODUCT]
     products = {_name(dtype): dtype.ggml_id for dtype in WEIGHT_DTYPES}
     arranged = {_name(dtype): dtype.ggml_id for dtype in _arranged_dtypes()}
@@ -140,7 +140,7 @@ def _table(name: str, functions: dict[int, str]) -> str:
 
 
 def _layout_checks() -> str:
-    """The compiler compares its layout of a packet with the host's."""
+    """Assertions that the compiler lays out a packet as the host does."""
     assert PACKET.fields is not None
     offsets = {field: PACKET.fields[field][1] for field in PACKET.names or ()}
     checks = [f"offsetof(PACKET, {field}) == {offset}" for field, offset in offsets.items()]

@@ -1,4 +1,4 @@
-"""Steps in flight on the worker pool, and how many workers each of them gets."""
+"""Submits steps to the worker pool and chooses how many workers each step gets."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 
 from accel.native.pool import Copies, Job, WorkerPool, copies_of
 from accel.packets.host_memory import AddressRange, aligned_bytes
-from accel.packets.submissions import FormBatch, HostSlot, Submissions
+from accel.packets.submissions import FormBatch, Submissions
 from accel.packets.worker_tuner import Choice
-from contract.ir.inputs import InputCopy, step_of
+from contract.ir.inputs import InputCopy
 from contract.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)
 class Scratch:
-    """Addresses of the scratch memory all workers share and of the first worker's own, of which
-    each has ``own_bytes``."""
+    """Addresses of scratch memory: ``shared`` by all workers, and the first worker's ``own``.
+
+    Each worker has ``own_bytes`` of its own, one after the other.
+    """
 
     shared: int = 0
     own: int = 0
@@ -29,7 +31,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class NativeForm:
-    """What submits a form: its packets in memory."""
+    """The lowered packets of one shape bucket: their address in host memory and their number."""
 
     address: int
     count: int
@@ -37,7 +39,7 @@ class NativeForm:
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """A step that was submitted. ``copies`` is read until it has ended."""
+    """A submitted step. The workers read ``copies``, so it lives until the step has ended."""
 
     pool: WorkerPool
     number: int
@@ -48,72 +50,78 @@ class NativeStep:
         return self.pool.done(self.number)
 
     def collect(self) -> None:
-        """See Completion: the workers have copied the outputs."""
+        """Do nothing: the workers have copied the outputs (see Completion)."""
 
 
 @dataclass(slots=True)
 class TimedWorkers:
-    """Chooses the workers of each step by how long steps took."""
+    """Chooses the workers of each step from the times of earlier steps."""
 
     pool: WorkerPool
     choice: Choice
     _started: deque[tuple[int, int, int]] = field(default_factory=deque)
-    """Number, tokens and workers of steps whose time was not noted yet."""
+    """Number, tokens and workers of each step whose time was not noted yet."""
 
     def choose(self, tokens: int) -> int:
-        """Workers of the next step."""
+        """The number of workers for the next step."""
         while self._started and self.pool.done(self._started[0][0]):
             number, ended_tokens, workers = self._started.popleft()
             self.choice.note(ended_tokens, workers, self.pool.seconds(number))
         return self.choice.choose(tokens)
 
     def started(self, number: int, tokens: int, workers: int) -> None:
-        """A step was submitted."""
+        """Note that a step was submitted."""
         self._started.append((number, tokens, workers))
 
 
-class NativeSubmissions(Submissions[AddressRange, NativeForm, HostSlot, NativeStep]):
-    """See Submissions. The workers read a step's inputs where its slot has them."""
+@dataclass(frozen=True, slots=True)
+class NativeSlot:
+    """A slot in host memory, and the address of its inputs."""
+
+    inputs: InputCopy
+    address: int
+
+
+class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, NativeStep]):
+    """See Submissions. The workers read a step's inputs in its slot."""
 
     def __init__(self, pool: WorkerPool, scratch: Scratch, choice: Choice) -> None:
         super().__init__()
         self._pool = pool
         self._scratch = scratch
         self._workers = TimedWorkers(pool, choice)
+        self._job = Job()
 
     @property
     def nbytes(self) -> int:
-        """Host memory of all slots."""
+        """Bytes of host memory in all slots."""
         free = [slot for slots in self._free.values() for slot in slots]
         used = [slot for _, slot in self._in_flight]
         return sum(slot.inputs.data.nbytes for slot in (*free, *used))
 
-    def _new_slot(self, batch: FormBatch[AddressRange, NativeForm]) -> HostSlot:
-        return HostSlot(InputCopy(aligned_bytes(batch.input_bytes)))
+    def _new_slot(self, batch: FormBatch[AddressRange, NativeForm]) -> NativeSlot:
+        data = aligned_bytes(batch.input_bytes)
+        return NativeSlot(InputCopy(data), data.ctypes.data)
 
     def _launch(
         self,
         batch: FormBatch[AddressRange, NativeForm],
-        slot: HostSlot,
+        slot: NativeSlot,
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> NativeStep:
-        data = slot.inputs.data
-        tokens = step_of(data).tokens
+        tokens = self._step.tokens
         workers = self._workers.choose(tokens)
         scratch, bucket = self._scratch, batch.launch
         copied = [(batch.outputs[name][1].address, to) for name, to in outputs.items()]
         copies = copies_of(copied) if copied else None
-        job = Job(
-            scratch=scratch.shared,
-            own=scratch.own,
-            own_bytes=scratch.own_bytes,
-            input=data.ctypes.data,
-            packets=bucket.address,
-            copies=0 if copies is None else copies.ctypes.data,
-            count=bucket.count,
-            copy_count=len(copied),
-            workers=workers,
-        )
+        # The pool copies the job, so that one object serves every step.
+        job = self._job
+        job.scratch, job.own, job.own_bytes = scratch.shared, scratch.own, scratch.own_bytes
+        job.input = slot.address
+        job.packets, job.count = bucket.address, bucket.count
+        job.copies = 0 if copies is None else copies.ctypes.data
+        job.copy_count = len(copied)
+        job.workers = workers
         number = self._pool.submit(job)
         self._workers.started(number, tokens, workers)
         return NativeStep(self._pool, number, copies)

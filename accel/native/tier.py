@@ -1,4 +1,4 @@
-"""The native tier: a graph becomes packets, which threads of this process execute."""
+"""The native tier: graphs are lowered to packets, which threads of this process execute."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Choices:
 
 
 class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
-    """See ``contract.tier.Tier``. ``device`` is part of the processor's name.
+    """See ``contract.tier.Tier``. ``device`` is a part of the processor's name.
 
-    Raises TierUnavailable for another processor, and what ``find_library`` raises. ``progress`` is
-    called with a line before the library is compiled.
+    ``progress`` is called with a line before the library is compiled. Raises TierUnavailable for
+    another processor, and what ``find_library`` raises.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
 
     @property
     def variant(self) -> Variant:
-        """The instruction set its library was compiled for."""
+        """The instruction set that its library was compiled for."""
         return self._variant
 
     @property
@@ -133,8 +133,10 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
 
     @property
     def allocated_bytes(self) -> int:
-        """Memory taken from the host, but for views of the model file: with the sources of arranged
-        weights that are copies, and the inputs of steps."""
+        """Bytes taken from the host, without views of the model file.
+
+        Inputs of steps count, and so do sources of arranged weights that are copies.
+        """
         sources = (b.nbytes for b in self._buffers if b.source is not None and owns_upload(b.decl))
         return self._memory.held + sum(sources) + self._slots.nbytes
 
@@ -179,7 +181,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         yield
 
     def _shut_down(self) -> None:
-        """A step that did not end in time is waited for: it writes to memory of this process."""
+        """Also wait for a step that timed out, since it writes to memory of this process."""
         self._pool.close()
         self._submissions.close()
         if not self._lost:

@@ -1,4 +1,4 @@
-"""The instruction sets the native library is compiled for, and which of them a machine can run."""
+"""The instruction sets that the native library is compiled for, and which a machine can run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from contract.lazy_dataclass import dataclass
 
 WORDS = 5
-"""Words that ``processor.c`` reports."""
+"""The number of words that ``processor.c`` reports."""
 Bit = tuple[int, int]
-"""Word of ``processor.c`` and bit in it."""
+"""A feature: the index of a word of ``processor.c`` and a bit in that word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """The library for one instruction set.
 
-    ``cpu`` is its name for zig, ``march`` for another clang. ``needs`` are bits of
-    ``processor.c``, ``registers`` the bits of XCR0 that the operating system must have set.
+    ``cpu`` names the instruction set for zig, ``march`` for another clang. The processor must
+    have the features ``needs``; the operating system must have set the bits ``registers`` of XCR0.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Variant:
     registers: int = 0
 
     def runs_on(self, words: Sequence[int]) -> bool:
-        """Whether a machine of this architecture can run it that reports these words."""
+        """Whether it runs on a machine of its architecture whose processor reports these words."""
         listed = all(words[word] >> bit & 1 for word, bit in self.needs)
         return listed and words[4] & self.registers == self.registers
 
@@ -73,17 +73,17 @@ VARIANTS = (
     ),
     Variant("aarch64-neon", "aarch64", "generic", "-march=armv8-a"),
 )
-"""Of each architecture the fastest first."""
+"""All variants; the fastest of each architecture comes first."""
 
 MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-"""The architecture by what operating systems call it, in lower case."""
+"""The architecture for each name that an operating system uses, in lower case."""
 
 
 def machine() -> str:
-    """This machine's architecture; empty for one without a variant."""
+    """This machine's architecture, or an empty text when no variant exists for it."""
     return MACHINES.get(platform.machine().lower(), "")
 
 
 def usable(words: Sequence[int], architecture: str) -> list[Variant]:
-    """What a machine can run that reports these words, the fastest first."""
+    """The variants that run on a machine that reports these words, the fastest first."""
     return [v for v in VARIANTS if v.machine == architecture and v.runs_on(words)]

@@ -58,7 +58,8 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Bytes = NDArray[np.uint8]
 Identity = tuple[int, int, int, int, int]
-"""Device, inode, size, and times of change in nanoseconds of a file."""
+"""Of a file: device, inode, size, when its bytes changed, when anything of it changed (both in
+nanoseconds)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,7 @@ def entry_of(texts: str, described: Iterable[tuple[FileRange, str]], nbytes: int
         number = numbers.setdefault(part.descriptor, len(numbers))
         lines.append(f"{number} {part.offset} {part.nbytes} {form}")
     sources = tuple(identity(descriptor) for descriptor in numbers)
-    newest = max(max(source[3:]) for source in sources)
-    if 0 <= time.time_ns() - newest < RECENT_NANOSECONDS:
+    if abs(time.time_ns() - max(source[-1] for source in sources)) < RECENT_NANOSECONDS:
         return None
     lines += map(repr, sources)
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()

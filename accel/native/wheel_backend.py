@@ -1,5 +1,5 @@
-"""Builds wheels that bring the native library: setuptools' backend, with the library beside it, and
-with the compiled kernels of each device in one archive in place of hundreds of files.
+"""The build backend: setuptools, extended to put the native library into wheels, and the compiled
+kernels of each device as one archive in place of hundreds of files.
 
 ``pip install .`` builds the variant for this machine. With ZINC_RT_WHEEL_TARGET, such as
 ``linux-aarch64``, a wheel has every variant of that system. An editable install puts the library
@@ -51,7 +51,7 @@ __all__ = [
 TARGET_SETTING = "ZINC_RT_WHEEL_TARGET"
 ACCEL = Path(__file__).parents[1]
 STALE = Path("build")
-"""Where setuptools keeps files of the wheel before."""
+"""The folder in which setuptools leaves files of the previous wheel."""
 PLATFORM_TAGS = {
     ("linux", "x86_64"): "manylinux_2_28_x86_64",
     ("linux", "aarch64"): "manylinux_2_28_aarch64",
@@ -59,7 +59,7 @@ PLATFORM_TAGS = {
     ("macos", "x86_64"): "macosx_11_0_x86_64",
     ("windows", "x86_64"): "win_amd64",
 }
-"""Targets of ``ZINC_RT_WHEEL_TARGET``, and what wheels for them are called."""
+"""The platform tag of wheels for each target of ``ZINC_RT_WHEEL_TARGET``."""
 
 
 def build_wheel(wheel_directory: str, *arguments: Any, **settings: Any) -> str:
@@ -75,14 +75,14 @@ def build_editable(wheel_directory: str, *arguments: Any, **settings: Any) -> st
     except TierUnavailable as error:
         _say(f"the native tier will not run: {error}")
     with warnings.catch_warnings():
-        # A note about folders named like packages, which pip shows to everybody.
+        # Pip would show every user a note about folders with the names of packages.
         warnings.filterwarnings("ignore", message="Editable installation")
         return str(build_meta.build_editable(wheel_directory, *arguments, **settings))
 
 
 @contextmanager
 def _libraries() -> Iterator[str]:
-    """The libraries in the package while a wheel is built; gives its platform tag."""
+    """Put the libraries into the package while a wheel is built; yields the platform tag."""
     shutil.rmtree(STALE, ignore_errors=True)
     try:
         yield _built()
@@ -106,7 +106,7 @@ def _built() -> str:
         return "any"
     PACKAGED.mkdir(exist_ok=True)
     if not path.exists():
-        # The cache folder cannot be written.
+        # The cache folder is read-only.
         path = find_library(PACKAGED, _say).path
     for source in (path, path.with_name(library_name(PROCESSOR, target))):
         if source.parent != PACKAGED:
@@ -118,7 +118,7 @@ def _built() -> str:
 
 @contextmanager
 def _tagged(platform: str) -> Iterator[None]:
-    """Wheels are for any Python 3 on ``platform``."""
+    """Tag wheels for any Python 3 on ``platform``."""
     own = bdist_wheel.get_tag
     bdist_wheel.get_tag = lambda self: ("py3", "none", platform)
     try:

@@ -1,7 +1,7 @@
-"""The functions of OpenCL 1.2 in use here, by ctypes, and their errors.
+"""The functions of OpenCL 1.2 that the tier uses, called through ctypes, and their errors.
 
-A function that may take long lets other Python threads run meanwhile. The others do not: getting
-the interpreter back would take longer than they do.
+A function that may take long releases Python's lock. The others do not, since taking the lock again
+would take longer than the function.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 LIBRARY = "libOpenCL.so.1"
-"""What finds the drivers on Linux."""
+"""The library that finds drivers on Linux."""
 CARRIER = "pyopencl"
-"""A package whose wheels bring that library, for systems without it."""
+"""A package whose wheels contain that library, for systems without it."""
 
 _ERRORS = {
     -1: "DEVICE_NOT_FOUND",
@@ -51,7 +51,7 @@ _ERRORS = {
     -63: "INVALID_GLOBAL_WORK_SIZE",
     -1001: "PLATFORM_NOT_FOUND_KHR",
 }
-"""Names of the codes that these functions return."""
+"""Names of the error codes that these functions return."""
 
 _LONG = {
     "clGetPlatformIDs": (c_uint, c_void_p, c_void_p),
@@ -109,7 +109,7 @@ _SHORT_MAKING = {
 
 
 class Error(Exception):
-    """A function of OpenCL gave the error ``code``."""
+    """An OpenCL function returned the error ``code``."""
 
     def __init__(self, function: str, code: int) -> None:
         self.code = code
@@ -117,8 +117,11 @@ class Error(Exception):
 
 
 class OpenCl:
-    """The functions of a library by their names without ``cl``. Each raises Error; those that
-    make an object return its handle, and leave out the last argument."""
+    """The functions of a library, by their names without ``cl``.
+
+    Each raises Error. Functions that create an object return its handle and have no argument for
+    the error code.
+    """
 
     def __init__(self, path: str) -> None:
         """Raises OSError when there is no such library, AttributeError when it lacks a function."""
@@ -142,19 +145,18 @@ class OpenCl:
 
 @functools.cache
 def opencl() -> OpenCl:
-    """The system's library, else the one that CARRIER brought. Raises OSError, AttributeError."""
+    """The system's library, else the one in CARRIER. Raises OSError and AttributeError."""
     return OpenCl(library_path())
 
 
 def library_path() -> str:
-    """What to load: LIBRARY, or the path of the one that CARRIER brought if the system has none.
-    Whichever it is, it is loaded now."""
+    """LIBRARY, or the path of the copy in CARRIER when the system has none. Loads the library."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
         spec = importlib.util.find_spec(CARRIER)
         for place in spec.submodule_search_locations or () if spec else ():
-            # Beside the package or in it, depending on the tool that made the wheel.
+            # The tool that made the wheel decides whether it is next to the package or in it.
             for folder in (Path(place, ".libs"), Path(f"{place}.libs")):
                 for brought in folder.glob("libOpenCL*"):
                     return str(brought)
@@ -167,8 +169,10 @@ def handles(values: Sequence[int]) -> Any:
 
 
 def information(function: Callable[..., Any], *of: int) -> bytes:
-    """The bytes that one of the functions ``clGet...Info`` answers about ``of``, whose last is
-    what is asked. Raises Error."""
+    """The bytes that a function ``clGet...Info`` returns for the arguments ``of``.
+
+    The last argument is the parameter name. Raises Error.
+    """
     size = c_size_t()
     function(*of, 0, None, ctypes.byref(size))
     found = ctypes.create_string_buffer(size.value)
@@ -177,12 +181,12 @@ def information(function: Callable[..., Any], *of: int) -> bytes:
 
 
 def text(answer: bytes) -> str:
-    """An answer of ``information`` that is text."""
+    """Decode a text from ``information``."""
     return answer.rstrip(b"\0").decode(errors="replace")
 
 
 def number(answer: bytes) -> int:
-    """An answer of ``information`` that is a number."""
+    """Decode a number from ``information``."""
     return int.from_bytes(answer, "little")
 
 

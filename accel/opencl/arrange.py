@@ -1,4 +1,4 @@
-"""Matrices arranged for the products by the device itself, when they are uploaded."""
+"""The device arranges matrices for the products when they are uploaded."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ Bytes = NDArray[np.uint8]
 
 FILES = ("packet.h", "blocks.h", "lanes_layout.h", "arrange.cl")
 STAGED_BYTES = 1 << 25
-"""Stored bytes that are on a device of its own memory at a time, before they are arranged."""
+"""Most stored bytes in device memory at once that wait to be arranged."""
 AHEAD_BYTES = 1 << 27
-"""Most stored bytes that are to be arranged while the host does something else."""
+"""Most stored bytes in jobs that wait while the host prepares the next one."""
 OFFSET_MASK = (1 << BANK_SHIFT) - 1
 STORED_BANK = 1
-"""The bank of the staged bytes where an arrangement has banks of its own; 0 is the target's."""
+"""The bank of the stored bytes in a launch with banks of its own; bank 0 is the target."""
 
 
 @dataclass(slots=True)
 class Arranger:
-    """Arranges matrices on one device. Its programs, one a format, are built when first needed."""
+    """Arranges matrices on one device. It builds a program for each format at the first use."""
 
     runtime: Runtime
     cache: Path | None = None
     progress: Progress | None = None
     _kernels: dict[DType, Any] = field(default_factory=dict)
     _in_flight: deque[tuple[Any, Bytes]] = field(default_factory=deque)
-    """What the device may still read of the host's memory, and the event after which not."""
+    """Events, each with the host memory that the device reads until the event."""
     _ahead_bytes: int = 0
-    """Of all that."""
+    """Bytes of host memory in ``_in_flight``."""
 
     def prepare(self, dtypes: Iterable[DType]) -> None:
-        """Make the programs for matrices of ``dtypes``, as far as they need any of their own."""
+        """Build the programs for matrices of ``dtypes`` that need one."""
         if not self.runtime.launcher.by_modules:
             for dtype in dtypes:
                 if dtype.storage is not StorageClass.FLOAT:
@@ -61,9 +61,9 @@ class Arranger:
     ) -> ArrangedMatrix[AddressRange]:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
 
-        Where memory is shared the device may still be at it afterwards: steps come later in its
-        queue, and whoever else reads the memory calls ``finish`` first. Float matrices stay as
-        they are. Raises OutOfMemory naming the buffer.
+        With shared memory the device may still write after the return. Steps come later in its
+        queue; other readers call ``finish`` first. Float matrices stay as they are. Raises
+        OutOfMemory naming the buffer.
         """
         memory = self.runtime.memory
         if dtype.storage is StorageClass.FLOAT:
@@ -75,11 +75,11 @@ class Arranger:
         together = TILE_ROWS if planes else LANES
         stack = Stack(dtype, np.ascontiguousarray(data), len(data) // matrices, together)
         row_bytes = (tile_bytes if planes else group_bytes)(dtype, stack.columns)
-        place = memory.allocate(name, stack.groups * row_bytes, zeroed=False)
+        target = memory.allocate(name, stack.groups * row_bytes, zeroed=False)
         if memory.shared:
             source = np.uint64(stack.data.ctypes.data)
             groups = range(stack.groups)
-            event = self._launch(stack, source, np.uint64(place.address), 0, groups)
+            event = self._launch(stack, source, np.uint64(target.address), 0, groups)
             if event is not None:
                 self._in_flight.append((event, stack.data))
                 self._ahead_bytes += stack.data.nbytes
@@ -87,9 +87,9 @@ class Arranger:
             if self._ahead_bytes > AHEAD_BYTES:
                 self.finish()
         else:
-            self._stage(stack, place)
+            self._stage(stack, target)
             self.runtime.launch.queue.finish()
-        return ArrangedMatrix(place, row_bytes, layout)
+        return ArrangedMatrix(target, row_bytes, layout)
 
     def finish(self) -> None:
         """Wait until every matrix is arranged."""
@@ -99,14 +99,14 @@ class Arranger:
             self._ahead_bytes = 0
 
     def forget(self) -> None:
-        """Let go of what the device has read."""
+        """Release host memory that the device no longer reads."""
         complete = self.runtime.launch.cl.COMPLETE
         while self._in_flight and self._in_flight[0][0].command_execution_status <= complete:
             _, data = self._in_flight.popleft()
             self._ahead_bytes -= data.nbytes
 
-    def _stage(self, stack: Stack, place: AddressRange) -> None:
-        """Copy as many whole row groups as fit, arrange them, and so on."""
+    def _stage(self, stack: Stack, target: AddressRange) -> None:
+        """Copy and arrange as many whole row groups as fit, until all are arranged."""
         cl, queue = self.runtime.launch.cl, self.runtime.launch.queue
         parts = stack.parts(STAGED_BYTES)
         flags = cl.READ_ONLY
@@ -116,15 +116,15 @@ class Arranger:
         except cl.Error:
             memory = self.runtime.memory
             raise OutOfMemory("opencl.staging", nbytes, memory.used, memory.available) from None
-        bank = self.runtime.memory.arguments()[place.bank]
+        bank = self.runtime.memory.arguments()[target.bank]
         for groups in parts:
             cl.enqueue_copy(queue, staging, stack.stored(groups), is_blocking=False)
-            self._launch(stack, staging, bank, place.address & OFFSET_MASK, groups)
+            self._launch(stack, staging, bank, target.address & OFFSET_MASK, groups)
 
     def _launch(self, stack: Stack, stored: Any, arranged: Any, offset: int, groups: range) -> Any:
-        """Arrange some row groups, the first of which begins where ``stored`` does.
+        """Arrange some row groups, the first of which begins at ``stored``.
 
-        Gives the event of their end, None when they have ended.
+        Returns the event of their end, or None when they have ended.
         """
         launch, launcher = self.runtime.launch, self.runtime.launcher
         if launcher.by_modules:

@@ -1,7 +1,7 @@
 """OpenCL's objects: contexts, queues, memory, programs, kernels and events.
 
-Each gives its handle back when nobody holds it any more. What a call needs beyond its end is held
-by the event it returns.
+Each object releases its handle when its last reference is gone. An event holds references to the
+memory that its command uses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Host: TypeAlias = NDArray[Any]
 PROFILING_ENABLE = 1 << 1
 READ_WRITE, WRITE_ONLY, READ_ONLY, COPY_HOST_PTR = 1 << 0, 1 << 1, 1 << 2, 1 << 5
 COMPLETE, RUNNING = 0, 1
-"""Of an event's status, which is negative where its command failed."""
+"""Values of an event's status, which is negative when its command failed."""
 
 _PROGRAM_BINARY_SIZES, _PROGRAM_BINARIES = 0x1165, 0x1166
 _BUILD_LOG = 0x1183
@@ -39,11 +39,11 @@ _STARTED, _ENDED = 0x1282, 0x1283
 
 
 class BuildFailed(Exception):
-    """The compiler rejected a program; ``str`` gives its words."""
+    """The compiler rejected a program; ``str`` is the compiler's log."""
 
 
 class _Owned:
-    """An object of OpenCL that is released with this one."""
+    """Owns the handle of an OpenCL object and releases it."""
 
     _release: str
 
@@ -52,13 +52,13 @@ class _Owned:
         self._give_back = getattr(opencl(), self._release)
 
     def __del__(self) -> None:
-        # Without the attribute the object was never made.
+        # The attribute is missing when the constructor failed.
         if hasattr(self, "_give_back"):
             self._give_back(self.handle)
 
 
 class Context(_Owned):
-    """Where memory and programs of ``devices`` live. Raises Error."""
+    """A context for the memory and programs of ``devices``. Raises Error."""
 
     _release = "ReleaseContext"
 
@@ -69,7 +69,7 @@ class Context(_Owned):
 
 
 class CommandQueue(_Owned):
-    """Commands in order for ``device``, the context's first if None. Raises Error."""
+    """An in-order queue of ``device``, by default the context's first. Raises Error."""
 
     _release = "ReleaseCommandQueue"
 
@@ -82,18 +82,18 @@ class CommandQueue(_Owned):
         self._flush = opencl().Flush
 
     def flush(self) -> None:
-        """Let the device begin with what was enqueued."""
+        """Send all enqueued commands to the device."""
         self._flush(self.handle)
 
     def finish(self) -> None:
-        """Wait for everything that was enqueued."""
+        """Wait for all enqueued commands."""
         opencl().Finish(self.handle)
 
 
 class Buffer(_Owned):
-    """``nbytes`` of device memory, or as many as ``hostbuf`` has and with COPY_HOST_PTR its bytes.
+    """``nbytes`` of device memory, or as many as ``hostbuf`` has.
 
-    Raises Error.
+    With COPY_HOST_PTR it holds a copy of ``hostbuf``. Raises Error.
     """
 
     _release = "ReleaseMemObject"
@@ -106,13 +106,13 @@ class Buffer(_Owned):
         super().__init__(opencl().CreateBuffer(context.handle, flags, size, address))
 
     def release(self) -> None:
-        """Give the memory back now."""
+        """Release the memory now."""
         self._give_back(self.handle)
         del self._give_back
 
 
 class Program(_Owned):
-    """Source or a binary for the context's only device, not built yet. Raises Error."""
+    """A program from source or binary for the context's only device. Raises Error."""
 
     _release = "ReleaseProgram"
 
@@ -129,7 +129,7 @@ class Program(_Owned):
         super().__init__(handle)
 
     def build(self, options: str) -> Program:
-        """Itself, built. Raises BuildFailed, and Error for what is not the program's fault."""
+        """Build it and return it. Raises BuildFailed, and Error for other causes."""
         cl = opencl()
         try:
             cl.BuildProgram(self.handle, 1, handles([self._device]), options.encode(), None, None)
@@ -139,18 +139,18 @@ class Program(_Owned):
         return self
 
     def binary(self) -> bytes:
-        """What was built."""
+        """The binary of the built program."""
         cl = opencl()
         sizes = information(cl.GetProgramInfo, self.handle, _PROGRAM_BINARY_SIZES)
         (nbytes,) = struct.unpack("N", sizes)
         data = ctypes.create_string_buffer(nbytes)
-        places = handles([ctypes.addressof(data)])
-        cl.GetProgramInfo(self.handle, _PROGRAM_BINARIES, ctypes.sizeof(places), places, None)
+        pointers = handles([ctypes.addressof(data)])
+        cl.GetProgramInfo(self.handle, _PROGRAM_BINARIES, ctypes.sizeof(pointers), pointers, None)
         return data.raw
 
 
 class Kernel(_Owned):
-    """A function of a built program with arguments of its own. Raises Error."""
+    """A function of a built program, with its own arguments. Raises Error."""
 
     _release = "ReleaseKernel"
 
@@ -160,13 +160,15 @@ class Kernel(_Owned):
         self._set = opencl().SetKernelArg
 
     def set_args(self, *arguments: Any) -> None:
-        """All of them: see ``set_arg``."""
+        """Set all arguments; see ``set_arg``."""
         for index, argument in enumerate(arguments):
             self.set_arg(index, argument)
 
     def set_arg(self, index: int, argument: Any) -> None:
-        """A numpy scalar, a Buffer, or None for a buffer that is not there. The kernel does not
-        hold the buffer. Raises Error."""
+        """Set one argument: a numpy scalar, a Buffer, or None for no buffer.
+
+        The kernel holds no reference to the buffer. Raises Error.
+        """
         if isinstance(argument, np.generic):
             data = argument.tobytes()
             self._set(self.handle, index, len(data), data)
@@ -176,7 +178,7 @@ class Kernel(_Owned):
 
 
 class Profile:
-    """When a command began and ended, in nanoseconds of the device."""
+    """The begin and the end of a command, in nanoseconds of the device's clock."""
 
     def __init__(self, event: Event) -> None:
         asked = opencl().GetEventProfilingInfo
@@ -186,8 +188,11 @@ class Profile:
 
 
 class Event(_Owned):
-    """A command under way. ``host`` is memory of the host that it reads or writes: given up
-    before its end, an event with some waits for it."""
+    """The event of a command.
+
+    ``host`` is host memory that the command reads or writes; an event that is deleted before the
+    end of its command then waits for the end.
+    """
 
     _release = "ReleaseEvent"
 
@@ -200,18 +205,18 @@ class Event(_Owned):
 
     @property
     def command_execution_status(self) -> int:
-        """COMPLETE, more while it is not, less where it failed. Raises Error."""
+        """COMPLETE, more before the end, or less than 0 after a failure. Raises Error."""
         status = self._status
         self._ask(self.handle, _EVENT_STATUS, 4, ctypes.byref(status), None)
         return status.value
 
     @property
     def profile(self) -> Profile:
-        """Of a command that ended, in a queue with PROFILING_ENABLE. Raises Error."""
+        """The times of a command that has ended, in a queue with PROFILING_ENABLE. Raises Error."""
         return Profile(self)
 
     def wait(self) -> None:
-        """Until its end. Raises Error where it failed."""
+        """Wait for the end of the command. Raises Error when it failed."""
         self._wait_for(1, handles([self.handle]))
         self._host = None
 
@@ -220,7 +225,7 @@ class Event(_Owned):
             try:
                 self.wait()
             except Error:
-                # Whoever asks for its status learns that; it has ended either way.
+                # The command has ended; its status reports the failure.
                 self._host = None
         super().__del__()
 
@@ -228,7 +233,7 @@ class Event(_Owned):
 def enqueue_nd_range_kernel(
     queue: CommandQueue, kernel: Kernel, items: tuple[int], group: tuple[int] | None
 ) -> Event:
-    """Start ``items`` work-items, in groups of ``group`` or of as many as the driver likes."""
+    """Start ``items`` work-items in groups of ``group``; the driver chooses the size for None."""
     made = ctypes.c_void_p()
     local = None if group is None else (ctypes.c_size_t * 1)(*group)
     opencl().EnqueueNDRangeKernel(
@@ -248,8 +253,11 @@ def enqueue_nd_range_kernel(
 def prepared_launch(
     queue: CommandQueue, kernel: Kernel, items: int, group: int | None
 ) -> Callable[[], Any]:
-    """What starts ``items`` work-items each time it is called, as ``enqueue_nd_range_kernel`` does
-    but without an event, which takes a driver longer. Called while both live."""
+    """A function that starts ``items`` work-items at each call.
+
+    It is faster than ``enqueue_nd_range_kernel`` because it creates no event. The caller keeps
+    ``queue`` and ``kernel`` alive.
+    """
     local = None if group is None else (ctypes.c_size_t * 1)(group)
     return functools.partial(
         opencl().EnqueueNDRangeKernel,
@@ -274,8 +282,8 @@ def enqueue_copy(
     dst_offset: int = 0,
     is_blocking: bool = True,
 ) -> Event:
-    """Copy all bytes of an array to a buffer from ``dst_offset`` on, or fill one from a buffer's
-    ``src_offset`` on. Raises Error."""
+    """Copy an array into a buffer at ``dst_offset``, or fill an array from a buffer at
+    ``src_offset``. Raises Error."""
     made = ctypes.c_void_p()
     cl = opencl()
     if isinstance(target, Buffer):
@@ -318,7 +326,7 @@ def enqueue_fill_buffer(
 
 
 def enqueue_marker(queue: CommandQueue) -> Event:
-    """The end of everything that was enqueued before. Raises Error."""
+    """An event at the end of all commands enqueued before. Raises Error."""
     made = ctypes.c_void_p()
     opencl().EnqueueMarkerWithWaitList(queue.handle, 0, None, ctypes.byref(made))
     return _event(made)

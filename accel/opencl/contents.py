@@ -1,4 +1,4 @@
-"""What a step program holds: the products of every format take longest to compile and to load."""
+"""Which parts a step program contains: each part takes long to compile and to load."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from accel.packets.step import PRODUCTS
 from contract.dtypes import WEIGHT_DTYPES, StorageClass
 
 Parts: TypeAlias = frozenset[str]
-"""Names of formats, as kernels write them, and RECURRENT."""
+"""A set of format names, as kernels spell them, and RECURRENT."""
 
 RECURRENT = "RECURRENT"
 RECURRENT_OPS = frozenset(name for name in TABLE if name.startswith("ssm_"))
 PARTS = (*(dtype.name.upper() for dtype in WEIGHT_DTYPES), RECURRENT)
 EVERYTHING: Parts = frozenset(PARTS)
 ALWAYS: Parts = frozenset()
-"""What every program holds, whatever steps need: for tests, which would need many programs."""
+"""Parts that every program contains; tests set it, so that they need few programs."""
 
 FEW = 2
-"""Programs of some parts one process makes. Who wants yet another gets everything: that is a tool
-which runs op after op in every format, or a server of many models."""
+"""Most programs of selected parts in a process. The next program contains all parts: the process is
+then a tool that runs ops in every format, or a server of many models."""
 
 Build = Callable[[Parts], tuple[Parts, Any]]
-"""A program that holds some parts: which it holds, maybe more, and itself. Raises BuildError."""
+"""Builds a program with at least some parts; returns its parts and the program. Raises
+BuildError."""
 
 
 def parts_of(kinds: Iterable[tuple[str, str]]) -> Parts:
-    """What steps need of ops of these ``kinds``, see ``StepMemory``."""
+    """The parts that ops of these ``kinds`` need; see ``StepMemory``."""
     found = set()
     for name, dtype in kinds:
         if name in RECURRENT_OPS:
@@ -41,7 +42,7 @@ def parts_of(kinds: Iterable[tuple[str, str]]) -> Parts:
 
 
 def ops_with(parts: Parts) -> tuple[str, ...]:
-    """Every op of a program that holds ``parts``."""
+    """The names of all ops in a program of ``parts``."""
     return tuple(name for name in TABLE if RECURRENT in parts or name not in RECURRENT_OPS)
 
 
@@ -60,19 +61,19 @@ def format_lists(parts: Parts) -> str:
 
 
 def mask_of(parts: Parts) -> int:
-    """A number for a set of parts."""
+    """The number that stands for a set of parts."""
     return sum(1 << bit for bit, name in enumerate(PARTS) if name in parts)
 
 
 def of_mask(mask: int) -> Parts:
-    """The parts of a number."""
+    """The set of parts that a number stands for."""
     return frozenset(name for bit, name in enumerate(PARTS) if mask >> bit & 1)
 
 
 class StepPrograms:
-    """Programs that run steps, each made when a step needs what none so far holds; few in all.
+    """The programs that run steps. A new one is built when none has the parts that a step needs.
 
-    Safe to share between threads.
+    Threads may share it.
     """
 
     def __init__(self, build: Build) -> None:
@@ -82,7 +83,7 @@ class StepPrograms:
         self._maker: threading.Thread | None = None
 
     def holding(self, parts: Parts) -> Any:
-        """A program that holds ``parts``; what was begun comes first. Raises BuildError."""
+        """A program with ``parts``; waits for builds that have begun. Raises BuildError."""
         self.close()
         return self._holding(parts)
 
@@ -97,20 +98,20 @@ class StepPrograms:
             return program
 
     def expect(self, parts: Parts) -> None:
-        """Begin to make what ``holding`` is about to be asked for, while the host does other
-        things: what it takes is the driver's time, not Python's."""
+        """Begin to build a program with ``parts`` in a thread; the driver works without Python's
+        lock."""
         self.close()
         self._maker = threading.Thread(target=self._make, args=(parts,), name="step program")
         self._maker.start()
 
     def close(self) -> None:
-        """Wait for what was begun."""
+        """Wait for the build that has begun."""
         maker = self._maker
         if maker is not None:
             maker.join()
             self._maker = None
 
     def _make(self, parts: Parts) -> None:
-        # Whoever asks for it meets the same error.
+        # A later call of ``holding`` raises the same error.
         with suppress(Exception):
             self._holding(parts)

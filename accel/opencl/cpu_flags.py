@@ -1,4 +1,4 @@
-"""This machine's processor, of which an OpenCL compiler or cache may know less."""
+"""The instruction sets of this machine's processor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 CPU_INFORMATION = Path("/proc/cpuinfo")
 FLAG_FIELDS = ("flags", "Features")
-"""What Linux calls the list of instruction sets on x86 and on ARM."""
+"""Names of the list of instruction sets in Linux, on x86 and on ARM."""
 DIGEST_CHARACTERS = 16
 
 
 @cache
 def cpu_flags(source: Path = CPU_INFORMATION) -> frozenset[str]:
-    """What Linux lists for every core; nothing where there is no such list."""
+    """The instruction sets that Linux lists for all cores; empty without such a list."""
     try:
         lines = source.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -26,6 +26,6 @@ def cpu_flags(source: Path = CPU_INFORMATION) -> frozenset[str]:
 
 
 def processor_key(source: Path = CPU_INFORMATION) -> str:
-    """Hexadecimal digits that differ where the architecture or the instruction sets do."""
+    """Hexadecimal digits that identify the architecture and the instruction sets."""
     described = " ".join((platform.machine(), *sorted(cpu_flags(source))))
     return hashlib.sha256(described.encode()).hexdigest()[:DIGEST_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Finding an OpenCL device, and saying what is missing when there is none."""
+"""Finds an OpenCL device, or reports what is missing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ ICD_HINT = "apt install pocl-opencl-icd, or install the vendor's OpenCL driver"
 MIN_VERSION = (1, 2)
 POCL = "Portable Computing Language"
 POCL_COMPILES_ONCE = ("POCL_WORK_GROUP_SPECIALIZATION", "0")
-"""A setting. Without it every kernel is compiled for any work-group size and for the one in use."""
+"""An environment variable and its value. Without it PoCL compiles every kernel twice: for any
+work-group size and for the size in use."""
 
 
 def import_binding() -> ModuleType:
-    """OpenCL's objects; TierUnavailable naming what brings the library when it cannot be loaded."""
+    """The module of OpenCL's objects. Raises TierUnavailable, which names what to install."""
     try:
         opencl()
     except (OSError, AttributeError) as error:
@@ -32,7 +33,7 @@ def import_binding() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One OpenCL device and what the tier has to know of it. Sizes in bytes."""
+    """One OpenCL device and its properties. Sizes are in bytes."""
 
     handle: Any
     platform: str
@@ -44,16 +45,16 @@ class Device:
     max_allocation_bytes: int
     host_unified: bool
     correctly_rounded: bool
-    """The compiler takes -cl-fp32-correctly-rounded-divide-sqrt."""
+    """Whether the compiler accepts -cl-fp32-correctly-rounded-divide-sqrt."""
 
     @property
     def is_pocl(self) -> bool:
-        """True for PoCL, whose worker threads run inside this process."""
+        """Whether this is PoCL, whose worker threads belong to this process."""
         return self.platform.startswith(POCL)
 
 
 def find_devices() -> list[Device]:
-    """Every usable OpenCL device, accelerators before CPUs.
+    """All usable OpenCL devices, accelerators before CPUs.
 
     Raises TierUnavailable when the library, a platform or a device is missing.
     """

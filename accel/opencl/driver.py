@@ -1,4 +1,4 @@
-"""OpenCL drivers loaded ahead: finding and starting them is C, which Python does not wait for."""
+"""Loads OpenCL drivers in a thread: the C code runs without Python's lock."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _in_flight: list[threading.Thread] = []
 
 
 def load_drivers() -> threading.Thread:
-    """Load every driver and let it find its devices, in a thread of its own.
+    """Start a thread that loads every driver and finds its devices.
 
-    It ends by itself, and whatever goes wrong in it is met again by who opens a device.
+    Errors in the thread are dropped: opening a device raises them again.
     """
     thread = threading.Thread(target=_load, name="OpenCL drivers")
     thread.start()
@@ -26,8 +26,8 @@ def load_drivers() -> threading.Thread:
 
 
 def wait_for_drivers() -> None:
-    """Until all that is being loaded is: PoCL has no devices for one thread while another one
-    looks for them."""
+    """Wait until no thread loads drivers: PoCL lists no devices while another thread searches for
+    them."""
     for thread in list(_in_flight):
         thread.join()
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Getting a step's packets executed: one persistent kernel, or one launch per packet."""
+"""Executes a step's packets: with one persistent kernel, or with one launch per packet."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from contract.lazy_dataclass import dataclass
 
 MEETING_BYTES = 512
 FAILED_WORD = 64
-"""Of the block ``kernels/entry.cl`` describes."""
+"""Index of the failure word in the block that ``kernels/entry.cl`` describes."""
 SPIN_LIMIT = 1 << 31
-"""Spins of a worker that waits for the others: tens of seconds."""
+"""Most spins of a worker that waits for the others: tens of seconds."""
 LAUNCH_GROUPS_PER_UNIT = 8
-"""Most work-groups a compute unit gets at the launch of a packet on a device that is no CPU."""
+"""Most work-groups per compute unit when a packet is launched on a device other than a CPU."""
 
 
 Kinds: TypeAlias = frozenset[tuple[str, str]]
 
 
 class Mode(enum.Enum):
-    """How packets get executed."""
+    """How packets are executed."""
 
     AUTO = "auto"
-    """Persistent where a start-up probe shows that all workers run at once."""
+    """Persistent when a probe shows that all workers run at the same time."""
     PERSISTENT = "persistent"
     LAUNCH = "launch"
 
 
 class WorkersLost(Exception):
-    """Workers of a persistent kernel gave up waiting for one another."""
+    """The workers of a persistent kernel stopped waiting for one another."""
 
 
 @dataclass(slots=True)
 class ScratchAddress:
-    """Where scratch memory lies: addresses of the shared part and of the first worker's own."""
+    """Addresses of scratch memory: the shared part and the first worker's own part."""
 
     shared: int = 0
     own: int = 0
     own_bytes: int = 0
     version: int = 0
-    """Counts the moves, so that bound arguments can be renewed."""
+    """The number of moves; launchers bind their arguments again after a move."""
 
     def move(self, shared: int, own: int, own_bytes: int) -> None:
-        """Note where it lies now."""
+        """Set the addresses."""
         if (shared, own, own_bytes) != (self.shared, self.own, self.own_bytes):
             self.shared, self.own, self.own_bytes = shared, own, own_bytes
             self.version += 1
@@ -62,7 +62,7 @@ class ScratchAddress:
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What a launcher works with: ``program`` has the kernels beside those of steps."""
+    """The objects that a launcher uses; ``program`` has all kernels that do not run steps."""
 
     cl: Any
     queue: Any
@@ -70,7 +70,7 @@ class LaunchContext:
     memory: Memory
     scratch: ScratchAddress
     programs: StepPrograms | None = None
-    """Those of steps, where ops are no modules."""
+    """The programs that run steps, on devices without modules."""
 
     def version(self) -> tuple[int, int]:
         """Changes whenever ``leading_arguments`` does."""
@@ -87,24 +87,24 @@ class LaunchContext:
             self.programs.expect(parts_of(kinds))
 
     def close(self) -> None:
-        """Wait for programs that are being made."""
+        """Wait for programs that are being built."""
         if self.programs is not None:
             self.programs.close()
 
     def leading_arguments(self) -> tuple[Any, ...]:
-        """The arguments every kernel begins with; the address of the step's inputs follows."""
+        """The first arguments of every kernel, before the address of the step's inputs."""
         place = self.scratch
         numbers = (place.shared, place.own, place.own_bytes)
         return (*self.memory.arguments(), *map(np.uint64, numbers))
 
 
 class Recording(Protocol):
-    """Packets ready to be enqueued any number of times."""
+    """Packets that can be enqueued any number of times."""
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
-        """Start them with the inputs at address ``inputs``, those of a step of ``tokens``.
+        """Start the packets with the inputs at address ``inputs``, of a step of ``tokens``.
 
-        Returns the event of the last one.
+        Returns the event of the last packet.
         """
 
 
@@ -113,27 +113,27 @@ class Launcher(Protocol):
 
     workers: int
     by_modules: ClassVar[bool]
-    """Whether every op is a module of ``accel/kernels``, on weights in planes."""
+    """Whether each op is a module of ``accel/kernels`` and weights are in planes."""
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
-        """Prepare the ``packets`` of ``ops``, which lie at ``address`` in device memory.
+        """Prepare the ``packets`` of ``ops``, which are at ``address`` in device memory.
 
         Raises BuildError.
         """
 
     def expect(self, kinds: Kinds) -> None:
-        """Steps with ops of these ``kinds``, see ``StepMemory``, are about to be recorded."""
+        """Prepare for steps with ops of these ``kinds``; see ``StepMemory``."""
 
     def check(self) -> None:
-        """Raise WorkersLost when the step that just ended was given up."""
+        """Raise WorkersLost when the workers of the last step stopped waiting."""
 
     def close(self) -> None:
-        """Give back what the launcher holds. Safe to call twice."""
+        """Release the launcher's resources. Safe to call twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A step under way."""
+    """A step in flight."""
 
     event: Any
     tokens: int
@@ -141,10 +141,10 @@ class _Started:
 
 
 class PersistentLauncher:
-    """One kernel a step: workers walk the packets and meet at barriers.
+    """Runs one kernel per step, whose workers execute the packets and meet at barriers.
 
-    There are ``workers`` at most, each a group of one item; ``choice`` says how many a step gets,
-    and is told how long it took, for which the queue must keep times. Without it a step gets all.
+    There are at most ``workers``, each a group of one item. ``choice`` chooses how many a step gets
+    and receives its time, for which the queue must measure times; without it a step gets all.
     """
 
     by_modules: ClassVar[bool] = False
@@ -168,7 +168,7 @@ class PersistentLauncher:
         self._words = launch.memory.map(meeting).view(np.uint32)
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op] = ()) -> Recording:
-        """See Launcher. Without ``ops`` the packets are of those of BASE_OPS."""
+        """See Launcher. Without ``ops`` the packets are of BASE_OPS."""
         trailing = (
             np.uint64(address),
             np.uint32(len(packets)),
@@ -183,12 +183,12 @@ class PersistentLauncher:
         self.launch.expect(kinds)
 
     def groups_for(self, tokens: int) -> int:
-        """Work-groups of a step that is about to be enqueued."""
+        """The number of work-groups for the next step."""
         self._note_ended()
         return self.choice.choose(tokens)
 
     def started(self, event: Any, tokens: int, groups: int) -> None:
-        """A step was enqueued."""
+        """Note that a step was enqueued."""
         if self._timed:
             self._started.append(_Started(event, tokens, groups))
 
@@ -201,13 +201,13 @@ class PersistentLauncher:
             self._meeting = None
 
     def check(self) -> None:
-        """See Launcher. The next step starts afresh."""
+        """See Launcher. Clears the failure, so that the next step can run."""
         if self._words[FAILED_WORD]:
             self._words[:] = 0
             raise WorkersLost
 
     def _note_ended(self) -> None:
-        """The device's own times of steps: those of queued ones leave out the wait for others."""
+        """Note the device's times of steps, which do not include the wait in the queue."""
         complete = self.launch.cl.COMPLETE
         while self._started and self._started[0].event.command_execution_status <= complete:
             step = self._started.popleft()
@@ -246,7 +246,7 @@ class _PersistentRecording:
 
 
 class PacketLauncher:
-    """One launch a packet, every work-item a worker: needs nothing to run at the same time."""
+    """Launches each packet by itself, so that no two workers need to run at the same time."""
 
     by_modules: ClassVar[bool] = False
 
@@ -270,7 +270,7 @@ class PacketLauncher:
         self.launch.expect(kinds)
 
     def check(self) -> None:
-        """See Launcher: there is nobody to lose."""
+        """Do nothing: workers do not wait for one another (see Launcher)."""
 
     def close(self) -> None:
         """See Launcher."""
@@ -278,9 +278,12 @@ class PacketLauncher:
 
 
 class LaunchRecording:
-    """A launch of each of ``launches``: a kernel object of its own, because binding arguments costs
-    as much as a launch, its work-items and how many of them are a group. ``leading`` gives the
-    arguments before the addresses of inputs and packets."""
+    """Launches a list of kernels.
+
+    Each of ``launches`` has its own kernel object, because binding arguments costs as much as a
+    launch, its number of work-items, and the size of a group. ``leading`` returns the arguments
+    before the addresses of inputs and packets.
+    """
 
     def __init__(
         self,

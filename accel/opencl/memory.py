@@ -1,7 +1,7 @@
-"""Device memory behind 64-bit addresses: host arrays where the device shares them, else buffers.
+"""Device memory with 64-bit addresses, which packets hold.
 
-Either way an address is a number a packet can hold. Memory that the host mapped is kept in step
-with the device around every submission.
+Devices that share host memory use host arrays; others use buffers. Memory that the host has mapped
+is copied to the device before, and from the device after, every submission.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ MIN_BANK_BYTES = 64 << 20
 
 
 class Memory(Protocol):
-    """What the tier needs of either kind of memory. Sizes in bytes."""
+    """The interface of both kinds of memory. Sizes are in bytes."""
 
     used: int
     version: int
-    """Changes whenever ``arguments`` does."""
+    """A number that changes whenever ``arguments`` changes."""
     shared: ClassVar[bool]
     """Whether the device reads host memory, so that ``adopt`` copies nothing."""
 
     @property
     def held(self) -> int:
-        """Bytes taken from the device, those included that nothing uses yet."""
+        """Bytes taken from the device, used or not."""
 
     @property
     def available(self) -> int:
-        """Bytes that can still be taken, as far as one can tell."""
+        """Bytes that can still be taken, as far as the device reports them."""
 
     def expect(self, nbytes: int) -> None:
-        """Allocations of so many bytes in all, aligned, are about to follow."""
+        """Prepare for allocations of so many aligned bytes in total."""
 
     def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
-        """Memory that is zeroed unless told otherwise. Raises OutOfMemory naming ``what``."""
+        """Memory that is zeroed by default. Raises OutOfMemory naming ``what``."""
 
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
-        """Read-only memory holding ``data``: a view where the device reads host memory.
+        """Read-only memory with the bytes of ``data``: a view if the device reads host memory.
 
-        ``borrowed`` says that ``data`` is not for this memory alone.
+        ``borrowed`` says that the caller keeps ``data`` anyway.
         """
 
     def map(self, allocation: AddressRange) -> Bytes:
-        """The bytes in host memory, from now on exchanged as the allocation says."""
+        """The bytes in host memory; from now on they are copied as the allocation's fields say."""
 
     def read(self, allocation: AddressRange, offset: int, nbytes: int) -> Bytes:
         """A copy of some of the bytes."""
@@ -59,19 +59,19 @@ class Memory(Protocol):
         """Replace some of the bytes."""
 
     def free(self, allocation: AddressRange) -> None:
-        """Give the memory back."""
+        """Release the memory."""
 
     def arguments(self) -> tuple[Any, ...]:
-        """The buffers every kernel takes."""
+        """The buffers that every kernel has as arguments."""
 
     def to_device(self) -> list[Any]:
-        """Enqueue the transfer of what the host may have written; the events of it.
+        """Enqueue copies of all bytes that the host may have written; returns their events.
 
-        An event given up waits for its transfer.
+        An event that is deleted waits for its copy.
         """
 
     def to_host(self) -> list[Any]:
-        """Enqueue the transfer of what the device may have written; the events of it."""
+        """Enqueue copies of all bytes that the device may have written; returns their events."""
 
 
 @dataclass(slots=True)
@@ -84,10 +84,10 @@ class _Bank:
 
 @dataclass(slots=True)
 class BankedMemory:
-    """For other devices: up to BANKS buffers, an address being a bank and an offset in it.
+    """Memory in up to BANKS buffers of the device; an address is a bank number and an offset.
 
-    A new bank holds all that is still expected. Where nothing is, it is as large as all before it,
-    so that few are needed whatever is asked for.
+    A new bank has room for all bytes that are still expected. If none are, it is as large as all
+    banks before it, so that few banks are needed.
     """
 
     cl: Any
@@ -216,8 +216,10 @@ class BankedMemory:
     def transfer(
         self, allocation: AddressRange, host: Bytes, to_device: bool, first: int = 0
     ) -> Any:
-        """Enqueue a copy between ``host`` and the allocation, from its byte ``first`` on; the event
-        of it, which waits for its end when it is given up."""
+        """Enqueue a copy between ``host`` and the allocation at its byte ``first``.
+
+        Returns the event, which waits for the copy when it is deleted.
+        """
         bank = self._banks[allocation.bank]
         assert bank is not None
         offset = (allocation.address & ((1 << BANK_SHIFT) - 1)) + first

@@ -1,4 +1,4 @@
-"""The kernels that GPU tiers share, on devices where work-groups run them: one launch a packet."""
+"""Runs the kernels that GPU tiers share, with one launch per packet."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from accel.packets.packet import BANK_SHIFT, BANKS
 from accel.packets.step import Op
 
 BuildText = Callable[[str, str], Any]
-"""The built program of a text, which is called by the name given first."""
+"""Builds a program from a name and a text."""
 
 
 class ModuleLauncher:
-    """See ``launcher.Launcher``. Every packet is a launch of its op's module, in ``groups``
-    work-groups at most; modules are built when the first step wants them."""
+    """See ``launcher.Launcher``. Every packet is a launch of its op's module.
+
+    A launch has at most ``groups`` work-groups. A module is built when a step first needs it.
+    """
 
     by_modules: ClassVar[bool] = True
 
@@ -46,10 +48,10 @@ class ModuleLauncher:
         return *self.launch.memory.arguments(), np.uint64(self.launch.scratch.shared)
 
     def run_alone(self, module: Module, packet: NDArray[np.void], buffers: Sequence[Any]) -> None:
-        """Run one ``packet`` that belongs to no step to its end, in as many groups as there are.
+        """Run one ``packet`` outside any step, with all groups, and wait for its end.
 
-        Where the device has memory of its own, the packet's addresses are in ``buffers``, each a
-        bank: at most BANKS - 1 of them.
+        On a device with its own memory the packet's addresses are in ``buffers``, each of which is
+        a bank: at most BANKS - 1 of them.
         """
         launch = self.launch
         arguments: tuple[Any, ...] = ()
@@ -70,14 +72,14 @@ class ModuleLauncher:
         """See Launcher."""
 
     def check(self) -> None:
-        """See Launcher: there is nobody to lose."""
+        """Do nothing: workers do not wait for one another (see Launcher)."""
 
     def close(self) -> None:
         """See Launcher."""
         self._programs.clear()
 
     def kernel(self, module: Module) -> Any:
-        """A kernel object of its own for each packet: binding arguments costs as much as a launch.
+        """A new kernel object for a packet, because binding arguments costs as much as a launch.
 
         Raises BuildError naming the module.
         """

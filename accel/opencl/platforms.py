@@ -1,4 +1,4 @@
-"""OpenCL's platforms and devices, and what they say of themselves."""
+"""OpenCL's platforms and devices, and the properties that they report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from accel.opencl.api import handles, information, number, opencl, text
 
 ANY_DEVICE = 0xFFFFFFFF
 CPU = 1 << 1
-"""The type of a device that is a processor."""
+"""The device type of processors."""
 CORRECTLY_ROUNDED_DIVIDE_SQRT = 1 << 7
 
 _PLATFORM_VERSION, _PLATFORM_NAME = 0x0901, 0x0902
@@ -19,7 +19,7 @@ _NAME, _DRIVER_VERSION, _VERSION, _HOST_UNIFIED = 0x102B, 0x102D, 0x102F, 0x1035
 
 
 class DeviceHandle:
-    """What a device says of itself. Raises Error where it does not answer. Sizes in bytes."""
+    """The properties that a device reports. Raises Error. Sizes are in bytes."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -36,7 +36,7 @@ class DeviceHandle:
 
     @property
     def version(self) -> str:
-        """``OpenCL <major>.<minor> <vendor's text>``."""
+        """The version text: ``OpenCL <major>.<minor> <vendor's text>``."""
         return self._text(_VERSION)
 
     @property
@@ -45,7 +45,7 @@ class DeviceHandle:
 
     @property
     def usable(self) -> bool:
-        """There, with a compiler, and little-endian."""
+        """Whether it is available, has a compiler, and is little-endian."""
         asked = (_AVAILABLE, _COMPILER_AVAILABLE, _LITTLE_ENDIAN)
         return all(self._number(what) for what in asked)
 
@@ -95,7 +95,7 @@ class Platform:
         return text(information(opencl().GetPlatformInfo, self.handle, _PLATFORM_VERSION))
 
     def get_devices(self) -> list[DeviceHandle]:
-        """All of them. Raises Error, also where there is none."""
+        """All devices. Raises Error, also when there is none."""
         count = ctypes.c_uint()
         cl = opencl()
         cl.GetDeviceIDs(self.handle, ANY_DEVICE, 0, None, ctypes.byref(count))
@@ -105,7 +105,7 @@ class Platform:
 
 
 def get_platforms() -> list[Platform]:
-    """Every driver of the system. Raises Error, also where there is none."""
+    """All drivers of the system. Raises Error, also when there is none."""
     count = ctypes.c_uint()
     cl = opencl()
     cl.GetPlatformIDs(0, None, ctypes.byref(count))

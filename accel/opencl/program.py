@@ -1,4 +1,4 @@
-"""The device program: its source, its build options, and built binaries kept on disk."""
+"""The device program: its source, its build options, and its binaries on disk."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ CONSTANTS_FILE = "packet_constants.h"
 KERNELS = Path(__file__).with_name("kernels")
 OP_NAMES = tuple(op.name for op in OPS)
 BASE_OPS = ("select_rows",)
-"""Of a small program that every process loads: it probes how the device runs workers."""
+"""The ops of a small program that every process loads to probe how the device runs workers."""
 MAGIC = b"zinc-rt opencl program 1\n"
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What the kernels are compiled for; see the headers for the meaning of the macros."""
+    """The options of the kernels; the headers explain the macros."""
 
     persistent: bool
     shared_addresses: bool
@@ -83,7 +83,7 @@ class BuildOptions:
         return " ".join((module_options(device), *defined))
 
     def traits(self) -> Traits:
-        """The same for the kernels that GPU tiers share."""
+        """The same options for the kernels that GPU tiers share."""
         from accel.kernels.source import Traits
 
         return Traits(
@@ -110,12 +110,12 @@ def kernel_text(name: str) -> str:
 
 
 def source_of(files: Mapping[str, str]) -> str:
-    """One translation unit; ``#line`` makes the compiler name the file an error is in."""
+    """One translation unit; ``#line`` makes the compiler name the file of an error."""
     return "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files.items())
 
 
 def step_files(ops: Sequence[str] = OP_NAMES, parts: Parts = EVERYTHING) -> dict[str, str]:
-    """Every file of the program that runs steps of ``ops``, in order, by name."""
+    """The files of the program that runs steps of ``ops``, by name, in order."""
     return {**op_files(ops, parts), **{name: kernel_text(name) for name in ENTRIES}}
 
 
@@ -133,8 +133,9 @@ def base_files() -> dict[str, str]:
 
 
 def op_files(ops: Sequence[str], parts: Parts = EVERYTHING) -> dict[str, str]:
-    """The code of ``ops`` and their list, without kernels that run them; of products those of the
-    formats among ``parts``.
+    """The code and the list of ``ops``, without kernels that run them.
+
+    Products are compiled for the formats in ``parts``.
 
     Raises KeyError for an op that is not in the table and BuildError for one without a kernel file.
     """
@@ -150,7 +151,7 @@ def op_files(ops: Sequence[str], parts: Parts = EVERYTHING) -> dict[str, str]:
 
 
 def copy_files() -> dict[str, str]:
-    """The one kernel beside those of modules: it keeps what a step left."""
+    """The files of the kernel that copies outputs."""
     texts = {name: kernel_text(name) for name in ("packet.h", "copy_output.cl")}
     return {CONSTANTS_FILE: packet_constants(), **texts}
 
@@ -169,14 +170,14 @@ def build_program(
     cache: Path | None,
     progress: Progress | None = None,
 ) -> Any:
-    """A built program, from the cache when it holds one for exactly this request.
+    """A built program, from the cache if it has one for exactly these files and options.
 
     Raises BuildError naming the kernel file and the compiler's log.
     """
     options = _for_processor(device, options)
     path = cache_entry(cache, _identity(device, options, files))
-    kept = None if path is None else _kept(context, device, path, options)
-    return kept or _made(context, device, files, options, path, progress)
+    cached = None if path is None else _cached(context, device, path, options)
+    return cached or _made(context, device, files, options, path, progress)
 
 
 def build_step_program(
@@ -187,17 +188,17 @@ def build_step_program(
     cache: Path | None,
     progress: Progress | None = None,
 ) -> tuple[Parts, Any]:
-    """A built program that runs steps of ``parts``, and what it holds.
+    """A built program that runs steps of ``parts``, and the parts that it has.
 
-    The cache may hold it, or one that holds more: of those the one with the fewest parts. Raises
-    BuildError.
+    It comes from the cache if the cache has a program with these parts; of several, the one with
+    the fewest parts. Raises BuildError.
     """
     options = _for_processor(device, options)
     whole = cache_entry(cache, _identity(device, options, step_files()))
     if whole is None:
         return parts, _made(context, device, _files_with(parts), options, None, progress)
     for held in (parts, *_larger(parts, whole)):
-        program = _kept(context, device, _with_parts(whole, held), options)
+        program = _cached(context, device, _with_parts(whole, held), options)
         if program is not None:
             return held, program
     path = _with_parts(whole, parts)
@@ -209,20 +210,23 @@ def _files_with(parts: Parts) -> dict[str, str]:
 
 
 def _with_parts(whole: Path, parts: Parts) -> Path:
-    """The cache entry of a program that holds ``parts`` of what ``whole`` would."""
+    """The cache entry of the program with ``parts``; ``whole`` is that of the complete program."""
     return whole.with_name(f"{whole.stem}-{mask_of(parts):x}{whole.suffix}")
 
 
 def _larger(parts: Parts, whole: Path) -> list[Parts]:
-    """What else is in the cache that holds ``parts``, the smallest first."""
+    """Larger sets of parts that the cache has a program for, the smallest first."""
     names = (path.stem.rpartition("-")[2] for path in whole.parent.glob(f"{whole.stem}-*.bin"))
     found = (of_mask(int(name, 16)) for name in names if re.fullmatch("[0-9a-f]+", name))
     return sorted((held for held in found if parts < held), key=lambda held: (len(held), *held))
 
 
 def _for_processor(device: Device, options: str) -> str:
-    """PoCL compiles for what this processor can do and caches by the processor's name and the
-    options: two virtual machines of one name may differ in what they can do."""
+    """Options that name the processor's instruction sets, for PoCL.
+
+    PoCL's cache knows the processor's name only, and two virtual machines of one name may differ
+    in their instruction sets.
+    """
     return f"{options} -DPROCESSOR=x{processor_key()}" if device.is_cpu else options
 
 
@@ -230,8 +234,8 @@ def _identity(device: Device, options: str, files: Mapping[str, str]) -> tuple[s
     return device.name, device.driver, device.platform, options, source_of(files)
 
 
-def _kept(context: Any, device: Device, path: Path, options: str) -> Any | None:
-    """The program of a cache entry, None where there is none that the driver takes."""
+def _cached(context: Any, device: Device, path: Path, options: str) -> Any | None:
+    """The program of a cache entry; None if there is none or the driver rejects it."""
     binary = read_entry(path, MAGIC)
     return None if binary is None else _from_binary(context, binary, options)
 
@@ -244,7 +248,7 @@ def _made(
     path: Path | None,
     progress: Progress | None,
 ) -> Any:
-    """The program of ``files``, compiled, and kept at ``path``."""
+    """Compile the program of ``files`` and store it at ``path``."""
     if progress is not None:
         progress(f"compiling OpenCL kernels for {device.name}")
     program = _compile(context, device, source_of(files), files, options)
@@ -265,7 +269,7 @@ def _compile(
 
 
 def _from_binary(context: Any, binary: bytes, options: str) -> Any | None:
-    """None when the driver no longer takes the binary."""
+    """The program of a binary; None when the driver rejects it."""
     cl = import_binding()
     try:
         return cl.Program(context, binary).build(options)
@@ -274,7 +278,7 @@ def _from_binary(context: Any, binary: bytes, options: str) -> Any | None:
 
 
 def _blamed_file(log: str, files: Mapping[str, str]) -> str:
-    """The kernel file the first error of ``log`` is in."""
+    """The kernel file of the first error in ``log``."""
     place = r"([\w.]+\.(?:cl|h|k)):\d+"
     found = re.search(rf"error: {place}|{place}(?::\d+)?: (?:fatal )?error", log)
     blamed = (found.group(1) or found.group(2)) if found else None
@@ -286,7 +290,7 @@ def _blamed_file(log: str, files: Mapping[str, str]) -> str:
 
 
 def _file_of_line(number: int, files: Mapping[str, str]) -> str | None:
-    """For a compiler that ignores ``#line``: the file of a line of the whole program."""
+    """The file of a line of the whole program, for compilers that ignore ``#line``."""
     for name in files:
         number -= source_of({name: files[name]}).count("\n")
         if number <= 0:

@@ -1,4 +1,4 @@
-"""An opened device: context, queue, memory, program, and the way packets get executed on it."""
+"""An opened device: its context, queue, memory and program, and how it executes packets."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ FUTEX_X86_64 = 202
 PROBE_SPIN_LIMIT = 1 << 27
 PROBE_ROUNDS = 64
 PROBE_WIDTH = 16
-"""Floats of a row of the probe."""
+"""The number of floats in a row of the probe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a caller may decide about a device; None leaves it to the probes.
+    """What a caller may decide about a device; for None the probes decide.
 
-    ``threads`` is the most cores of a CPU device to use; ``worker_tuner`` makes what chooses,
-    from that number, how many of them each step gets. ``memory_bytes`` is the most memory,
-    ``cache`` the folder of built programs, None for no cache on disk. ``native_arithmetic`` False
-    uses the integer remedies for division and square root whatever the self-test says.
+    ``threads`` is the most cores of a CPU device to use; ``worker_tuner`` makes, of that number,
+    what chooses how many of them each step gets. ``memory_bytes`` is the most memory, ``cache`` the
+    folder of built programs; None stores none. When ``native_arithmetic`` is False, division and
+    square root are computed with integers even if the self-test passes.
     """
 
     mode: Mode = Mode.AUTO
@@ -71,7 +71,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Everything a tier needs of an opened device."""
+    """The objects of an opened device that a tier uses."""
 
     device: Device
     context: Any
@@ -80,14 +80,14 @@ class Runtime:
     launcher: Launcher
     mode: Mode
     parts: int
-    """Pieces a row reduction is cut into."""
+    """The number of pieces that a row reduction is divided into."""
 
 
 def open_runtime(device: Device, choices: Choices, progress: Progress | None = None) -> Runtime:
     """Test the device, build the program and choose how to execute packets.
 
-    Raises TierUnavailable when the device cannot keep to the arithmetic, BuildError when its
-    compiler rejects the kernels.
+    Raises TierUnavailable when the device does not compute exactly, BuildError when its compiler
+    rejects the kernels.
     """
     cl = import_binding()
     if device.is_pocl:
@@ -147,7 +147,7 @@ def _launcher(
     choices: Choices,
     workers: int,
 ) -> tuple[Mode, LaunchContext, Launcher]:
-    """How a processor's cores execute packets."""
+    """Choose how the cores of a processor execute packets."""
     if choices.mode is not Mode.LAUNCH:
         persistent = context_of(True)
         requested = choices.mode is Mode.PERSISTENT
@@ -159,17 +159,17 @@ def _launcher(
 
 
 def _runs_together(launch: LaunchContext, workers: int) -> bool:
-    """Whether all workers are at work at once and see what the others wrote.
+    """Whether all workers run at the same time and see each other's writes.
 
-    Rows wander from worker to worker through two buffers that are overwritten again and again, so
-    that a stale cache line shows; the workers wait for one another with little patience.
+    Workers pass rows to each other through two buffers that they overwrite repeatedly, so that a
+    stale cache line changes the result. They wait for one another only for a short time.
     """
     launcher = PersistentLauncher(launch, workers, PROBE_SPIN_LIMIT)
     memory = launch.memory
     rows = launcher.workers
     start = np.arange(rows * PROBE_WIDTH, dtype=np.float32).reshape(rows, PROBE_WIDTH)
     next_row = np.roll(np.arange(rows, dtype=np.int32), -1)
-    places = [
+    buffers = [
         memory.adopt("opencl.probe", data.view(np.uint8))
         for data in (start.copy(), np.zeros_like(start), next_row)
     ]
@@ -178,27 +178,27 @@ def _runs_together(launch: LaunchContext, workers: int) -> bool:
     packets["wait"] = 1
     packets["size"][:, :2] = rows, PROBE_WIDTH
     packets["stride"][:, :3] = PROBE_WIDTH, 1, PROBE_WIDTH
-    here, there, wander = (place.address for place in places)
+    here, there, wander = (buffer.address for buffer in buffers)
     packets["operand"][0::2, :3] = here, wander, there
     packets["operand"][1::2, :3] = there, wander, here
-    places.append(memory.adopt("opencl.probe", packets.view(np.uint8)))
-    launcher.record(packets, places[-1].address).enqueue(0, tokens=1)
+    buffers.append(memory.adopt("opencl.probe", packets.view(np.uint8)))
+    launcher.record(packets, buffers[-1].address).enqueue(0, tokens=1)
     memory.to_host()
     launch.queue.finish()
     try:
         launcher.check()
-        moved = memory.map(places[0]).view(np.float32).reshape(rows, PROBE_WIDTH)
+        moved = memory.map(buffers[0]).view(np.float32).reshape(rows, PROBE_WIDTH)
         return bool(np.array_equal(moved, np.roll(start, -PROBE_ROUNDS, axis=0)))
     except WorkersLost:
         return False
     finally:
-        for place in places:
-            memory.free(place)
+        for buffer in buffers:
+            memory.free(buffer)
         launcher.close()
 
 
 def probe_options(context: Any, queue: Any, device: Device, choices: Choices) -> BuildOptions:
-    """The options the device's self-test allows: native division and roots only where exact."""
+    """The options that the self-test allows: native division and roots only if they are exact."""
     shared = choices.shared_addresses
     options = BuildOptions(
         persistent=False,
@@ -228,7 +228,7 @@ def probe_options(context: Any, queue: Any, device: Device, choices: Choices) ->
 
 
 def _futex_syscall(device: Device) -> int:
-    """The number of futex where a kernel runs as a thread of this Linux process, else 0."""
+    """The number of the system call futex if kernels run as threads of this process, else 0."""
     linux = platform.system() == "Linux" and platform.machine() == "x86_64"
     return FUTEX_X86_64 if device.is_pocl and device.is_cpu and linux else 0
 

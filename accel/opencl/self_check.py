@@ -1,4 +1,4 @@
-"""What a device is asked once before it is trusted with a model."""
+"""Tests of a device before it runs a model: its arithmetic and its layout of packets."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LAYOUT_FIELDS = (
     "size",
     "real",
 )
-"""Fields whose offsets the kernel ``packet_layout`` reports, in its order."""
+"""The fields whose offsets the kernel ``packet_layout`` reports, in that order."""
 
 
 class SelfTest:
-    """The built self-test program of one device under one set of options."""
+    """The self-test program of one device, built with one set of options."""
 
     def __init__(
         self, context: Any, queue: Any, device: Device, options: BuildOptions, cache: Path | None
@@ -51,12 +51,12 @@ class SelfTest:
 
     def layout(self) -> list[int]:
         """Bytes of a packet, then the offset of each of LAYOUT_FIELDS."""
-        places = np.zeros(1 + len(LAYOUT_FIELDS), np.uint32)
-        self._run("packet_layout", 1, (), [places])
-        return places.tolist()
+        offsets = np.zeros(1 + len(LAYOUT_FIELDS), np.uint32)
+        self._run("packet_layout", 1, (), [offsets])
+        return offsets.tolist()
 
     def reads_host_addresses(self) -> bool:
-        """Whether a word at a host address arrives; the program must be built for that."""
+        """Whether the device reads a word at a host address; the program must be built for that."""
         source, target = np.array([0x5EEDF00D], np.uint32), np.zeros(1, np.uint32)
         kernel = self._cl.Kernel(self._program, "copy_word")
         kernel.set_args(np.uint64(source.ctypes.data), np.uint64(target.ctypes.data))
@@ -82,21 +82,21 @@ class SelfTest:
 def native_arithmetic(test: SelfTest) -> tuple[bool, bool]:
     """Whether the device's own division and square root are correctly rounded.
 
-    Raises TierUnavailable when it contracts products and sums, for which there is no remedy.
+    Raises TierUnavailable when it fuses products and sums, which cannot be avoided.
     """
     a, b = sample_pairs()
     quotient, root, product = test.arithmetic(a, b)
     if not np.array_equal(product, a * b + a):
         raise TierUnavailable(
             TIER,
-            "the device's compiler fuses a * b + c although told not to",
+            "the device's compiler fuses a * b + c against its options",
             "choose another device or a newer driver",
         )
     return bool(np.array_equal(quotient, a / b)), bool(np.array_equal(root, np.sqrt(a)))
 
 
 def check_layout(test: SelfTest) -> None:
-    """Raise AssertionError unless the compiler lays a packet out as numpy does."""
+    """Raise AssertionError if the compiler's layout of a packet differs from numpy's."""
     fields = PACKET.fields
     assert fields is not None
     expected = [PACKET.itemsize, *(fields[name][1] for name in LAYOUT_FIELDS)]

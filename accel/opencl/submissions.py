@@ -1,9 +1,8 @@
-"""Steps in flight on one device: each has a snapshot of its inputs in host memory.
+"""Steps in flight on one device; each has a copy of its inputs in host memory, its snapshot.
 
-Where the device reads host memory a step reads its snapshot itself; else the snapshot is copied, in
-the order of the queue, to the one place all steps read their inputs from, so that no step meets
-those of another. An output that is wanted is copied out in the order of the queue, too, before the
-next step overwrites it.
+If the device reads host memory, a step reads its snapshot directly. Otherwise the queue copies the
+snapshot to the device buffer from which all steps read their inputs. The queue also copies each
+requested output out before the next step overwrites it.
 """
 
 from __future__ import annotations
@@ -22,13 +21,15 @@ from contract.ir.inputs import InputCopy
 from contract.lazy_dataclass import dataclass
 
 COPYING_ITEMS = 16
-"""Work-items that copy an output: few, for a processor runs each on a core."""
+"""Work-items that copy an output; few, because a processor runs each on a core."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenClStep:
-    """A step as it was enqueued: the last of ``events``, which are those of its transfers, too, and
-    wait for what they stand for if they are given up. ``complete`` is the status of its end."""
+    """An enqueued step. ``event`` is the last of ``events``, those of its copies included.
+
+    Events that are deleted wait for their commands. ``complete`` is the status at the end.
+    """
 
     event: Any
     events: list[Any]
@@ -39,11 +40,11 @@ class OpenClStep:
         return bool(self.event.command_execution_status <= self.complete)
 
     def collect(self) -> None:
-        """See Completion: the device has copied them."""
+        """Do nothing: the device has copied the outputs (see Completion)."""
 
 
 class OpenClSubmissions(Submissions[AddressRange, Recording, HostSlot, OpenClStep]):
-    """See Submissions. ``place`` is where a device with memory of its own reads the inputs."""
+    """See Submissions. ``input`` is the buffer for inputs on a device with its own memory."""
 
     def __init__(self, launch: LaunchContext) -> None:
         super().__init__()
@@ -51,11 +52,11 @@ class OpenClSubmissions(Submissions[AddressRange, Recording, HostSlot, OpenClSte
         self._complete = launch.cl.COMPLETE
         shared = launch.memory.shared
         self._copy = launch.cl.Kernel(launch.program, "copy_output") if shared else None
-        self.place: AddressRange | None = None
+        self.input: AddressRange | None = None
 
     @property
     def nbytes(self) -> int:
-        """Host memory of all snapshots."""
+        """Bytes of host memory in all snapshots."""
         held = sum(slot.inputs.data.nbytes for _, slot in self._in_flight)
         return held + sum(nbytes * len(free) for nbytes, free in self._free.items())
 
@@ -69,7 +70,7 @@ class OpenClSubmissions(Submissions[AddressRange, Recording, HostSlot, OpenClSte
         outputs: Mapping[str, Bytes],
     ) -> OpenClStep:
         memory, snapshot = self._context.memory, slot.inputs.data
-        # What the host wrote into mapped memory counts only if nothing was running.
+        # Writes of the host to mapped memory count only when no step is in flight.
         sent = [] if self._in_flight else memory.to_device()
         inputs = self._provided(snapshot, sent)
         done = [batch.launch.enqueue(inputs, self._step.tokens)]
@@ -81,16 +82,16 @@ class OpenClSubmissions(Submissions[AddressRange, Recording, HostSlot, OpenClSte
         return OpenClStep(done[-1], sent + done, self._complete)
 
     def _provided(self, snapshot: Bytes, sent: list[Any]) -> int:
-        """The address from which the step now to be enqueued reads its inputs."""
+        """The address from which the next step reads its inputs."""
         memory = self._context.memory
         if not isinstance(memory, BankedMemory):
             return int(snapshot.ctypes.data)
-        assert self.place is not None
-        sent.append(memory.transfer(self.place, snapshot, to_device=True))
-        return self.place.address
+        assert self.input is not None
+        sent.append(memory.transfer(self.input, snapshot, to_device=True))
+        return self.input.address
 
     def _copied(self, allocation: AddressRange, data: Bytes) -> Any:
-        """The event of a copy of an output, once all before it in the queue has ended."""
+        """Enqueue the copy of an output; returns its event."""
         launch = self._context
         if isinstance(launch.memory, BankedMemory):
             return launch.memory.transfer(allocation, data, to_device=False)

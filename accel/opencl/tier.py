@@ -1,4 +1,4 @@
-"""The OpenCL tier: a graph becomes packets, and a step one kernel that walks them."""
+"""The OpenCL tier: graphs are lowered to packets, which kernels execute."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OpenClFence = StepFence[AddressRange, Recording, OpenClStep]
 
 
 class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
-    """See ``contract.tier.Tier``. ``device`` is part of a platform's or device's name.
+    """See ``contract.tier.Tier``. ``device`` is a part of a platform's or device's name.
 
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
     ``progress`` is called with a line before the kernels are compiled.
@@ -69,7 +69,7 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
 
     @property
     def mode(self) -> Mode:
-        """How packets get executed on this device."""
+        """How packets are executed on this device."""
         return self._runtime.mode
 
     @property
@@ -79,22 +79,25 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
 
     @property
     def used_bytes(self) -> int:
-        """Device memory in use; uploads that stay in host memory count too."""
+        """Bytes of device memory in use, with uploads that stay in host memory."""
         return self._memory.used
 
     @property
     def allocated_bytes(self) -> int:
-        """Memory taken from the device. Where it is the host's, the sources of arranged weights
-        that are no view of the model file count too, and the snapshots of inputs."""
+        """Bytes taken from the device.
+
+        On a device that shares host memory, snapshots of inputs count, and sources of arranged
+        weights that are copies.
+        """
         if not self._memory.shared:
             return self._memory.held
         sources = (b.nbytes for b in self._buffers if b.source is not None and owns_upload(b.decl))
         return self._memory.held + sum(sources) + self._submissions.nbytes
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Make the scratch memory, in a bank that has room for the buffers to come."""
+        """Allocate scratch memory, in a bank with room for the buffers that follow."""
         steps = self._steps.memory(graph, largest)
-        # Before the program of steps is begun: a driver makes one at a time.
+        # A driver builds one program at a time, so this one comes before the program of steps.
         self._arranger.prepare(
             dict.fromkeys(decl.dtype for decl in graph.buffers.values() if matrices_of(decl))
         )
@@ -114,7 +117,7 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
         return step, schedule_launches(step)
 
     def _known_memory(self) -> KnownMemory | None:
-        """What steps took when they were planned before."""
+        """The cache of step memory from earlier starts."""
         cache, runtime = self._choices.cache, self._runtime
         if cache is None:
             return None
@@ -155,8 +158,8 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
         per_worker = self._own.nbytes // workers // OWN_ALIGNMENT * OWN_ALIGNMENT
         place.move(scratch.address, self._own.address, per_worker)
         if not self._memory.shared:
-            current = self._submissions.place
-            self._submissions.place = self._grown("inputs of a step", current, inputs)
+            current = self._submissions.input
+            self._submissions.input = self._grown("inputs of a step", current, inputs)
 
     def _finish(self) -> None:
         self._runtime.launch.queue.finish()
@@ -192,7 +195,7 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
             self._arranger.finish()
         self._submissions.close()
         self._discard_recorded()
-        shared = (self._scratch, self._own, self._submissions.place)
+        shared = (self._scratch, self._own, self._submissions.input)
         buffers = (allocation for buffer in self._buffers for allocation in buffer.allocations)
         for allocation in (*buffers, *filter(None, shared)):
             self._memory.free(allocation)

@@ -56,145 +56,109 @@ def _row(
     )
 
 
-def _expanding_groups(rows: int, columns: int) -> int:
-    return pieces(rows, TILE_ROWS) * pieces(columns, SEGMENT)
+def _tiles(group_rows: int, group_tokens: int) -> Units:
+    """A group for each tile of so many rows and tokens."""
+    return lambda tokens, rows, **_: pieces(rows, group_rows) * pieces(tokens, group_tokens)
 
 
-FUSED = MappingProxyType(
-    {
-        op.name: op
-        for op in (
-            _row(
-                "matmul_row",
-                "x scale sums weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "",
-                lambda rows, **_: pieces(rows, TILE_ROWS),
-            ),
-            _row(
-                "norm_row",
-                "x factors? weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "eps",
-                lambda rows, **_: pieces(rows, TILE_ROWS),
-            ),
-            _row(
-                "gate_row",
-                "x factors? gate up",
-                "y",
-                "tokens rows columns activation",
-                "eps",
-                lambda rows, **_: pieces(rows, TILE_ROWS),
-                ("gate", "up"),
-            ),
-            _row(
-                "matmul_tiles",
-                "x scale sums weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "",
-                lambda tokens, rows, **_: pieces(rows, GROUP_ROWS) * pieces(tokens, GROUP_TOKENS),
-            ),
-            _row(
-                "matmul_wide",
-                "x scale sums weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "",
-                lambda tokens, rows, **_: pieces(rows, WIDE_TILE) * pieces(tokens, WIDE_TILE),
-            ),
-            _row(
-                "matmul_few",
-                "x scale sums weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "",
-                lambda tokens, rows, **_: pieces(rows, TILE_ROWS) * pieces(tokens, FEW_TOKENS),
-            ),
-            _row(
-                "matmul_narrow",
-                "x scale sums weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "",
-                lambda tokens, rows, **_: pieces(rows, WIDE_TILE) * pieces(tokens, NARROW_TOKENS),
-            ),
-            replace(
-                TABLE["flash_attn_batched"], name="flash_attn_tiles", source="flash_attn_tiles"
-            ),
-            _row(
-                "expand_weight",
-                "weight",
-                "planes",
-                "rows columns",
-                "",
-                lambda rows, columns, **_: _expanding_groups(rows, columns),
-            ),
-            _row(
-                "expand_tokens",
-                "m scale sums",
-                "planes",
-                "tokens columns",
-                "",
-                lambda tokens, columns, **_: _expanding_groups(tokens, columns),
-            ),
-            _row(
-                "matmul_planes",
-                "x weight bias? residual?",
-                "y",
-                "tokens rows columns",
-                "",
-                lambda tokens, rows, **_: pieces(rows, GROUP_ROWS) * pieces(tokens, GROUP_ROWS),
-                (),
-            ),
-            _row(
-                "rms_norm_quantize",
-                "x factors?",
-                "y? m scale sums",
-                "tokens width",
-                "eps",
-                lambda tokens, width, **_: tokens * pieces(pieces(width, SEGMENT), NORMED_SEGMENTS),
-            ),
-            _row(
-                "swiglu_quantize",
-                "gate up",
-                "m scale sums",
-                "tokens columns activation",
-                "",
-                lambda tokens, columns, **_: tokens * pieces(columns, SEGMENT),
-            ),
-            _row(
-                "flash_attn_quantize",
-                "parts query sinks?",
-                "m scale sums",
-                "tokens heads head_dim window most_parts",
-                "",
-                lambda tokens, heads, head_dim, **_: tokens * pieces(heads * head_dim, SEGMENT),
-            ),
-            _row(
-                "head_rows",
-                "q k v q_weight? k_weight? rope_table query page_table",
-                "y kv",
-                "tokens heads kv_heads head_dim neox rotary_pairs",
-                "q_eps k_eps",
-                lambda tokens, heads, kv_heads, **_: tokens * (heads + 2 * kv_heads),
-            ),
-            *(
-                _row(
-                    name,
-                    "q k v q_weight? k_weight? rope_table query page_table",
-                    "kv parts",
-                    "tokens heads kv_heads head_dim neox most_parts",
-                    "scale eps",
-                    lambda tokens, heads, kv_heads, most_parts, **_: (
-                        tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
-                    ),
-                )
-                for name in ("flash_attn_row", "flash_attn_row_wide")
-            ),
+def _product(name: str, units: Units) -> DeviceOp:
+    """A product of quantized activations by one matrix."""
+    read = "x scale sums weight bias? residual?"
+    return _row(name, read, "y", "tokens rows columns", "", units)
+
+
+def _row_groups(rows: int, **_: int) -> int:
+    return pieces(rows, TILE_ROWS)
+
+
+def _expanding_groups(columns: int, rows: int = 0, tokens: int = 0, **_: int) -> int:
+    return pieces(rows or tokens, TILE_ROWS) * pieces(columns, SEGMENT)
+
+
+def _segments(tokens: int, columns: int, **_: int) -> int:
+    return tokens * pieces(columns, SEGMENT)
+
+
+def _normed_segments(tokens: int, width: int, **_: int) -> int:
+    return tokens * pieces(pieces(width, SEGMENT), NORMED_SEGMENTS)
+
+
+def _query_groups(tokens: int, heads: int, kv_heads: int, most_parts: int, **_: int) -> int:
+    return tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
+
+
+_HEADS = "q k v q_weight? k_weight? rope_table query page_table"
+_ROWS = (
+    _product("matmul_row", _row_groups),
+    _row(
+        "norm_row",
+        "x factors? weight bias? residual?",
+        "y",
+        "tokens rows columns",
+        "eps",
+        _row_groups,
+    ),
+    _row(
+        "gate_row",
+        "x factors? gate up",
+        "y",
+        "tokens rows columns activation",
+        "eps",
+        _row_groups,
+        ("gate", "up"),
+    ),
+    _product("matmul_tiles", _tiles(GROUP_ROWS, GROUP_TOKENS)),
+    _product("matmul_wide", _tiles(WIDE_TILE, WIDE_TILE)),
+    _product("matmul_few", _tiles(TILE_ROWS, FEW_TOKENS)),
+    _product("matmul_narrow", _tiles(WIDE_TILE, NARROW_TOKENS)),
+    replace(TABLE["flash_attn_batched"], name="flash_attn_tiles", source="flash_attn_tiles"),
+    _row("expand_weight", "weight", "planes", "rows columns", "", _expanding_groups),
+    _row("expand_tokens", "m scale sums", "planes", "tokens columns", "", _expanding_groups),
+    _row(
+        "matmul_planes",
+        "x weight bias? residual?",
+        "y",
+        "tokens rows columns",
+        "",
+        _tiles(GROUP_ROWS, GROUP_ROWS),
+        (),
+    ),
+    _row(
+        "rms_norm_quantize",
+        "x factors?",
+        "y? m scale sums",
+        "tokens width",
+        "eps",
+        _normed_segments,
+    ),
+    _row("swiglu_quantize", "gate up", "m scale sums", "tokens columns activation", "", _segments),
+    _row(
+        "flash_attn_quantize",
+        "parts query sinks?",
+        "m scale sums",
+        "tokens heads head_dim window most_parts",
+        "",
+        lambda tokens, heads, head_dim, **_: _segments(tokens, heads * head_dim),
+    ),
+    _row(
+        "head_rows",
+        _HEADS,
+        "y kv",
+        "tokens heads kv_heads head_dim neox rotary_pairs",
+        "q_eps k_eps",
+        lambda tokens, heads, kv_heads, **_: tokens * (heads + 2 * kv_heads),
+    ),
+    *(
+        _row(
+            name,
+            _HEADS,
+            "kv parts",
+            "tokens heads kv_heads head_dim neox most_parts",
+            "scale eps",
+            _query_groups,
         )
-    }
+        for name in ("flash_attn_row", "flash_attn_row_wide")
+    ),
 )
+FUSED = MappingProxyType({op.name: op for op in _ROWS})
 """The fused ops by name; the name is also that of the kernel file."""

@@ -1,4 +1,4 @@
-"""libvulkan behind cffi: structures by name, and results that are errors raised as such."""
+"""libvulkan through cffi: structures by name, and errors raised as exceptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOADER_HINT = "apt install libvulkan1, or install the graphics card's driver"
 
 
 class VulkanError(Exception):
-    """A function of libvulkan gave the error ``result``."""
+    """A function of libvulkan returned the error ``result``."""
 
     def __init__(self, function: str, result: int, meaning: str) -> None:
         self.function = function
@@ -23,40 +23,40 @@ class VulkanError(Exception):
 
 
 class Vulkan:
-    """The functions of one loaded library, and what is made of C's types.
+    """The functions of one loaded library, and constructors of C values.
 
-    ``library`` is what the declared functions are looked up in.
+    ``library`` is where the declared functions are looked up.
     """
 
     def __init__(self, ffi: Any, library: Any) -> None:
         self.ffi = ffi
         self.library = library
-        self._kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+        self._referenced: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 
     def call(self, name: str, *arguments: Any) -> int:
-        """``vk<name>``. Raises VulkanError for a negative result; others, such as VK_TIMEOUT, are
-        returned."""
+        """Call ``vk<name>``. Raises VulkanError for a negative result; other results, such as
+        VK_TIMEOUT, are returned."""
         result: int = getattr(self.library, f"vk{name}")(*arguments)
         if result < 0:
             raise VulkanError(f"vk{name}", result, self._meaning(result))
         return result
 
     def run(self, name: str, *arguments: Any) -> Any:
-        """``vk<name>``, which has no VkResult."""
+        """Call ``vk<name>``, which returns no VkResult."""
         return getattr(self.library, f"vk{name}")(*arguments)
 
     def constant(self, name: str) -> int:
-        """The value of an enumeration's ``VK_<name>``."""
+        """The value of the constant ``VK_<name>``."""
         return int(getattr(self.library, f"VK_{name}"))
 
     def flags(self, prefix: str, *names: str) -> int:
-        """Bits ``VK_<prefix>_<name>_BIT`` together."""
+        """The bits ``VK_<prefix>_<name>_BIT``, combined."""
         return sum(self.constant(f"{prefix}_{name}_BIT") for name in names)
 
     def structure(self, kind: str, **fields: Any) -> Any:
-        """A pointer to a new ``Vk<kind>``, its sType filled in.
+        """A pointer to a new ``Vk<kind>`` with its sType set.
 
-        What ``fields`` point to lives as long as it does.
+        It keeps alive what ``fields`` point to.
         """
         made = self.ffi.new(f"Vk{kind} *")
         kind_number = getattr(self.library, f"STRUCTURE_TYPE_Vk{kind}", None)
@@ -64,14 +64,14 @@ class Vulkan:
             made.sType = kind_number
         for name, value in fields.items():
             setattr(made, name, value)
-        self._kept[made] = tuple(fields.values())
+        self._referenced[made] = tuple(fields.values())
         return made
 
     def array(self, kind: str, values: Any) -> Any:
-        """A C array of ``kind`` holding ``values``, a sequence or a number of zeros."""
+        """A C array of ``kind`` with the given ``values``, a sequence or a number of zeros."""
         made = self.ffi.new(f"{kind}[]", values)
         if not isinstance(values, int):
-            self._kept[made] = tuple(values)
+            self._referenced[made] = tuple(values)
         return made
 
     def text(self, value: str) -> Any:
@@ -79,7 +79,7 @@ class Vulkan:
         return self.ffi.new("char[]", value.encode())
 
     def create(self, name: str, parent: Any, information: Any) -> Any:
-        """The handle that ``vkCreate<name>`` or ``vkAllocate<name>`` makes of ``information``."""
+        """The handle that ``vkCreate<name>`` or ``vkAllocate<name>`` makes from ``information``."""
         function, kind = {"Memory": ("AllocateMemory", "DeviceMemory")}.get(
             name, (f"Create{name}", name)
         )
@@ -89,7 +89,7 @@ class Vulkan:
         return handle[0]
 
     def every(self, name: str, kind: str, *arguments: Any) -> Any:
-        """A C array of all that ``vk<name>`` counts and then lists; it may be given none."""
+        """A C array of everything that ``vk<name>`` counts and then lists; it may be empty."""
         count = self.ffi.new("uint32_t *")
         function = getattr(self.library, f"vk{name}")
         for destination in (self.ffi.NULL, None):
@@ -126,7 +126,7 @@ OUT_OF_MEMORY = (
     *("ERROR_OUT_OF_HOST_MEMORY", "ERROR_OUT_OF_DEVICE_MEMORY", "ERROR_MEMORY_MAP_FAILED"),
     *("ERROR_TOO_MANY_OBJECTS", "ERROR_FRAGMENTED_POOL"),
 )
-"""Errors that mean: what was asked for cannot be had."""
+"""Errors which mean that memory or handles ran out."""
 
 
 def _declared() -> Any:
@@ -140,7 +140,7 @@ def _declared() -> Any:
 
 
 def load_vulkan(libraries: tuple[str, ...] = LIBRARIES) -> Vulkan:
-    """The first of ``libraries`` that this machine has.
+    """The first of ``libraries`` that exists on this machine.
 
     Raises TierUnavailable where cffi or the library is missing.
     """

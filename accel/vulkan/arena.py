@@ -1,4 +1,4 @@
-"""Arenas: device memory in buffers that lie side by side."""
+"""Arenas: device memory covered by consecutive buffers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from accel.packets.holes import Holes
 
 PIECE_BYTES = 64 << 10
-"""Buffers that share an arena are multiples of so many bytes: what drivers align buffers to."""
+"""Alignment of buffers that share an arena, the largest that drivers need."""
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A VkBuffer over ``nbytes`` of its arena from ``start`` on."""
+    """A VkBuffer over ``nbytes`` bytes of its arena, from byte ``start`` on."""
 
     handle: Any
     start: int
@@ -27,8 +27,9 @@ class Buffer:
 
 @dataclass(slots=True, eq=False)
 class Arena:
-    """Memory and the buffers that cover it, more than one where a buffer may not be as large;
-    ``host`` are its bytes where the host sees them.
+    """Memory and the buffers that cover it: several where one buffer may not be as large.
+
+    ``host`` are its bytes if the host can access them.
     """
 
     buffers: tuple[Buffer, ...]
@@ -41,14 +42,15 @@ class Arena:
     holes: Holes
 
     def at(self, offset: int) -> tuple[Any, int, int]:
-        """The buffer that has byte ``offset``, where in it, and how many bytes follow there."""
+        """The buffer with byte ``offset``, the offset in that buffer, and the bytes that follow
+        there."""
         buffer = self.buffers[offset // self.buffers[0].nbytes]
         return buffer.handle, offset - buffer.start, buffer.start + buffer.nbytes - offset
 
 
 def cut(nbytes: int, most: int) -> list[tuple[int, int]]:
-    """Starts and sizes of buffers of at most ``most`` bytes that cover ``nbytes``: one, or all but
-    the last of the same size."""
+    """Starts and sizes of buffers of at most ``most`` bytes that cover ``nbytes``; all but the last
+    have the same size."""
     if nbytes <= most:
         return [(0, nbytes)]
     size = max(most // PIECE_BYTES, 1) * PIECE_BYTES

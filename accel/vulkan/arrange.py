@@ -1,81 +1,41 @@
-"""Matrices arranged for the products by the device itself, when they are uploaded."""
+"""The device arranges matrices for the products when they are uploaded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
+from accel.kernels.arrange import PlaneArranger
 from accel.kernels.source import Module
-from accel.packets.buffers import ArrangedMatrix
-from accel.packets.device_op import pieces
-from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
-from accel.packets.stacks import Stack
 from accel.vulkan.launcher import most_groups
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue
 from accel.vulkan.self_check import launch_alone
-from contract.dtypes import DType, StorageClass
-
-Bytes = NDArray[np.uint8]
-
-STORED_BYTES = 1 << 26
-"""Stored bytes that are on the device at a time, before they are arranged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arranger:
+class Arranger(PlaneArranger[Allocation]):
     """Arranges matrices on one device."""
 
-    queue: Queue
-    memory: Memory
-    program: Program
+    def __init__(self, queue: Queue, memory: Memory, program: Program) -> None:
+        super().__init__(memory, most_groups(queue.device))
+        self._device_memory = memory
+        self._program = program
 
-    def upload(
-        self, name: str, dtype: DType, data: Bytes, matrices: int
-    ) -> ArrangedMatrix[Allocation]:
-        """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
+    def _target(self, name: str, nbytes: int) -> Allocation:
+        return self._device_memory.allocate(name, nbytes, zeroed=False)
 
-        Float matrices stay as they are. Raises OutOfMemory naming the buffer.
-        """
-        if dtype.storage is StorageClass.FLOAT:
-            stored = self.memory.adopt(name, data)
-            return ArrangedMatrix(stored, data.shape[1], WeightLayout.STORED)
-        stack = Stack(dtype, data, len(data) // matrices, TILE_ROWS)
-        row_bytes = tile_bytes(dtype, stack.columns)
-        place = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
-        try:
-            self._arrange(name, stack, place)
-        except BaseException:
-            self.memory.free(place)
-            raise
-        return ArrangedMatrix(place, row_bytes, WeightLayout.PLANES)
-
-    def _arrange(self, name: str, stack: Stack, place: Allocation) -> None:
-        """Copy as many whole tiles as fit, arrange them, and so on."""
-        module = Module("arrange", stack.dtype)
-        pipeline = self.program.pipelines([module])[module]
-        parts = stack.parts(STORED_BYTES)
-        nbytes = max((stack.stored(tiles).nbytes for tiles in parts), default=0)
-        staging = self.memory.allocate(f"{name} as stored", nbytes, zeroed=False)
-        row_items = TILE_ROWS * pieces(stack.columns, UNIT_COLUMNS)
-        try:
-            for tiles in parts:
-                self.memory.write(staging, 0, stack.stored(tiles))
-                launch_alone(
-                    self.queue,
-                    self.memory,
-                    self.program,
-                    module.op,
-                    pipeline,
-                    [staging.address, place.address],
-                    (len(tiles), stack.rows, stack.columns, tiles.start),
-                    min(
-                        pieces(len(tiles) * row_items, module.group_size),
-                        most_groups(self.queue.device),
-                    ),
-                )
-        finally:
-            self.memory.free(staging)
+    def _launch(
+        self, module: Module, operands: Sequence[int], sizes: Sequence[int], groups: int
+    ) -> None:
+        pipeline = self._program.pipelines([module])[module]
+        memory, program = self._device_memory, self._program
+        launch_alone(
+            program.queue,
+            memory,
+            program,
+            module.op,
+            pipeline,
+            list(operands),
+            tuple(sizes),
+            groups,
+        )

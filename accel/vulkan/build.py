@@ -1,4 +1,4 @@
-"""Compiles the kernels ahead of time: GLSL to exact SPIR-V, kept as ``modules/*.zrt``.
+"""Compiles the kernels ahead of time: GLSL to exact SPIR-V in ``modules/*.zrt``.
 
 python -m accel.vulkan.build    needs the programs of compiler.py; users of the tier do not
 """
@@ -33,9 +33,9 @@ from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 ENVIRONMENT = "vulkan1.2"
 FOLDER = Path(__file__).with_name("modules")
 DOT_PRODUCT = re.compile(r"^(?!#define|FN ).*\b(ADD_)?SU?DOT4\(", re.MULTILINE)
-"""A kernel that uses packed dot products, not their definitions."""
+"""Matches kernels that call packed dot products, not those that only define them."""
 UNROLLED_OPS = (ATTENTION_TILES,)
-"""Kernels that keep arrays in registers, which drivers are not to put into memory."""
+"""Kernels with arrays in registers, which drivers might otherwise put into memory."""
 
 
 class CompileError(Exception):
@@ -44,8 +44,8 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One module as it is to be built, ``dot`` with packed dot products of the device, ``matrix``
-    with its matrix units."""
+    """One module to compile, ``dot`` with packed dot products of the device, ``matrix`` with its
+    matrix units."""
 
     module: Module
     dot: bool = False
@@ -53,19 +53,19 @@ class Build:
 
     @property
     def name(self) -> str:
-        """Its name, that of its file without the ending."""
+        """The file name without its ending."""
         return file_name(self.module, self.dot, self.matrix)
 
     @property
     def text(self) -> str:
-        """What glslang gets, and behind it what is done to what it gives."""
+        """The input of glslang, followed by the passes applied to its output."""
         traits = Traits(dot=self.dot, matrix=self.matrix)
         text = module_source(Language.VULKAN, self.module, traits)
         return f"{text}// {' '.join(PASSES)}\n" if self.is_unrolled else text
 
     @property
     def is_unrolled(self) -> bool:
-        """Whether its loops are written out before a driver sees them."""
+        """Whether its loops are unrolled before a driver sees them."""
         return self.module.op in UNROLLED_OPS
 
     @property
@@ -75,13 +75,13 @@ class Build:
 
 
 def file_name(module: Module, dot: bool = False, matrix: bool = False) -> str:
-    """The name under which a module is kept."""
+    """The file name of a module, without its ending."""
     return f"{module}{'.dot' if dot else ''}{'.matrix' if matrix else ''}"
 
 
 def builds() -> Iterator[Build]:
-    """Every module, those whose text uses them with packed dot products of the device, and those
-    of matrix units and what they need."""
+    """Every module; variants with packed dot products of modules that use them; and the modules of
+    matrix units."""
     for module in modules():
         plain = Build(module)
         yield plain
@@ -94,7 +94,7 @@ def builds() -> Iterator[Build]:
 
 
 def compiler_version() -> str:
-    """What the compiler calls itself. Raises FileNotFoundError where it is not installed."""
+    """The version that the compiler prints. Raises FileNotFoundError where it is not installed."""
     done = run(COMPILER, ["--version"])
     done.check_returncode()
     return done.stdout.splitlines()[0].strip()
@@ -113,7 +113,8 @@ def compiled(build: Build) -> bytes:
 
 
 def finished(build: Build, code: bytes) -> bytes:
-    """What is made of the compiler's SPIR-V. Raises InexactModule and OptimizerError."""
+    """The compiler's SPIR-V, made exact and unrolled where the module needs it. Raises
+    InexactModule and OptimizerError."""
     code = exact(code)
     return exact(unrolled(code, ENVIRONMENT)) if build.is_unrolled else code
 
@@ -133,7 +134,7 @@ def kernel_file(build: Build, code: bytes) -> bytes:
 
 
 def made(build: Build) -> bytes:
-    """Its file. Raises CompileError and InexactModule."""
+    """The ``.zrt`` file of a build. Raises CompileError and InexactModule."""
     code = compiled(build)
     assert uses_integer_dot(code) == build.dot, build.name
     return kernel_file(build, code)

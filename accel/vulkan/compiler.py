@@ -1,5 +1,5 @@
-"""The compiler of GLSL, and the optimizer and validator of its modules: those of the package index
-where they are installed, whose version is the same on every machine, else the system's."""
+"""The GLSL compiler, the SPIR-V optimizer and the validator: those of PyPI packages where
+installed, whose version is the same on every machine, else the system's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTALL_HINT = f"pip install {' '.join(sorted(set(PACKAGES.values())))}"
 
 
 def installed(program: str) -> tuple[str, dict[str, str]]:
-    """Where a program of PACKAGES is, and the environment it is run in.
+    """The path of a program of PACKAGES, and the environment to run it in.
 
     Raises FileNotFoundError where it is not installed.
     """
@@ -36,6 +36,6 @@ def installed(program: str) -> tuple[str, dict[str, str]]:
 
 
 def run(program: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """What it says. Raises FileNotFoundError where it is not installed."""
+    """Run a program and return its output. Raises FileNotFoundError where it is not installed."""
     path, environment = installed(program)
     return subprocess.run([path, *arguments], capture_output=True, text=True, env=environment)

@@ -1,5 +1,5 @@
-"""Makes ``declarations.h`` from Vulkan's own header: what this tier calls, and what that needs; and
-``bindings.py`` of it and ``matrices.h``, which cffi loads without a parser for C.
+"""Writes ``declarations.h``, the parts of Vulkan's own header that this tier calls, and
+``bindings.py``, made from it and ``matrices.h``, which cffi loads without a C parser.
 
 python -m accel.vulkan.declare /usr/include/vulkan/vulkan_core.h
 """
@@ -36,7 +36,7 @@ FUNCTIONS = (
     *("CreateSemaphore", "DestroySemaphore", "WaitSemaphores", "GetSemaphoreCounterValue"),
     "QueueSubmit",
 )
-"""Without their ``vk``: core functions of Vulkan 1.2, which every loader exports."""
+"""Names without ``vk``: core functions of Vulkan 1.2, which every loader exports."""
 STRUCTURES = (
     "VkPhysicalDeviceVulkan11Features",
     "VkPhysicalDeviceVulkan12Features",
@@ -50,14 +50,14 @@ STRUCTURES = (
     "VkTimelineSemaphoreSubmitInfo",
     "VkMemoryAllocateFlagsInfo",
 )
-"""Reached through ``pNext``, where no function's declaration mentions them."""
+"""Structures linked through ``pNext``, which no function's declaration mentions."""
 ENUMERATIONS = (
     *("VkResult", "VkPhysicalDeviceType", "VkSemaphoreType", "VkDriverId"),
     *("VkPipelineBindPoint", "VkMemoryPropertyFlagBits", "VkMemoryHeapFlagBits"),
     *("VkMemoryAllocateFlagBits", "VkBufferUsageFlagBits", "VkQueueFlagBits", "VkAccessFlagBits"),
     *("VkPipelineStageFlagBits", "VkShaderStageFlagBits", "VkCommandBufferUsageFlagBits"),
 )
-"""Whose values are declared as well."""
+"""Enumerations whose values are declared as well."""
 LONG_WORDS = ("VkFlags64", "VkDeviceSize", "VkDeviceAddress")
 
 PREAMBLE = """\
@@ -68,7 +68,7 @@ PREAMBLE = """\
 
 
 class Header:
-    """``vulkan_core.h``, taken apart."""
+    """``vulkan_core.h``, parsed."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -98,7 +98,7 @@ class Header:
 
 
 class Declarations:
-    """Collects declarations in the order in which C wants them."""
+    """Collects declarations in an order that C accepts."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
@@ -106,7 +106,7 @@ class Declarations:
         self._seen: set[str] = set()
 
     def need(self, name: str) -> None:
-        """Declare the type ``name`` unless it was, after what it is made of."""
+        """Declare the type ``name``, after the types it is made of, unless it was declared."""
         if name in self._seen or not name.startswith(("Vk", "PFN_")):
             return
         self._seen.add(name)
@@ -132,7 +132,7 @@ class Declarations:
 
 
 def declarations(header: Header) -> str:
-    """The C declarations, every value of an enumeration an ``#define``."""
+    """The C declarations; every value of an enumeration is a ``#define``."""
     made = Declarations(header)
     for name in FUNCTIONS:
         for other in re.findall(r"\b(?:Vk|PFN_)\w+", " ".join(header.functions[name])):
@@ -150,7 +150,8 @@ def declarations(header: Header) -> str:
 
 
 def _values(body: str) -> list[str]:
-    """``#define`` of the values themselves: synonyms and the greatest one, a filler, left out."""
+    """``#define`` lines of the values, without synonyms and without the maximum that pads the
+    type."""
     pairs = re.findall(r"(VK_\w+) = (-?\w+)", body)
     return [
         f"#define {name} {value}"
@@ -160,7 +161,7 @@ def _values(body: str) -> list[str]:
 
 
 def _structure_types(header: Header, lines: list[str]) -> list[str]:
-    """``#define`` of the ``sType`` of every structure among ``lines`` that has one."""
+    """``#define`` lines of the ``sType`` of every structure among ``lines`` that has one."""
     known = re.findall(r"VK_STRUCTURE_TYPE_(\w+) = (\d+)", header.enumerations["VkStructureType"])
     by_name = {name.replace("_", ""): value for name, value in known}
     found = []
@@ -172,7 +173,7 @@ def _structure_types(header: Header, lines: list[str]) -> list[str]:
 
 
 def bindings() -> str:
-    """The text of the module whose ``ffi`` knows what the headers beside this file declare."""
+    """The text of the module whose ``ffi`` has the declarations of the headers in this folder."""
     ffi = cffi.FFI()
     for header in HEADERS:
         ffi.cdef((FOLDER / header).read_text("utf-8"))
@@ -184,7 +185,7 @@ def bindings() -> str:
 
 
 def main(path: str) -> None:
-    """Write ``declarations.h`` and ``bindings.py`` beside this file."""
+    """Write ``declarations.h`` and ``bindings.py`` to this folder."""
     (FOLDER / HEADERS[0]).write_text(declarations(Header(Path(path).read_text())), "utf-8")
     (FOLDER / BINDINGS).write_text(bindings(), "utf-8")
 

@@ -1,4 +1,4 @@
-"""Finding a Vulkan device, and saying what is missing when there is none."""
+"""Finds Vulkan devices, and reports what is missing when there is none."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ FEATURES_12 = (
     *("storageBuffer8BitAccess", "shaderInt8"),
     *("bufferDeviceAddress", "timelineSemaphore"),
 )
-"""What the tier cannot do without, by the structure that has it."""
+"""Features the tier needs, by the structure that has them."""
 MEMORY_BUDGET = "VK_EXT_memory_budget"
 INTEGER_DOT = "VK_KHR_shader_integer_dot_product"
 MAINTENANCE_4 = "VK_KHR_maintenance4"
 DEFAULT_MAX_BUFFER_BYTES = 1 << 30
-"""Where the device does not say how large a buffer may be; every device of Vulkan 1.1 and later can
+"""Largest buffer where the device reports no limit; every device of Vulkan 1.1 and later can
 allocate as much."""
 
 
 class Kind(enum.IntEnum):
-    """What a device is, the one a user wants first."""
+    """The kind of a device; devices are preferred in this order."""
 
     DISCRETE = 0
     INTEGRATED = 1
@@ -42,7 +42,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """What a pipeline cache belongs to."""
+    """The identity of the device and driver that a pipeline cache belongs to."""
 
     vendor: int
     device: int
@@ -52,10 +52,11 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One Vulkan device and what the tier has to know of it. Sizes in bytes.
+    """One Vulkan device and its abilities. Sizes in bytes.
 
-    ``missing`` names what it lacks of what the tier needs, ``controls`` the float controls it has
-    for binary32. ``matrices`` are those ``accel/kernels/matrices.k`` wants.
+    ``missing`` names features that the tier needs and the device lacks, ``controls`` the float
+    controls it has for binary32. ``matrices`` says whether it has the matrix units that
+    ``accel/kernels/matrices.k`` uses.
     """
 
     handle: Any
@@ -77,7 +78,7 @@ class Device:
 
     @property
     def vendor(self) -> int:
-        """Number of its vendor."""
+        """The vendor's number."""
         return self.cache_key.vendor
 
     @property
@@ -87,7 +88,7 @@ class Device:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What it has beyond what is needed."""
+        """Names of the optional features it has."""
         has = {"integer dot product": self.integer_dot, "matrix units": self.matrices}
         has["memory budget"] = MEMORY_BUDGET in self.extensions
         return (*(name for name, there in has.items() if there), *self.controls)
@@ -106,7 +107,7 @@ class Instance(ContextManager):
             raise TierUnavailable(TIER, f"no Vulkan driver ({error})", DRIVER_HINT) from None
 
     def devices(self) -> list[Device]:
-        """Every device, discrete ones first and processors last, also those that lack something.
+        """Every device, discrete ones first and processors last, including unusable ones.
 
         Raises TierUnavailable when there is none.
         """
@@ -126,7 +127,7 @@ class Instance(ContextManager):
     def device(self, requested: str = "") -> Device:
         """The first usable device whose name or driver contains ``requested``, ignoring case.
 
-        Raises TierUnavailable saying what each device that matches lacks.
+        Raises TierUnavailable saying what each matching device lacks.
         """
         devices = self.devices()
         named = [d for d in devices if requested.lower() in f"{d.name} {d.driver}".lower()]
@@ -141,14 +142,14 @@ class Instance(ContextManager):
         raise TierUnavailable(TIER, lacks, NEWER_HINT)
 
     def close(self) -> None:
-        """Give the instance back, nothing of which may be in use."""
+        """Destroy the instance; nothing of it may be in use."""
         if self.handle is not None:
             self.vulkan.run("DestroyInstance", self.handle, self.vulkan.ffi.NULL)
             self.handle = None
 
 
 def describe(vulkan: Vulkan, handle: Any) -> Device:
-    """What one physical device says of itself."""
+    """The properties of one physical device."""
     first = vulkan.structure("PhysicalDeviceProperties2")
     vulkan.run("GetPhysicalDeviceProperties2", handle, first)
     version = _version_of(first.properties.apiVersion)
@@ -192,7 +193,7 @@ def describe(vulkan: Vulkan, handle: Any) -> Device:
 
 
 def _features(vulkan: Vulkan, handle: Any, asks_dot: bool) -> tuple[tuple[str, ...], bool]:
-    """Names of needed features that are absent, and whether packed dot products are there."""
+    """Names of missing features, and whether the device has packed dot products."""
     chain, all_three, dot = feature_chain(vulkan, asks_dot)
     vulkan.run("GetPhysicalDeviceFeatures2", handle, chain)
     needed = zip(all_three, (FEATURES, FEATURES_11, FEATURES_12), strict=True)
@@ -201,8 +202,8 @@ def _features(vulkan: Vulkan, handle: Any, asks_dot: bool) -> tuple[tuple[str, .
 
 
 def feature_chain(vulkan: Vulkan, with_dot: bool) -> tuple[Any, tuple[Any, Any, Any], Any]:
-    """VkPhysicalDeviceFeatures2 with what hangs on it: the structures of 1.0, 1.1 and 1.2, and that
-    of packed dot products, which is part of the chain only ``with_dot``."""
+    """VkPhysicalDeviceFeatures2 with the structures linked to it: those of 1.0, 1.1 and 1.2, and
+    that of packed dot products, which is linked only ``with_dot``."""
     dot = vulkan.structure("PhysicalDeviceShaderIntegerDotProductFeatures")
     twelve = vulkan.structure("PhysicalDeviceVulkan12Features")
     if with_dot:
@@ -213,7 +214,8 @@ def feature_chain(vulkan: Vulkan, with_dot: bool) -> tuple[Any, tuple[Any, Any, 
 
 
 def _memory(vulkan: Vulkan, handle: Any) -> tuple[int, bool]:
-    """Bytes of the largest device-local heap, and whether the host can use it as its own."""
+    """Bytes of the largest device-local heap, and whether the host can access it as its own
+    memory."""
     found = vulkan.structure("PhysicalDeviceMemoryProperties2")
     vulkan.run("GetPhysicalDeviceMemoryProperties2", handle, found)
     memory = found.memoryProperties
@@ -243,7 +245,7 @@ def _kind(vulkan: Vulkan, number: int) -> Kind:
 
 
 def _too_old(vulkan: Vulkan, handle: Any, properties: Any, version: tuple[int, int]) -> Device:
-    """A device that cannot even be asked what it lacks."""
+    """A device whose version does not even report what it lacks."""
     return Device(
         handle=handle,
         name=vulkan.ffi.string(properties.deviceName).decode(),

@@ -32,8 +32,8 @@ LEAST_ROWS = 2048
 
 @dataclass(slots=True)
 class _Expanding:
-    """The ops made so far, ``written`` the place in them of what wrote a buffer last, ``expanded``
-    the planes there are of activations."""
+    """The ops made so far, the op that wrote each buffer last, and the planes of activations that
+    exist."""
 
     ops: list[Op] = field(default_factory=list)
     scratch: dict[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class _Expanding:
         return Tensor(name, 0, nbytes, 0, 1)
 
     def product(self, op: Op) -> None:
-        """A product, its operands expanded."""
+        """Replace a product by expansion of its operands and a product of planes."""
         assert op.dtype is not None
         tensors, sizes = operands_of(op), op.most_sizes()
         rows, columns = sizes["rows"], sizes["columns"]
@@ -70,8 +70,8 @@ class _Expanding:
             matrix=device.matrix,
         )
         writer = self.written.get(x.buffer)
-        place = next((i for i, o in enumerate(self.ops) if o is writer), len(self.ops))
-        self.ops.insert(place, expand)
+        index = next((i for i, o in enumerate(self.ops) if o is writer), len(self.ops))
+        self.ops.insert(index, expand)
         if x not in self.expanded:
             planes = self.planes(f"{x.buffer}.{len(self.ops)}.planes", op.count.most, columns)
             operands = tensors["x"], tensors["scale"], tensors["sums"], planes
@@ -89,7 +89,7 @@ def _made(like: Op, name: str, operands: tuple[Tensor | None, ...], sizes: tuple
 
 
 def with_expanded_tiles(step: Step) -> Step:
-    """The step with those of its products from planes that are faster so."""
+    """The step in which products multiply planes where that is faster."""
     made = _Expanding(scratch=dict(step.scratch))
     for op in step.ops:
         if _is_worth_it(op):

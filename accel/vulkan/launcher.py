@@ -1,75 +1,41 @@
-"""A form's packets as command buffers, recorded once and submitted for every step."""
+"""The packets of a bucket as command buffers, recorded once and submitted for every step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from accel.kernels.source import module_of
+from accel.kernels.launches import MOST_GROUPS, PlannedLaunch
 from accel.packets import work
-from accel.packets.device_op import DeviceOp
-from accel.packets.step import Op, Placement
 from accel.packets.step_memory import StepAddresses
 from accel.vulkan.device import Device
 from accel.vulkan.program import Pipeline, Program
 from accel.vulkan.pushed import Packets, pushed
 from accel.vulkan.queue import Queue
 
-MOST_GROUPS = 4096
-"""Work-groups of a launch: more than any device runs at a time."""
 MOST_GROUPS_OF_A_CPU = 64
 MATRIX_SPEED = 16
-"""How many times as fast a device with matrix units multiplies."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One packet's dispatch; ``wait`` puts a barrier before it. ``work`` in multiplications."""
-
-    pipeline: Pipeline
-    op: DeviceOp
-    groups: int
-    wait: bool
-    work: int
+"""How many times faster a device with matrix units multiplies."""
 
 
 def most_groups(device: Device) -> int:
-    """Work-groups a launch has at most: each takes further units in turn."""
+    """Most work-groups of a launch; each takes several units of work in turn."""
     return MOST_GROUPS_OF_A_CPU if device.is_cpu else min(MOST_GROUPS, device.most_groups)
 
 
-def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]) -> list[Launch]:
-    """How each op of a step is dispatched. Pipelines are made that were not."""
-    most = most_groups(program.queue.device)
-    modules = [module_of(op) for op in ops]
-    pipelines = program.pipelines(modules)
-    return [
-        Launch(
-            pipelines[module],
-            op.device,
-            op.launch_groups(module.group_size, most),
-            place.wait,
-            work.work_of(op),
-        )
-        for module, op, place in zip(modules, ops, placed, strict=True)
-    ]
-
-
 class Recording:
-    """The command buffers of a form, recorded anew when something they name has moved."""
+    """The command buffers of a bucket, recorded again when memory they name has moved."""
 
     def __init__(
         self,
         queue: Queue,
         program: Program,
-        places: StepAddresses,
-        launches: list[Launch],
+        addresses: StepAddresses,
+        launches: list[PlannedLaunch[Pipeline]],
         packets: Packets,
     ) -> None:
         self._queue = queue
         self._layout = program.layout
-        self._places = places
+        self._addresses = addresses
         self._launches = launches
         self._batch_work = work.BATCH_WORK * (MATRIX_SPEED if program.traits.matrix else 1)
         self._packets = packets
@@ -80,8 +46,8 @@ class Recording:
 
     @property
     def batches(self) -> list[Any]:
-        """What to submit, in this order."""
-        if self._version != self._places.version:
+        """The command buffers to submit, in order."""
+        if self._version != self._addresses.version:
             if self._batches:
                 self._queue.finish()
                 self.close()
@@ -89,11 +55,11 @@ class Recording:
             waits = [launch.wait for launch in self._launches]
             runs = work.cut(works, self._batch_work, waits)
             self._batches = [self._record(run, run.stop) for run in runs]
-            self._version = self._places.version
+            self._version = self._addresses.version
         return self._batches
 
     def close(self) -> None:
-        """Free the command buffers, which must not run."""
+        """Free the command buffers, which must not be running."""
         self._queue.forget(self._batches)
         self._batches = []
 
@@ -109,9 +75,9 @@ class Recording:
                 launch = self._launches[index]
                 if launch.wait and index:
                     self._queue.level_barrier(commands)
-                if launch.pipeline is not bound:
-                    self._bind_pipeline(commands, launch.pipeline)
-                    bound = launch.pipeline
+                if launch.kernel is not bound:
+                    self._bind_pipeline(commands, launch.kernel)
+                    bound = launch.kernel
                 self._dispatch(commands, index, launch)
             if last:
                 self._queue.barrier(commands)
@@ -121,8 +87,8 @@ class Recording:
     def _bind_pipeline(self, commands: Any, pipeline: Pipeline) -> None:
         self._queue.vulkan.run("CmdBindPipeline", commands, self._bind, pipeline.handle)
 
-    def _dispatch(self, commands: Any, index: int, launch: Launch) -> None:
+    def _dispatch(self, commands: Any, index: int, launch: PlannedLaunch[Pipeline]) -> None:
         vulkan = self._queue.vulkan
-        data = vulkan.ffi.from_buffer(pushed(launch.op, self._packets, index, self._places))
+        data = vulkan.ffi.from_buffer(pushed(launch.op, self._packets, index, self._addresses))
         vulkan.run("CmdPushConstants", commands, self._layout, self._stage, 0, len(data), data)
         vulkan.run("CmdDispatch", commands, launch.groups, 1, 1)

@@ -1,4 +1,4 @@
-"""Matrix units (VK_KHR_cooperative_matrix): whether a device has what ``matrices.k`` wants."""
+"""Detects matrix units (VK_KHR_cooperative_matrix) that ``accel/kernels/matrices.k`` can use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from accel.vulkan.api import Vulkan
 EXTENSION = "VK_KHR_cooperative_matrix"
 PROPERTIES = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
 VENDORS = frozenset({0x10DE})
-"""Of the devices where products were tried: NVIDIA. Some drivers crash when they are asked what
-they have."""
+"""Vendors whose matrix units were tested: NVIDIA. Some drivers crash when their properties are
+queried."""
 SHAPE = (16, 16, 32)
-"""Rows, columns and products a sum."""
+"""Rows, columns and products in a sum."""
 SUBGROUP_ITEMS = 32
 GROUP_MEMORY_BYTES = 48 << 10
-"""What a group of ``kernels/matmul_tiles.k`` may need."""
+"""Group memory that ``accel/kernels/matmul_tiles.k`` may need."""
 
 
 class Candidate(Protocol):
@@ -31,7 +31,7 @@ class Candidate(Protocol):
 
     @property
     def vendor(self) -> int:
-        """Number of its vendor."""
+        """The vendor's number."""
 
     @property
     def group_memory_bytes(self) -> int:
@@ -39,8 +39,8 @@ class Candidate(Protocol):
 
 
 def has_matrices(vulkan: Vulkan, instance: Any, device: Candidate) -> bool:
-    """Whether products of signed bytes by subgroups of 32 items are there, which tell each other
-    words. What they give is asked when the device is opened."""
+    """Whether the device multiplies matrices of signed bytes in subgroups of 32 items that support
+    shuffles. Results are tested when the device is opened."""
     return (
         EXTENSION in device.extensions
         and device.vendor in VENDORS
@@ -52,7 +52,7 @@ def has_matrices(vulkan: Vulkan, instance: Any, device: Candidate) -> bool:
 
 
 def matrix_features(vulkan: Vulkan, behind: Any) -> Any:
-    """What is asked for when the device is opened, in front of the chain ``behind``."""
+    """The feature structure with which the device is opened, linked to the chain ``behind``."""
     return vulkan.structure(
         "PhysicalDeviceCooperativeMatrixFeaturesKHR", pNext=behind, cooperativeMatrix=1
     )

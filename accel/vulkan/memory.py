@@ -1,7 +1,7 @@
-"""Device memory: places in a few large buffers, each known by its 64-bit address.
+"""Device memory: ranges of a few large buffers, each with a 64-bit address.
 
-A device that shares the host's memory has arenas the host sees as well. Any other has its own,
-which is written and read through two staging buffers, and host memory for what both see.
+A device that shares the host's memory has arenas that the host can access. Any other device has its
+own memory, accessed through two staging buffers, and host memory that both can access.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from contract.errors import OutOfMemory, TierError
 
 MIN_ARENA_BYTES = 64 << 10
 MAX_ARENA_BYTES = 1 << 30
-"""Of an arena for more than one allocation."""
+"""Largest arena for more than one allocation."""
 GROWTH = 64
-"""An arena for what nobody expected is this part of all that is held."""
+"""An arena for unexpected allocations is this part of all allocated memory."""
 HOST_ARENA_BYTES = 1 << 20
 STAGING_BYTES = 8 << 20
 WHOLE_SIZE = (1 << 64) - 1
@@ -33,10 +33,11 @@ ZERO = 0
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """``nbytes`` at ``address``, ``offset`` bytes into its arena.
+    """``nbytes`` bytes at ``address``, ``offset`` bytes into the arena.
 
-    ``mirror`` is host memory that was mapped in its place. Once there it is ``sent`` before a
-    submission to an idle device and ``fetched`` after every one.
+    ``mirror`` is its copy in host memory, None until mapped. A mirror is copied to the device
+    before a submission to an idle device if ``sent``, and to the host after every submission if
+    ``fetched``.
     """
 
     arena: Arena
@@ -48,12 +49,12 @@ class Allocation:
 
     @property
     def address(self) -> int:
-        """What a packet holds."""
+        """The address that a packet contains."""
         return self.arena.address + self.offset
 
     @property
     def host(self) -> Bytes | None:
-        """Its bytes where the host sees them."""
+        """The bytes if the host can access them."""
         whole = self.arena.host
         return None if whole is None else whole[self.offset : self.offset + self.nbytes]
 
@@ -61,8 +62,8 @@ class Allocation:
 class Memory:
     """All memory of one device. Sizes in bytes.
 
-    ``shared`` says that device and host use the same memory. ``exchanges`` changes whenever
-    ``staging`` does.
+    With ``shared`` device and host use the same memory. ``exchanges`` changes whenever the result
+    of ``staging`` does.
     """
 
     def __init__(self, queue: Queue, capacity: int, shared: bool) -> None:
@@ -74,7 +75,7 @@ class Memory:
         self._mapped: list[Allocation] = []
         self.exchanges = 0
         self._expected = 0
-        self._placed = 0
+        self._allocated = 0
         self._staging: list[tuple[Allocation, int]] = []
         self._staging_bytes = min(STAGING_BYTES, queue.device.max_buffer_bytes)
         self._properties = queue.vulkan.structure("PhysicalDeviceMemoryProperties2")
@@ -84,41 +85,42 @@ class Memory:
 
     @property
     def held(self) -> int:
-        """Bytes taken of the device's memory, those included that nothing uses yet."""
+        """Bytes allocated from the device, unused ones included."""
         return sum(arena.nbytes for arena in self._arenas if arena.own)
 
     @property
     def available(self) -> int:
-        """Bytes of the device's memory that can still be taken."""
+        """Bytes that can still be allocated from the device."""
         left = self.capacity - self.held
         budget = self._budget()
         return left if budget is None else max(0, min(left, budget))
 
     def expect(self, nbytes: int) -> None:
-        """Allocations of so many bytes in all, aligned, are about to follow."""
-        self._expected = self._placed + nbytes
+        """Reserve room for allocations of ``nbytes`` bytes in all, alignment included."""
+        self._expected = self._allocated + nbytes
 
     def allocate(
         self, what: str, nbytes: int, *, zeroed: bool = True, on_host: bool = False
     ) -> Allocation:
-        """The device's own memory, or ``on_host``. Raises OutOfMemory naming ``what``."""
+        """The device's own memory or, with ``on_host``, host memory. Raises OutOfMemory naming its
+        purpose ``what``."""
         own = not on_host
         size = aligned(nbytes)
-        allocation = self._place(what, nbytes, size, own)
+        allocation = self._allocate(what, nbytes, size, own)
         self.used += nbytes if own else 0
-        self._placed += size if own else 0
+        self._allocated += size if own else 0
         if zeroed:
             self._zero(allocation, size)
         return allocation
 
     def adopt(self, what: str, data: Bytes) -> Allocation:
-        """The device's own memory, holding ``data``."""
+        """The device's own memory with the contents ``data``."""
         allocation = self.allocate(what, data.nbytes, zeroed=False)
         self.write(allocation, 0, data)
         return allocation
 
     def map(self, allocation: Allocation) -> Bytes:
-        """The bytes in host memory, from now on exchanged as the allocation says."""
+        """The bytes in host memory, synchronized from now on as the allocation says."""
         if allocation.host is not None:
             return allocation.host
         if allocation.mirror is None:
@@ -131,7 +133,7 @@ class Memory:
         return _seen(allocation.mirror)
 
     def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
-        """A copy of some of the bytes. Of mapped memory the host has the newest ones."""
+        """A copy of some of the bytes; for mapped memory from the host copy, which is current."""
         if allocation.mirror is not None and allocation.fetched:
             return _seen(allocation.mirror)[offset : offset + nbytes].copy()
         data = np.empty(nbytes, np.uint8)
@@ -139,7 +141,7 @@ class Memory:
         return data
 
     def read_into(self, allocation: Allocation, offset: int, data: Bytes) -> None:
-        """Fill ``data`` from ``offset`` on, once everything submitted has ended."""
+        """Fill ``data`` with the bytes from ``offset`` on, after everything submitted has ended."""
         if allocation.host is not None:
             self.queue.finish()
             data[:] = allocation.host[offset : offset + data.nbytes]
@@ -152,8 +154,8 @@ class Memory:
             part[:] = _seen(staging)[: part.nbytes]
 
     def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
-        """Replace some of the bytes, which nothing submitted may still use where memory is
-        shared; else the order of submissions is kept."""
+        """Replace some of the bytes. Where memory is shared nothing submitted may still use them;
+        elsewhere the write takes its turn in the order of submissions."""
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         if allocation.mirror is not None:
             _seen(allocation.mirror)[offset : offset + flat.nbytes] = flat
@@ -162,15 +164,15 @@ class Memory:
             return
         for start in range(0, flat.nbytes, self._staging_bytes):
             part = flat[start : start + self._staging_bytes]
-            staging, place = self._staged()
+            staging, index = self._staged()
             _seen(staging)[: part.nbytes] = part
             number = self.copy(staging, 0, allocation, offset + start, part.nbytes)
-            self._staging[place] = staging, number
+            self._staging[index] = staging, number
 
     def copy(
         self, source: Allocation, first: int, target: Allocation, offset: int, nbytes: int
     ) -> int:
-        """Copy bytes in the order of submissions; the number of this one."""
+        """Copy bytes in the order of submissions, and return the number of this one."""
         return self.queue.run_once(
             lambda commands: self.record_copy(commands, source, first, target, offset, nbytes)
         )
@@ -184,19 +186,19 @@ class Memory:
         offset: int,
         nbytes: int,
     ) -> None:
-        """Have ``commands`` copy ``nbytes``, from byte ``first`` to byte ``offset``."""
+        """Record in ``commands`` a copy of ``nbytes``, from byte ``first`` to byte ``offset``."""
         vulkan = self.queue.vulkan
         done = 0
         while done < nbytes:
             read, start, left = source.arena.at(source.offset + first + done)
-            written, place, room = target.arena.at(target.offset + offset + done)
+            written, at, room = target.arena.at(target.offset + offset + done)
             count = min(left, room, nbytes - done)
-            region = vulkan.structure("BufferCopy", srcOffset=start, dstOffset=place, size=count)
+            region = vulkan.structure("BufferCopy", srcOffset=start, dstOffset=at, size=count)
             vulkan.run("CmdCopyBuffer", commands, read, written, 1, region)
             done += count
 
     def free(self, allocation: Allocation) -> None:
-        """Give the memory back, which no step under way may still use; copies may."""
+        """Free the memory, which no step in flight may still use; copies may."""
         if allocation.arena not in self._arenas:
             return
         if allocation.mirror is not None:
@@ -208,22 +210,22 @@ class Memory:
         arena.holes.give_back(allocation.offset, size)
         if arena.own:
             self.used -= allocation.nbytes
-            self._placed -= size
+            self._allocated -= size
         if arena.holes.whole:
             self.queue.finish()
             self._arenas.remove(arena)
             self._destroy(arena)
 
     def staging(self, to_device: bool) -> list[Allocation]:
-        """What was mapped and is to be exchanged, before a submission or after it."""
+        """Mapped memory to be copied before a submission (``to_device``) or after it."""
         return [m for m in self._mapped if (m.sent if to_device else m.fetched)]
 
     def close(self) -> None:
-        """Give everything back; the device must be idle."""
+        """Free everything; the device must be idle."""
         while self._arenas:
             self._destroy(self._arenas.pop())
 
-    def _place(self, what: str, nbytes: int, size: int, own: bool) -> Allocation:
+    def _allocate(self, what: str, nbytes: int, size: int, own: bool) -> Allocation:
         for arena in self._arenas:
             if arena.own == own and (offset := arena.holes.take(size)) is not None:
                 return Allocation(arena, offset, nbytes)
@@ -237,7 +239,7 @@ class Memory:
         most = self.queue.device.max_buffer_bytes
         if own and size > left:
             raise OutOfMemory(what, size, self.held, left)
-        requested = self._expected - self._placed
+        requested = self._expected - self._allocated
         if requested <= 0:
             requested = min(max(self.held // GROWTH, MIN_ARENA_BYTES), MAX_ARENA_BYTES)
         requested = min(requested, MAX_ARENA_BYTES, left) if own else HOST_ARENA_BYTES
@@ -253,7 +255,8 @@ class Memory:
         return arena
 
     def _created(self, nbytes: int, own: bool) -> Arena | None:
-        """None where the device does not give buffers of one memory addresses side by side."""
+        """None where the device gives the buffers of one memory addresses that are not
+        consecutive."""
         vulkan, device = self.queue.vulkan, self.queue.handle
         memory = vulkan.ffi.NULL
         buffers: list[Buffer] = []
@@ -285,11 +288,11 @@ class Memory:
         return vulkan.create("Buffer", self.queue.handle, information)
 
     def _bound(self, buffer: Buffer, memory: Any) -> int:
-        """The address of a buffer, bound where its bytes are in ``memory``."""
+        """Bind a buffer to its bytes of ``memory``, and return its address."""
         vulkan, device = self.queue.vulkan, self.queue.handle
         vulkan.call("BindBufferMemory", device, buffer.handle, memory, buffer.start)
-        place = vulkan.structure("BufferDeviceAddressInfo", buffer=buffer.handle)
-        return int(vulkan.run("GetBufferDeviceAddress", device, place))
+        information = vulkan.structure("BufferDeviceAddressInfo", buffer=buffer.handle)
+        return int(vulkan.run("GetBufferDeviceAddress", device, information))
 
     def _give_back(self, buffers: Sequence[Buffer], memory: Any) -> None:
         vulkan, device = self.queue.vulkan, self.queue.handle
@@ -314,8 +317,7 @@ class Memory:
         return np.frombuffer(vulkan.ffi.buffer(pointer[0], nbytes), np.uint8)
 
     def _type(self, allowed: int, own: bool) -> int:
-        """The memory type that serves best: of those that have all that is needed, the first with
-        most of what is wished for."""
+        """The memory type with all needed properties and as many desired ones as possible."""
         flags = self.queue.vulkan.flags
         prefix = "MEMORY_PROPERTY"
         seen = flags(prefix, "HOST_VISIBLE", "HOST_COHERENT")
@@ -362,13 +364,14 @@ class Memory:
             size = self._staging_bytes
             buffers = [self.allocate("staging", size, on_host=True) for _ in range(2)]
             self._staging = [(buffer, 0) for buffer in buffers]
-        place = min(range(len(self._staging)), key=lambda n: self._staging[n][1])
-        staging, number = self._staging[place]
+        index = min(range(len(self._staging)), key=lambda n: self._staging[n][1])
+        staging, number = self._staging[index]
         self.queue.await_number(number)
-        return staging, place
+        return staging, index
 
     def _budget(self) -> int | None:
-        """What the driver says can be had of the largest heap of the device's own, if it says."""
+        """The bytes that the driver reports as available in the device's largest heap, if it
+        does."""
         if MEMORY_BUDGET not in self.queue.device.extensions:
             return None
         vulkan = self.queue.vulkan

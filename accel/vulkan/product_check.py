@@ -1,4 +1,4 @@
-"""What a device is asked before it multiplies on matrix units: for the bits of packed dots."""
+"""Tests matrix units before use: their products must have the bits of packed dot products."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _agrees(queue: Queue, memory: Memory, program: Program, product: Product) ->
     y = held["y"] = memory.allocate("self-test", 4 * TOKENS * ROWS)
     planes = PLANES if product.dtype in EXPANDED_FORMATS else {}
     held |= {name: memory.allocate("self-test", nbytes) for name, nbytes in planes.items()}
-    addresses = {name: place.address for name, place in held.items()}
+    addresses = {name: allocation.address for name, allocation in held.items()}
 
     def launch(name: str, operands: dict[str, int]) -> None:
         pipeline = program.pipeline(product.module(name))
@@ -46,7 +46,7 @@ def _agrees(queue: Queue, memory: Memory, program: Program, product: Product) ->
         launch_packet(queue, memory, program, ALL_OPS[name], pipeline, packet, GROUPS)
 
     def begin() -> None:
-        """A kernel that writes nothing is to leave NaN, not what the one before it made."""
+        """Fill y with NaN, so that a kernel that writes nothing is detected."""
         memory.write(y, 0, UNWRITTEN.view(np.uint8))
 
     def result() -> NDArray[np.float32]:
@@ -60,10 +60,10 @@ def _agrees(queue: Queue, memory: Memory, program: Program, product: Product) ->
             results.append(result())
         if planes:
             begin()
-            for name, places in PLANE_CALLS:
-                launch(name, {operand: addresses[place] for operand, place in places.items()})
+            for name, buffers in PLANE_CALLS:
+                launch(name, {operand: addresses[buffer] for operand, buffer in buffers.items()})
             results.append(result())
     finally:
-        for place in held.values():
-            memory.free(place)
+        for allocation in held.values():
+            memory.free(allocation)
     return all(np.array_equal(results[0], other, equal_nan=True) for other in results[1:])

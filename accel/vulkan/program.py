@@ -1,4 +1,4 @@
-"""Modules of the package, and the pipelines a driver makes of them."""
+"""The compiled modules of the package, and the pipelines that a driver makes of them."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from contract.kernel import KernelHeader, decode_kernel
 
 MAGIC = b"zinc-rt vulkan pipelines 1\n"
 CACHE_HEADER = struct.Struct("<4I16s")
-"""Its size, version, vendor, device and UUID (VkPipelineCacheHeaderVersionOne)."""
+"""Size, version, vendor, device and UUID (VkPipelineCacheHeaderVersionOne)."""
 CACHE_VERSION = 1
 
 
 @functools.cache
 def kernel_of(name: str) -> KernelHeader:
-    """A module of the package by its name. Raises FileNotFoundError when there is none."""
+    """The module of the package with this name. Raises FileNotFoundError when there is none."""
     return decode_kernel(read_compiled(FOLDER, name))
 
 
 def cache_file(folder: Path, device: Device) -> Path:
-    """Where the pipelines of one device and driver are kept."""
+    """The file with the cached pipelines of one device and driver."""
     identity = repr((device.name, device.driver, device.version, astuple(device.cache_key)))
     return folder / f"{hashlib.sha256(identity.encode()).hexdigest()}.pipelines"
 
 
 def fitting_cache(data: bytes | None, key: CacheKey) -> bytes:
-    """``data`` when its header says it is this driver's, else nothing: a driver need not look."""
+    """``data`` if its header is that of this driver, else empty, since drivers need not check
+    it."""
     if data is None or len(data) < CACHE_HEADER.size:
         return b""
     size, version, vendor, device, uuid = CACHE_HEADER.unpack_from(data)
@@ -51,16 +52,16 @@ def fitting_cache(data: bytes | None, key: CacheKey) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A kernel the device can be told to run."""
+    """A kernel that is ready to be dispatched."""
 
     handle: Any
     header: KernelHeader
 
 
 class Program:
-    """The pipelines of one device, made when first asked for.
+    """The pipelines of one device, made at their first use.
 
-    ``cache`` is the folder of built pipelines, None for none on disk.
+    ``cache`` is the folder of cached pipelines, None for no cache on disk.
     """
 
     def __init__(self, queue: Queue, traits: Traits, cache: Path | None = None) -> None:
@@ -84,7 +85,7 @@ class Program:
         self.layout = vulkan.create("PipelineLayout", queue.handle, layout)
 
     def pipelines(self, modules: Iterable[Module]) -> dict[Module, Pipeline]:
-        """The pipelines of ``modules``; what was made for them is kept on disk."""
+        """The pipelines of ``modules``; new ones are saved to disk."""
         before = self._made
         found = {module: self.pipeline(module) for module in dict.fromkeys(modules)}
         if self._made > before:
@@ -92,7 +93,7 @@ class Program:
         return found
 
     def pipeline(self, module: Module, traits: Traits | None = None) -> Pipeline:
-        """One pipeline, for what the device was found to do or for other ``traits``."""
+        """The pipeline of a module, for the device's traits or for other ``traits``."""
         traits = traits or self.traits
         known = self._pipelines.get((module, traits))
         if known is None:
@@ -114,12 +115,12 @@ class Program:
             vulkan.run("DestroyShaderModule", queue.handle, module, vulkan.ffi.NULL)
 
     def discard(self, pipeline: Pipeline) -> None:
-        """Give back a pipeline from ``build``."""
+        """Destroy a pipeline from ``build``."""
         vulkan = self.queue.vulkan
         vulkan.run("DestroyPipeline", self.queue.handle, pipeline.handle, vulkan.ffi.NULL)
 
     def close(self) -> None:
-        """Give everything back; the device must be idle."""
+        """Destroy everything; the device must be idle."""
         vulkan, device, null = self.queue.vulkan, self.queue.handle, self.queue.vulkan.ffi.NULL
         for pipeline in self._pipelines.values():
             self.discard(pipeline)
@@ -182,8 +183,8 @@ class Program:
 
 
 def _kernel(module: Module, traits: Traits) -> KernelHeader:
-    """For matrix units, or with packed dot products where ``traits`` have them and the kernel uses
-    them."""
+    """The variant of a module for matrix units, or with packed dot products if ``traits`` and the
+    kernel have them."""
     if module.op in (*MATRIX_OPS, PLANE_PRODUCT):
         return kernel_of(file_name(module, matrix=True))
     if traits.dot:

@@ -1,4 +1,4 @@
-"""What is pushed to a kernel for a launch: ``LAUNCH`` of ``kernels/vk.h``."""
+"""The push constants of a launch: ``LAUNCH`` of ``accel/kernels/vk.h``."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from accel.packets.packet import ABSENT, BANK_SHIFT, INPUT_MEMORY, PACKET, SCRAT
 from accel.packets.step_memory import StepAddresses
 
 BY_ADDRESS = struct.Struct("<3QI")
-"""Where scratch, inputs and packets lie, and which packet it is."""
+"""Addresses of scratch, inputs and packets, and the index of the packet."""
 OFFSET_MASK = (1 << BANK_SHIFT) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Packets:
-    """PACKET[ops] of a step, which also lie at ``address`` in device memory."""
+    """PACKET[ops] of a step; ``address`` is that of their copy in device memory."""
 
     host: NDArray[np.void]
     address: int
 
 
-def resolved(places: StepAddresses, stored: int) -> int:
-    """The address behind one of a packet."""
+def resolved(addresses: StepAddresses, stored: int) -> int:
+    """The device address for an address in a packet."""
     if stored == ABSENT:
         return stored
     offset = stored & OFFSET_MASK
     if stored & SCRATCH_MEMORY:
-        return places.scratch + offset
-    return places.inputs + offset if stored & INPUT_MEMORY else offset
+        return addresses.scratch + offset
+    return addresses.inputs + offset if stored & INPUT_MEMORY else offset
 
 
 def push_size(op: DeviceOp) -> int:
-    """Bytes a kernel of ``op`` is given."""
+    """Bytes of the push constants for ``op``."""
     return pushed_bytes(op) if is_pushed(op) else BY_ADDRESS.size
 
 
-def pushed(op: DeviceOp, packets: Packets, index: int, places: StepAddresses) -> bytes:
-    """What the kernel of packet ``index``, which is one of ``op``, is given."""
+def pushed(op: DeviceOp, packets: Packets, index: int, addresses: StepAddresses) -> bytes:
+    """The push constants of packet ``index``, whose op is ``op``."""
     if not is_pushed(op):
-        return BY_ADDRESS.pack(places.scratch, places.inputs, packets.address, index)
+        return BY_ADDRESS.pack(addresses.scratch, addresses.inputs, packets.address, index)
     packet = packets.host[index]
     operands, sizes, reals = pushed_counts(op)
     data = struct.pack(
         f"<Q{operands}Q{operands}I{sizes}i{reals}f2I",
-        places.inputs,
-        *(resolved(places, int(stored)) for stored in packet["operand"][:operands]),
+        addresses.inputs,
+        *(resolved(addresses, int(stored)) for stored in packet["operand"][:operands]),
         *packet["stride"][:operands].tolist(),
         *packet["size"][:sizes].tolist(),
         *packet["real"][:reals].tolist(),

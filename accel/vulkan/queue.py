@@ -1,4 +1,4 @@
-"""An opened device with one queue, on which everything runs in the order of its submission."""
+"""An open device with one queue, which executes everything in the order of submission."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from contract.errors import DeviceLost, OutOfMemory, TierError, TierUnavailable
 
 NANOSECONDS = 1_000_000_000
 PATIENCE_SECONDS = 600.0
-"""Longest that memory waits for what was submitted before it."""
+"""Longest that memory operations wait for earlier submissions."""
 OPTIONAL_FEATURES_12 = ("shaderFloat16",)
 
 Fill = Callable[[Any], None]
-"""Records commands into the command buffer it is given."""
+"""Records commands into a command buffer."""
 
 
 class Queue:
-    """The one queue of ``device``. Raises TierUnavailable when it cannot be opened.
+    """The only queue of ``device``. Raises TierUnavailable when the device cannot be opened.
 
-    Every submission has a number, and numbers are reached in order.
+    Every submission has a number, and submissions end in the order of their numbers.
     """
 
     def __init__(self, vulkan: Vulkan, device: Device) -> None:
@@ -56,7 +56,8 @@ class Queue:
             raise TierUnavailable(TIER, reason, "free the device or choose another") from None
 
     def record(self, fill: Fill, once: bool = False) -> Any:
-        """A command buffer, to be submitted again and again, even while it runs, or ``once``."""
+        """A command buffer that can be submitted any number of times, even while it runs, or only
+        ``once``."""
         vulkan = self.vulkan
         information = vulkan.structure(
             "CommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1
@@ -77,35 +78,37 @@ class Queue:
         return commands
 
     def forget(self, recorded: Sequence[Any]) -> None:
-        """Free command buffers, none of which may run."""
+        """Free command buffers, none of which may be running."""
         if not self._closed and recorded:
             handles = self.vulkan.array("VkCommandBuffer", list(recorded))
             self.vulkan.run("FreeCommandBuffers", self.handle, self._pool, len(recorded), handles)
 
     def submit(self, batches: Sequence[Sequence[Any]]) -> int:
-        """Start command buffers after all before them, in one call; the submission's number.
+        """Start command buffers after all earlier ones, in one call, and return the submission's
+        number.
 
-        Each batch is work that the driver hands to the device on its own.
+        Each batch is work that the driver hands to the device separately.
         """
         vulkan = self.vulkan
         number = self.submitted + 1
         self._value[0] = number
-        kept, entries = [], []
-        for place, batch in enumerate(batches):
+        infos, entries = [], []
+        for index, batch in enumerate(batches):
             handles = vulkan.array("VkCommandBuffer", list(batch))
             entry = {"commandBufferCount": len(batch), "pCommandBuffers": handles}
-            if place == len(batches) - 1:
+            if index == len(batches) - 1:
                 entry |= {"pNext": self._signal, "signalSemaphoreCount": 1}
                 entry |= {"pSignalSemaphores": self._semaphores}
-            kept.append(vulkan.structure("SubmitInfo", **entry))
-            entries.append(kept[-1][0])
+            infos.append(vulkan.structure("SubmitInfo", **entry))
+            entries.append(infos[-1][0])
         array = vulkan.array("VkSubmitInfo", entries)
         vulkan.call("QueueSubmit", self._queue, len(entries), array, vulkan.ffi.NULL)
         self.submitted = number
         return number
 
     def run_once(self, fill: Fill) -> int:
-        """Record and submit ``fill`` between two full barriers; the submission's number."""
+        """Record and submit ``fill`` between two full barriers, and return the submission's
+        number."""
 
         def fenced(commands: Any) -> None:
             self.barrier(commands)
@@ -123,13 +126,14 @@ class Queue:
         self._once.append((number, commands))
 
     def barrier(self, commands: Any) -> None:
-        """All before is done and seen, by the device and by the host, before what follows."""
+        """Record a barrier: everything before it has ended and is visible to device and host before
+        what follows."""
         stages = self._all_stages
         self.vulkan.run("CmdPipelineBarrier", commands, stages, stages, *self._full)
 
     def level_barrier(self, commands: Any) -> None:
-        """What kernels before have written is seen by those that follow, which may overwrite what
-        those before have read."""
+        """Record a barrier between kernels: later ones see what earlier ones wrote and may
+        overwrite what those read."""
         stage = self._compute_stage
         self.vulkan.run("CmdPipelineBarrier", commands, stage, stage, *self._level)
 
@@ -140,7 +144,8 @@ class Queue:
         return bool(counter[0] >= number)
 
     def wait(self, number: int, seconds: float) -> bool:
-        """Sleep until submission ``number`` has ended, at most ``seconds``; whether it has."""
+        """Sleep until submission ``number`` has ended, at most ``seconds``; returns whether it
+        has."""
         self._awaited[0] = number
         nanoseconds = min(int(seconds * NANOSECONDS), (1 << 63) - 1)
         result = self.vulkan.call("WaitSemaphores", self.handle, self._wait, nanoseconds)
@@ -158,7 +163,7 @@ class Queue:
             )
 
     def close(self, lost: bool) -> None:
-        """Give the device back; of one that is ``lost`` only what can be given back safely."""
+        """Destroy the device; if it is ``lost``, only what can be destroyed safely."""
         if self._closed:
             return
         self._closed = True
@@ -172,8 +177,8 @@ class Queue:
 
     @contextmanager
     def guarded(self, what: str, sizes: Callable[[], tuple[int, int]]) -> Iterator[None]:
-        """Errors of the library become the contract's, memory that ran out that of ``what``;
-        ``sizes`` says how much is used and free."""
+        """A block in which errors of the library become those of the contract. Memory that ran out
+        is reported for ``what``; ``sizes`` returns used and free bytes."""
         try:
             yield
         except VulkanError as error:
@@ -185,7 +190,7 @@ class Queue:
             raise TierError(message) from None
 
     def _information(self) -> Any:
-        """What the device is opened with: one queue, and of the features those that are used."""
+        """The creation parameters of the device: one queue, and the features that are used."""
         vulkan, device = self.vulkan, self.device
         dot = device.integer_dot and INTEGER_DOT in device.extensions
         chain, structures, packed = feature_chain(vulkan, dot)
@@ -219,7 +224,7 @@ class Queue:
         )
 
     def _prepare(self) -> None:
-        """What every submission needs, made once."""
+        """Create the objects that every submission needs."""
         vulkan = self.vulkan
         handle = vulkan.ffi.new("VkQueue *")
         vulkan.run("GetDeviceQueue", self.handle, self.family, 0, handle)
@@ -268,7 +273,7 @@ class Queue:
 
 
 def _compute_family(vulkan: Vulkan, device: Device) -> int:
-    """The first queue family that computes. Every device has one that copies as well."""
+    """The first queue family that computes; every device has one that also copies."""
     families = vulkan.every(
         "GetPhysicalDeviceQueueFamilyProperties", "QueueFamilyProperties", device.handle
     )

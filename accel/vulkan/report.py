@@ -1,4 +1,4 @@
-"""What there is to say about the Vulkan devices of a machine."""
+"""Describes the Vulkan devices of a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An opened device: queue, memory, program and what the self-test found."""
+"""An open device: queue, memory, program, and the traits that the self-test found."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from contract.errors import TierError, TierUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a caller may decide about a device; None leaves it to what the device says.
+    """What a caller may decide about a device; None leaves it to the device.
 
-    ``memory_bytes`` is the most memory, ``cache`` the folder of built pipelines, None for none on
-    disk. ``shared`` False treats the device's memory as its own although the host sees it.
-    ``traits`` replaces what the self-test finds, so that integers do what the device could.
+    ``memory_bytes`` is the most device memory. ``traits`` replaces the result of the self-test, so
+    that integers compute what the device could. ``cache`` is the folder of pipelines, None for none
+    on disk.
     """
 
     memory_bytes: int | None = None
@@ -37,16 +37,16 @@ class Choices:
 
 @dataclass(slots=True)
 class Runtime:
-    """Everything a tier needs of an opened device."""
+    """The parts of an open device."""
 
     instance: Instance
     queue: Queue
     memory: Memory
     program: Program
-    places: StepAddresses = field(default_factory=StepAddresses)
+    addresses: StepAddresses = field(default_factory=StepAddresses)
 
     def close(self, lost: bool) -> None:
-        """Give everything back; of a device that is ``lost`` what is the host's alone."""
+        """Close everything; of a ``lost`` device only what the host owns."""
         if not lost:
             self.program.close()
             self.memory.close()
@@ -56,10 +56,10 @@ class Runtime:
 
 
 def open_runtime(vulkan: Vulkan, requested: str, choices: Choices) -> Runtime:
-    """Open the first device that matches and test it.
+    """Open the first matching device and test it.
 
-    Raises TierUnavailable when there is none, it lacks something, it cannot keep to the arithmetic,
-    or its memory is used up.
+    Raises TierUnavailable when there is none, it lacks something, its arithmetic is not exact, or
+    its memory is used up.
     """
     with ExitStack() as undo:
         instance = undo.enter_context(Instance(vulkan))

@@ -1,4 +1,4 @@
-"""What a device is asked once before it is trusted with a model."""
+"""Tests a device's arithmetic once before a model runs on it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from accel.vulkan.queue import Queue
 
 
 def ask(queue: Queue, memory: Memory, program: Program, traits: Traits) -> Found:
-    """What the device makes of the samples, compiled for ``traits``."""
+    """The device's results for the samples, computed by kernels for ``traits``."""
     pipeline = program.pipeline(Module("self_test"), traits)
     given = samples()
     count = len(given.a)
     data = [array.view(np.uint8) for array in (given.a, given.b, given.words)]
-    places = [memory.adopt("self-test", array) for array in data]
-    places.append(memory.allocate("self-test", 4 * len(RESULTS) * count))
-    addresses = [place.address for place in places]
+    buffers = [memory.adopt("self-test", array) for array in data]
+    buffers.append(memory.allocate("self-test", 4 * len(RESULTS) * count))
+    addresses = [buffer.address for buffer in buffers]
     groups = pieces(count, GROUP_SIZE)
     launch_alone(queue, memory, program, "self_test", pipeline, addresses, (count,), groups)
-    words = memory.read(places[-1], 0, places[-1].nbytes).view(np.int32).reshape(count, -1)
-    for place in places:
-        memory.free(place)
+    words = memory.read(buffers[-1], 0, buffers[-1].nbytes).view(np.int32).reshape(count, -1)
+    for buffer in buffers:
+        memory.free(buffer)
     return columns(words)
 
 
@@ -42,7 +42,7 @@ def launch_alone(
     sizes: tuple[int, ...],
     groups: int,
 ) -> None:
-    """Run a kernel of op ``name`` that belongs to no step, and wait for it."""
+    """Run a kernel of op ``name`` outside of any step, and wait for it."""
     packet = lone_packet(operands, sizes)
     launch_packet(queue, memory, program, ALL_OPS[name], pipeline, packet, groups)
 
@@ -56,11 +56,11 @@ def launch_packet(
     packet: NDArray[np.void],
     groups: int,
 ) -> None:
-    """The same with a packet of its own, PACKET[1]."""
-    place = memory.adopt("packet", packet.view(np.uint8))
+    """Run a kernel with the given PACKET[1] outside of any step, and wait for it."""
+    stored = memory.adopt("packet", packet.view(np.uint8))
     vulkan = queue.vulkan
     stage = vulkan.flags("SHADER_STAGE", "COMPUTE")
-    given = pushed(op, Packets(packet, place.address), 0, StepAddresses())
+    given = pushed(op, Packets(packet, stored.address), 0, StepAddresses())
 
     def fill(commands: object) -> None:
         point = vulkan.constant("PIPELINE_BIND_POINT_COMPUTE")
@@ -70,4 +70,4 @@ def launch_packet(
         vulkan.run("CmdDispatch", commands, groups, 1, 1)
 
     queue.await_number(queue.run_once(fill))
-    memory.free(place)
+    memory.free(stored)

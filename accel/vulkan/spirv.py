@@ -1,4 +1,4 @@
-"""Making a SPIR-V module exact, and its float controls those a device has.
+"""Makes a SPIR-V module exact, and adds the float controls that a device has.
 
 A driver may contract ``a * b + c`` and rearrange sums unless every result is decorated
 NoContraction (SPIR-V 3.20, "Apply to an arithmetic instruction to indicate the operation cannot be
@@ -33,7 +33,7 @@ OP_NAME = {
     317: "NoLine",
     330: "ModuleProcessed",
 }
-"""Names of the instructions this module looks at."""
+"""Names of the instructions that this module uses."""
 FLOAT_ARITHMETIC = frozenset((127, 129, 131, 133, 136, 140, 141, *range(142, 149)))
 """FNegate, FAdd, FSub, FMul, FDiv, FRem, FMod, and the products of vectors and matrices."""
 DEBUGGING = frozenset(
@@ -57,7 +57,7 @@ FLOAT_CONTROLS = {
     "SignedZeroInfNanPreserve": (4466, 4461),
     "RoundingModeRTE": (4467, 4462),
 }
-"""Capability and execution mode, each of a width in bits."""
+"""The capability and the execution mode of each float control; the mode has a width in bits."""
 BINARY32 = 32
 TYPE_VECTOR, TYPE_ARRAY, TYPE_POINTER, CONSTANT, VARIABLE = 23, 28, 32, 43, 59
 WORKGROUP = 4
@@ -68,19 +68,19 @@ Words = NDArray[np.uint32]
 
 
 class InexactModule(Exception):
-    """A module with an instruction that drivers do not agree about."""
+    """The module has an instruction whose result differs between drivers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: its ``opcode`` and all of its ``words``."""
+    """One instruction: its ``opcode`` and all its ``words``."""
 
     opcode: int
     words: Words
 
     @property
     def name(self) -> str:
-        """Its name without ``Op``, empty for most."""
+        """The name without ``Op``, empty for most instructions."""
         return OP_NAME.get(self.opcode, "")
 
     @property
@@ -90,7 +90,8 @@ class Instruction:
 
 
 def words_of(code: bytes) -> Words:
-    """A module as words. Raises ValueError for bytes that are not one of this byte order."""
+    """A module as 32-bit words. Raises ValueError for bytes that are no module in this byte
+    order."""
     words = np.frombuffer(code, "<u4") if len(code) % 4 == 0 else np.zeros(0, np.uint32)
     if len(words) < HEADER_WORDS or words[0] != MAGIC:
         raise ValueError("these bytes are not a SPIR-V module")
@@ -99,13 +100,13 @@ def words_of(code: bytes) -> Words:
 
 def instructions(words: Words) -> Iterator[Instruction]:
     """Every instruction in order. Raises ValueError where one does not end within the module."""
-    place = HEADER_WORDS
-    while place < len(words):
-        length, opcode = int(words[place]) >> 16, int(words[place]) & 0xFFFF
-        if length == 0 or place + length > len(words):
-            raise ValueError(f"the SPIR-V instruction at word {place} has {length} words")
-        yield Instruction(opcode, words[place : place + length])
-        place += length
+    index = HEADER_WORDS
+    while index < len(words):
+        length, opcode = int(words[index]) >> 16, int(words[index]) & 0xFFFF
+        if length == 0 or index + length > len(words):
+            raise ValueError(f"the SPIR-V instruction at word {index} has {length} words")
+        yield Instruction(opcode, words[index : index + length])
+        index += length
 
 
 def exact(code: bytes) -> bytes:
@@ -127,7 +128,7 @@ def exact(code: bytes) -> bytes:
 
 
 def with_float_controls(code: bytes, modes: Sequence[str]) -> bytes:
-    """``code`` with the binary32 execution ``modes`` of FLOAT_CONTROLS at its entry point."""
+    """``code`` with the binary32 execution ``modes`` of FLOAT_CONTROLS added to its entry point."""
     words = words_of(code)
     capabilities = [_instruction(17, FLOAT_CONTROLS[mode][0]) for mode in modes]
     behind = HEADER_WORDS
@@ -143,12 +144,12 @@ def with_float_controls(code: bytes, modes: Sequence[str]) -> bytes:
 
 
 def decorated_results(found: Sequence[Instruction]) -> set[int]:
-    """Ids that have NoContraction already."""
+    """Ids that are decorated with NoContraction."""
     return {int(i.words[1]) for i in found if i.name == "Decorate" and i.words[2] == NO_CONTRACTION}
 
 
 def group_memory_bytes(code: bytes) -> int:
-    """Bytes of the group memory a module declares: arrays of 32-bit words or of their vectors."""
+    """Bytes of group memory that a module declares: arrays of 32-bit words or of their vectors."""
     words: dict[int, int] = {}
     arrays: dict[int, int] = {}
     pointers: dict[int, int] = {}
@@ -169,7 +170,7 @@ def group_memory_bytes(code: bytes) -> int:
 
 
 def uses_integer_dot(code: bytes) -> bool:
-    """Whether a module needs packed dot products of the device."""
+    """Whether a module needs the device's packed dot products."""
     found = instructions(words_of(code))
     return any(i.name == "Capability" and i.words[1] == INTEGER_DOT_CAPABILITY for i in found)
 

@@ -1,8 +1,7 @@
-"""Steps in flight on one device: each has a copy of its inputs that the host sees.
+"""Steps in flight on one device: each has a copy of its inputs in memory that the host can access.
 
-A step's inputs are copied from there to where all steps read them, and the outputs that are wanted
-from where the step left them, both in the order of the queue: so no step meets the bytes of
-another.
+In the order of the queue, the inputs are copied from there to the memory all steps read, and
+requested outputs are copied from the memory the step wrote: so no step sees the bytes of another.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from contract.ir.inputs import InputCopy
 
 @dataclass(slots=True)
 class VulkanSlot:
-    """A copy of a step's inputs, and the commands that bring it to ``target``."""
+    """A copy of a step's inputs, and the commands that copy it to ``target``."""
 
     data: Allocation
     inputs: InputCopy
@@ -34,21 +33,21 @@ class VulkanSlot:
 
 @dataclass(frozen=True, slots=True)
 class VulkanStep(CopiedStep[Allocation]):
-    """A step as it was submitted."""
+    """A submitted step."""
 
     number: int
 
 
 @dataclass(slots=True)
 class _Sync:
-    """Commands that bring what the host has mapped to the device or back."""
+    """Commands that copy mapped memory to the device or back."""
 
     version: int = -1
     commands: list[Any] = field(default_factory=list)
 
 
 class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanStep]):
-    """See Submissions. ``place`` is where steps read their inputs."""
+    """See Submissions. ``input_memory`` is where steps read their inputs."""
 
     def __init__(self, queue: Queue, memory: Memory) -> None:
         super().__init__()
@@ -59,7 +58,7 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         self._copies = OutputCopies(
             lambda nbytes: memory.allocate("outputs of a step", nbytes, on_host=True, zeroed=False)
         )
-        self.place: Allocation | None = None
+        self.input_memory: Allocation | None = None
 
     def close(self) -> None:
         """See Submissions."""
@@ -98,8 +97,8 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         return VulkanStep(reached, outputs, copies, self._copies, number)
 
     def _aim(self, slot: VulkanSlot) -> None:
-        """Have the slot's commands copy to where steps read their inputs now."""
-        target = self.place
+        """Record the slot's commands for the current input memory."""
+        target = self.input_memory
         assert target is not None
         if slot.target is not target:
             if slot.commands is not None:
@@ -108,17 +107,18 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
             slot.commands = self._queue.record(self._sent(slot.data, target))
             slot.target = target
 
-    def _sent(self, data: Allocation, place: Allocation) -> Any:
-        """Records a copy that waits until the step before has read its inputs."""
+    def _sent(self, data: Allocation, target: Allocation) -> Any:
+        """Returns a function that records a copy which waits until the previous step has read its
+        inputs."""
 
         def fill(commands: Any) -> None:
             self._queue.barrier(commands)
-            self._memory.record_copy(commands, data, 0, place, 0, data.nbytes)
+            self._memory.record_copy(commands, data, 0, target, 0, data.nbytes)
 
         return fill
 
     def _sync(self, exchange: _Sync, to_device: bool) -> list[Any]:
-        """The commands for what is mapped now, recorded when that has changed."""
+        """The commands for the memory that is mapped now, recorded again when that changed."""
         memory = self._memory
         if exchange.version != memory.exchanges:
             self._queue.finish()

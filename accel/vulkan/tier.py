@@ -1,4 +1,4 @@
-"""The Vulkan tier: a graph becomes packets, a form's packets one recorded command buffer."""
+"""The Vulkan tier: a graph becomes packets, and a bucket's packets one recorded command buffer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.launches import launches_of
 from accel.kernels.source import Traits
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.fused import fuse
@@ -24,7 +25,7 @@ from accel.vulkan.api import TIER, Vulkan, load_vulkan
 from accel.vulkan.arrange import Arranger
 from accel.vulkan.device import Device
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
-from accel.vulkan.launcher import Recording, launches_of
+from accel.vulkan.launcher import Recording, most_groups
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.pushed import Packets
 from accel.vulkan.runtime import Choices, open_runtime
@@ -36,9 +37,9 @@ from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier
 
 PROMPT_TOKENS = 512
-"""Of a step: what its products were measured with."""
+"""Prompt tokens of a step, with which its products were measured."""
 PARTS = 128
-"""Parts of a context that are attended to side by side: so many tiles, or else spans of tiles."""
+"""Parts of a context that attention computes in parallel: so many tiles, or spans of tiles."""
 
 VulkanBatch = FormBatch[Allocation, Recording]
 VulkanFence = StepFence[Allocation, Recording, VulkanStep]
@@ -47,8 +48,8 @@ VulkanFence = StepFence[Allocation, Recording, VulkanStep]
 class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
     """See ``contract.tier.Tier``. ``device`` is part of a device's or driver's name.
 
-    Raises TierUnavailable when there is no such device, it lacks something, or it cannot keep to
-    the arithmetic. ``vulkan`` is the library, by default the one this machine has.
+    Raises TierUnavailable when there is no such device, it lacks something, or its arithmetic is
+    not exact. ``vulkan`` is the library, by default that of this machine.
     """
 
     _memory: Memory
@@ -67,12 +68,12 @@ class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
 
     @property
     def device(self) -> Device:
-        """The device it runs on."""
+        """The open device."""
         return self._runtime.queue.device
 
     @property
     def traits(self) -> Traits:
-        """What the device does itself, and integers where it does not."""
+        """The operations that the device computes exactly itself; integers compute the others."""
         return self._runtime.program.traits
 
     @property
@@ -106,20 +107,25 @@ class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
 
     def _record(self, bound: BoundStep[Allocation]) -> Recording:
         runtime = self._runtime
-        launches = launches_of(runtime.program, bound.step.ops, bound.schedule.placements)
+        launches = launches_of(
+            runtime.program.pipelines,
+            bound.step.ops,
+            bound.schedule.placements,
+            most_groups(self.device),
+        )
         packets = Packets(bound.packets, bound.stored.address)
-        return Recording(runtime.queue, runtime.program, runtime.places, launches, packets)
+        return Recording(runtime.queue, runtime.program, runtime.addresses, launches, packets)
 
     def _discard(self, launch: Recording) -> None:
         launch.close()
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
-        places = self._runtime.places
+        addresses = self._runtime.addresses
         scratch = self._scratch_of(shared)
-        places.move(scratch.address, places.inputs)
-        place = self._grown("inputs of a step", self._submissions.place, inputs)
-        self._submissions.place = place
-        places.move(scratch.address, place.address)
+        addresses.move(scratch.address, addresses.inputs)
+        given = self._grown("inputs of a step", self._submissions.input_memory, inputs)
+        self._submissions.input_memory = given
+        addresses.move(scratch.address, given.address)
 
     def _finish(self) -> None:
         self._runtime.queue.finish()

@@ -1,7 +1,6 @@
 """Products of many tokens in tiles of 128 rows and 128 tokens, or 64, on matrix units.
 
-They take the place of ``matmul_tiles``, whose bits and operands they have; see
-``accel/kernels/wide_product.k``.
+They replace ``matmul_tiles`` with the same bits and operands; see ``accel/kernels/wide_product.k``.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ LEAST_ROWS = 2560
 """Fewest rows of a matrix for which tiles of 128 tokens are faster than tiles of 64, of which there
 are more for the multiprocessors."""
 LONGEST_FIRST = ("matmul_tiles", WIDE_PRODUCT, NARROW_PRODUCT)
-"""Products that are launched together, by how long a group of them takes: short ones fill what long
-ones leave idle at their end."""
+"""Products that are launched together, by the time of a work-group: short ones fill multiprocessors
+that long ones leave idle at their end."""
 
 
 def with_tiles_128x128(step: Step) -> Step:
@@ -31,12 +30,12 @@ def with_tiles_128x128(step: Step) -> Step:
     activations in the order of LONGEST_FIRST."""
     ops = [_wide(op) if _is_worth_it(op) else op for op in step.ops]
     made: list[Op] = []
-    for _, beside in groupby(ops, _beside):
-        made += sorted(beside, key=_length)
+    for _, equal in groupby(ops, _order_key):
+        made += sorted(equal, key=_length)
     return Step(made, step.scratch)
 
 
-def _beside(op: Op) -> Hashable:
+def _order_key(op: Op) -> Hashable:
     """A key that is equal for products that may be launched in any order: they read the same
     activations and nothing that another one writes."""
     tensors = operands_of(op)

@@ -1,7 +1,7 @@
-"""Loops written out, functions put where they are called, and elements of arrays as values.
+"""Unrolls loops, inlines functions, and turns elements of arrays into values, with spirv-opt.
 
-Drivers may take no notice of ``[[unroll]]``, and then put an array whose elements are chosen by a
-loop into memory, a load or store for each use.
+Drivers may ignore ``[[unroll]]``, and then put an array that a loop indexes into memory, with a
+load or store for each use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VALUES = (
     "--eliminate-dead-branches",
     "--eliminate-dead-code-aggressive",
 )
-"""Variables become values, and what follows from constants is no code."""
+"""Passes that turn variables into values and remove code that constants make unreachable."""
 PASSES = (
     "--merge-return",
     "--inline-entry-points-exhaustive",
@@ -30,7 +30,8 @@ PASSES = (
     *("--loop-unroll", *VALUES),
     *("--loop-unroll", *VALUES),
 )
-"""A loop around others is written out when they are, and where its counter is known to be one."""
+"""Loops are unrolled twice: an outer loop after its inner ones, and once its counter is known to be
+constant."""
 
 
 class OptimizerError(Exception):
@@ -38,8 +39,11 @@ class OptimizerError(Exception):
 
 
 def unrolled(code: bytes, environment: str) -> bytes:
-    """An exact module with all loops written out that ask for it. NoContraction keeps operations of
-    floats as they are; where one is written several times, the caller marks the others."""
+    """An exact module with all loops unrolled that request it.
+
+    NoContraction keeps float operations unchanged; where one is duplicated, the caller decorates
+    the copies.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.spv"), Path(folder, "unrolled.spv")
         source.write_bytes(code)

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from contract.errors import ConfigError, ZincError
 from harness.bench.engines import PEER, check_peer, fixed_workers
@@ -23,6 +24,7 @@ from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 from reference.cpu.threads import thread_count
 
+P = TypeVar("P", bound=BenchmarkPlan)
 SINGLE_SIZES = {"prompt_tokens": 512, "decode_tokens": 64, "repeat": 5}
 SERVING_SIZES = {"prompt_tokens": 32, "decode_tokens": 32, "repeat": 3}
 SERVE_HELP = """\
@@ -104,7 +106,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
             )
         if args.plot is not None:
             check_plot(args.plot)
-        report = run_benchmark(_plan(args), note)
+        report = run_benchmark(_plan(args, BenchmarkPlan), note)
         if args.plot is not None:
             write_plot(report, args.plot)
     except ZincError as error:
@@ -122,20 +124,7 @@ def _serve(args: argparse.Namespace) -> int:
     ``--gate``."""
     if args.plot is not None:
         raise ConfigError("--plot: draws the rates of single requests; leave out --serve")
-    plan = _plan(args)
-    serving = ServingPlan(
-        model=plan.model,
-        tiers=tuple(name for name in plan.engines if name != PEER),
-        threads=plan.threads,
-        peer=PEER in plan.engines,
-        kv_dtype=plan.kv_dtype,
-        prompt_tokens=plan.prompt_tokens,
-        decode_tokens=plan.decode_tokens,
-        repeat=plan.repeat,
-        beside=plan.beside,
-        peer_gpu=plan.peer_gpu,
-    )
-    report = run_serving(serving, note)
+    report = run_serving(_plan(args, ServingPlan), note)
     if args.json:
         print(json.dumps(report, indent=1))
     else:
@@ -143,7 +132,7 @@ def _serve(args: argparse.Namespace) -> int:
     return int(args.gate and not all(target["met"] for target in report["targets"]))
 
 
-def _plan(args: argparse.Namespace) -> BenchmarkPlan:
+def _plan(args: argparse.Namespace, kind: type[P]) -> P:
     settings = resolve(args, SETTINGS)
     usual = SERVING_SIZES if args.serve else SINGLE_SIZES
     for flag, value in usual.items():
@@ -163,7 +152,7 @@ def _plan(args: argparse.Namespace) -> BenchmarkPlan:
         raise ConfigError(f"--peer-gpu: which peer? Add --peer {PEER}")
     if args.peer:
         check_peer()
-    return BenchmarkPlan(
+    return kind(
         model=resolve_model(settings["model"], settings["cache_dir"], progress_on()),
         engines=(*tiers, args.peer) if args.peer else tiers,
         threads=settings["threads"] or thread_count(),

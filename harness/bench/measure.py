@@ -60,6 +60,32 @@ class BenchmarkPlan:
         """Positions the longest measurement needs."""
         return max(SHORT_TOKENS, self.prompt_tokens) + self.decode_tokens + 1
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that a report names."""
+        names = ("threads", "kv_dtype", "prompt_tokens", "decode_tokens", "repeat", "beside")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def setup(self) -> Setup:
+        """The settings engines are opened with."""
+        model = str(self.model.resolve())
+        return Setup(model, self.threads, self.context, self.kv_dtype, peer_gpu=self.peer_gpu)
+
+    @property
+    def peer_sequences(self) -> int:
+        """Sequences that the peer decodes together."""
+        return 1
+
+    @property
+    def peer_setups(self) -> list[Setup]:
+        """The settings of each configuration of the peer, none if it takes no part."""
+        if PEER not in self.engines:
+            return []
+        setup = replace(self.setup, sequences=self.peer_sequences)
+        flash = peer_flash_choices(self.kv_dtype)
+        return [replace(setup, flash_attention=choice) for choice in flash]
+
 
 @dataclass(slots=True)
 class Samples:
@@ -69,6 +95,10 @@ class Samples:
 
     def add(self, name: str, value: float) -> None:
         self.values.setdefault(name, []).append(value)
+
+    def summaries(self) -> dict[str, Any]:
+        """The summary of each metric."""
+        return {metric: summary(values) for metric, values in self.values.items()}
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -81,6 +111,11 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
+def ratio(values: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
+    """The summary of quotients of values measured in the same repetition."""
+    return summary([a / b for a, b in zip(values, others, strict=True)])
+
+
 def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str, Any]:
     """Everything the command reports, as plain JSON types. ``say`` receives lines about progress.
 
@@ -91,7 +126,7 @@ def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str
     samples = {name: Samples() for name in plan.engines}
     prompt = np.random.default_rng(0).integers(0, vocab, max(SHORT_TOKENS, plan.prompt_tokens))
     with busy_processes(plan.beside):
-        setups = dict.fromkeys(plan.engines, _setup(plan))
+        setups = dict.fromkeys(plan.engines, plan.setup)
         peer = None
         if PEER in setups:
             say(f"trying {PEER} with and without flash attention")
@@ -102,22 +137,12 @@ def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str
     report = {
         "machine": machine_facts(),
         "model": {"file": plan.model.name, "bytes": file_bytes, "vocab": vocab},
-        "settings": {
-            "threads": plan.threads,
-            "kv_dtype": plan.kv_dtype,
-            "prompt_tokens": plan.prompt_tokens,
-            "decode_tokens": plan.decode_tokens,
-            "repeat": plan.repeat,
-            "beside": plan.beside,
-        },
+        "settings": plan.settings,
         "peer": peer,
         "stream_bytes_per_second": summary(bandwidth),
         "bytes_per_token": bytes_per_token,
         "vocabulary_open_seconds": summary(vocabulary_open_seconds(plan.repeat)),
-        "engines": {
-            name: {metric: summary(values) for metric, values in found.values.items()}
-            for name, found in samples.items()
-        },
+        "engines": {name: found.summaries() for name, found in samples.items()},
         "ratios": _ratios(samples),
     }
     report["roofline"] = _roofline(report)
@@ -169,16 +194,6 @@ def _contexts(plan: BenchmarkPlan) -> dict[str, int]:
     return {"decode_short": SHORT_TOKENS + half, "decode_long": plan.prompt_tokens + half}
 
 
-def _setup(plan: BenchmarkPlan) -> Setup:
-    return Setup(
-        str(plan.model.resolve()),
-        plan.threads,
-        plan.context,
-        plan.kv_dtype,
-        peer_gpu=plan.peer_gpu,
-    )
-
-
 def in_turn(engines: Sequence[str], repetition: int) -> Sequence[str]:
     """The engines' order, reversed in every other repetition, so none always runs on a warmer
     machine."""
@@ -187,9 +202,7 @@ def in_turn(engines: Sequence[str], repetition: int) -> Sequence[str]:
 
 def _best_of_peer(plan: BenchmarkPlan, prompt: Sequence[int]) -> tuple[Setup, dict[str, Any]]:
     """The peer's faster configuration for this model on this machine, and facts about it."""
-    setups = [
-        replace(_setup(plan), flash_attention=flash) for flash in peer_flash_choices(plan.kv_dtype)
-    ]
+    setups = plan.peer_setups
     seconds = dict.fromkeys(setups, float("inf"))
     with ExitStack() as stack:
         workers = {
@@ -275,10 +288,7 @@ def _ratios(samples: Mapping[str, Samples]) -> dict[str, dict[str, Any]]:
         return {}
     peer = samples[PEER].values
     return {
-        name: {
-            metric: summary([a / b for a, b in zip(values, peer[metric], strict=True)])
-            for metric, values in found.values.items()
-        }
+        name: {metric: ratio(values, peer[metric]) for metric, values in found.values.items()}
         for name, found in samples.items()
         if name != PEER
     }

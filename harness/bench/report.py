@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.bench.engines import PEER
@@ -30,20 +30,36 @@ def label_of(metric: str, report: Report) -> str:
 
 def render(report: Report) -> str:
     """The report as text."""
-    rows = list(_rows(report))
     about = [f"memory copies {_stream(report) / 1e9:.1f} GB/s (read and write)", *_bounds(report)]
-    shown = table(rows, right=range(2, len(rows[0])))
+    shown = as_text(list(_rows(report)))
     return "\n".join([*_subject(report), "", shown, "", *about])
 
 
 def render_markdown(report: Report) -> str:
     """The report as Markdown: what was measured, a table, and the bounds."""
-    head, *rows = _rows(report)
-    rule = ("---", "---", *("--:" for _ in head[2:]))
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)]
     bounds = "; ".join(_bounds(report))
     about = f"Memory copies {_stream(report) / 1e9:.1f} GB/s; {bounds}."
-    return "\n".join([f"{'; '.join(_subject(report))}.", "", *lines, "", about])
+    return "\n".join(
+        [f"{'; '.join(_subject(report))}.", "", as_markdown(list(_rows(report))), "", about]
+    )
+
+
+def as_text(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows, of which the first is the head, as columns for a terminal."""
+    return table(rows, right=range(2, len(rows[0])))
+
+
+def as_markdown(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows, of which the first is the head, as a Markdown table."""
+    head, *body = rows
+    rule = ("---", "---", *("--:" for _ in head[2:]))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *body))
+
+
+def sections(report_rows: Sequence[Iterable[tuple[str, ...]]], markdown: bool) -> list[str]:
+    """The tables that have more than a head."""
+    show = as_markdown if markdown else as_text
+    return [show(rows) for rows in map(list, report_rows) if len(rows) > 1]
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

@@ -131,7 +131,7 @@ def _hub(repository: str) -> Iterator[ModuleType]:
         problem = cause or error
         status = getattr(getattr(problem, "response", None), "status_code", None)
         said = (str(problem) or type(problem).__name__).strip().partition("\n")[0]
-        advice = f"{said.rstrip('.')}; check the connection, or name a GGUF file with --model"
+        advice = f"{said.rstrip('.')}; check the connection and pull again"
         if isinstance(problem, GatedRepoError):
             page = f"https://huggingface.co/{repository}"
             advice = f"is gated: accept its terms at {page}, then set HF_TOKEN"

@@ -52,7 +52,7 @@ def logits(args: argparse.Namespace) -> int:
     settings = resolve(args, NAMES)
     if not 0 <= args.top <= MAX_TOP:
         raise ConfigError(f"flag --top: {args.top} is not from 0 to {MAX_TOP}")
-    ids = None if args.tokens is None else _token_ids(args.tokens)
+    ids = None if args.tokens is None else token_ids(args.tokens)
     with open_session(settings, all_logits=True) as session:
         tokens = session.model.tokenizer.encode(args.prompt) if ids is None else ids
         values = _computed(session, tokens, args.out)
@@ -64,7 +64,8 @@ def logits(args: argparse.Namespace) -> int:
     return 0
 
 
-def _token_ids(text: str) -> list[int]:
+def token_ids(text: str) -> list[int]:
+    """The token ids in ``text``, numbers separated by commas. Raises RequestError."""
     words = text.split(",")
     for word in words:
         if not word.strip().isdecimal() or len(word.strip()) > MAX_ID_DIGITS:

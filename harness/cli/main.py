@@ -37,6 +37,7 @@ COMMANDS = MappingProxyType(
         "inspect": "inspect_command",
         "graph": "graph_command",
         "logits": "logits_command",
+        "score": "score_command",
         "check": "check_command",
         "devices": "devices_command",
         "config": "config_command",

@@ -110,7 +110,8 @@ def list_models(args: argparse.Namespace) -> int:
 
 
 def _same(facts: dict[str, Any], active: dict[str, Any]) -> bool:
-    return facts["id"] == active["id"] or facts["path"] == active["path"] is not None
+    same_file = facts["path"] is not None and facts["path"] == active["path"]
+    return bool(facts["id"] == active["id"] or same_file)
 
 
 def _state(row: dict[str, Any]) -> str:
@@ -153,7 +154,7 @@ def use_model(args: argparse.Namespace) -> int:
     name = catalog.pasted_name(args.id)
     catalog.set_active(name, cache_dir)
     pulled = catalog.find_pulled(name, cache_dir) is not None
-    print(f"using {name}" if pulled else f"using {name}; it is fetched when first needed")
+    print(f"using {name}" if pulled else f"using {name}; it is pulled when first needed")
     return 0
 
 

@@ -20,6 +20,7 @@ from harness.serve.dialect_schemas import (
     OllamaVectors,
     OllamaVersion,
 )
+from harness.serve.reading_schemas import Embeddings, Scores
 from harness.serve.responses.wire import (
     Response,
     ResponseDeleted,
@@ -152,6 +153,16 @@ class ChatCompletion(Answered, kw_only=True):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+
+
+class PromptLogprob(Struct):
+    """A token at a position of a prompt; its rank is null where it is not among the likeliest that
+    are listed."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
 
 
 class CompletionLogprobs(Struct):
@@ -172,6 +183,7 @@ class TextChoice(Struct):
     finish_reason: str
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class Completion(Answered, kw_only=True):
@@ -215,22 +227,35 @@ class ModelDeleted(Struct):
     deleted: bool
 
 
-class Embedding(Struct):
-    """The vector of a text: numbers, or base64 of binary32."""
+class Infilled(Struct):
+    """``POST /infill``, not streamed."""
 
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class Embeddings(Struct):
-    """``POST /v1/embeddings``."""
-
-    object: Literal["list"]
-    data: list[Embedding]
+    content: str
+    stop: bool
+    stop_type: str
+    tokens_predicted: int
+    tokens_evaluated: int
     model: str
     system_fingerprint: str
+    x_zinc: dict[str, Any]
+
+
+class Ranked(Struct):
+    """A document of a request by its index, and how well it answers the query: 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | UnsetType = UNSET
+
+
+class Reranked(Struct):
+    """``POST /v1/rerank``: the best documents first."""
+
+    object: Literal["list"]
+    model: str
+    results: list[Ranked]
     usage: dict[str, int]
+    system_fingerprint: str
     x_zinc: dict[str, Any]
 
 
@@ -331,6 +356,9 @@ ANSWERS: dict[str, type[Struct]] = {
     "apply_template": Prompt,
     "usage": TenantUsage,
     "embed": Embeddings,
+    "infill": Infilled,
+    "rerank": Reranked,
+    "score": Scores,
     "respond": Response,
     "response": Response,
     "count_response": ResponseTokens,
@@ -362,7 +390,7 @@ ANSWERS: dict[str, type[Struct]] = {
 }
 STREAMED = frozenset(
     (
-        *("chat", "complete", "respond", "message", "pull_model"),
+        *("chat", "complete", "infill", "respond", "message", "pull_model"),
         *("ollama_chat", "ollama_generate", "ollama_pull"),
     )
 )

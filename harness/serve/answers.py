@@ -59,6 +59,7 @@ class Answer:
     usage_in_chunks: bool
     ignored: tuple[str, ...] = ()
     token_ids: bool = False
+    prompt_logprobs: bool = False
 
     @classmethod
     def of(
@@ -70,15 +71,46 @@ class Answer:
         *,
         usage: bool,
         token_ids: bool = False,
+        prompt_logprobs: bool = False,
     ) -> Answer:
-        """A new answer for ``caller``; ``usage`` says that its stream ends with a count, and
-        ``token_ids`` that it lists the ids of its tokens."""
+        """A new answer for ``caller``; ``usage`` says that its stream ends with a count,
+        ``token_ids`` that it lists the ids of its tokens, and ``prompt_logprobs`` that it says how
+        likely the tokens of its prompt are."""
         name, now = prefix + secrets.token_hex(12), int(time.time())
-        return cls(generation, tenant, name, now, usage, tuple(caller.ignored), token_ids)
+        ignored = tuple(caller.ignored)
+        return cls(generation, tenant, name, now, usage, ignored, token_ids, prompt_logprobs)
 
     def prompt_ids(self, choice: int) -> list[int]:
         """The ids of the prompt of a choice."""
         return list(self.generation.choices[choice].request.prompt)
+
+    def prompt_part(self, choice: int) -> Json:
+        """``prompt_logprobs`` of a choice as vLLM has them, where they were asked for: for every
+        token but the first an object of the likeliest tokens and itself, by id."""
+        if not self.prompt_logprobs:
+            return {}
+        tokenizer = self.generation.model.tokenizer
+        listed: list[Json | None] = []
+        for event in self.generation.prompt_events(choice):
+            if event.log_probability is None:
+                listed.append(None)
+                continue
+            ranked = [(token, log, n) for n, (token, log) in enumerate(event.top, 1)]
+            own = (event.token, event.log_probability, None)
+            named = {token: (log, rank) for token, log, rank in (own, *ranked)}
+            listed.append(
+                {
+                    str(token): {
+                        "logprob": log,
+                        "rank": rank,
+                        "decoded_token": tokenizer.token_bytes(token, special=True).decode(
+                            errors="replace"
+                        ),
+                    }
+                    for token, (log, rank) in named.items()
+                }
+            )
+        return {"prompt_logprobs": listed}
 
     def ids_of(self, pieces: Iterable[Piece]) -> list[int]:
         """The ids of the tokens of pieces, those that ended a text included."""
@@ -243,6 +275,7 @@ class ChatShape(OpenAiStream):
         whole = self.answer.head("chat.completion", choices)
         if self.answer.token_ids:
             whole["prompt_token_ids"] = self.answer.prompt_ids(0)
+        whole |= self.answer.prompt_part(0)
         return self.answer.with_usage(whole)
 
     def _chunk(

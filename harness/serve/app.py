@@ -24,15 +24,18 @@ from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
+from harness.serve.infill import InfillHandlers
 from harness.serve.model_routes import ModelHandlers
 from harness.serve.ollama.routes import OllamaHandlers
 from harness.serve.openapi import Route
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
 from harness.serve.receipts.routes import ReceiptHandlers
+from harness.serve.rerank import RerankHandlers
 from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
 from harness.serve.responses.store import ResponseStore
 from harness.serve.routes import ROUTES, Handlers
+from harness.serve.scores import ScoreHandlers
 from harness.serve.service import Began
 from harness.serve.serving import Lease, Serving
 from harness.serve.tenant_routes import TenantHandlers
@@ -47,7 +50,7 @@ MOST_LISTED = 2048
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 VERSION = "/v1"
 SHORT = (
-    *("chat", "complete", "embed", "models", "one_model"),
+    *("chat", "complete", "embed", "rerank", "models", "one_model"),
     *("message", "count_message"),
     *(route.name for route in RESPONSES_ROUTES),
 )
@@ -82,7 +85,8 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     responses = ResponseStore()
     serving.accounts.on_change.append(responses.forget_others)
     dialects = (ResponsesHandlers(responses), AnthropicHandlers(), ollama)
-    texts = (general, EmbeddingHandlers(), *dialects)
+    reads = (EmbeddingHandlers(), RerankHandlers(), ScoreHandlers())
+    texts = (general, InfillHandlers(), *reads, *dialects)
     handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())
 
     _add_hooks(app, serving, options)

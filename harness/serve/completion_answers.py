@@ -72,6 +72,8 @@ class CompletionShape(OpenAiStream):
             self._choice(index, [self._prompt(index), *parts] if self.echoed else parts)
             for index, parts in enumerate(pieces)
         ]
+        for index, choice in enumerate(choices):
+            choice |= self.answer.prompt_part(index)
         if self.answer.token_ids:
             for index, parts in enumerate(pieces):
                 choices[index] |= self._ids(index, parts, with_prompt=True)

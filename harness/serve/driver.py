@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
@@ -21,7 +20,7 @@ from contract.types import Tenant, TokenEvent
 from harness.serve.background_work import IN_TIME_SECONDS, BackgroundWork
 from harness.serve.event_queue import Delivered, EventQueue, Offer
 from harness.serve.faults import log_fault
-from harness.serve.submissions import EngineStopped, Submission, Submits
+from harness.serve.submissions import EndWords, EngineStopped, Submission, Submits, reason_of_end
 from harness.serve.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
 from reference.observer import Observer
@@ -368,34 +367,6 @@ class EngineDriver(Submits[EventStream]):
         self._background.close()
         for command in left:
             command()
-
-
-@dataclass(frozen=True, slots=True)
-class EndWords:
-    """What callers are told of an engine that was closed, and what to do after a failure."""
-
-    closed: str = "the server is shutting down"
-    remedy: str = "restart the server"
-
-
-def reason_of_end(
-    wait: Callable[[], bool],
-    turn: Callable[[], None],
-    what: str,
-    words: EndWords = EndWords(),
-) -> EngineStopped:
-    """Take turns until ``wait`` says that there are no more, or one fails; what those who wait for
-    ``what`` are told then."""
-    try:
-        while wait():
-            turn()
-    except DeviceLost as error:
-        log.error("the device was lost: %s", error)
-        return EngineStopped(f"the device was lost; {words.remedy}")
-    except BaseException as error:
-        log_fault(f"the {what} ended", error)
-        return EngineStopped(f"the {what} failed; {words.remedy}")
-    return EngineStopped(words.closed)
 
 
 def answering(work: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:

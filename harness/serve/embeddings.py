@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import secrets
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -13,21 +11,19 @@ from flask import g
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from contract.errors import QueueFull, RequestError, UnsupportedModel
-from contract.types import Request, SamplingParams, Tenant
+from contract.errors import RequestError, UnsupportedModel
+from contract.types import Tenant
 from harness.serve.answers import Json
-from harness.serve.caller import Caller, Gone
-from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.caller import Caller
+from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
-from harness.serve.generation import FAILURES
-from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.pooling import Pool, Pooling, pooling_of, tokens_to_embed
-from harness.serve.receipts.make import store_results
-from harness.serve.service import Began, Service
-from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
-from harness.serve.submissions import EngineStopped, Submission
+from harness.serve.readings import checked_inputs, read_texts, rows_of, told_of_input
+from harness.serve.receipts.make import keep_results
+from harness.serve.service import Service
+from harness.serve.submissions import Submission
 from harness.serve.wire import Id
 from reference.runner import HIDDEN
 
@@ -73,31 +69,20 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
     if body.dimensions is not None and body.dimensions > width:
         raise RequestError("dimensions", f"is at most {width}, the width of {model.name}")
     prompts = texts_of(service, body, tenant)
-    vectors: list[Vector] = []
+
+    def begin(index: int) -> tuple[Submission, Callable[[], Vector]]:
+        pool = Pool(pooling, len(prompts[index]))
+        submission = rows_of(model, prompts[index], pool, HIDDEN, tenant)
+        return submission, lambda: pool.vector(body.dimensions)
+
     tokens = sum(map(len, prompts))
     extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
-    try:
-        while len(vectors) < len(prompts):
-            wave = prompts[len(vectors) : len(vectors) + model.limits.slots]
-            pools = [Pool(pooling, len(prompt)) for prompt in wave]
-            taken = _compute(model, wave, pools, tenant, caller.gone)
-            vectors += [pool.vector(body.dimensions) for pool in pools[:taken]]
-        if service.receipts is not None:
-            name, results = f"embd-{secrets.token_hex(12)}", list(map(_octets, vectors))
-            extra["receipt"] = store_results(
-                service.receipts, model, "embedding", body, tenant, name, prompts, results
-            )
-    except Exception as error:
-        told = _told(error)
-        if not vectors and isinstance(error, QueueFull | RequestError | EngineStopped):
-            raise told from error
-        left = told is CLIENT_LEFT
-        service.metrics.embedded(tenant, 0, "cancelled" if left else "error")
-        counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
-        service.ledger.add(tenant.id, counts)
-        raise Began(told) from error
-    service.metrics.embedded(tenant, tokens, "stop")
-    service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
+
+    def keep(vectors: Sequence[Vector]) -> None:
+        results = list(map(_octets, vectors))
+        extra.update(keep_results(service, "embedding", body, tenant, prompts, results))
+
+    vectors = read_texts(service, list(map(len, prompts)), begin, tenant, caller, keep)
     return {
         "object": "list",
         "data": [
@@ -126,71 +111,10 @@ def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequen
     try:
         prompts = service.prompts_of(body.input, "input", MOST_INPUTS)
     except RequestError as error:
-        raise _told(error) from None
+        raise told_of_input(error) from None
     of_texts = isinstance(body.input, str) or isinstance(body.input[0], str)
     prompts = [tokens_to_embed(model.model, prompt, of_texts) for prompt in prompts]
-    most = min(model.context, tenant.max_context)
-    for index, prompt in enumerate(prompts):
-        if not prompt:
-            raise RequestError("input", f"[{index}] is empty; give at least one token")
-        if len(prompt) > most:
-            raise ApiError(
-                400,
-                f"input[{index}] is {len(prompt)} tokens, the context is {most}",
-                param="input",
-                code="context_length_exceeded",
-            )
-    return prompts
-
-
-def _compute(
-    model: ServedModel,
-    prompts: Sequence[Sequence[int]],
-    pools: Sequence[Pool],
-    tenant: Tenant,
-    gone: Gone,
-) -> int:
-    """Give pools the hidden states of their prompts; so many of them, the first ones, for which
-    there was a place in the queue. Raises QueueFull when there was none."""
-    driver = model.driver
-    stream = driver.open_stream()
-    unpenalized = SamplingParams(repeat_last_n=0)
-    requests = [
-        Request(driver.new_id(), tuple(prompt), 0, unpenalized, tenant=tenant.id)
-        for prompt in prompts
-    ]
-    try:
-        refused = driver.submit_to(
-            stream,
-            [
-                Submission([request], {request.id: pool}, pool.rows_from, HIDDEN)
-                for request, pool in zip(requests, pools, strict=True)
-            ],
-        )
-        for number, error in enumerate(refused):
-            if error is not None and (number == 0 or not isinstance(error, QueueFull)):
-                raise error
-        taken = next((n for n, error in enumerate(refused) if error is not None), len(refused))
-        left = {request.id for request in requests[:taken]}
-        while left:
-            for delivered in stream.take(LOOK_SECONDS):
-                reason = delivered.event.finish_reason
-                if reason in FAILURES:
-                    raise FAILURES[reason]
-                left.discard(delivered.event.request_id)
-            if left and gone():
-                raise CLIENT_LEFT
-        return taken
-    finally:
-        stream.cancel()
-
-
-def _told(error: Exception) -> ApiError:
-    """What a client is told of an error, which names the engine's field for a text otherwise."""
-    if isinstance(error, ValueError):
-        return ApiError(500, "the model failed on this text", code="model_failed", retry=False)
-    told = as_api_error(error) or internal_error()
-    return replace(told, param="input") if told.param == "prompt" else told
+    return checked_inputs(model, prompts, tenant)
 
 
 def _encoded(vector: Vector, body: EmbeddingRequest) -> str | list[float]:

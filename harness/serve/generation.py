@@ -250,7 +250,7 @@ class Generation:
                 choice.masked.append(event.token)
         if event.token in choice.stop_tokens and reason is not FinishReason.STOP:
             # As if the engine had ended it; of what it computes behind, nothing is delivered.
-            self._events.cancel(event.request_id)
+            self._events.cancel(event.request_id, choice.tokens)
             reason = FinishReason.STOP
             event = event._replace(finish_reason=reason)
         said = event.token >= 0 and reason is not FinishReason.STOP
@@ -307,13 +307,13 @@ def requests_of(
     max_tokens: int | None,
     log_probabilities: int | None,
     most: int | None = None,
-    scored: bool = False,
+    scored: int | None = None,
     turns: tuple[int, ...] = (),
 ) -> list[Request]:
     """The engine requests of a body: ``n`` choices of each prompt, in which turns of a conversation
     begin at the positions ``turns``. Without ``max_tokens`` an answer may fill the context, or have
-    ``most`` tokens. With ``scored`` the tokens of the prompts have log-probabilities, too. Raises
-    ApiError."""
+    ``most`` tokens. Where ``scored`` is not None the tokens of the prompts have log-probabilities,
+    with so many likely ones listed. Raises ApiError."""
     n = body.n or 1
     check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
@@ -337,7 +337,8 @@ def requests_of(
             logit_bias=_biases(body.logit_bias or {}),
             log_probabilities=log_probabilities,
             qos=CLASS_OF_TIER.get(body.service_tier or "auto"),
-            score_from=1 if scored and len(prompt) > 1 else None,
+            score_from=1 if scored is not None and len(prompt) > 1 else None,
+            score_top=scored or 0,
             turns=turns,
         )
         for prompt in prompts

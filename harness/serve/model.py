@@ -13,9 +13,9 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness import catalog
+from harness.drafting import load_drafter
 from harness.generate import (
     SessionOptions,
-    load_drafter,
     load_runner,
     make_engine,
     prepare_session,
@@ -261,7 +261,6 @@ def open_model(
     runner = owned.enter_context(load_runner(model, tier, limits, progress))
     # Nobody waits for a first token yet, and later no step of others shall.
     runner.prepare()
-    drafter = load_drafter(prepared, tier, session.draft, owned, progress)
 
     def engine(observer: Observer) -> Engine:
         return make_engine(
@@ -270,7 +269,7 @@ def open_model(
             session,
             tenants=together.tenants if together else Tenants(tenants, clock=time.monotonic),
             clock=time.monotonic,
-            drafter=drafter,
+            drafter=load_drafter(prepared.drafting, model, tier, session.draft, owned, progress),
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,

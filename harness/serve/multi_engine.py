@@ -18,10 +18,9 @@ from harness.serve.driver import (
     STALLED_STEP_SECONDS,
     EngineDriver,
     answering,
-    reason_of_end,
 )
 from harness.serve.faults import log_fault
-from harness.serve.submissions import EngineStopped
+from harness.serve.submissions import EngineStopped, reason_of_end
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
 from reference.observer import Observer

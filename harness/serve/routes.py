@@ -17,12 +17,15 @@ from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.hosted import without_hosted_tools
+from harness.serve.infill import INFILL_ROUTES
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
 from harness.serve.openapi import Route, openapi_document
 from harness.serve.receipts.routes import RECEIPT_ROUTES
+from harness.serve.rerank import RERANK_ROUTES
 from harness.serve.responses.routes import RESPONSES_ROUTES
+from harness.serve.scores import SCORE_ROUTES
 from harness.serve.service import Answered, Service
 from harness.serve.tenant_routes import TENANT_ROUTES
 from harness.serve.wire import (
@@ -37,7 +40,10 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
     Route("POST", "/v1/chat/completions", "chat", "Answer a conversation.", ChatRequest),
     Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
+    *INFILL_ROUTES,
     *EMBEDDING_ROUTES,
+    *RERANK_ROUTES,
+    *SCORE_ROUTES,
     *RESPONSES_ROUTES,
     *ANTHROPIC_ROUTES,
     *OLLAMA_ROUTES,

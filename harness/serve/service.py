@@ -18,6 +18,7 @@ from harness.serve.chat import ChatPlan
 from harness.serve.completion_answers import CompletionShape
 from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
+from harness.serve.infill_prompt import infill_prompt
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
@@ -129,6 +130,7 @@ class Service:
             max_tokens=most_chat_tokens(body),
             most=None if body.n_predict == -1 else self.model.sampling.max_tokens,
             log_probabilities=(body.top_logprobs or 0) if body.logprobs else None,
+            scored=body.prompt_logprobs,
             turns=self.model.turns(plan.prompt, prompt),
         )
 
@@ -137,11 +139,13 @@ class Service:
     ) -> tuple[list[Sequence[int]], list[Request]]:
         """The prompts of texts to continue, and what the engine is asked. Raises ApiError and
         RequestError."""
-        encode = partial(
+        encode: Callable[[str], list[int]] = partial(
             self.model.encode,
             parse_special=body.parse_special,
             add_special_tokens=body.add_special_tokens,
         )
+        if body.suffix:
+            encode = _between(self.model, body, body.suffix)
         prompts = self.prompts_of(body.prompt, encode=encode)
         return prompts, requests_of(
             body,
@@ -150,7 +154,7 @@ class Service:
             tenant,
             max_tokens=most_completed(body),
             log_probabilities=body.logprobs,
-            scored=bool(body.echo) and body.logprobs is not None,
+            scored=_most_scored(body),
         )
 
     def _makes_receipt(self, body: Sampled) -> bool:
@@ -212,6 +216,8 @@ class Service:
         begin: Callable[[], tuple[Generation, AnswerFormat]],
         caller: Caller,
     ) -> Answered:
+        if body.prompt_logprobs is not None and body.stream:
+            raise ApiError(400, "prompt_logprobs needs stream false", param="prompt_logprobs")
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options needs stream true", param="stream_options")
         self.check_accepting()
@@ -306,6 +312,17 @@ class Service:
         raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
 
 
+def _between(
+    model: ServedModel, body: CompletionRequest, suffix: str
+) -> Callable[[str], list[int]]:
+    """What makes a prompt of a text that goes before a ``suffix``. Raises ApiError."""
+    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if body.echo or not all(isinstance(text, str) for text in texts):
+        problem = "suffix needs prompts that are texts, and no echo"
+        raise ApiError(400, problem, param="suffix", code="invalid_value")
+    return lambda text: infill_prompt(model, text, suffix)
+
+
 def _most_tokens(body: Sampled) -> int | None:
     """The limit that a body names by either of its names."""
     if body.max_tokens is None and body.n_predict is not None and body.n_predict > 0:
@@ -325,6 +342,15 @@ def most_completed(body: CompletionRequest) -> int | None:
     return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
 
+def _most_scored(body: CompletionRequest) -> int | None:
+    """How many likely tokens are listed with each token of a prompt, None where none is scored."""
+    echoed = body.logprobs if body.echo else None
+    if None not in (echoed, body.prompt_logprobs) and echoed != body.prompt_logprobs:
+        problem = f"is {body.prompt_logprobs}, and logprobs of the echo {echoed}; give one number"
+        raise RequestError("prompt_logprobs", problem)
+    return body.prompt_logprobs if echoed is None else echoed
+
+
 def _answer_of(
     generation: Generation, tenant: Tenant, prefix: str, body: Sampled, caller: Caller
 ) -> Answer:
@@ -335,6 +361,7 @@ def _answer_of(
         caller,
         usage=_wants_usage(body),
         token_ids=bool(body.return_token_ids),
+        prompt_logprobs=body.prompt_logprobs is not None,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeVar
@@ -10,14 +11,16 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import ZincError
+from contract.errors import DeviceLost, ZincError
 from contract.types import Request
+from harness.serve.faults import log_fault
 from harness.serve.structured.grammars import TokenMasks
 from reference.engine.sequence import LogitsSink
 from reference.runner import LOGITS
 from reference.sched.scores import ScoreSink
 
 Stream = TypeVar("Stream")
+log = logging.getLogger("zinc_rt.serve")
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
 NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
 NO_SCORES: Mapping[int, ScoreSink] = MappingProxyType({})
@@ -95,3 +98,31 @@ def joined_sinks(
         return divide
 
     return {request_id: joined(request_id) for request_id in first}
+
+
+@dataclass(frozen=True, slots=True)
+class EndWords:
+    """What callers are told of an engine that was closed, and what to do after a failure."""
+
+    closed: str = "the server is shutting down"
+    remedy: str = "restart the server"
+
+
+def reason_of_end(
+    wait: Callable[[], bool],
+    turn: Callable[[], None],
+    what: str,
+    words: EndWords = EndWords(),
+) -> EngineStopped:
+    """Take turns until ``wait`` says that there are no more, or one fails; what those who wait for
+    ``what`` are told then."""
+    try:
+        while wait():
+            turn()
+    except DeviceLost as error:
+        log.error("the device was lost: %s", error)
+        return EngineStopped(f"the device was lost; {words.remedy}")
+    except BaseException as error:
+        log_fault(f"the {what} ended", error)
+        return EngineStopped(f"the {what} failed; {words.remedy}")
+    return EngineStopped(words.closed)

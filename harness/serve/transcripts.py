@@ -28,6 +28,9 @@ def read_answer(path: Path) -> Json:
     ConfigError."""
     data = _bytes(path)
     if not data.lstrip().startswith(BEGINNINGS):
+        told = data.strip().split(b"\n")
+        if len(told) > 1 and b'"done"' in told[0]:
+            return _whole_of_lines([_object(line, path) for line in told], path)
         return _object(data, path)
     lines = list(data_lines([data, b"\n"]))
     objects = [_object(line.encode(), path) for line in lines if line != DONE]
@@ -43,6 +46,28 @@ def read_answer(path: Path) -> Json:
         raise ConfigError(f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, IndexError):
         raise ConfigError(f"{path}: is no stream of this server") from None
+
+
+def _whole_of_lines(objects: Sequence[Json], path: Path) -> Json:
+    """The answer that the lines of ``/api/chat`` or ``/api/generate`` tell."""
+    if not objects[-1].get("done"):
+        raise ConfigError(f"{path}: {CUT}")
+    whole = dict(objects[-1])
+    try:
+        for name in ("response", "thinking"):
+            if text := "".join(one.get(name) or "" for one in objects):
+                whole[name] = text
+        if "message" in whole:
+            told = [one["message"] for one in objects]
+            message: Json = {"role": "assistant", "content": "".join(m["content"] for m in told)}
+            if thoughts := "".join(m.get("thinking") or "" for m in told):
+                message["thinking"] = thoughts
+            if calls := [call for m in told for call in m.get("tool_calls") or ()]:
+                message["tool_calls"] = calls
+            whole["message"] = message
+    except (KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{path}: is no stream of this server") from None
+    return whole
 
 
 def _bytes(path: Path) -> bytes:

@@ -23,6 +23,10 @@ from harness.serve.hosted import without_hosted_tools
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
+from harness.serve.ollama.parse import plain_schemas
+from harness.serve.ollama.routes import answer_chat, answer_prompt
+from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
+from harness.serve.rerank import RerankRequest, rerank
 from harness.serve.responses.parse import readable_items
 from harness.serve.responses.routes import respond
 from harness.serve.responses.wire import ResponsesRequest
@@ -36,6 +40,7 @@ MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
 FROM_CACHE = ("cached_tokens", "cache_write_tokens")
 """Counts of what the server had computed before."""
+OLLAMA_ENDS = ("done_reason", "prompt_eval_count", "eval_count")
 NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_INT32}
 """OpenAI's sampling: no filter and no limit."""
 
@@ -84,12 +89,17 @@ def _told(response: Json) -> Json:
     if response.get("type") == MESSAGE:
         ends = {name: response.get(name) for name in ("stop_reason", "stop_sequence")}
         return {"content": response.get("content"), **ends, **digests}
+    if "done_reason" in response:
+        ends = {name: response.get(name) for name in OLLAMA_ENDS}
+        message = response.get("message")
+        said = {name: response.get(name) for name in ("response", "thinking")}
+        return {"message": message, **said, **ends}
     output = response.get("output")
     if isinstance(output, list) and all(isinstance(item, dict) for item in output):
         named = [{key: item[key] for key in item if key != "id"} for item in output]
         ends = {name: response.get(name) for name in ("status", "incomplete_details")}
         return {"output": named, **ends, **digests}
-    for name in ("choices", "data"):
+    for name in ("choices", "data", "results"):
         if isinstance(response.get(name), list) and response[name]:
             return {name: list(map(_without_empty, response[name])), **digests}
     raise ConfigError("the response has no choices, no output and no vectors: it is no answer")
@@ -146,6 +156,8 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         raw = msgspec.json.encode(asked | {"model": service.model.name})
         body = decode(raw, MessagesRequest, [], readable_blocks)
         return answer_message(service, body, LOCAL_TENANT, Caller())
+    if "done_reason" in response:
+        return _ask_as_ollama(service, asked)
     raw = msgspec.json.encode(asked)
     if "messages" in asked:
         return service.chat(
@@ -155,9 +167,24 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         return respond(
             service, decode(raw, ResponsesRequest, [], readable_items), LOCAL_TENANT, Caller()
         )
+    if "results" in response:
+        return rerank(service, decode(raw, RerankRequest, []), LOCAL_TENANT, Caller())
     if "data" in response:
         return embed(service, decode(raw, EmbeddingRequest, []), LOCAL_TENANT, Caller())
     return service.complete(decode(raw, CompletionRequest, []), LOCAL_TENANT, Caller())
+
+
+def _ask_as_ollama(service: Service, asked: Json) -> Answered:
+    """By Ollama's routes, where seeds are among the options."""
+    options = dict(asked.get("options") or {})
+    options.setdefault("seed", asked["seed"])
+    rest = {name: given for name, given in asked.items() if name != "seed"}
+    whole = rest | {"options": options, "stream": False, "model": service.model.name}
+    raw = msgspec.json.encode(whole)
+    if "messages" in asked:
+        body = decode(raw, OllamaChatRequest, [], plain_schemas)
+        return answer_chat(service, body, LOCAL_TENANT, Caller())
+    return answer_prompt(service, decode(raw, GenerateRequest, []), LOCAL_TENANT, Caller())
 
 
 def _difference(place: str, then: object, now: object) -> str | None:

@@ -115,7 +115,9 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``; ``receipt`` says
     whether the answer has a receipt, where the server makes them. A token of
     ``stop_token_ids`` ends a text as stop strings do, of which one may be a control token's;
-    ``return_token_ids`` asks for the ids of the prompt and of every generated token.
+    ``return_token_ids`` asks for the ids of the prompt and of every generated token,
+    ``prompt_logprobs`` for the log-probability of each of the prompt's tokens and of so many of the
+    likeliest at its position.
     ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
     ``max_tokens`` and ``repetition_penalty``.
     """
@@ -140,6 +142,7 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     n_predict: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     repeat_penalty: Repetition | None = None
     logits_digest: bool = False
+    prompt_logprobs: TopLogprobs | None = None
     receipt: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -182,7 +185,9 @@ class CompletionRequest(Sampled, kw_only=True):
     list of lists of ids. The text of a control token is that token, unless ``parse_special`` is
     false; with ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text of an
     answer begins with its prompt, and with ``logprobs`` so do its tokens, of which the first has
-    none; 0 ``max_tokens`` are the prompt alone. A ``grammar`` in GBNF holds the answers."""
+    none; 0 ``max_tokens`` are the prompt alone. A ``grammar`` in GBNF holds the answers. With
+    ``suffix`` an answer is the text between the prompt and the suffix, in neither of which the
+    text of a control token is that token."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     parse_special: bool = True
@@ -191,6 +196,7 @@ class CompletionRequest(Sampled, kw_only=True):
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     grammar: str | None = None
+    suffix: str | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):

@@ -155,9 +155,6 @@ class Simulation:
         if found is not None:
             raise found
         taken = machine.steps - before
-        if machine.latest is not None:
-            # By the time at which the engine looked.
-            machine.latest.watch.check_rest()
         if not taken and not events:
             self.clock.advance(IDLE_SECONDS)
             self.counts["idle steps"] += 1

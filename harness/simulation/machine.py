@@ -247,6 +247,7 @@ class Machine:
         self._use(served.number)
         if len(self._worlds) == 1:
             advance()
+            served.watch.check_rest()
             return
         began = self._clock()
         clients = (self._clients.by_id[id] for id in served.watch.live())
@@ -255,6 +256,7 @@ class Machine:
         weight = sum(self.tenants[id].weight for id in tenants) or 1.0
         try:
             advance()
+            served.watch.check_rest()
         finally:
             share = (self._clock() - began) / weight
             self._largest = max(self._largest, share)

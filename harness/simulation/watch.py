@@ -27,8 +27,7 @@ from harness.simulation.checks import (
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.scopes import Scopes
 from reference.engine import Engine
-from reference.engine.scheduler import RETRY_SECONDS
-from reference.engine.sequence import RunningSequence
+from reference.engine.sequence import Sequence
 from reference.limits import pages_for
 from reference.memory.prefix import scope_of
 from reference.observer import NullObserver
@@ -38,10 +37,6 @@ from reference.sched.tenants import WINDOW_SECONDS
 
 MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine: more is a loop without end."""
-MOST_RESTS = 3
-"""How often in turn an engine may find nothing to do while somebody fits who waits,"""
-REST_SECONDS = 1.0
-"""and for how long: after it found no room it looks again only in a while."""
 DEEP_CHECK_STEPS = 16
 """How many steps lie between two checks of everything the memory keeps."""
 
@@ -71,7 +66,8 @@ class EngineWatch(NullObserver):
         self._states = states
         self._scopes = scopes
         self._decisions = 0
-        self._rests: list[float] = []
+        self._unfit: set[int] = set()
+        self._looked = False
         self.interrupted = False
         self._engine: Any = None
         self._delivered: deque[tuple[float, int]] = deque()
@@ -82,8 +78,8 @@ class EngineWatch(NullObserver):
         """Look at ``engine`` from now on."""
         self._engine = engine
         scheduler = self._engine._scheduler
-        self._next, self._preempt = scheduler._queue.next, scheduler.preempt
-        scheduler._queue.next, scheduler.preempt = self._watched_next, self._watched_preempt
+        self._next, self._preempt = scheduler.queue.next, scheduler.preempt
+        scheduler.queue.next, scheduler.preempt = self._watched_next, self._watched_preempt
 
     def state(self) -> State:
         """The engine as it is now."""
@@ -91,12 +87,12 @@ class EngineWatch(NullObserver):
         slot_manager, memory = engine._slot_manager, engine.memory
         meta = memory.meta
         placed = []
-        for slot, active in slot_manager.running.items():
-            request, stalled = active.sequence.request, active.sequence.stalled
-            protected = active.protected and slot_manager.protects(active)
+        for slot, sequence in slot_manager.running.items():
+            request, stalled = sequence.request, sequence.stalled
+            protected = slot_manager.protects(sequence)
             placed.append(
                 Resident(
-                    request.id, request.tenant, request.qos, slot, active.pages,
+                    request.id, request.tenant, request.qos, slot, sequence.pages,
                     protected, stalled,
                 )
             )  # fmt: skip
@@ -182,30 +178,36 @@ class EngineWatch(NullObserver):
         self._delivered.append((self._clock(), tenant))
 
     def check_rest(self) -> None:
-        """An engine that finds nothing to do has room for nobody who waits: it may look again only
-        after a moment, and ends first whoever can never have room."""
+        """Raise Violation where an engine that was just advanced looked at those that wait and
+        found nothing to compute or read, though one of them has room. Where it did not look,
+        nothing it knows of has changed, and it looks within RETRY_SECONDS. A request that can never
+        have room ends in the next step."""
         engine = self._engine
-        looked = engine._scheduler._retry_at - RETRY_SECONDS
-        if not engine._whole or abs(self._clock() - looked) > 1e-9:
+        if not engine._whole:
             return
-        slot_manager, scheduler = engine._slot_manager, engine._scheduler
-        able = [
-            self._sequence_of(candidate).request.id
-            for candidate in (self._candidates() if engine.blocked else ())
-            if slot_manager.free_slots and slot_manager.fits(self._sequence_of(candidate), [])
-        ]
-        if not able or scheduler.unfit:
-            self._rests.clear()
-            return
-        self._rests.append(self._clock())
+        unfit = {sequence.request.id for sequence in engine._scheduler.unfit} & set(self.live())
+        again, self._unfit = unfit & self._unfit, unfit
         require(
-            len(self._rests) < MOST_RESTS or self._clock() - self._rests[0] < REST_SECONDS,
+            not again,
             Invariant.NEVER_IDLE,
-            lambda: f"requests {able} fit, and nothing is computed",
+            lambda: f"requests {again} can never have room, and wait",
+        )
+        looked, self._looked = self._looked, False
+        if not looked or not engine.blocked or unfit:
+            return
+        able = [c.order for c in self._candidates() if self._has_room(c)]
+        require(
+            not able,
+            Invariant.NEVER_IDLE,
+            lambda: f"requests {able} by arrival have room, and nothing is computed",
         )
 
-    def _sequence_of(self, candidate: Candidate) -> Any:
-        return self._engine._scheduler.waiting[candidate.order]
+    def _has_room(self, candidate: Candidate) -> bool:
+        slot_manager = self._engine._slot_manager
+        sequence = self._engine._scheduler.waiting[candidate.order]
+        aged = candidate.aged or candidate.since is not None
+        quantum = slot_manager.quantum_of(sequence) if aged else 0
+        return bool(slot_manager.free_slots) and slot_manager.fits(sequence, [], quantum)
 
     def _check_gone(self) -> None:
         """Nothing is kept of tenants that are not there."""
@@ -264,9 +266,8 @@ class EngineWatch(NullObserver):
         slot_manager = self._engine._slot_manager
         table = slot_manager.table
         computed, known, end, lockstep = table.computed, table.known, table.end, table.lockstep
-        for slot, active in slot_manager.running.items():
+        for slot, sequence in slot_manager.running.items():
             decodes = not lockstep[slot] and known[slot] <= computed[slot] < end[slot]
-            sequence = active.sequence
             yield QueuePosition(sequence.request.id, slot, decodes, sequence.stalled)
 
     def _check_admitted(self, request: Request) -> None:
@@ -281,6 +282,7 @@ class EngineWatch(NullObserver):
 
     def _watched_next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
         """The queue's choice, compared with what the candidates were."""
+        self._looked = True
         candidates = list(self._candidates())
         without_room = []
 
@@ -295,20 +297,20 @@ class EngineWatch(NullObserver):
         self._guarded(lambda: check_admission(order, candidates, without_room))
         return chosen
 
-    def _watched_preempt(self, active: RunningSequence, **how: bool) -> None:
+    def _watched_preempt(self, sequence: Sequence, **how: bool) -> None:
         """The loss of a place, while the state before it can still be seen."""
         states = self._states()
-        leaver = next(r for r in self.state().slot_manager if r.slot == active.slot)
+        leaver = next(r for r in self.state().slot_manager if r.slot == sequence.slot)
         tenants = {tenant.id: tenant for tenant in self._engine.tenants}
         growth = pages_for(self._engine.runner.limits.step_tokens)
         if not how:
             self._guarded(lambda: check_preemption(leaver, self.state(), states, tenants, growth))
-        self._preempt(active, **how)
+        self._preempt(sequence, **how)
 
     def _candidates(self) -> Iterable[Candidate]:
         """The first of each tenant and class asked for that is within its quotas."""
         engine = self._engine
-        queue, tenants = engine._scheduler._queue, engine.tenants
+        queue, tenants = engine._scheduler.queue, engine.tenants
         heads: dict[tuple[int, QosClass | None], WaitingRequest] = {}
         for waiting in queue._waiting.values():
             key = waiting.tenant, waiting.qos

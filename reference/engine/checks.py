@@ -1,4 +1,4 @@
-"""What is refused at the door: a request that could never run to its end here."""
+"""The checks of a request at its submission: it is refused where it could never run to its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference.sched.constraints import check_constraints
 
 
 def check_sizes(limits: Limits) -> None:
-    """Raise ValueError where a step could not hold what may have to be in it."""
+    """Raise ValueError where a step cannot hold a token of every slot and one of prefill."""
     if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
         raise ValueError("a step must hold a decode token of every slot and one of prefill")
     if 0 < limits.masks < limits.slots:
@@ -20,8 +20,8 @@ def check_sizes(limits: Limits) -> None:
 def check_request(
     request: Request, tenant: Tenant, runner: ModelRunner, pages: int, *, masked: bool
 ) -> None:
-    """Raise RequestError naming the field that is wrong. ``pages`` are all the tenant could get,
-    ``masked`` says that its tokens will have masks."""
+    """Raise RequestError naming the field that is wrong. ``pages`` is the most pages the tenant
+    could get; ``masked`` says that the request's tokens have masks."""
     limits, vocab = runner.limits, runner.model.config.vocab
     request.sampling.validate()
     if not request.prompt:
@@ -49,6 +49,6 @@ def check_request(
 
 
 def reach_of(request: Request, tenant: Tenant, limits: Limits) -> int:
-    """The most positions a request can come to."""
+    """The most positions a request can have."""
     most = min(limits.context, tenant.max_context)
     return min(len(request.prompt) + request.max_tokens, most)

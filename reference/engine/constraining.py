@@ -1,46 +1,44 @@
-"""What requests ask of their tokens: masks on the way into a step, log-probabilities out of it.
+"""Token masks in the inputs of a step, and log-probabilities in its outputs.
 
-A mask depends on the token before it. So a sequence with one runs in lockstep: its next token is
-planned when the host has read its last one, however many steps of others are under way.
+A mask depends on the token before it. So a sequence with masks runs in lockstep: its next token is
+planned when the host has read its last one, however many steps of other sequences are in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import numpy as np
 
 from contract.types import Request
-from reference.engine.sequence import RunningSequence
-from reference.engine.sequence import Sequence as RunningRequest
+from reference.engine.sequence import Sequence
 from reference.runner import StepInput, StepOutput
 from reference.sched.constraints import Mask
 from reference.sched.planner import Chunk
 
 Listed = tuple[float | None, tuple[tuple[int, float], ...]]
-"""The log-probability of a token, and of the likeliest ones in its place."""
+"""The log-probability of a token, and (token, log-probability) of the likeliest tokens."""
 NOT_LISTED: Listed = (None, ())
 
 
 def with_masks(
     inputs: StepInput,
-    actives: Sequence[RunningSequence],
-    chunks: Sequence[Chunk],
-    rows: Sequence[int],
+    sequences: Items[Sequence],
+    chunks: Items[Chunk],
+    rows: Items[int],
     words: int,
 ) -> StepInput:
-    """``inputs`` with the masks, of ``words`` each, of those sequences that have some and get a
-    token in this step; ``rows`` are the rows of each chunk."""
-    if not any(active.masked for active in actives):
+    """``inputs`` with a mask of ``words`` 32-bit words for each masked sequence that gets a token
+    in this step; ``rows`` are the numbers of output rows of the chunks."""
+    if not any(sequence.masked for sequence in sequences):
         return inputs
     masks: list[Mask] = []
     end = 0
-    for active, (_, start, count), requested in zip(actives, chunks, rows, strict=True):
+    for sequence, (_, start, count), requested in zip(sequences, chunks, rows, strict=True):
         end += requested
-        sequence = active.sequence
         last = start + count >= sequence.known and sequence.samples
-        if not active.masked or not requested or not last:
+        if not sequence.masked or not requested or not last:
             continue
         mask = _mask_of(sequence, words)
         if mask is not None:
@@ -49,9 +47,9 @@ def with_masks(
     return replace(inputs, allowed=np.array(masks)) if masks else inputs
 
 
-def _mask_of(sequence: RunningRequest, words: int) -> Mask | None:
-    """What the sequence's provider allows next. One that fails allows nothing, which ends its
-    sequence with an error and no other."""
+def _mask_of(sequence: Sequence, words: int) -> Mask | None:
+    """The mask of the sequence's next token. Where the provider fails the mask allows nothing,
+    which ends this sequence with an error and no other."""
     assert sequence.allowed is not None
     generated = sequence.tokens[len(sequence.request.prompt) : sequence.known].tolist()
     try:
@@ -62,7 +60,7 @@ def _mask_of(sequence: RunningRequest, words: int) -> Mask | None:
             raise ValueError(f"a mask is {mask.dtype}{list(mask.shape)}, not uint32[{words}]")
         return mask
     except Exception:
-        # Loading it is a hundredth of a start, in which nothing is logged.
+        # Importing logging takes a hundredth of the start of a process that logs nothing.
         import logging
 
         logging.getLogger(__name__).exception(
@@ -72,7 +70,7 @@ def _mask_of(sequence: RunningRequest, words: int) -> Mask | None:
 
 
 def listed_of(request: Request, output: StepOutput, row: int) -> Listed:
-    """What ``request`` wants listed of a row of a step."""
+    """The log-probabilities that ``request`` asked for, of one output row of a step."""
     count = request.log_probabilities
     if count is None:
         return NOT_LISTED

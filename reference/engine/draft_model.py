@@ -1,4 +1,4 @@
-"""Guesses of a smaller model of the same vocabulary."""
+"""Tokens drafted by a smaller model of the same vocabulary."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MOST_PADDING = 1024
 
 
 def draft_limits(target: Limits) -> Limits:
-    """The sizes of a draft model's runner beside a target of ``target``: every slot has its whole
-    context, so a draft never waits for memory."""
+    """The sizes of a draft model's runner for a target with the limits ``target``: every slot has
+    pages for its whole context, so a draft never waits for memory."""
     return whole_contexts(
         slots=target.slots,
         context=target.context,
@@ -39,7 +39,7 @@ def draft_limits(target: Limits) -> Limits:
 
 @dataclass(slots=True)
 class _Followed:
-    """What the draft model has computed of a sequence: its tokens, in ``slot``."""
+    """The slot of a sequence in the draft model, and the tokens that are computed in it."""
 
     slot: int
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -79,13 +79,13 @@ def _tokens_of(model: Model) -> list[bytes]:
 
 
 class DraftModel:
-    """Guesses the greedy continuation of ``runner``'s model, which computes every sequence in a
-    slot of its own, from the tokens it has in common with what the target knows. Beyond its own
-    context it has no guesses.
+    """Drafts the greedy continuation by the model of ``runner``. Each sequence has a slot in it, in
+    which only the tokens are computed that it does not have in common with the target's. Beyond
+    its own context it has no proposals.
 
-    The guesses of one call are steps queued one behind the other: their tokens stay on the device
-    until all are there. Raises RequestError for a model of another vocabulary, and for one with
-    recurrent layers, whose states cannot go back to the last right guess.
+    The drafts of one call are steps queued one after the other: their tokens stay on the device
+    until all are computed. Raises RequestError for a model of another vocabulary, and for a model
+    with recurrent layers, whose states cannot be cut back to the last right draft.
     """
 
     def __init__(self, runner: ModelRunner, target: Model) -> None:
@@ -99,7 +99,7 @@ class DraftModel:
         self._followed: dict[int, _Followed] = {}
 
     def ready(self, key: int, tokens: Tokens) -> bool:
-        """A model has a guess for every sequence within its context and its vocabulary."""
+        """A model has a proposal for every sequence within its context and its vocabulary."""
         within = len(tokens) < self._runner.limits.context
         return within and not (self._lacks_tokens and int(tokens.max()) >= self._vocab)
 
@@ -108,13 +108,13 @@ class DraftModel:
         sequences = [self._bounded(one) for one in sequences]
         followed = [self._follow(one) for one in sequences]
         self._catch_up(sequences, followed)
-        guesses = self._generate(sequences, followed)
+        drafts = self._generate(sequences, followed)
         found = []
-        for one, computed, guess in zip(sequences, followed, guesses, strict=True):
-            # A logit that is not finite gives -1. The target knows no token beyond its vocabulary.
-            unknown = (n for n, token in enumerate(guess) if not 0 <= token < self._vocab)
-            sound = guess[: next(unknown, len(guess))]
-            computed.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
+        for one, own, draft in zip(sequences, followed, drafts, strict=True):
+            # A row whose logits are not finite yields -1. The target may know fewer tokens.
+            unknown = (n for n, token in enumerate(draft) if not 0 <= token < self._vocab)
+            sound = draft[: next(unknown, len(draft))]
+            own.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
             found.append(np.array(sound, np.int32))
         return found
 
@@ -125,15 +125,15 @@ class DraftModel:
         return replace(one, most=max(0, most))
 
     def forget(self, key: int) -> None:
-        """Give the sequence's slot to another."""
+        """Free the slot of a sequence."""
         self._followed.pop(key, None)
 
     def _generate(
         self, sequences: Items[DraftRequest], followed: Items[_Followed]
     ) -> list[list[int]]:
-        """``most`` tokens for each sequence, one step a token."""
+        """``most`` tokens for each sequence, one in each step."""
         most = [one.most for one in sequences]
-        guesses: list[list[int]] = [[] for _ in sequences]
+        drafts: list[list[int]] = [[] for _ in sequences]
         in_flight: deque[tuple[Submission, list[int]]] = deque()
         for number in range(max(most, default=0)):
             active = [i for i, count in enumerate(most) if number < count]
@@ -142,30 +142,30 @@ class DraftModel:
             tokens = first if number == 0 else [LAST_TOKEN] * len(active)
             in_flight.append((self._runner.submit(self._step(chunks, tokens)), active))
             if len(in_flight) == RING_STEPS:
-                self._read(*in_flight.popleft(), guesses)
+                self._read(*in_flight.popleft(), drafts)
         while in_flight:
-            self._read(*in_flight.popleft(), guesses)
-        return guesses
+            self._read(*in_flight.popleft(), drafts)
+        return drafts
 
-    def _read(self, step: Submission, active: list[int], guesses: list[list[int]]) -> None:
+    def _read(self, step: Submission, active: list[int], drafts: list[list[int]]) -> None:
         for index, token in zip(active, self._runner.collect(step).token.tolist(), strict=True):
-            guesses[index].append(token)
+            drafts[index].append(token)
 
     def _follow(self, one: DraftRequest) -> _Followed:
-        followed = self._followed.get(one.key)
-        if followed is None:
+        own = self._followed.get(one.key)
+        if own is None:
             taken = {other.slot for other in self._followed.values()}
             free = next(slot for slot in range(self._runner.limits.slots) if slot not in taken)
-            followed = self._followed[one.key] = _Followed(free)
-        return followed
+            own = self._followed[one.key] = _Followed(free)
+        return own
 
     def _catch_up(self, sequences: Items[DraftRequest], followed: Items[_Followed]) -> None:
-        """Compute what the target learnt since, but for the last token of each sequence."""
+        """Compute the tokens that the target has read since, without the last of each sequence."""
         chunk = self._runner.limits.step_tokens
-        for one, computed in zip(sequences, followed, strict=True):
+        for one, own in zip(sequences, followed, strict=True):
             known = one.tokens[:-1] if one.most else one.tokens[:0]
-            for start in range(_common(computed.tokens, known), len(known), chunk):
-                self._runner.step(self._prefill(computed.slot, start, known[start : start + chunk]))
+            for start in range(_common(own.tokens, known), len(known), chunk):
+                self._runner.step(self._prefill(own.slot, start, known[start : start + chunk]))
 
     def _prefill(self, slot: int, start: int, tokens: Tokens) -> StepInput:
         query = np.zeros(len(tokens), QUERY_TOKEN)
@@ -175,7 +175,7 @@ class DraftModel:
         return StepInput(query, none, sampling_record(GREEDY, slot)[None][:0], self._page_table)
 
     def _step(self, chunks: list[tuple[int, int]], tokens: list[int]) -> StepInput:
-        """One token of each (slot, position), and what follows it."""
+        """A step that computes one token for each (slot, position) and samples the next."""
         query = np.zeros(len(chunks), QUERY_TOKEN)
         query["token"] = tokens
         query["slot"], query["position"] = zip(*chunks, strict=True)
@@ -185,7 +185,7 @@ class DraftModel:
 
 
 def _common(computed: Tokens, known: Tokens) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     length = min(len(computed), len(known))
     different: NDArray[np.intp] = np.flatnonzero(computed[:length] != known[:length])
     return int(different[0]) if len(different) else length

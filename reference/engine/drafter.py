@@ -1,9 +1,9 @@
-"""Guessing the tokens that come next, so that one step yields several.
+"""Drafting the tokens that come next, so that one step yields several.
 
-A step computes the last token of a sequence and the guesses behind it, with a row of logits for
-each, and samples every row by its own position. What is sampled after a right token is what would
-have been sampled without guessing; what follows a wrong one is dropped, and its keys and values are
-written again before anybody reads them. So guessing changes no token, whatever is guessed.
+A step computes the last token of a sequence and the drafted ones behind it, with a row of logits
+for each, and samples every row by its own position. What is sampled after a right draft is what
+plain decoding samples. What follows a wrong draft is dropped, and its keys and values are written
+again before they are read. So drafts change no token, whatever they are.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from contract.lazy_dataclass import dataclass
 Tokens = NDArray[np.int32]
 
 LOOKUP_TOKENS = 3
-"""How many tokens must have occurred before for prompt lookup to guess."""
+"""How many tokens in a row must have occurred before for prompt lookup to draft."""
 PAUSE_TOKENS = 32
-"""For how many tokens a sequence is not guessed for after guessing did not pay."""
+"""For how many tokens nothing is drafted for a sequence after drafts were not worth their cost."""
 MEMORY = 0.75
-"""What an older step counts in the running mean of tokens a step yields, for each newer one."""
+"""Weight of the earlier steps against the newest one in the running mean of tokens per step."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A sequence that guesses are wanted for: its ``key`` for as long as it has its slot, all its
-    known ``tokens``, and how many guesses there is room for."""
+    """A sequence to draft tokens for: its ``key`` while it has its ``slot``, all its known
+    ``tokens``, and the ``most`` drafts there is room for."""
 
     key: int
     slot: int
@@ -39,51 +39,52 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Guesses what follows."""
+    """Proposes the next tokens of sequences."""
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
-        """At most ``most`` token ids for each sequence, none where it does not pay to guess."""
+        """At most ``most`` token ids for each sequence; none where there is no good proposal."""
 
     def ready(self, key: int, tokens: Tokens) -> bool:
-        """Whether there would be a guess: what decides if a sequence waits for its tokens on the
-        host instead of having its next steps queued."""
+        """Whether ``draft`` would propose a token. If so the sequence runs in lockstep, instead of
+        having its next steps queued."""
 
     def forget(self, key: int) -> None:
-        """A sequence lost its slot."""
+        """Forget a sequence that lost its slot."""
 
 
 class PromptLookup:
-    """Guesses that what followed the same tokens earlier in the sequence follows again.
+    """Proposes what followed the same tokens earlier in the sequence.
 
-    Right where an answer repeats its prompt: editing, quoting, code. Costs a dictionary entry a
-    token.
+    Right where an answer repeats its prompt: editing, quoting, code. It takes a dictionary entry
+    for each token.
     """
 
     def __init__(self, match: int = LOOKUP_TOKENS) -> None:
         self._match = match
-        self._places: dict[int, _Occurrences] = {}
+        self._occurrences: dict[int, _Occurrences] = {}
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
-        guesses = []
+        drafts = []
         for one in sequences:
             start = self._start(one.key, one.tokens)
-            guesses.append(one.tokens[start : start + one.most])
-        return guesses
+            drafts.append(one.tokens[start : start + one.most])
+        return drafts
 
     def ready(self, key: int, tokens: Tokens) -> bool:
         return self._start(key, tokens) < len(tokens)
 
     def forget(self, key: int) -> None:
-        self._places.pop(key, None)
+        self._occurrences.pop(key, None)
 
     def _start(self, key: int, tokens: Tokens) -> int:
-        """Where what followed the last tokens before begins; the end where they are new."""
-        return self._places.setdefault(key, _Occurrences()).following(tokens, self._match)
+        """The position of what followed the last tokens earlier; the end where they are new."""
+        return self._occurrences.setdefault(key, _Occurrences()).following(tokens, self._match)
 
 
 @dataclass(slots=True)
 class _Occurrences:
-    """Where each run of tokens last ended, up to ``read`` tokens, and the answer for those."""
+    """The position at which each run of tokens last ended, among the first ``read`` tokens, and the
+    result of ``following`` for those."""
 
     ends: dict[tuple[int, ...], int] = field(default_factory=dict)
     read: int = 0
@@ -106,28 +107,28 @@ class _Occurrences:
 
 @dataclass(slots=True)
 class AcceptedTokens:
-    """How many tokens the steps of one sequence with guesses gave, as a running mean."""
+    """How many tokens the steps with drafts of one sequence yield, as a running mean."""
 
     mean: float = 0.0
     steps: int = 0
     paused_until: int = 0
 
     def note(self, tokens: int) -> None:
-        """A step gave so many tokens, the one it would have given anyway included."""
+        """Note that a step yielded so many tokens, including the one it yields without drafts."""
         self.steps += 1
         weight = max(1 - MEMORY, 1 / self.steps)
         self.mean += (tokens - self.mean) * weight
 
     def pause(self, known: int) -> None:
-        """Do not guess again before there are PAUSE_TOKENS more tokens; then begin afresh."""
+        """Draft nothing before there are PAUSE_TOKENS more tokens; then begin a new mean."""
         self.paused_until = known + PAUSE_TOKENS
         self.mean, self.steps = 0.0, 0
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStatistics:
-    """Tokens guessed, those of them that were right, the steps with guesses, and how often
-    guessing was paused because it did not pay."""
+    """Tokens drafted, those of them that were right, the steps with drafts, and how often drafting
+    was paused because it was not worth its cost."""
 
     drafted: int = 0
     accepted: int = 0

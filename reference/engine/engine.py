@@ -1,9 +1,9 @@
 """Many requests of many tenants on one model: submit, cancel, step, events.
 
-Which requests share a step, in which chunks, slots and pages, who waits, who is preempted and what
-comes from the prefix cache changes no bit of any of them. A step is planned from positions alone,
-which are known ahead; the tokens stay on the device. So the end of a sequence is seen some steps
-late, and what was computed for it beyond is nobody's.
+Which requests share a step, in which chunks, slots and pages, which of them wait or are preempted,
+and what comes from the prefix cache changes no bit of any answer. A step is planned from positions
+alone, which are known ahead; the tokens stay on the device. So the host sees the end of a sequence
+some steps late, and drops what later steps computed for it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,7 @@ from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
 from reference.engine.scheduler import Scheduler
-from reference.engine.sequence import (
-    LogitsSink,
-    MaskProvider,
-    RunningSequence,
-    Sequence,
-    new_sequence,
-)
+from reference.engine.sequence import LogitsSink, MaskProvider, Sequence, new_sequence
 from reference.engine.slot_manager import SlotManager, memory_of
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
@@ -35,19 +29,18 @@ from reference.ledger import Ledger
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
 from reference.runner import HIDDEN, LOGITS, ModelRunner
-from reference.sched.admission import WaitQueue
 from reference.sched.cost import StepCost
 from reference.sched.queue_depth import may_wait
 from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
 
 FAULTS = 2
-"""Steps that may fail under a request before it ends with an error."""
+"""A request ends with an error when so many steps have failed while it ran."""
 
 
 def no_clock() -> float:
-    """The clock of an engine that measures nothing. Only for tenants without rates: a window over
-    which a rate is averaged never ends."""
+    """The clock of an engine that measures nothing: it always reads 0 seconds. Only for tenants
+    without rate limits, since the window over which a rate is averaged never ends."""
     return 0.0
 
 
@@ -82,16 +75,16 @@ class Engine(TenantCalls):
         self._failed: list[Sequence] = []
         self._whole = True
         self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost)
-        self._queue = WaitQueue(self.tenants, clock=clock)
-        self._scheduler = Scheduler(
-            self._slot_manager, self.tenants, self._queue, clock, observer, self.ledger
-        )
         cost = StepCost()
         self._speculative = (
             None
             if drafter is None
             else SpeculativeDecoder(runner, self._slot_manager, drafter, options.draft_tokens, cost)
         )
+        self._scheduler = Scheduler(
+            runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.ledger,
+            cost, self._speculative,
+        )  # fmt: skip
         self._pipeline = Pipeline(
             runner, options, self._scheduler, self.tenants, clock, observer, cost,
             self._speculative,
@@ -112,12 +105,12 @@ class Engine(TenantCalls):
     @property
     def chunk_tokens(self) -> int:
         """The most prefill tokens of a step."""
-        return self._pipeline.chunk_tokens
+        return self._scheduler.chunk_tokens
 
     @property
     def chunk_while_decoding(self) -> int:
         """The most prefill tokens of a step in which a sequence decodes."""
-        return self._pipeline.chunk_while_decoding
+        return self._scheduler.chunk_while_decoding
 
     @property
     def steps_ahead(self) -> int:
@@ -126,7 +119,7 @@ class Engine(TenantCalls):
 
     @property
     def idle(self) -> bool:
-        """True when nothing is waiting or running, and all that was said of it was heard."""
+        """True when no request waits or runs, and all events were taken."""
         return not self._live and not self._output_processor.pending
 
     @property
@@ -136,19 +129,19 @@ class Engine(TenantCalls):
 
     @property
     def blocked(self) -> bool:
-        """Whether the latest ``step`` found nothing to compute or to read: everybody here waits for
-        a quota or a consumer."""
+        """Whether the latest ``advance`` found nothing to compute or to read: every request waits
+        for a quota or for its consumer."""
         return self._blocked
 
     @property
     def active_weight(self) -> float:
-        """The weights of the tenants that have requests here, summed."""
+        """The sum of the weights of the tenants that have requests in this engine."""
         tenants = {sequence.request.tenant for sequence in self._live.values()}
         return sum(self.tenants[tenant].weight for tenant in tenants)
 
     @property
     def statistics(self) -> EngineStatistics:
-        """Where the engine stands."""
+        """The engine's counts at this moment."""
         memory, counts, speculative = self.memory, self._scheduler.counts, self._speculative
         return EngineStatistics(
             slots=self.runner.limits.slots,
@@ -175,14 +168,15 @@ class Engine(TenantCalls):
         output: str = LOGITS,
         on_scores: ScoreSink | None = None,
     ) -> None:
-        """Queue a request. Raises RequestError when it can never run here or its id is in use, and
-        QueueFull when too many wait, TenantQueueFull when too many of its tenant do.
+        """Queue a request. Raises RequestError when it can never run in this engine, or when a
+        request with its id waits or runs. Raises QueueFull when the queue is full, and
+        TenantQueueFull when only the requests of its tenant are too many.
 
-        With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
-        handed over chunk by chunk, or in their place the rows of ``output``: HIDDEN, where the
-        limits have ``hidden_states``. ``on_scores`` receives what ``score_from`` asks for.
-        ``allowed`` is asked before every token which ones it may be; where that is none, or it
-        fails, the request ends with an error.
+        ``on_logits`` is called with the logits of every position from ``logits_from`` on, chunk by
+        chunk. Where ``output`` is HIDDEN and the limits have ``hidden_states``, it receives hidden
+        states instead. ``on_scores`` is called with what ``score_from`` of the request asks for.
+        ``allowed`` is called before every token and gives the mask of the tokens that it may be.
+        The request ends with an error where no token may come or the call fails.
         """
         tenant = self.tenants[request.tenant]
         if self.tenants.is_removed(tenant.id):
@@ -195,7 +189,7 @@ class Engine(TenantCalls):
                 raise RequestError("output", "cannot be hidden states: the limits have none")
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
-            self._check_place(tenant)
+            self._check_queue(tenant)
         except ZincError:
             self.ledger.rejected(tenant.id)
             raise
@@ -219,21 +213,21 @@ class Engine(TenantCalls):
             self._scheduler.enqueue(sequence)
             self._observer.submitted(self._clock(), request)
 
-    def _check_place(self, tenant: Tenant) -> None:
-        """Raises QueueFull where one more request of a tenant may not wait."""
-        own, waiting = self._queue.of_tenant(tenant.id), len(self._scheduler.waiting)
+    def _check_queue(self, tenant: Tenant) -> None:
+        """Raise QueueFull where one more request of a tenant may not wait."""
+        own, waiting = self._scheduler.queue.of_tenant(tenant.id), len(self._scheduler.waiting)
         within = own < tenant.max_waiting
         if within and may_wait(own, waiting, self.options.queue_depth, len(self.tenants)):
             return
-        seconds = self._queue.retry_after()
+        seconds = self._scheduler.queue.retry_after()
         if within and waiting >= self.options.queue_depth:
             raise QueueFull(self.options.queue_depth, seconds)
         rate = self.tenants.rates_free_in(tenant.id)
         raise TenantQueueFull(own, max(seconds, rate), rate > 0)
 
     def cancel(self, request_id: int) -> None:
-        """Forget a request and free its slot and pages; no event of it follows. An unknown id is
-        already finished."""
+        """End a request and free its slot and pages; no event of it follows. The id of a request
+        that has ended is ignored."""
         with self._change():
             ended = self._output_processor.forget(request_id)
             sequence = self._live.get(request_id)
@@ -245,9 +239,10 @@ class Engine(TenantCalls):
                 self.ledger.finished(ended, FinishReason.CANCELLED)
 
     def stall(self, request_id: int, *, patient: bool = False) -> None:
-        """The consumer takes no more tokens for now: nothing is computed for the request, beyond
-        the steps under way, until ``unstall``. After ``stall_steps`` steps it ends, unless whoever
-        stalls it is ``patient``, each time: it waits for no client then."""
+        """Compute nothing more for a request until ``unstall``, apart from the steps in flight: its
+        consumer takes no tokens. After ``stall_steps`` steps the request ends, unless every caller
+        that stalled it was ``patient``: such a caller waits for work of the host, not for a
+        client."""
         sequence = self._live.get(request_id)
         if sequence is not None:
             sequence.patient = patient and (sequence.patient or not sequence.stalled)
@@ -256,17 +251,17 @@ class Engine(TenantCalls):
             self._stalled[request_id] = sequence
 
     def unstall(self, request_id: int) -> None:
-        """The consumer takes tokens again."""
+        """Compute for a request again: its consumer takes tokens."""
         sequence = self._stalled.pop(request_id, None)
         if sequence is not None:
             self._set_stalled(sequence, False)
 
     def progress(self, request_id: int) -> int:
-        """How many tokens of a request are computed or submitted; 0 for one that waits or ended."""
+        """How many positions of a request are computed or submitted; 0 where it does not run."""
         sequence = self._live.get(request_id)
-        if sequence is None or sequence.active is None:
+        if sequence is None or not sequence.running:
             return 0
-        return self._slot_manager.table.computed[sequence.active.slot]
+        return self._slot_manager.table.computed[sequence.slot]
 
     def run(self) -> Iterator[TokenEvent]:
         """Step until idle."""
@@ -282,8 +277,9 @@ class Engine(TenantCalls):
         """Submit the steps that may be in flight, wait for the oldest one, and count the tokens it
         produced. Computes nothing while there are counted events that were not taken.
 
-        After an exception, a KeyboardInterrupt among them, what ran waits again with the tokens it
-        has and goes on in the next call; an error that comes back ends the requests it hits.
+        After any exception, a KeyboardInterrupt for example, all sequences that ran wait again with
+        the tokens they have, and the next call continues. A request under which steps fail again
+        ends with an error.
         """
         if not self._whole:
             self._recover(fault=False)
@@ -301,8 +297,8 @@ class Engine(TenantCalls):
         return self._output_processor.events()
 
     def give_back(self) -> None:
-        """Let go of all requests and of what their tenants hold here: the engine is left, and
-        others that share its tenants go on."""
+        """Drop all requests and take what they used from their tenants' accounts: the engine is not
+        used any more, but other engines share its tenants."""
         self._live.clear()
         self._whole = False
         self._recover(fault=False)
@@ -310,7 +306,7 @@ class Engine(TenantCalls):
     def _advance(self) -> None:
         self._end_overdue()
         self._blocked = False
-        # Told before anything can fail: whoever ended must not be able to cancel first.
+        # Events are handed out before a step can fail: a failed step would hide a finished answer.
         if not self._output_processor.pending:
             self._pipeline.fill()
             read = self._pipeline.read()
@@ -322,8 +318,8 @@ class Engine(TenantCalls):
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Something that is done whole or made good: at once after an error, with the next step
-        after an interrupt."""
+        """A change that is made whole, or repaired by ``_recover``: at once after an error, at the
+        next ``advance`` after an interrupt."""
         outermost, self._whole = self._whole, False
         try:
             yield
@@ -333,11 +329,11 @@ class Engine(TenantCalls):
             raise
         self._whole = outermost
 
-    def _lost(self, active: RunningSequence) -> None:
-        """A sequence loses its slot: steps are planned anew, and nobody guesses for it."""
+    def _lost(self, sequence: Sequence) -> None:
+        """A sequence loses its slot: the next step is planned anew, and the drafter forgets it."""
         self._pipeline.changed()
         if self._speculative is not None:
-            self._speculative.forget(active)
+            self._speculative.forget(sequence)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = sequence.request
@@ -347,7 +343,8 @@ class Engine(TenantCalls):
         self._scheduler.finished(sequence, reason)
 
     def _end_overdue(self) -> None:
-        """End the requests whose consumers stalled too long, or that steps failed under."""
+        """End the requests whose consumers stalled too long, under which steps failed, or that can
+        never have room."""
         failed, unfit = self._failed, self._scheduler.unfit
         if not failed and not unfit and not self._stalled:
             return
@@ -363,14 +360,14 @@ class Engine(TenantCalls):
 
     def _set_stalled(self, sequence: Sequence, stalled: bool) -> None:
         sequence.stalled, sequence.stalled_steps = stalled, 0
-        if sequence.active is not None:
-            self._slot_manager.table.stalled[sequence.active.slot] = stalled
+        if sequence.running:
+            self._slot_manager.table.stalled[sequence.slot] = stalled
         self._pipeline.changed()
 
     def _recover(self, *, fault: bool) -> None:
-        """Nobody is placed and nothing cached any more: what the steps under way did is unknown.
-        All is made again of the sequences that live and the events that were not handed out, so
-        it can be interrupted, too."""
+        """Let every sequence wait, and empty the cache: what the steps in flight did is unknown.
+        Everything is derived from the sequences that have not ended and the events that were not
+        taken, so this may be interrupted and called again."""
         self._pipeline.clear()
         for sequence, reason in self._output_processor.again(self._live):
             del self._live[sequence.request.id]

@@ -1,9 +1,9 @@
-"""Several models on one machine: each an engine of its own, one step at a time, memory shared.
+"""Several models on one machine: each has an engine, and the engines take turns on the device.
 
-A step is one model's: two sets of weights cannot share a product. Which model's turn it is goes by
-the time its steps took, divided by the weight of the tenants that use it, so that a model that many
-wait for gets as many times the device as tenants wait. What does not fit is loaded when somebody
-asks for it, in place of what nobody has used for longest.
+A step belongs to one model: two sets of weights cannot share a product. The model whose steps have
+taken the least time, divided by the weight of the tenants that use it, has the next turn. So a
+model gets device time in proportion to the tenants that wait for it. A model is loaded when it is
+requested; where it does not fit, the idle model that was unused for longest is unloaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reference.engine.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model in memory: its engine, what it takes, and how to let go of it."""
+    """A model in memory: its engine, its size in bytes, and the function that frees it."""
 
     engine: Engine
     nbytes: int
@@ -27,13 +27,14 @@ class Loaded:
 
 
 Loader = Callable[[str], Loaded]
-"""Makes the engine of a model by its name. Raises DoesNotFit or OutOfMemory when there is no room,
-and whatever is wrong with the model."""
+"""Loads a model by its name. Raises DoesNotFit or OutOfMemory when there is no room, and the errors
+of a model that cannot be loaded."""
 
 
 @dataclass(slots=True)
-class _Place:
-    """A loaded model. ``turn`` is the weighted seconds its steps took, ``used`` when one ended."""
+class _LoadedModel:
+    """A loaded model. ``turn`` is the weighted seconds its steps took, ``used`` the number of its
+    latest use among the uses of all models."""
 
     loaded: Loaded
     turn: float
@@ -41,50 +42,50 @@ class _Place:
 
 
 def no_loader(name: str) -> Loaded:
-    """The loader of ``Models`` that are only ever added to."""
+    """The loader where models are only added with ``Models.add``."""
     raise RequestError("model", f"{name!r} is not known here")
 
 
 class Models:
-    """Engines by model name, loaded on demand or added; their steps are taken here.
+    """The engines of models by name, loaded on demand or added. ``step`` steps one of them.
 
-    Requests are submitted to an engine itself and cancelled there. ``clock`` measures what a step
-    takes. Engines may share their tenants: quotas of slots, pages and rates are then those of all
+    Requests are submitted to an engine itself and cancelled there. ``clock`` measures how long a
+    step takes. Where engines share their tenants, quotas of slots, pages and rates hold for all
     models together.
     """
 
     def __init__(self, load: Loader, clock: Clock) -> None:
         self._load = load
         self._clock = clock
-        self._places: dict[str, _Place] = {}
+        self._models: dict[str, _LoadedModel] = {}
         self._at_work: set[str] = set()
         self._turns = 0
 
     @property
     def loaded(self) -> tuple[str, ...]:
         """Names of the models in memory, the one used last at the end."""
-        return tuple(sorted(self._places, key=lambda name: self._places[name].used))
+        return tuple(sorted(self._models, key=lambda name: self._models[name].used))
 
     def engine(self, name: str) -> Engine:
-        """The engine of a model, which is loaded if it is not.
+        """The engine of a model, which is loaded first if it is not in memory.
 
-        Raises DoesNotFit or OutOfMemory when there is no room beside the models in use, and what
+        Raises DoesNotFit or OutOfMemory when there is no room next to the models in use, and what
         the loader raises.
         """
-        if name not in self._places:
+        if name not in self._models:
             self.add(name, self._load_in_background(name))
-        place = self._places[name]
-        self._touch(place)
-        return place.loaded.engine
+        model = self._models[name]
+        self._touch(model)
+        return model.loaded.engine
 
     def add(self, name: str, loaded: Loaded) -> None:
-        """Take turns with a model that was loaded elsewhere."""
-        assert name not in self._places, f"model {name!r} is loaded twice"
-        self._places[name] = _Place(loaded, 0.0, 0)
-        self._touch(self._places[name])
+        """Let a model that the caller loaded take turns."""
+        assert name not in self._models, f"model {name!r} is loaded twice"
+        self._models[name] = _LoadedModel(loaded, 0.0, 0)
+        self._touch(self._models[name])
 
     def put_tenant(self, tenant: Tenant) -> None:
-        """See ``Engine.put_tenant``: in all that are loaded, or in none."""
+        """Do ``Engine.put_tenant`` in all loaded engines, or in none."""
         for engine in self._engines:
             engine.check_tenants([tenant])
         self._in_all(
@@ -94,23 +95,23 @@ class Models:
         )
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
-        """See ``Engine.replace_tenants``: in all that are loaded, or in none."""
+        """Do ``Engine.replace_tenants`` in all loaded engines, or in none."""
         tenants = tuple(tenants)
         for engine in self._engines:
             engine.check_tenants(tenants, whole=True)
         ends = [partial(Engine.end_removed, id=tenant.id) for tenant in tenants]
-        # Once one is gone from the last of them, all of them forget it.
+        # An engine forgets a tenant only when no engine has requests of it.
         self._in_all(*ends, Engine.forget_left, lambda engine: engine.replace_tenants(tenants))
 
     def remove_tenant(self, id: int) -> None:
-        """See ``Engine.remove_tenant``: from all that are loaded."""
+        """Do ``Engine.remove_tenant`` in all loaded engines."""
         for engine in self._engines:
             engine.let_leave(id)
         self._in_all(Engine.forget_left)
 
     def _in_all(self, *changes: Callable[[Engine], None]) -> None:
-        """Make one change after the other in all engines, though the device of one fails meanwhile:
-        its error comes last."""
+        """Make one change after the other in all engines. Where one raises, the others are changed
+        first."""
         failed: Exception | None = None
         for change in changes:
             for engine in self._engines:
@@ -127,101 +128,101 @@ class Models:
         return all(engine.idle for engine in self._engines)
 
     def step(self) -> list[TokenEvent]:
-        """One step of the model whose turn it is; of the next one where all its requests wait for
-        a quota or a consumer. An interrupt loses no event: the events stay with their engine until
-        the last line here."""
+        """One step of the model whose turn it is; of the next model where all its requests wait for
+        a quota or a consumer. The events stay with their engine until the last line, so an
+        interrupt loses none."""
         engine = self._advance()
         return [] if engine is None else engine.take_events()
 
     def _advance(self) -> Engine | None:
-        """Advance the model whose turn it is: the engine that has events, or computed something."""
-        if len(self._places) > 1:
-            # A tenant that was gone with its last request in one is gone from all.
+        """Advance the model whose turn it is: the engine that has events or computed something."""
+        if len(self._models) > 1:
+            # The last request of a removed tenant may have ended in another engine.
             self._in_all(Engine.forget_left)
-        busy = {name: p for name, p in self._places.items() if not p.loaded.engine.idle}
+        busy = {name: p for name, p in self._models.items() if not p.loaded.engine.idle}
         self._let_join(busy)
-        passed: list[_Place] = []
-        for place in sorted(busy.values(), key=lambda place: (place.turn, place.used)):
-            engine, used = place.loaded.engine, True
+        passed: list[_LoadedModel] = []
+        for model in sorted(busy.values(), key=lambda model: (model.turn, model.used)):
+            engine, used = model.loaded.engine, True
             try:
-                self._step(place)
+                self._step(model)
                 used = engine.has_events or not engine.blocked
             finally:
-                # Who could not use its turn has it no more: nobody waits for it to catch up.
+                # A model that could not use its turn gets no turns later to make up for it.
                 for other in passed if used else ():
-                    other.turn = max(other.turn, place.turn)
+                    other.turn = max(other.turn, model.turn)
             if used:
                 return engine
-            passed.append(place)
+            passed.append(model)
         return None
 
     def unload(self, name: str) -> bool:
-        """Let go of a model nobody uses; False when it is in use or not loaded."""
-        place = self._places.get(name)
-        if place is None or not place.loaded.engine.idle:
+        """Free an idle model; False when it is in use or not loaded."""
+        model = self._models.get(name)
+        if model is None or not model.loaded.engine.idle:
             return False
         self.take_out(name)
         return True
 
     def take_out(self, name: str) -> None:
-        """Let go of a model, in use or not."""
+        """Free a model, also when it has requests."""
         self._at_work.discard(name)
-        place = self._places.pop(name)
-        place.loaded.engine.give_back()
-        place.loaded.close()
+        model = self._models.pop(name)
+        model.loaded.engine.give_back()
+        model.loaded.close()
 
     def longest_idle(self, names: Collection[str]) -> str | None:
-        """Of the models called ``names`` the one to unload first: that is idle, and unused for
-        longest; None where each is in use."""
-        idle = [name for name in self.loaded if self._places[name].loaded.engine.idle]
+        """The idle one of the models called ``names`` that was unused for longest; None where each
+        is in use."""
+        idle = [name for name in self.loaded if self._models[name].loaded.engine.idle]
         return next((name for name in idle if name in names), None)
 
     def close(self) -> None:
-        """Let go of all models, in use or not."""
-        for name in tuple(self._places):
+        """Free all models, also those that have requests."""
+        for name in tuple(self._models):
             self.take_out(name)
 
     @property
     def _engines(self) -> list[Engine]:
-        return [place.loaded.engine for place in self._places.values()]
+        return [model.loaded.engine for model in self._models.values()]
 
-    def _step(self, place: _Place) -> None:
-        engine = place.loaded.engine
-        if len(self._places) == 1:
+    def _step(self, model: _LoadedModel) -> None:
+        engine = model.loaded.engine
+        if len(self._models) == 1:
             engine.advance()
             return
-        # Where there are only events to hand out, nobody computes.
+        # An engine that has only events to hand out has no active tenant.
         began, weight = self._clock(), engine.active_weight or 1.0
         try:
             engine.advance()
         finally:
-            place.turn += (self._clock() - began) / weight
-            self._touch(place)
+            model.turn += (self._clock() - began) / weight
+            self._touch(model)
 
     def _load_in_background(self, name: str) -> Loaded:
-        """Load a model, unloading idle ones from the one unused for longest until it fits."""
+        """Load a model, unloading idle models, the one unused for longest first, until it fits."""
         while True:
             try:
                 return self._load(name)
             except (DoesNotFit, OutOfMemory):
-                oldest = self.longest_idle(self._places)
+                oldest = self.longest_idle(self._models)
                 if oldest is None or not self.unload(oldest):
                     raise
 
-    def _let_join(self, busy: dict[str, _Place]) -> None:
-        """Let those that had nothing to do begin no earlier than those at work, so that nobody
-        waits for them to catch up. What was done while no other wanted the device counts for
-        nothing."""
+    def _let_join(self, busy: dict[str, _LoadedModel]) -> None:
+        """Let models that were idle begin with the least time of the models that were busy, so that
+        they do not get turns to make up for their idle time. Time that a model had while it was
+        the only busy one does not count."""
         if busy.keys() == self._at_work:
             return
-        turns = [place.turn for name, place in busy.items() if name in self._at_work]
+        turns = [model.turn for name, model in busy.items() if name in self._at_work]
         if not turns:
-            for place in self._places.values():
-                place.turn = 0.0
+            for model in self._models.values():
+                model.turn = 0.0
         for name in busy.keys() - self._at_work if turns else ():
             busy[name].turn = max(busy[name].turn, min(turns))
         self._at_work = set(busy)
 
-    def _touch(self, place: _Place) -> None:
+    def _touch(self, model: _LoadedModel) -> None:
         self._turns += 1
-        place.used = self._turns
+        model.used = self._turns

@@ -1,4 +1,4 @@
-"""What the tokens of a step mean to the requests they were sampled for: events, and ends."""
+"""Turns the tokens of a step into events, and ends the sequences that are complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, TokenEvent
 from reference.engine.constraining import NOT_LISTED, listed_of
 from reference.engine.pipeline import Computed, Pipeline
-from reference.engine.sequence import RunningSequence, Sequence
+from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.ledger import Ledger
@@ -21,14 +21,14 @@ from reference.sched.scores import scores_in
 from reference.sched.tenants import Tenants
 
 COUNTED_ENDS = tuple(reason for reason in FinishReason if reason is not FinishReason.CANCELLED)
-"""Ends of which a client is told by an event."""
+"""Reasons that a client gets as an event."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """``entries`` are events that were not handed out yet, and the tenant each counts for, None for
-    nobody. Once they were counted they are ``events`` too, and ``before`` is what the ledger had of
-    each tenant then."""
+    """Events that were not handed out yet. ``entries`` are (event, tenant) pairs; the event counts
+    for this tenant, None for no tenant. ``events`` are the events that were counted, and ``before``
+    is what the ledger had of each tenant before."""
 
     entries: list[tuple[TokenEvent, int | None]] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
@@ -36,10 +36,10 @@ class _Batch:
 
 
 class OutputProcessor:
-    """Turns what steps computed into events. ``finish`` is called with every sequence that ends.
+    """Turns the results of steps into events. ``finish`` is called with every sequence that ends.
 
-    An event counts once it is in the batch: whatever is interrupted after that can be done again
-    from it. What is handed out is one batch, taken in one instruction.
+    An event is certain once it is in the batch: whatever an interrupt prevents after that can be
+    done again from the batch. A batch is handed out as a whole, in one instruction.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class OutputProcessor:
         return bool(self._batches and self._batches[-1].entries)
 
     def count(self) -> None:
-        """Let the ledger say what is about to be handed out. Counting again changes nothing, but
-        for what was dropped since: that is counted no more."""
+        """Count the batch in the ledger. Counting it again corrects the ledger by the events that
+        were added or dropped since."""
         if not self._batches:
             return
         batch = self._batches[-1]
@@ -92,12 +92,12 @@ class OutputProcessor:
         batch.events = [event for event, _ in batch.entries]
 
     def events(self) -> list[TokenEvent]:
-        """The events since the last call, which were counted."""
+        """Hand out the batch that was counted."""
         return self._batches.pop().events if self._batches else []
 
     def again(self, live: dict[int, Sequence]) -> list[tuple[Sequence, FinishReason]]:
-        """Make every sequence know the tokens in the batch, in case an interrupt came between;
-        those that end by one."""
+        """Write the tokens in the batch into their sequences, where an interrupt may have prevented
+        it; returns the sequences that an event in the batch ends."""
         ends = []
         for event, _ in self._batches[-1].entries if self._batches else ():
             sequence = live.get(event.request_id)
@@ -112,7 +112,7 @@ class OutputProcessor:
         return ends
 
     def disown(self, tenants: Collection[int]) -> None:
-        """Count the events that were not handed out for nobody where their tenants are gone."""
+        """Count the events in the batch for no tenant where their tenants were removed."""
         if self._batches and tenants:
             batch = self._batches[-1]
             batch.entries = [(e, None if id in tenants else id) for e, id in batch.entries]
@@ -120,8 +120,8 @@ class OutputProcessor:
                 batch.before.pop(tenant, None)
 
     def forget(self, request_id: int) -> int | None:
-        """Drop the events of a request that were not handed out, and count them no more; the
-        request's tenant, where they ended it."""
+        """Drop the events of a request from the batch and the ledger. Returns the request's tenant
+        if one of these events ended the request."""
         if not self.pending:
             return None
         batch = self._batches[-1]
@@ -134,7 +134,7 @@ class OutputProcessor:
         return None if last.finish_reason is None else tenant
 
     def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> None:
-        """A step was read at ``now``."""
+        """Process a step that was read at ``now`` seconds."""
         tokens = output.token.tolist()
         try:
             for part in computed:
@@ -145,9 +145,9 @@ class OutputProcessor:
             self._intervals.clear()
 
     def end_early(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a request that no token ends."""
+        """End a request without a token."""
         event = TokenEvent(sequence.request.id, -1, sequence.known, reason)
-        self._append(event, sequence.request.tenant)
+        self._append(event, sequence.tenant)
         self._finish(sequence, reason)
 
     def _append(self, event: TokenEvent, tenant: int) -> None:
@@ -156,77 +156,76 @@ class OutputProcessor:
         self._batches[-1].entries.append((event, tenant))
 
     def _take(self, part: Computed, tokens: list[int], output: StepOutput, now: float) -> None:
-        """What one sequence got out of a step."""
-        active, _, stop, first_row, end_row = part
-        sequence = active.sequence
+        """Process what a step computed for one sequence."""
+        sequence, _, stop, first_row, end_row = part
         if sequence.on_logits is not None:
             _hand_over(sequence, part, output)
-            if sequence.active is not active:
-                # Whoever took the logits has cancelled the request.
+            if not sequence.running:
+                # The sink has cancelled the request.
                 return
         if sequence.on_scores is not None and not self._score(part, output):
             return
         if stop < sequence.known:
             return
         if part.drafted:
-            given = self._take_guessed(part, tokens, output)
-            self._tenants.count(sequence.request.tenant, 0, max(0, given - 1))
+            taken = self._take_drafted(part, tokens, output)
+            self._tenants.count(sequence.tenant, 0, max(0, taken - 1))
         else:
             token = tokens[end_row - 1] if end_row > first_row else -1
-            given = int(token >= 0 and sequence.samples)
-            self._receive(active, stop, token, output, end_row - 1)
-        if given:
+            taken = int(token >= 0 and sequence.samples)
+            self._receive(sequence, stop, token, output, end_row - 1)
+        if taken:
             self._note_tokens(sequence, now)
-        if self._speculative is not None or active.masked:
+        if self._speculative is not None or sequence.masked:
             self._after_tokens(part)
 
     def _score(self, part: Computed, output: StepOutput) -> bool:
         """Hand over the log-probabilities of the prompt's tokens that a step computed, those of a
-        token once; False where the sequence goes no further: a row was broken, or it left."""
-        active = part.active
-        sequence = active.sequence
+        token once. False where a row was not finite, or the sequence lost its slot."""
+        sequence = part.sequence
         assert sequence.on_scores is not None
         first, stop = sequence.next_score, min(part.stop + 1, len(sequence.request.prompt))
         if first >= stop:
             return True
         row = part.end_row - (part.stop + 1 - first)
-        listed = sequence.request.log_probabilities or 0
         tokens = sequence.tokens[first:stop]
-        scores = scores_in(output, slice(row, row + len(tokens)), first, tokens, listed)
-        # One line: an interrupt comes before both or after both.
+        scores = scores_in(
+            output, slice(row, row + len(tokens)), first, tokens, sequence.request.score_top
+        )
+        # One line, so that an interrupt comes before both assignments or after both.
         sequence.next_score, _ = stop, sequence.on_scores(scores)
-        if sequence.active is active and np.isnan(scores.log_probability).any():
+        if sequence.running and np.isnan(scores.log_probability).any():
             self.end_early(sequence, FinishReason.ERROR)
-        return sequence.active is active
+        return sequence.running
 
-    def _take_guessed(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
-        """The tokens up to the first one that was guessed wrongly: how many they are."""
-        sequence = part.active.sequence
-        given = 0
+    def _take_drafted(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
+        """Take the tokens up to the first that differs from its draft; returns their number."""
+        sequence = part.sequence
+        taken = 0
         for row in range(part.first_row, part.end_row):
             position = part.start + 1 + row - part.first_row
             token = tokens[row]
-            guess = int(sequence.tokens[position]) if position < part.stop else token
-            given += token >= 0 and sequence.samples
-            self._receive(part.active, position, token, output, row)
-            if token != guess or sequence.active is None:
+            draft = int(sequence.tokens[position]) if position < part.stop else token
+            taken += token >= 0 and sequence.samples
+            self._receive(sequence, position, token, output, row)
+            if token != draft or not sequence.running:
                 break
-        return given
+        return taken
 
     def _note_tokens(self, sequence: Sequence, now: float) -> None:
-        tenant = sequence.request.tenant
-        if sequence.given is None:
+        tenant = sequence.tenant
+        if sequence.read_at is None:
             self._ledger.first_token(tenant, now - sequence.arrived)
         else:
-            # The sequences of a step mostly had their last tokens at the same time, too.
-            self._intervals[tenant, now - sequence.given] += 1
-        sequence.given = now
+            # Most sequences of a step have the same interval, so intervals are counted in groups.
+            self._intervals[tenant, now - sequence.read_at] += 1
+        sequence.read_at = now
 
     def _receive(
-        self, active: RunningSequence, position: int, token: int, output: StepOutput, row: int
+        self, sequence: Sequence, position: int, token: int, output: StepOutput, row: int
     ) -> None:
-        """What ``token``, sampled for ``position`` in ``row``, means: the next one, or the end."""
-        sequence = active.sequence
+        """Take ``token``, sampled for ``position`` in ``row``: it continues or ends the
+        sequence."""
         request = sequence.request
         reason = None
         listed = NOT_LISTED
@@ -249,27 +248,27 @@ class OutputProcessor:
             self._finish(sequence, reason)
 
     def _after_tokens(self, part: Computed) -> None:
-        """Let a sequence that goes on be planned from the tokens it has."""
-        active, table = part.active, self._slot_manager.table
-        if active.sequence.active is not active:
+        """Update what the slot table knows of a sequence that continues and runs in lockstep."""
+        sequence, table = part.sequence, self._slot_manager.table
+        if not sequence.running:
             return
         if part.drafted:
             assert self._speculative is not None
-            self._speculative.settle(active, part.start, part.stop)
+            self._speculative.settle(sequence, part.start, part.stop)
             self._pipeline.changed()
-        elif table.lockstep[active.slot]:
-            table.known[active.slot] = active.sequence.known
+        elif table.lockstep[sequence.slot]:
+            table.known[sequence.slot] = sequence.known
             self._pipeline.changed()
-        if self._speculative is not None and self._speculative.consider(active):
+        if self._speculative is not None and self._speculative.consider(sequence):
             self._pipeline.changed()
 
 
 def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:
-    """Give the logits of a step to whoever asked, those of a position once."""
+    """Give the logits of a step to the sequence's sink, those of each position once."""
     assert sequence.on_logits is not None
     first = max(sequence.scored, part.stop - (part.end_row - part.first_row))
     if first < part.stop:
         row = part.end_row - (part.stop - first)
         rows = output.rows(sequence.output)[row : part.end_row].copy()
-        # One line: an interrupt comes before both or after both.
+        # One line, so that an interrupt comes before both assignments or after both.
         sequence.scored, _ = part.stop, sequence.on_logits(first, rows)

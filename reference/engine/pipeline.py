@@ -1,42 +1,40 @@
-"""Steps under way: planned from positions, submitted ahead, read in order."""
+"""Steps in flight: built from positions, submitted ahead, read in order."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from contract.types import Clock, QosClass
+from contract.types import Clock
 from reference.engine.constraining import with_masks
 from reference.engine.options import EngineOptions
 from reference.engine.scheduler import Scheduler
-from reference.engine.sequence import RunningSequence
+from reference.engine.sequence import Sequence
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.limits import RING_STEPS, mask_words
 from reference.observer import Observer, StepObservation
 from reference.runner import ModelRunner, StepOutput, Submission
-from reference.sched.budget import prefill_tokens
 from reference.sched.cost import Load, StepCost
-from reference.sched.planner import Chunk, Pending, divided, left_of, plan_step
+from reference.sched.planner import Chunk
 from reference.sched.slots import SteadyDecode
 from reference.sched.tenants import Tenants
 
-INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.3, QosClass.STANDARD: 3.0}
-"""How much longer than its decoding alone a step with prefill may take while a sequence of the
-class decodes (see ``prefill_tokens``). Batch work sets no bound."""
-
 
 class Step(NamedTuple):
-    """A step under way: what of which placement it computes, and the rows of each.
+    """A step in flight: a chunk of each of its ``sequences``, the admission under which the chunk
+    is computed, and its number of output rows.
 
-    ``attended`` positions in all, ``began`` by the clock; ``waiting``, ``free_pages`` and
-    ``cached_pages`` as they were then. ``computed`` has, with what counts them for their
-    tenants, how many tokens are prefilled and how many decoded.
+    The step attends to ``attended`` positions and was submitted at ``began`` seconds; ``waiting``,
+    ``free_pages`` and ``cached_pages`` are counts of that moment. ``counted`` has for each tenant
+    the function that counts tokens towards its rates, and how many tokens are (prefilled, decoded).
     """
 
     number: int
     submission: Submission
-    actives: list[RunningSequence]
+    sequences: list[Sequence]
+    admissions: list[int]
     requests: list[int]
     chunks: list[Chunk]
     rows: list[int]
@@ -45,14 +43,19 @@ class Step(NamedTuple):
     waiting: int
     free_pages: int
     cached_pages: int
-    computed: list[tuple[Callable[[int, int], None], list[int]]]
+    counted: list[tuple[Callable[[int, int], None], list[int]]]
+
+    def of_current_admission(self) -> Iterator[bool]:
+        """For each sequence whether it still has the slot that the step was computed for."""
+        for sequence, admission in zip(self.sequences, self.admissions, strict=True):
+            yield sequence.running and sequence.admission == admission
 
 
 class Computed(NamedTuple):
-    """What a step did for one placement: positions ``start`` to ``stop`` - 1, and rows of logits
-    from ``first_row`` to ``end_row`` - 1 of the step's output."""
+    """What a step did for one sequence: positions ``start`` to ``stop`` - 1, and rows ``first_row``
+    to ``end_row`` - 1 of the step's output."""
 
-    active: RunningSequence
+    sequence: Sequence
     start: int
     stop: int
     first_row: int
@@ -60,14 +63,13 @@ class Computed(NamedTuple):
 
     @property
     def drafted(self) -> bool:
-        """Whether all tokens but the first were guesses."""
-        return self.active.sequence.drafted(self.start, self.end_row - self.first_row)
+        """Whether all tokens but the first were drafted."""
+        return self.sequence.drafted(self.start, self.end_row - self.first_row)
 
 
 class Pipeline:
-    """Submits steps to a runner, ``steps_ahead`` of them ahead of the one that is read; nothing
-    else submits any. ``chunk_tokens`` and ``chunk_while_decoding`` are those of the options, within
-    the limits."""
+    """Submits the steps that the scheduler decides, ``steps_ahead`` of them before the oldest one
+    is read. Nothing else submits steps to the runner."""
 
     def __init__(
         self,
@@ -85,10 +87,7 @@ class Pipeline:
             steps_ahead = 1 if runner.tier.info.asynchronous else 0
         if not 0 <= steps_ahead < RING_STEPS:
             raise ValueError(f"steps_ahead is {steps_ahead}, not 0 to {RING_STEPS - 1}")
-        most = runner.limits.step_tokens - runner.limits.slots
         self.steps_ahead = steps_ahead
-        self.chunk_tokens = min(options.chunk_tokens or most, most)
-        self.chunk_while_decoding = min(options.chunk_while_decoding or most, self.chunk_tokens)
         self.steps = 0
         self._runner = runner
         self._scheduler = scheduler
@@ -105,23 +104,24 @@ class Pipeline:
         self._read_at = 0.0
 
     def changed(self) -> None:
-        """Somebody came, left or stopped: the next step is planned anew."""
+        """Decide the next step anew: a sequence was admitted, left or stopped."""
         self._steady = None
 
     def clear(self) -> None:
-        """Forget the steps under way; the tier has its own copy of their inputs."""
+        """Forget the steps in flight; the tier has its own copy of their inputs."""
         self._in_flight.clear()
         self._steady = None
 
     def fill(self) -> None:
-        """Submit steps until as many are under way as may be, or there is nothing to compute."""
-        self._drop_abandoned()
+        """Submit steps until ``steps_ahead`` are in flight or there is nothing to compute."""
+        while self._in_flight and not any(self._in_flight[0].of_current_admission()):
+            self._count(self._in_flight.popleft())
         while len(self._in_flight) <= self.steps_ahead and self._start():
             pass
 
     def read(self) -> tuple[StepOutput, Iterator[Computed]] | None:
-        """Wait for the oldest step: its output, and what it did for whoever still has the place
-        it was computed for. None where nothing is under way."""
+        """Wait for the oldest step: its output, and what it did for each sequence that still has
+        the slot it was computed for. None where no step is in flight."""
         if not self._in_flight:
             return None
         step = self._in_flight[0]
@@ -130,10 +130,6 @@ class Pipeline:
         self._count(step)
         self._observe(step)
         return output, self._computed(step)
-
-    def _drop_abandoned(self) -> None:
-        while self._in_flight and not any(map(self._slot_manager.runs, self._in_flight[0].actives)):
-            self._count(self._in_flight.popleft())
 
     def _start(self) -> bool:
         """Submit the next step; False when there is nothing to compute."""
@@ -145,8 +141,7 @@ class Pipeline:
         before = self._latest
         self._follow(
             self._runner.submit(steady.next()),
-            before.actives,
-            before.requests,
+            before.sequences,
             steady.chunks,
             before.rows,
             before.attended + len(steady.chunks),
@@ -155,61 +150,29 @@ class Pipeline:
 
     def _start_planned(self) -> bool:
         self._steady = None
-        self._scheduler.admit()
-        if self._speculative is not None:
-            self._speculative.draft()
-        chunks = self._plan()
-        while chunks and not self._scheduler.grow(chunks):
-            chunks = self._plan()
+        chunks = self._scheduler.next_chunks()
         if not chunks:
             return False
-        slot_manager = self._slot_manager
-        table = slot_manager.table
+        table, running = self._slot_manager.table, self._slot_manager.running
         rows = table.rows_of(chunks)
-        actives = [slot_manager.running[slot] for slot, _, _ in chunks]
-        tokens = [active.sequence.tokens for active in actives]
-        inputs = table.step_input(chunks, rows, tokens)
-        inputs = with_masks(inputs, actives, chunks, rows, self._mask_words)
+        sequences = [running[slot] for slot, _, _ in chunks]
+        inputs = table.step_input(chunks, rows, [sequence.tokens for sequence in sequences])
+        inputs = with_masks(inputs, sequences, chunks, rows, self._mask_words)
         if self._speculative is not None:
-            self._speculative.before_step(actives)
+            self._speculative.before_step(sequences)
         submission = self._runner.submit(inputs)
         for slot, start, count in chunks:
             table.computed[slot] = start + count
         attended = sum([count * (2 * start + count + 1) for _, start, count in chunks]) // 2
-        requests = [active.sequence.request.id for active in actives]
-        self._follow(submission, actives, requests, chunks, rows, attended)
-        self._publish(chunks, actives)
+        self._follow(submission, sequences, chunks, rows, attended)
+        self._publish(chunks, sequences)
         self._steady = SteadyDecode.after(table, chunks, rows, inputs)
         return True
-
-    def _plan(self) -> list[Chunk]:
-        slot_manager = self._slot_manager
-        pending = slot_manager.table.pending(slot_manager.running)
-        chunks = plan_step(pending, self._prefill_tokens(pending))
-        if slot_manager.keeps_states:
-            chunks = slot_manager.table.at_page_ends(chunks)
-        return slot_manager.table.within_rows(chunks, self._runner.limits.step_rows)
-
-    def _prefill_tokens(self, pending: Sequence[Pending]) -> int:
-        """The prefill tokens of a step that keep the decode interval of its most urgent class."""
-        decoding, reading = divided(pending)
-        if not decoding or not reading:
-            return self.chunk_tokens
-        most = self._runner.limits.step_tokens - left_of(decoding)
-        running = self._slot_manager.running
-        requests = [running[one.slot].sequence.request for one in decoding]
-        asked = {(request.tenant, request.qos) for request in requests}
-        ratios = (
-            INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in asked
-        )
-        ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
-        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_while_decoding, most))
 
     def _follow(
         self,
         submission: Submission,
-        actives: list[RunningSequence],
-        requests: list[int],
+        sequences: list[Sequence],
         chunks: list[Chunk],
         rows: list[int],
         attended: int,
@@ -218,8 +181,9 @@ class Pipeline:
         self._latest = Step(
             self.steps,
             submission,
-            actives,
-            requests,
+            sequences,
+            [sequence.admission for sequence in sequences],
+            [sequence.request.id for sequence in sequences],
             chunks,
             rows,
             attended,
@@ -227,42 +191,41 @@ class Pipeline:
             len(self._scheduler.waiting),
             memory.free,
             memory.cached,
-            self._computed_for(actives, chunks, rows),
+            self._counted(sequences, chunks, rows),
         )
         self.steps += 1
         self._in_flight.append(self._latest)
 
     def _count(self, step: Step) -> None:
-        """Count what a step computed towards the rates of its tenants, whatever became of those it
-        was computed for."""
-        for count, (prefilled, decoded) in step.computed:
+        """Count what a step computed towards the rates of its tenants, also where its sequences
+        have ended or were preempted meanwhile."""
+        for count, (prefilled, decoded) in step.counted:
             count(prefilled, decoded)
 
-    def _computed_for(
-        self, actives: Sequence[RunningSequence], chunks: Sequence[Chunk], rows: Sequence[int]
+    def _counted(
+        self, sequences: Items[Sequence], chunks: Items[Chunk], rows: Items[int]
     ) -> list[tuple[Callable[[int, int], None], list[int]]]:
-        """By tenant how many tokens a step prefills, and how many it decodes, guesses aside."""
+        """How many tokens a step prefills and decodes for each tenant, drafted ones aside."""
         counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
-        for active, (_, start, tokens), requested in zip(actives, chunks, rows, strict=True):
-            sequence = active.sequence
-            of_tenant = counts[sequence.request.tenant]
+        for sequence, (_, start, tokens), requested in zip(sequences, chunks, rows, strict=True):
+            of_tenant = counts[sequence.tenant]
             sampled = requested > 0 and sequence.samples and start + tokens >= sequence.known
-            guessed = sequence.drafted(start, requested)
-            of_tenant[0] += 0 if guessed else tokens - sampled
+            drafted = sequence.drafted(start, requested)
+            of_tenant[0] += 0 if drafted else tokens - sampled
             of_tenant[1] += sampled
         return [(self._tenants.counter(tenant), count) for tenant, count in counts.items()]
 
-    def _publish(self, chunks: list[Chunk], actives: list[RunningSequence]) -> None:
-        """Make whole pages of prompts findable, and keep recurrent states where it is time to."""
+    def _publish(self, chunks: list[Chunk], sequences: list[Sequence]) -> None:
+        """Publish whole pages of prompts, and save recurrent states at cuts."""
         table = self._slot_manager.table
-        for (slot, start, count), active in zip(chunks, actives, strict=True):
-            if not self._slot_manager.runs(active):
-                # Whoever was asked for its mask has cancelled it.
+        for (slot, start, count), sequence in zip(chunks, sequences, strict=True):
+            if not sequence.running:
+                # A mask provider may have cancelled it.
                 continue
             if start < table.known[slot]:
-                self._slot_manager.publish(active)
+                self._slot_manager.publish(sequence)
             if start + count == table.cut[slot]:
-                self._slot_manager.keep_state(active)
+                self._slot_manager.keep_state(sequence)
 
     def _observe(self, step: Step) -> None:
         now = self._clock()
@@ -284,11 +247,11 @@ class Pipeline:
         )
 
     def _computed(self, step: Step) -> Iterator[Computed]:
-        running, end = self._slot_manager.running, 0
-        for active, (slot, start, count), rows in zip(
-            step.actives, step.chunks, step.rows, strict=True
+        end = 0
+        for sequence, (_, start, count), rows, current in zip(
+            step.sequences, step.chunks, step.rows, step.of_current_admission(), strict=True
         ):
             first, end = end, end + rows
-            # A sequence that ended, was cancelled or preempted may be in steps under way.
-            if running.get(slot) is active:
-                yield Computed(active, start, start + count, first, end)
+            # A sequence that ended or was preempted may be in steps in flight.
+            if current:
+                yield Computed(sequence, start, start + count, first, end)

@@ -1,5 +1,18 @@
-"""Who waits and who runs: admission, making room, preemption. Every decision is the policy's
-(``reference.sched``); this carries it out."""
+"""Who runs next, in one file: who waits, who is admitted, who grows, who is preempted, and the
+chunk of each sequence in the next step.
+
+``next_chunks`` is the order in which this is decided before every step. Each decision is a policy,
+a function or a class of ``reference.sched``:
+
+    admit    admission.WaitQueue     the next of the waiting requests, by class, share and age
+    preempt  admission.victim        the running sequence that makes room
+             quantum.goal            the positions a sequence computes before it can lose its slot
+    chunks   planner.plan_step       the tokens of the step
+             budget.prefill_tokens   its prompt tokens, by what steps cost (cost.StepCost)
+    quotas   tenants.Tenants         what each tenant may use, and uses
+
+``SlotManager`` carries out what is decided: it gives and takes slots and pages.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +20,26 @@ from collections.abc import Sequence as Items
 
 from contract.lazy_dataclass import dataclass
 from contract.types import Clock, FinishReason, QosClass
-from reference.engine.sequence import RunningSequence, Sequence
+from reference.engine.options import EngineOptions
+from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
+from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.ledger import Ledger
-from reference.limits import pages_for
+from reference.limits import Limits, pages_for
 from reference.observer import Observer
 from reference.sched.admission import RunningRequest, WaitingRequest, WaitQueue, victim
-from reference.sched.planner import Chunk
+from reference.sched.budget import prefill_tokens
+from reference.sched.cost import StepCost
+from reference.sched.planner import Chunk, Pending, divided, left_of, plan_step
 from reference.sched.quantum import goal
 from reference.sched.tenants import Tenants
 
 RETRY_SECONDS = 0.05
-"""How soon one that found no room is looked at again though nobody left: ages and rates change."""
+"""After how many seconds waiting requests are looked at again though nothing has changed: ages and
+rates change with time."""
+INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.3, QosClass.STANDARD: 3.0}
+"""How many times as long as its decoding alone a step with prefill may take while a sequence of the
+class decodes (see ``prefill_tokens``). Batch work sets no bound."""
 
 
 @dataclass(slots=True)
@@ -30,112 +51,112 @@ class SchedulerCounts:
 
 
 class Scheduler:
-    """The sequences that wait, and the residents they become. ``unfit`` are those that wait and
-    would never have room: others have reserved too much."""
+    """Decides who waits and who runs, and what the next step computes.
+
+    ``waiting`` are the sequences that wait, by order of arrival. ``unfit`` are those of them that
+    can never have room, since others have reserved too many pages. ``chunk_tokens`` is the most
+    prompt tokens in a step, ``chunk_while_decoding`` the most in a step that also decodes.
+    """
 
     def __init__(
         self,
+        limits: Limits,
+        options: EngineOptions,
         slot_manager: SlotManager,
         tenants: Tenants,
-        queue: WaitQueue,
         clock: Clock,
         observer: Observer,
         ledger: Ledger,
+        cost: StepCost,
+        speculative: SpeculativeDecoder | None,
     ) -> None:
+        most = limits.step_tokens - limits.slots
+        self.chunk_tokens = min(options.chunk_tokens or most, most)
+        self.chunk_while_decoding = min(options.chunk_while_decoding or most, self.chunk_tokens)
         self.slot_manager = slot_manager
+        self.queue = WaitQueue(tenants, clock=clock)
         self.waiting: dict[int, Sequence] = {}
         self.unfit: list[Sequence] = []
         self.counts = SchedulerCounts()
+        self._limits = limits
         self._tenants = tenants
-        self._queue = queue
         self._clock = clock
         self._observer = observer
         self._ledger = ledger
+        self._cost = cost
+        self._speculative = speculative
         self._changed = False
         self._retry_at = 0.0
 
+    # The order: before every step.
+
+    def next_chunks(self) -> list[Chunk]:
+        """Decide the next step: admit who waits, draft tokens, divide the step among the running
+        sequences, and give each the pages for its chunk. Where a sequence is preempted for a page
+        the step is divided again. Empty where there is nothing to compute."""
+        chunks = self._decide()
+        if not chunks and self.due:
+            # The only sequence with work left for a page; another may have room now.
+            chunks = self._decide()
+        return chunks
+
+    def _decide(self) -> list[Chunk]:
+        self.admit()
+        if self._speculative is not None:
+            self._speculative.draft()
+        chunks = self.chunks()
+        while chunks and not self.grow(chunks):
+            chunks = self.chunks()
+        return chunks
+
+    # Waiting.
+
     @property
     def due(self) -> bool:
-        """Whether somebody who waits should be looked at now."""
+        """Whether the waiting sequences should be looked at now."""
         return bool(self.waiting) and (self._changed or self._clock() >= self._retry_at)
 
     def enqueue(self, sequence: Sequence, since: float | None = None) -> None:
-        """Let a sequence wait, from now or as if ``since`` then; one that was here before keeps its
-        turn."""
+        """Let a sequence wait, from now on, or as if it had waited ``since``. A preempted sequence
+        keeps its order of arrival."""
         sequence.since = self._clock() if since is None else since
         self.waiting[sequence.order] = sequence
         self._push(sequence)
 
     def _push(self, sequence: Sequence) -> None:
-        request, pages = sequence.request, sequence.pages_to_begin
-        waiting = WaitingRequest(sequence.order, request.tenant, sequence.since, pages, request.qos)
-        self._queue.push(waiting)
+        pages, qos = sequence.pages_to_begin, sequence.request.qos
+        self.queue.push(WaitingRequest(sequence.order, sequence.tenant, sequence.since, pages, qos))
         self._changed = True
         if not self._fits_ever(sequence):
             self.unfit.append(sequence)
 
     def check_room(self) -> None:
-        """Find those that wait and would never have room, after a change of reservations."""
+        """Find the waiting sequences that can never have room, after reservations changed."""
         self.unfit = [s for s in self.waiting.values() if not self._fits_ever(s)]
         self._changed = True
 
     def _fits_ever(self, sequence: Sequence) -> bool:
-        most = self.slot_manager.memory.reservations.most_for(sequence.request.tenant)
+        most = self.slot_manager.memory.reservations.most_for(sequence.tenant)
         return pages_for(sequence.reach) <= most
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is."""
-        if sequence.active is not None:
-            self.slot_manager.remove(sequence.active)
+        """Take a sequence out of its slot or the queue."""
+        if sequence.running:
+            self.slot_manager.remove(sequence)
             self._changed = True
         elif self.waiting.pop(sequence.order, None) is not None:
-            self._queue.remove(sequence.order)
+            self.queue.remove(sequence.order)
 
-    def admit(self) -> bool:
-        """Place whoever may come in now, preempting where the policy says so; whether anybody
-        was."""
-        if not self.due:
-            return False
-        self._changed = False
-        before = self.counts.admitted
-        while (chosen := self._queue.next(self._try)) is not None:
-            del self.waiting[chosen.order]
-        self._retry_at = self._clock() + RETRY_SECONDS
-        return self.counts.admitted > before
-
-    def grow(self, chunks: Items[Chunk]) -> bool:
-        """Give every chunk's sequence the pages it needs; False where somebody had to leave for
-        them, and the step is to be planned anew."""
-        slot_manager = self.slot_manager
-        for chunk, count in zip(chunks, slot_manager.table.missing_pages(chunks), strict=True):
-            if not count:
-                continue
-            active = slot_manager.running[chunk.slot]
-            if self._beyond_quota(active, count) or not slot_manager.grow(active, count):
-                self._make_room(active, count)
-                return False
-            self._note_pages(active.sequence.request.tenant)
-        return True
-
-    def preempt(self, active: RunningSequence, *, published: bool = True) -> None:
-        """Send a sequence back to wait with all the tokens the host knows; where it did not get on
-        in its slot it has waited all the time. What it computed stays in the cache unless it is
-        not to be ``published``."""
-        sequence, slot_manager = active.sequence, self.slot_manager
-        progress = slot_manager.progress(active)
-        served = progress >= active.quantum or sequence.stalled
-        sequence.reached = max(sequence.reached, progress)
-        if published:
-            slot_manager.keep_where_it_stands(active)
-        slot_manager.remove(active, served=served, published=published)
-        self.counts.preempted += 1
-        self._ledger.preempted(sequence.request.tenant)
-        self._observer.preempted(self._clock(), sequence.request.id, active.slot, sequence.known)
-        self.enqueue(sequence, None if served else sequence.since)
+    def finished(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Take out a sequence that ended."""
+        slot = sequence.slot if sequence.running else None
+        self.withdraw(sequence)
+        self.queue.ended(sequence.order)
+        self._observer.finished(self._clock(), sequence.request.id, slot, reason)
 
     def rebuild(self, live: Items[Sequence], *, fault: bool) -> None:
-        """After a fault or an interrupt, whatever was being done: all ``live`` sequences wait, and
-        nothing is cached. Those that ran count a ``fault``."""
+        """After a fault or an interrupt at any point: all ``live`` sequences wait, and nothing is
+        cached. Those that ran count a ``fault``."""
         now = self._clock()
         for sequence in live:
             if sequence.order not in self.waiting:
@@ -144,66 +165,121 @@ class Scheduler:
         self.slot_manager.reset(live)
         self.waiting = {sequence.order: sequence for sequence in live}
         self.unfit = []
-        self._queue.clear()
+        self.queue.clear()
         for sequence in live:
             self._push(sequence)
 
-    def finished(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Take out a sequence that ended."""
-        slot = None if sequence.active is None else sequence.active.slot
-        self.withdraw(sequence)
-        self._queue.ended(sequence.order)
-        self._observer.finished(self._clock(), sequence.request.id, slot, reason)
+    # Admitting.
+
+    def admit(self) -> bool:
+        """Give slots to the waiting sequences that may run now, preempting others where policy says
+        so. Whether any was admitted."""
+        if not self.due:
+            return False
+        self._changed = False
+        before = self.counts.admitted
+        while (chosen := self.queue.next(self._try)) is not None:
+            del self.waiting[chosen.order]
+        self._retry_at = self._clock() + RETRY_SECONDS
+        return self.counts.admitted > before
 
     def _try(self, waiting: WaitingRequest) -> bool:
-        """Place one that waits, if there is room or it can be made."""
-        sequence = self.waiting[waiting.order]
-        # Who has a slot is not aged any more.
-        aged = self._queue.aged(waiting.tenant, waiting.qos)
-        quantum = self.slot_manager.quantum_of(sequence) if aged else 0
-        active = self.slot_manager.place(sequence, quantum, protected=aged)
-        if active is None:
+        """Admit a waiting sequence if there is room or it can be made."""
+        sequence, slot_manager = self.waiting[waiting.order], self.slot_manager
+        # A tenant that has a slot is not aged any more.
+        aged = self.queue.aged(waiting.tenant, waiting.qos)
+        quantum = slot_manager.quantum_of(sequence) if aged else 0
+        if not slot_manager.place(sequence, quantum, protected=aged):
             victims = self._victims_for(sequence, quantum, aged)
             if not victims:
                 return False
             for running in victims:
                 self.preempt(running)
-            active = self.slot_manager.place(sequence, quantum, protected=aged)
-            assert active is not None, "there is no room where room was made"
-        computed = self.slot_manager.table.computed[active.slot]
+            placed = slot_manager.place(sequence, quantum, protected=aged)
+            assert placed, "there is no room where room was made"
+        computed = slot_manager.table.computed[sequence.slot]
         if not aged:
-            active.quantum = goal(sequence.reached, computed, sequence.end)
+            sequence.quantum = goal(sequence.reached, computed, sequence.end)
         self.counts.admitted += 1
-        tenant = sequence.request.tenant
-        self._ledger.admitted(tenant)
-        self._ledger.looked_up(tenant, sequence.known, computed)
-        self._note_pages(tenant)
-        if active.difference is not None:
-            self._observer.differed(self._clock(), sequence.request.id, active.difference)
+        self._ledger.admitted(sequence.tenant)
+        self._ledger.looked_up(sequence.tenant, sequence.known, computed)
+        self._note_pages(sequence.tenant)
+        if sequence.difference is not None:
+            self._observer.differed(self._clock(), sequence.request.id, sequence.difference)
         self._observer.admitted(
-            self._clock(), sequence.request.id, active.slot, sequence.known, computed
+            self._clock(), sequence.request.id, sequence.slot, sequence.known, computed
         )
         return True
 
     def _note_pages(self, tenant: int) -> None:
         self._ledger.holds(tenant, self._tenants.usage(tenant).pages)
 
-    def _victims_for(self, sequence: Sequence, quantum: int, aged: bool) -> list[RunningSequence]:
-        """Whom to preempt so that ``sequence`` comes in: nobody, or enough. One that is aged claims
-        room as a request of its tenant's own class, and takes it from those whose consumers have
-        stalled first, whatever they are."""
-        slot_manager, tenant = self.slot_manager, sequence.request.tenant
+    # Growing.
+
+    def grow(self, chunks: Items[Chunk]) -> bool:
+        """Give every chunk's sequence the pages it needs. False where a sequence was preempted for
+        them, and the step is to be divided again."""
+        slot_manager = self.slot_manager
+        for chunk, count in zip(chunks, slot_manager.table.missing_pages(chunks), strict=True):
+            if not count:
+                continue
+            sequence = slot_manager.running[chunk.slot]
+            if self._beyond_quota(sequence, count) or not slot_manager.grow(sequence, count):
+                self._make_room(sequence, count)
+                return False
+            self._note_pages(sequence.tenant)
+        return True
+
+    def _make_room(self, sequence: Sequence, count: int) -> None:
+        """Preempt one sequence so that ``sequence`` can grow: itself if there is no other.
+        Protected sequences have the pages they need, and stay."""
+        candidates = [each for each in self._candidates() if not each.protected]
+        if self._beyond_quota(sequence, count):
+            candidates = [c for c in candidates if c.tenant == sequence.tenant]
+        chosen = victim(candidates, self._tenants, None)
+        self.preempt(sequence if chosen is None else self.slot_manager.running[chosen.slot])
+
+    def _beyond_quota(self, sequence: Sequence, count: int) -> bool:
+        """Whether so many more pages are above the tenant's quota. The only running request of a
+        tenant may have what it needs, as at its admission."""
+        usage = self._tenants.usage(sequence.tenant)
+        most = self._tenants[sequence.tenant].max_kv_pages
+        return usage.slots > 1 and usage.pages + count > most
+
+    # Preempting.
+
+    def preempt(self, sequence: Sequence, *, published: bool = True) -> None:
+        """Let a running sequence wait again with all the tokens the host knows. If it made no
+        progress in its slot it has waited all the time. Its computed pages stay in the cache unless
+        it is not ``published``."""
+        slot_manager, slot = self.slot_manager, sequence.slot
+        progress = slot_manager.progress(sequence)
+        served = progress >= sequence.quantum or sequence.stalled
+        sequence.reached = max(sequence.reached, progress)
+        if published:
+            slot_manager.save_last_state(sequence)
+        slot_manager.remove(sequence, served=served, published=published)
+        self.counts.preempted += 1
+        self._ledger.preempted(sequence.tenant)
+        self._observer.preempted(self._clock(), sequence.request.id, slot, sequence.known)
+        self.enqueue(sequence, None if served else sequence.since)
+
+    def _victims_for(self, sequence: Sequence, quantum: int, aged: bool) -> list[Sequence]:
+        """The sequences to preempt so that ``sequence`` can be admitted: none, or enough. An aged
+        one claims room as a request of its tenant's own class, and takes it first from sequences
+        whose consumers have stalled, whatever their class."""
+        slot_manager = self.slot_manager
         claimant = self._tenants.class_of(sequence.request)
-        stalled: list[RunningSequence] = []
+        stalled: list[Sequence] = []
         if aged and not sequence.stalled:
-            claimant = self._tenants[tenant].qos
-            stalled = [p for p in slot_manager.running.values() if p.sequence.stalled]
-        slots = {active.slot for active in stalled}
+            claimant = self._tenants[sequence.tenant].qos
+            stalled = [other for other in slot_manager.running.values() if other.stalled]
+        slots = {other.slot for other in stalled}
         candidates = [c for c in self._candidates(claimant) if c.slot not in slots]
         if not candidates and not stalled:
             return []
         free = len(slot_manager.free_slots)
-        victims: list[RunningSequence] = []
+        victims: list[Sequence] = []
         while free + len(victims) < 1 or not slot_manager.fits(sequence, victims, quantum):
             if stalled:
                 victims.append(stalled.pop())
@@ -215,32 +291,44 @@ class Scheduler:
             victims.append(slot_manager.running[chosen.slot])
         return victims
 
-    def _make_room(self, active: RunningSequence, count: int) -> None:
-        """Preempt one sequence so that ``active`` can grow, itself if there is no other. Those
-        that are protected have the pages they need, and stay."""
-        candidates = [each for each in self._candidates() if not each.protected]
-        if self._beyond_quota(active, count):
-            tenant = active.sequence.request.tenant
-            candidates = [c for c in candidates if c.tenant == tenant]
-        chosen = victim(candidates, self._tenants, None)
-        self.preempt(active if chosen is None else self.slot_manager.running[chosen.slot])
-
-    def _beyond_quota(self, active: RunningSequence, count: int) -> bool:
-        """Whether so many more pages are above the tenant's quota; the only request of a tenant
-        may have what it needs, as at its admission."""
-        tenant = active.sequence.request.tenant
-        usage, most = self._tenants.usage(tenant), self._tenants[tenant].max_kv_pages
-        return usage.slots > 1 and usage.pages + count > most
-
     def _candidates(self, claimant: QosClass | None = None) -> list[RunningRequest]:
-        """Who runs, of the classes below that of a claimant if there is one."""
+        """The running sequences as ``victim`` compares them: those of classes below a claimant's,
+        if there is one."""
         above = -1 if claimant is None else claimant.rank
         found = []
-        for slot, active in self.slot_manager.running.items():
-            sequence = active.sequence
+        for slot, sequence in self.slot_manager.running.items():
             qos = self._tenants.class_of(sequence.request)
             if qos.rank > above:
-                protected = self.slot_manager.protects(active)
-                tenant, pages = sequence.request.tenant, len(active.pages)
-                found.append(RunningRequest(sequence.order, tenant, qos, slot, pages, protected))
+                protected = self.slot_manager.protects(sequence)
+                pages = len(sequence.pages)
+                found.append(
+                    RunningRequest(sequence.order, sequence.tenant, qos, slot, pages, protected)
+                )
         return found
+
+    # Chunks.
+
+    def chunks(self) -> list[Chunk]:
+        """Divide the next step among the running sequences: every decoding one, then as much
+        prefill as the budget allows, within the rows of a step."""
+        slot_manager, table = self.slot_manager, self.slot_manager.table
+        pending = table.pending(slot_manager.running)
+        chunks = plan_step(pending, self._prefill_tokens(pending))
+        if slot_manager.keeps_states:
+            chunks = table.at_page_ends(chunks)
+        return table.within_rows(chunks, self._limits.step_rows)
+
+    def _prefill_tokens(self, pending: Items[Pending]) -> int:
+        """The prompt tokens of a step that respect the decode interval of its most urgent class."""
+        decoding, reading = divided(pending)
+        if not decoding or not reading:
+            return self.chunk_tokens
+        most = self._limits.step_tokens - left_of(decoding)
+        running = self.slot_manager.running
+        requests = [running[one.slot].request for one in decoding]
+        classes = {(request.tenant, request.qos) for request in requests}
+        ratios = (
+            INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in classes
+        )
+        ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
+        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_while_decoding, most))

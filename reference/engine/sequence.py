@@ -1,4 +1,4 @@
-"""A request on its way, and the place it has while it runs."""
+"""The one record of a request from its submission to its end."""
 
 from __future__ import annotations
 
@@ -11,34 +11,46 @@ from numpy.typing import NDArray
 from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from reference.limits import RING_STEPS, pages_for
-from reference.memory.prefix import Difference, PathEnd
+from reference.memory.prefix import Difference, PathEnd, PrefixHit
 from reference.runner import LOGITS
 from reference.sched.constraints import Mask
 from reference.sched.scores import ScoreSink
 from reference.sched.slots import NO_ROWS
 
 LogitsSink = Callable[[int, NDArray[np.float32]], None]
-"""Receives (first position, float32[positions, n]) for every chunk, n being the vocabulary or the
-width of what was asked for in place of logits; the array is its own."""
+"""Receives (first position, float32[positions, n]) for every chunk; n is the size of the
+vocabulary, or the width of the output that was requested instead of logits. The array is a copy."""
 
 MaskProvider = Callable[[list[int]], Mask | None]
-"""The tokens generated so far -> the mask (``reference.sched.constraints``) of those that may come
-next, None for all. It is asked again, with the same tokens, about a step that was lost."""
+"""Maps the tokens generated so far to the mask (``reference.sched.constraints``) of the tokens that
+may come next, None for all. After a lost step it is called again with the same tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request under way.
+    """A request that waits or runs, and everything the engine knows about it.
 
-    ``order`` numbers requests by arrival, ``since`` is when it began to wait. ``tokens`` int32 has
-    room for all it may ever have; the first ``known`` of them the host knows: the prompt and what
-    was sampled and read. ``last`` is the position its last token may have, ``allowed`` says which
-    tokens may come next. Logits of the first ``scored`` positions, or rows of another ``output``,
-    were handed over, and to ``on_scores`` the log-probabilities of the prompt's tokens before
-    position ``next_score``. ``faults`` counts the steps that failed under it, ``stalled_steps``
-    those since its consumer stopped taking tokens, none while that is ``patient``. It was submitted
-    at ``arrived``, and its last tokens were handed over at ``given``. It once had ``reached``
-    positions computed.
+    What was requested: ``on_logits`` receives the rows of ``output`` for every position;
+    ``allowed`` gives the mask of each token. ``scope`` names who shares cached pages with it.
+
+    Its tokens: ``tokens`` int32 has room for all of them. The host knows the first ``known``: the
+    prompt, and what was sampled and read. ``last`` is the largest position a token may have.
+    ``on_logits`` has received the first ``scored`` positions, and ``on_scores`` the
+    log-probabilities of the prompt's tokens before position ``next_score``.
+
+    Its history: ``order`` numbers requests by arrival. It was submitted at ``arrived``, has waited
+    ``since``, and its latest token was read at ``read_at``, in seconds. ``faults`` counts the steps
+    that failed while it ran. It once had ``reached`` positions computed. While ``stalled``, its
+    consumer takes no tokens; ``stalled_steps`` counts the steps since, unless it is ``patient``.
+
+    While it runs: ``slot`` is its slot, -1 while it waits, and ``pages`` are its KV pages.
+    ``admission`` counts how often it was given a slot: the results of a step that was submitted
+    under an earlier admission are dropped. The prefix cache has its pages up to ``published``.
+    ``states`` are saved recurrent states of it, (tokens, state slot) each, and ``undo`` is the
+    state slot for the state before drafted tokens. Once it has computed ``quantum`` positions it
+    has made progress; until then a ``protected`` sequence cannot lose its slot. Pages of its first
+    ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
+    sequence of its tenant continued with another token.
     """
 
     request: Request
@@ -59,15 +71,49 @@ class Sequence:
     stalled_steps: int = 0
     patient: bool = False
     arrived: float = 0.0
-    given: float | None = None
+    read_at: float | None = None
     reached: int = 0
-    active: RunningSequence | None = None
+    slot: int = -1
+    admission: int = 0
+    pages: list[int] = field(default_factory=list)
+    published: PathEnd | None = None
+    states: list[tuple[int, int]] = field(default_factory=list)
+    undo: int | None = None
+    quantum: int = 0
+    protected: bool = False
+    matched: int = 0
+    difference: Difference | None = None
+
+    def begin(
+        self, slot: int, pages: list[int], hit: PrefixHit, quantum: int, protected: bool
+    ) -> None:
+        """Run in a slot with these pages, the first of which are cached ones."""
+        self.pages, self.published, self.states, self.undo = pages, None, [], None
+        self.quantum, self.protected = quantum, protected
+        self.matched, self.difference = hit.matched, hit.difference
+        self.admission += 1
+        self.slot = slot
+
+    @property
+    def running(self) -> bool:
+        """Whether it has a slot."""
+        return self.slot >= 0
+
+    @property
+    def tenant(self) -> int:
+        """The id of its tenant."""
+        return self.request.tenant
+
+    @property
+    def masked(self) -> bool:
+        """Whether the tokens that may come next depend on the last one."""
+        return self.allowed is not None
 
     @property
     def cacheable(self) -> int:
-        """How many of its tokens may come from the prefix cache: not the last one known, whose
-        logits are wanted, none whose logits are still to be handed over, and none that penalties
-        look at, since only a computed token enters the slot's recent ones."""
+        """How many of its tokens may come from the prefix cache. The last known token is computed,
+        since its logits are needed; so are tokens whose logits ``on_logits`` has not received, and
+        those that penalties look at, since only a computed token enters the slot's recent ones."""
         sampling = self.request.sampling
         recent = sampling.repeat_last_n if sampling.penalizes else 0
         return max(0, min(self.known - max(1, recent), self.rows_from))
@@ -83,25 +129,24 @@ class Sequence:
 
     @property
     def pages_to_begin(self) -> int:
-        """Pages its quota must have room for: with those of the tokens that steps under way would
-        sample. These are lost with a place, so one that had to leave for the page behind all it
-        knows would have gained nothing, and two of a tenant's on two models could do that for
-        ever."""
+        """Pages that its tenant's quota must have room for: those of its known tokens and of the
+        tokens that steps in flight would sample. With less, two sequences of one tenant on two
+        models could preempt each other for ever, each for the page behind all it knows."""
         return self.pages_to(0)
 
     def pages_to(self, quantum: int) -> int:
-        """Pages of what is known or of ``quantum`` positions, and of the tokens of steps under way
-        behind them."""
+        """Pages of its known tokens or of ``quantum`` positions, whichever are more, and of the
+        tokens of steps in flight behind them."""
         return pages_for(min(max(self.known, quantum) + RING_STEPS - 1, self.last) + 1)
 
     @property
     def reach(self) -> int:
-        """The most positions it can come to, its last token included."""
+        """The most positions it can have, its last token included."""
         return self.last + 1
 
     @property
     def end(self) -> int:
-        """Positions that are computed at most: the last token is sampled only."""
+        """The most positions that are computed: the last token is sampled only."""
         return max(self.known, self.last)
 
     def drafted(self, start: int, rows: int) -> bool:
@@ -110,38 +155,8 @@ class Sequence:
 
     @property
     def samples(self) -> bool:
-        """Whether anything is generated at all."""
+        """Whether any token is generated."""
         return self.request.max_tokens > 0
-
-
-@dataclass(slots=True, eq=False)
-class RunningSequence:
-    """A sequence in a slot, from its admission until it leaves. Steps refer to it: one that was
-    preempted and came back is another placement, and what older steps computed is nobody's.
-
-    ``published`` is how far the prefix cache knows its pages. ``states`` are recurrent states that
-    are kept of its answer, (tokens, place) each: the place of that after so many tokens. ``undo``
-    is the place of the one before guesses. A sequence that has computed ``quantum`` positions has
-    got on; while it has not, nobody takes the slot of one that is ``protected``. Pages of its first
-    ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
-    sequence of its tenant went on otherwise.
-    """
-
-    sequence: Sequence
-    slot: int
-    pages: list[int] = field(default_factory=list)
-    published: PathEnd | None = None
-    states: list[tuple[int, int]] = field(default_factory=list)
-    undo: int | None = None
-    quantum: int = 0
-    protected: bool = False
-    matched: int = 0
-    difference: Difference | None = None
-
-    @property
-    def masked(self) -> bool:
-        """Whether the tokens that may come next depend on the last one."""
-        return self.sequence.allowed is not None
 
 
 def new_sequence(

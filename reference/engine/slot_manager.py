@@ -1,4 +1,4 @@
-"""Who has a slot: placing sequences on slots and pages, growing, publishing and removing them."""
+"""Slots and pages of the running sequences: given, extended, published and taken back."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.types import Request
 from reference.engine.options import EngineOptions
-from reference.engine.sequence import RunningSequence, Sequence
+from reference.engine.sequence import Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
 from reference.runner import ModelRunner
@@ -19,10 +18,10 @@ from reference.sched.tenants import Tenants
 
 
 class SlotManager:
-    """The running sequences of one model, by slot in order of admission.
+    """The running sequences of one model, by slot, in order of admission.
 
-    Every change of slots and pages goes through here, so that table, memory and the tenants' use
-    always agree. ``on_lost`` is called with every sequence that loses its slot.
+    All changes of slots and pages are made here, so that slot table, memory and the tenants'
+    accounts agree. ``on_lost`` is called with every sequence that loses its slot.
     """
 
     def __init__(
@@ -30,273 +29,249 @@ class SlotManager:
         runner: ModelRunner,
         memory: KvMemory,
         tenants: Tenants,
-        on_lost: Callable[[RunningSequence], None],
+        on_lost: Callable[[Sequence], None],
     ) -> None:
         self._runner = runner
         self._tenants = tenants
         self.memory = memory
         self.table = SlotTable(runner.limits)
         self.free_slots = deque(range(runner.limits.slots))
-        self.running: dict[int, RunningSequence] = {}
+        self.running: dict[int, Sequence] = {}
         self.recurrent = runner.recurrent.slot_bytes > 0
         self.keeps_states = self.recurrent and runner.limits.saved_states > 0
         self._interval = whole_pages(runner.limits.state_interval + PAGE_TOKENS - 1)
         self._payers: set[int] = set()
         self._on_lost = on_lost
 
-    def runs(self, active: RunningSequence) -> bool:
-        """Whether it still has its slot."""
-        return self.running.get(active.slot) is active
+    def progress(self, sequence: Sequence) -> int:
+        """Positions of a running sequence that are computed and whose tokens the host knows."""
+        return min(self.table.computed[sequence.slot], sequence.known)
 
-    def progress(self, active: RunningSequence) -> int:
-        """Positions of a sequence that are computed and whose tokens the host knows."""
-        return min(self.table.computed[active.slot], active.sequence.known)
-
-    def protects(self, active: RunningSequence) -> bool:
-        """Whether nobody may take its slot: it waited too long, and has not got on yet."""
+    def protects(self, sequence: Sequence) -> bool:
+        """Whether a running sequence cannot lose its slot: it waited too long, and has not made
+        progress yet."""
         return (
-            active.protected
-            and not active.sequence.stalled
-            and self.progress(active) < active.quantum
+            sequence.protected
+            and not sequence.stalled
+            and self.progress(sequence) < sequence.quantum
         )
 
     def quantum_of(self, sequence: Sequence) -> int:
-        """How far a sequence that is placed now is to come before it has got on."""
+        """How many positions a sequence that is admitted now must compute to make progress."""
         known = sequence.tokens[: sequence.known]
         begun = self.memory.match(sequence.scope, known, sequence.cacheable)
         return goal(sequence.reached, begun, sequence.end)
 
-    def fits(
-        self, sequence: Sequence, removal: Iterable[RunningSequence], quantum: int = 0
-    ) -> bool:
+    def fits(self, sequence: Sequence, removal: Iterable[Sequence], quantum: int = 0) -> bool:
         """Whether there are pages for a sequence up to its ``quantum``, within its tenant's quota,
-        once ``removal`` are removed."""
-        tenant = sequence.request.tenant
-        left = [(p.sequence.request.tenant, p.pages) for p in removal]
-        # One more for every running one: nobody comes in only to push somebody out.
+        once the running sequences in ``removal`` are removed."""
+        left = [(other.tenant, other.pages) for other in removal]
+        # One more for every running sequence: nobody is admitted only to preempt another.
         whole = sequence.pages_to(quantum) if quantum else pages_for(sequence.known)
         needed = whole + len(self.running) - len(left)
-        if needed > self.memory.available(tenant, left):
+        if needed > self.memory.available(sequence.tenant, left):
             return False
-        # Of pages they share with it, the tenant pays for those nobody else holds then.
-        inherited = self.memory.held(tenant, left) - self.memory.held(tenant)
+        # The tenant pays for pages it shares with removed sequences that nobody else holds.
+        inherited = self.memory.held(sequence.tenant, left) - self.memory.held(sequence.tenant)
         begin = max(sequence.pages_to_begin, whole)
-        return self._tenants.within_quota(tenant, begin + max(0, inherited))
+        return self._tenants.within_quota(sequence.tenant, begin + max(0, inherited))
 
-    def place(
-        self, sequence: Sequence, quantum: int = 0, *, protected: bool = False
-    ) -> RunningSequence | None:
-        """Give a sequence a slot, what is cached of it, and pages for what is known of it; one that
-        is ``protected`` gets all pages it needs up to its ``quantum``, so that it asks nobody for
-        some before.
+    def place(self, sequence: Sequence, quantum: int = 0, *, protected: bool = False) -> bool:
+        """Give a sequence a slot, the cached pages of its tokens, and pages for the rest of them. A
+        ``protected`` one gets all pages up to its ``quantum``, so that it preempts nobody before.
 
-        None where there is no slot or too few pages; nothing is changed then.
+        False where there is no slot or too few pages; nothing is changed then.
         """
         if not self.free_slots:
-            return None
-        tenant, memory = sequence.request.tenant, self.memory
+            return False
+        tenant, memory = sequence.tenant, self.memory
         tokens = sequence.tokens[: sequence.known]
         slot = self.free_slots[0]
         most = sequence.cacheable
         whole = sequence.pages_to(quantum) if protected else pages_for(sequence.known)
         needed = whole + len(self.running)
         if not memory.fits(sequence.scope, tokens, most, needed, tenant):
-            return None
+            return False
         if protected and not self._tenants.within_quota(tenant, whole):
-            return None
+            return False
         hit = memory.adopt(sequence.scope, tokens, most, tenant, slot)
         pages = memory.take(whole - len(hit.pages), tenant, slot)
         assert pages is not None, "it fits"
         self.free_slots.popleft()
-        active = RunningSequence(
-            sequence,
-            slot,
-            [*hit.pages, *pages],
-            quantum=quantum,
-            protected=protected,
-            matched=hit.matched,
-            difference=hit.difference,
-        )
-        sequence.active = active
-        self.running[slot] = active
-        self._note_slots(sequence.request, 1)
+        sequence.begin(slot, [*hit.pages, *pages], hit, quantum, protected)
+        self.running[slot] = sequence
+        self._note_slots(sequence, 1)
         self._note_pages(tenant)
-        self._occupy(active, hit.tokens)
+        self._occupy(sequence, hit.tokens)
         if hit.state is not None:
             self._runner.recurrent.load(hit.state, slot)
-        return active
-
-    def grow(self, active: RunningSequence, count: int) -> bool:
-        """``count`` more pages; False where there are none for its tenant."""
-        tenant = active.sequence.request.tenant
-        pages = self.memory.take(count, tenant, active.slot)
-        if pages is None:
-            return False
-        active.pages.extend(pages)
-        self.table.add_pages(active.slot, pages)
-        self._note_pages(tenant)
         return True
 
-    def publish(self, active: RunningSequence) -> None:
-        """Let others find the pages that are full of tokens the host knows."""
-        sequence = active.sequence
-        known = min(self.table.computed[active.slot], sequence.known)
-        active.published = self.memory.publish(
+    def grow(self, sequence: Sequence, count: int) -> bool:
+        """Give ``count`` more pages; False where there are none for its tenant."""
+        pages = self.memory.take(count, sequence.tenant, sequence.slot)
+        if pages is None:
+            return False
+        sequence.pages.extend(pages)
+        self.table.add_pages(sequence.slot, pages)
+        self._note_pages(sequence.tenant)
+        return True
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let other sequences find the pages that are full of tokens the host knows."""
+        known = self.progress(sequence)
+        sequence.published = self.memory.publish(
             sequence.scope,
             sequence.tokens[:known],
-            active.pages,
-            active.published,
-            sequence.request.tenant,
+            sequence.pages,
+            sequence.published,
+            sequence.tenant,
         )
 
-    def keep_state(self, active: RunningSequence) -> None:
-        """Save the recurrent state where the slot stands, at the end of a page, in the queue."""
+    def keep_state(self, sequence: Sequence) -> None:
+        """Queue a copy of the recurrent state of the slot, which stands at the end of a page."""
         if not self.keeps_states:
             return
-        tokens = self.table.computed[active.slot]
-        place = self._place_for_state(active, self._gain_of_state(active, tokens))
-        if place is not None:
-            self._runner.recurrent.save(active.slot, place)
-            active.states.append((tokens, place))
-            if tokens < len(active.sequence.request.prompt):
-                # Of a prompt: whoever asks with the same one goes on there, whatever is answered.
-                self.publish(active)
-                self._attach_state(active)
-        self._next_cut(active)
+        tokens = self.table.computed[sequence.slot]
+        state_slot = self._state_slot_for(sequence, self._gain_of_state(sequence, tokens))
+        if state_slot is not None:
+            self._runner.recurrent.save(sequence.slot, state_slot)
+            sequence.states.append((tokens, state_slot))
+            if tokens < len(sequence.request.prompt):
+                # A state inside the prompt serves every request with the same prompt.
+                self.publish(sequence)
+                self._attach_state(sequence)
+        self._next_cut(sequence)
 
-    def keep_where_it_stands(self, active: RunningSequence) -> None:
-        """Save the recurrent state of a sequence that is about to lose its slot, where it is one
-        that others could find: after whole pages of tokens that the host knows."""
-        computed = self.table.computed[active.slot]
-        kept = max([tokens for tokens, _ in active.states], default=0)
-        whole = computed % PAGE_TOKENS == 0 and kept < computed <= active.sequence.known
+    def save_last_state(self, sequence: Sequence) -> None:
+        """Save the recurrent state of a sequence that is about to lose its slot, where others could
+        find it: after whole pages of tokens that the host knows."""
+        computed = self.table.computed[sequence.slot]
+        saved = max([tokens for tokens, _ in sequence.states], default=0)
+        whole = computed % PAGE_TOKENS == 0 and saved < computed <= sequence.known
         if not self.keeps_states or not whole:
             return
-        place = self._place_for_state(active)
-        if place is not None:
-            self._runner.recurrent.save(active.slot, place)
-            active.states.append((computed, place))
+        state_slot = self._state_slot_for(sequence)
+        if state_slot is not None:
+            self._runner.recurrent.save(sequence.slot, state_slot)
+            sequence.states.append((computed, state_slot))
 
-    def remove(
-        self, active: RunningSequence, *, served: bool = True, published: bool = True
-    ) -> None:
-        """Take the slot and the pages from a sequence; what it computed stays in the cache unless
-        it is not to be ``published``. One that did not get on was not ``served``."""
-        sequence, slot = active.sequence, active.slot
-        self._on_lost(active)
+    def remove(self, sequence: Sequence, *, served: bool = True, published: bool = True) -> None:
+        """Take slot and pages from a sequence. Its computed pages stay in the cache unless it is
+        not ``published``. A sequence that made no progress was not ``served``."""
+        slot, pages = sequence.slot, sequence.pages
+        self._on_lost(sequence)
         if published:
-            self.publish(active)
-            self._attach_state(active)
-        for _, place in active.states:
-            self.memory.drop_state_slot(place)
-        if active.undo is not None:
-            self.memory.drop_state_slot(active.undo)
+            self.publish(sequence)
+            self._attach_state(sequence)
+        for _, state_slot in sequence.states:
+            self.memory.drop_state_slot(state_slot)
+        if sequence.undo is not None:
+            self.memory.drop_state_slot(sequence.undo)
         del self.running[slot]
-        sequence.active = None
+        sequence.slot = -1
         self.free_slots.append(slot)
-        self._note_slots(sequence.request, -1, served)
-        self.memory.release(active.pages, sequence.request.tenant)
-        # A page that others hold is paid for by one of them now.
+        self._note_slots(sequence, -1, served)
+        self.memory.release(pages, sequence.tenant)
+        # Another holder of a shared page may pay for it now.
         for tenant in tuple(self._payers):
             self._note_pages(tenant)
 
     def reset(self, live: Iterable[Sequence]) -> None:
         """Take everything from all ``live`` sequences after a fault, whatever was being done."""
         live = list(live)
-        for active in self.running.values():
-            self._on_lost(active)
+        for sequence in self.running.values():
+            self._on_lost(sequence)
         for sequence in live:
-            sequence.active = None
+            sequence.slot = -1
         self.running.clear()
         self.free_slots = deque(range(len(self.table.computed)))
         self.memory.clear()
         self._payers.clear()
-        self._tenants.let_go(self, Counter([sequence.request.tenant for sequence in live]))
+        self._tenants.let_go(self, Counter([sequence.tenant for sequence in live]))
 
-    def _note_slots(self, request: Request, slots: int, served: bool = True) -> None:
+    def _note_slots(self, sequence: Sequence, slots: int, served: bool = True) -> None:
         self._tenants.occupy(
-            request.tenant, slots=slots, qos=request.qos, holder=self, served=served
+            sequence.tenant, slots=slots, qos=sequence.request.qos, holder=self, served=served
         )
 
     def _note_pages(self, tenant: int) -> None:
-        """Let the tenant's account say what is charged to it."""
+        """Write the pages charged to a tenant into its account."""
         pages = self.memory.held(tenant)
         (self._payers.add if pages else self._payers.discard)(tenant)
         self._tenants.hold_pages(tenant, pages, self)
 
-    def _occupy(self, active: RunningSequence, computed: int) -> None:
-        sequence = active.sequence
+    def _occupy(self, sequence: Sequence, computed: int) -> None:
+        request = sequence.request
         self.table.occupy(
-            active.slot,
+            sequence.slot,
             computed=computed,
             known=sequence.known,
-            # The last token of a sequence is sampled, not computed.
-            end=max(sequence.known, sequence.last),
-            sampling=sequence.request.sampling,
+            end=sequence.end,
+            sampling=request.sampling,
             rows_from=sequence.rows_from,
-            scored_to=len(sequence.request.prompt) if sequence.on_scores is not None else 0,
+            scored_to=len(request.prompt) if sequence.on_scores is not None else 0,
             output=None if sequence.on_logits is None else sequence.output,
             samples=sequence.samples,
-            lockstep=active.masked,
-            bias=bias_records(sequence.request),
-            listed=sequence.request.log_probabilities is not None,
+            lockstep=sequence.masked,
+            bias=bias_records(request),
+            listed=request.log_probabilities is not None,
         )
-        self.table.add_pages(active.slot, active.pages)
-        self.table.stalled[active.slot] = sequence.stalled
+        self.table.add_pages(sequence.slot, sequence.pages)
+        self.table.stalled[sequence.slot] = sequence.stalled
         if self.keeps_states:
-            self._next_cut(active)
+            self._next_cut(sequence)
 
-    def _next_cut(self, active: RunningSequence) -> None:
-        """Choose the next position at which the recurrent state is saved.
+    def _next_cut(self, sequence: Sequence) -> None:
+        """Set the position at which the next recurrent state is saved.
 
         In a prompt these are: every ``state_interval`` tokens, so that an edit in the middle costs
         no more; the end of what was cached, since others who share it differ there too; the
-        beginnings of turns; the last full page; and the position at which a protected sequence has
-        got on and may lose its slot. Behind the prompt every page ends with one.
+        beginnings of turns; the last full page; and the quantum of a protected sequence, which may
+        lose its slot there. Behind the prompt every page ends with one.
         """
-        slot = active.slot
+        slot = sequence.slot
         computed, known = self.table.computed[slot], self.table.known[slot]
         end_of_prompt = whole_pages(known - 1)
         if computed < end_of_prompt:
-            quantum = active.quantum if active.protected else 0
-            cuts = [end_of_prompt, *self._lasting_cuts(active)]
+            quantum = sequence.quantum if sequence.protected else 0
+            cuts = [end_of_prompt, *self._lasting_cuts(sequence)]
             cuts += [self._interval * (computed // self._interval + 1)] if self._interval else []
             cuts += [quantum] if quantum % PAGE_TOKENS == 0 else []
             self.table.cut[slot] = min(cut for cut in cuts if cut > computed)
         else:
             self.table.cut[slot] = whole_pages(computed) + PAGE_TOKENS
 
-    def _lasting_cuts(self, active: RunningSequence) -> list[int]:
-        """Positions within a prompt, at the ends of pages, from which others are likely to go
-        on."""
-        return [active.matched, *map(whole_pages, active.sequence.request.turns)]
+    def _lasting_cuts(self, sequence: Sequence) -> list[int]:
+        """Positions within a prompt, at the ends of pages, at which other prompts are likely to
+        differ."""
+        return [sequence.matched, *map(whole_pages, sequence.request.turns)]
 
-    def _gain_of_state(self, active: RunningSequence, tokens: int) -> int | None:
+    def _gain_of_state(self, sequence: Sequence, tokens: int) -> int | None:
         """Tokens that a state in the middle of a prompt would save, None for one that is saved
         whatever others are worth."""
-        if tokens >= whole_pages(active.sequence.known - 1) or tokens in self._lasting_cuts(active):
+        if tokens >= whole_pages(sequence.known - 1) or tokens in self._lasting_cuts(sequence):
             return None
         return self._interval
 
-    def _place_for_state(self, active: RunningSequence, gain: int | None = None) -> int | None:
-        """A place for the next state of a sequence: beside one, since steps ahead may have computed
-        tokens that the sequence never gets, or that of the older of two, since they compute less
-        than a page."""
-        if len(active.states) < 2:
+    def _state_slot_for(self, sequence: Sequence, gain: int | None = None) -> int | None:
+        """A state slot for the next state of a sequence. It has at most two: steps ahead may have
+        computed tokens that it never gets, which is less than a page, so the older of two states
+        is not needed."""
+        if len(sequence.states) < 2:
             return self.memory.save_state_slot(gain)
-        _, place = active.states.pop(0)
-        return place
+        _, state_slot = sequence.states.pop(0)
+        return state_slot
 
-    def _attach_state(self, active: RunningSequence) -> None:
-        """Let the latest state of tokens that the sequence got be found."""
-        sequence, states = active.sequence, active.states
-        active.states = []
+    def _attach_state(self, sequence: Sequence) -> None:
+        """Let others find the latest state that lies within the known tokens."""
+        states, sequence.states = sequence.states, []
         useful = [state for state in states if state[0] <= sequence.known][-1:]
-        for tokens, place in states:
-            if (tokens, place) in useful:
-                self.memory.attach_state(sequence.scope, sequence.tokens[:tokens], place)
+        for tokens, state_slot in states:
+            if (tokens, state_slot) in useful:
+                self.memory.attach_state(sequence.scope, sequence.tokens[:tokens], state_slot)
             else:
-                self.memory.drop_state_slot(place)
+                self.memory.drop_state_slot(state_slot)
 
 
 def whole_pages(tokens: int) -> int:

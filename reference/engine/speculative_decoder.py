@@ -1,5 +1,5 @@
-"""Carries guesses through the engine: written behind the known tokens, checked against what the
-step sampled, taken back where they were wrong."""
+"""Speculative decoding in the engine: drafted tokens are written behind the known ones, compared
+with what the step sampled, and dropped from the first difference on."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import replace
 import numpy as np
 
 from reference.engine.drafter import AcceptedTokens, Drafter, DraftRequest, SpeculationStatistics
-from reference.engine.sequence import RunningSequence
+from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits
 from reference.runner import ModelRunner
 from reference.sched.cost import Load, StepCost
 
-FIRST_GUESSES = 3
-"""Guesses of a step until they prove right: a wrong one costs its part of the step."""
+FIRST_DRAFTS = 3
+"""Most drafted tokens in a step until drafts were right: a wrong one costs its part of the step."""
 UNKNOWN_COST = 1.5
-"""How much longer a step with guesses is taken to be before there are measurements."""
+"""How many times as long a step with drafts is assumed to be before there are measurements."""
 
 
 class SpeculativeDecoder:
-    """Guesses of at most ``most`` tokens a sequence, by ``drafter``, for an engine's residents.
+    """Adds at most ``most`` tokens drafted by ``drafter`` to each running sequence.
 
-    A sequence that is guessed for runs in lockstep: its next step is planned when the host knows
-    the tokens of the one before. It does so only while guessing pays, by the measured cost of
-    steps; what a guess needs beside it, a row a token, a place for the recurrent state, room among
-    the recent tokens for the penalties, bounds the guesses.
+    A sequence with drafts runs in lockstep: its next step is planned when the host knows the tokens
+    of the one before. It does so only while drafts are worth the measured cost of their steps. The
+    number of drafts is bounded by what they need: an output row each, a state slot for a recurrent
+    model, and room among the recent tokens that penalties look at.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class SpeculativeDecoder:
         self._cost = cost
         self._yields: dict[int, AcceptedTokens] = {}
 
-    def consider(self, active: RunningSequence) -> bool:
-        """Let a sequence that has a new token run in lockstep if there is something to guess;
-        whether that changed."""
-        table, slot, sequence = self._slot_manager.table, active.slot, active.sequence
-        if table.lockstep[slot] or not self._may(active):
+    def consider(self, sequence: Sequence) -> bool:
+        """Let a sequence that has a new token run in lockstep if there is something to draft; True
+        if it did not before."""
+        table, slot = self._slot_manager.table, sequence.slot
+        if table.lockstep[slot] or not self._may(sequence):
             return False
         tokens = sequence.tokens[: sequence.known]
-        if sequence.known < self._yield(active).paused_until:
+        if sequence.known < self._yield(sequence).paused_until:
             return False
         if not self._drafter.ready(sequence.order, tokens):
             return False
@@ -61,11 +61,11 @@ class SpeculativeDecoder:
         return True
 
     def draft(self) -> None:
-        """Guess for every sequence in lockstep whose tokens are all known."""
+        """Draft tokens for every sequence in lockstep whose tokens are all known."""
         table, running = self._slot_manager.table, self._slot_manager.running
         ready = [
-            (slot, active)
-            for slot, active in running.items()
+            (slot, sequence)
+            for slot, sequence in running.items()
             if table.lockstep[slot]
             and not table.stalled[slot]
             and not table.draft[slot]
@@ -73,34 +73,33 @@ class SpeculativeDecoder:
         ]
         room = self._room(len(running))
         opened: list[DraftRequest] = []
-        for slot, active in ready:
-            sequence = active.sequence
-            most = min(self._bound(active), room)
-            if self._may(active) and most > 0:
+        for slot, sequence in ready:
+            most = min(self._bound(sequence), room)
+            if self._may(sequence) and most > 0:
                 tokens = sequence.tokens[: sequence.known]
                 opened.append(DraftRequest(sequence.order, slot, tokens, most))
                 room -= most
-        guesses = {one.slot: found for one, found in zip(opened, self._draft(opened), strict=True)}
-        for slot, active in ready:
-            self._write(active, guesses.get(slot))
+        drafts = {one.slot: found for one, found in zip(opened, self._draft(opened), strict=True)}
+        for slot, sequence in ready:
+            self._write(sequence, drafts.get(slot))
 
-    def before_step(self, actives: list[RunningSequence]) -> None:
-        """Keep the recurrent states that wrong guesses would spoil; just before the submission."""
+    def before_step(self, sequences: list[Sequence]) -> None:
+        """Save the recurrent states that wrong drafts would spoil, just before the submission."""
         if self._slot_manager.keeps_states:
-            for active in actives:
-                if self._slot_manager.table.draft[active.slot] and active.undo is not None:
-                    self._runner.recurrent.save(active.slot, active.undo)
+            for sequence in sequences:
+                if self._slot_manager.table.draft[sequence.slot] and sequence.undo is not None:
+                    self._runner.recurrent.save(sequence.slot, sequence.undo)
 
-    def settle(self, active: RunningSequence, start: int, stop: int) -> None:
+    def settle(self, sequence: Sequence, start: int, stop: int) -> None:
         """After a step over ``start`` to ``stop`` - 1 was read and the tokens it gave are known:
-        forget the wrong guesses."""
-        table, slot, known = self._slot_manager.table, active.slot, active.sequence.known
+        drop the wrong drafts."""
+        table, slot, known = self._slot_manager.table, sequence.slot, sequence.known
         drafted, gained = stop - start - 1, known - 1 - start
         table.draft[slot] = 0
         table.known[slot] = known
         table.computed[slot] = known - 1
-        if gained <= drafted and active.undo is not None:
-            self._runner.recurrent.load(active.undo, slot)
+        if gained <= drafted and sequence.undo is not None:
+            self._runner.recurrent.load(sequence.undo, slot)
             table.computed[slot] = start
         so_far = self.statistics
         self.statistics = replace(
@@ -109,67 +108,65 @@ class SpeculativeDecoder:
             accepted=so_far.accepted + gained - 1,
             steps=so_far.steps + 1,
         )
-        measured = self._yield(active)
+        measured = self._yield(sequence)
         measured.note(gained)
         if measured.steps >= 2 and measured.mean < self._worth(drafted):
-            self._pause(active)
+            self._pause(sequence)
 
-    def forget(self, active: RunningSequence) -> None:
+    def forget(self, sequence: Sequence) -> None:
         """A sequence lost its slot."""
-        self._drafter.forget(active.sequence.order)
-        self._yields.pop(active.sequence.order, None)
+        self._drafter.forget(sequence.order)
+        self._yields.pop(sequence.order, None)
 
     def _draft(self, opened: list[DraftRequest]) -> list[np.ndarray]:
         return self._drafter.draft(opened) if opened else []
 
-    def _write(self, active: RunningSequence, guess: np.ndarray | None) -> None:
-        table, slot, sequence = self._slot_manager.table, active.slot, active.sequence
-        if guess is None or not len(guess):
-            table.lockstep[slot] = active.masked
+    def _write(self, sequence: Sequence, draft: np.ndarray | None) -> None:
+        table, slot = self._slot_manager.table, sequence.slot
+        if draft is None or not len(draft):
+            table.lockstep[slot] = sequence.masked
             return
-        sequence.tokens[sequence.known : sequence.known + len(guess)] = guess
-        table.draft[slot] = len(guess)
+        sequence.tokens[sequence.known : sequence.known + len(draft)] = draft
+        table.draft[slot] = len(draft)
 
-    def _may(self, active: RunningSequence) -> bool:
-        """Whether guessing for a sequence could ever be right to do."""
-        sequence = active.sequence
-        return sequence.samples and sequence.on_logits is None and not active.masked
+    def _may(self, sequence: Sequence) -> bool:
+        """Whether tokens can be drafted for a sequence at all."""
+        return sequence.samples and sequence.on_logits is None and not sequence.masked
 
-    def _bound(self, active: RunningSequence) -> int:
-        """The most guesses for one sequence now."""
-        sequence, limits = active.sequence, self._runner.limits
-        slot = active.slot
-        measured = self._yield(active)
-        most = self._most if measured.mean > FIRST_GUESSES else FIRST_GUESSES
+    def _bound(self, sequence: Sequence) -> int:
+        """The most drafted tokens for one sequence now."""
+        slot, limits = sequence.slot, self._runner.limits
+        measured = self._yield(sequence)
+        most = self._most if measured.mean > FIRST_DRAFTS else FIRST_DRAFTS
         most = min(most, self._most, sequence.last - sequence.known)
         sampling = sequence.request.sampling
         if sampling.penalizes:
             most = min(most, limits.recent_tokens - sampling.repeat_last_n)
         if self._slot_manager.recurrent:
-            if active.undo is None:
-                active.undo = self._slot_manager.memory.save_state_slot()
-            if active.undo is None:
+            if sequence.undo is None:
+                sequence.undo = self._slot_manager.memory.save_state_slot()
+            if sequence.undo is None:
                 return 0
             table = self._slot_manager.table
             most = min(most, table.cut[slot] - table.computed[slot] - 2)
         return most
 
     def _room(self, running: int) -> int:
-        """Guesses that fit a step beside a token and a row of every running sequence."""
+        """Drafted tokens that fit a step next to a token and a row of every running sequence."""
         limits: Limits = self._runner.limits
         return min(limits.step_rows, limits.step_tokens - 1) - running
 
     def _worth(self, drafted: int) -> float:
-        """How many tokens a step with guesses must give to be worth its time."""
+        """How many tokens a step with drafts must yield to be worth its time."""
         alone, more = (self._cost.predict(Load(n, 0)) for n in (1, 1 + drafted))
         if alone is None or more is None or alone <= 0:
             return UNKNOWN_COST
         return more / alone
 
-    def _pause(self, active: RunningSequence) -> None:
-        self._yield(active).pause(active.sequence.known)
-        self._slot_manager.table.lockstep[active.slot] = active.masked
+    def _pause(self, sequence: Sequence) -> None:
+        self._yield(sequence).pause(sequence.known)
+        self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
         self.statistics = replace(self.statistics, pauses=self.statistics.pauses + 1)
 
-    def _yield(self, active: RunningSequence) -> AcceptedTokens:
-        return self._yields.setdefault(active.sequence.order, AcceptedTokens())
+    def _yield(self, sequence: Sequence) -> AcceptedTokens:
+        return self._yields.setdefault(sequence.order, AcceptedTokens())

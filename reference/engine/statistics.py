@@ -1,4 +1,4 @@
-"""Where an engine stands, in numbers."""
+"""The counts of an engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reference.memory.prefix import PrefixStatistics
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Where an engine stands: requests and pages now, steps and preemptions since it began."""
+    """Counts of an engine: requests and pages now, steps and preemptions since it was made."""
 
     slots: int
     running: int

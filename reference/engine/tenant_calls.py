@@ -1,4 +1,4 @@
-"""What an engine offers to whoever manages its tenants."""
+"""The calls of an engine that add, change and remove tenants."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from reference.ledger import Ledger
 
 
 class TenantCalls:
-    """The calls of an engine that add, change and remove tenants. ``_change`` makes what is done in
-    it whole, or good after an error."""
+    """A base class of ``Engine`` for its calls about tenants. ``_change`` is a context in which a
+    change is made whole, or repaired after an error."""
 
     ledger: Ledger
     _changes: TenantChanges
     _change: Callable[[], AbstractContextManager[None]]
 
     def put_tenant(self, tenant: Tenant) -> None:
-        """Add a tenant or change one, in force from the next decision on. Where an earlier one of
-        the same id was removed and has requests left, they end with an error.
+        """Add a tenant or change one, in force from the next decision on. Requests that are left of
+        a removed tenant with the same id end with an error.
 
         Raises ConfigError when it is not valid, and ValueError when more pages are reserved than
         there are; nothing is changed then.
@@ -29,49 +29,50 @@ class TenantCalls:
         self._change_whole(lambda: self._changes.put(tenant))
 
     def check_tenants(self, tenants: Iterable[Tenant], *, whole: bool = False) -> None:
-        """Raise what ``put_tenant`` would for any of these, or ``replace_tenants`` for the
-        ``whole`` of them."""
+        """Raise what ``put_tenant`` would raise for any of these, or, with ``whole``, what
+        ``replace_tenants`` would raise for all of them."""
         self._changes.check(tenants, whole=whole)
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
-        """Let these be the tenants, all at once: others are removed. Raises as ``put_tenant`` does,
-        and nothing is changed then."""
+        """Make these the only tenants, in one change: all others are removed. Raises as
+        ``put_tenant`` does, having changed nothing."""
         tenants = tuple(tenants)
         self._changes.check(tenants, whole=True)
         self._change_whole(lambda: self._changes.replace(tenants))
 
     def remove_tenant(self, id: int) -> None:
-        """Forget a tenant and what it computed: at once, or when the last of its requests ended.
-        What it had reserved is everybody's again, and new requests of it are refused.
+        """Remove a tenant and its cached pages: at once, or when the last of its requests has
+        ended. Its reserved pages are free for all, and new requests of it are refused.
 
-        Raises RequestError when there is none with this id.
+        Raises RequestError when no tenant has this id.
         """
         self.let_leave(id)
         self.forget_left()
 
     def let_leave(self, id: int) -> None:
-        """The first half of ``remove_tenant``, for each of several engines that share tenants
-        before the other half of any: new requests of the tenant are refused."""
+        """The first half of ``remove_tenant``: refuse new requests of the tenant. Where several
+        engines share tenants, each does this half before any does the other."""
         self._changes.begin_removal(id)
 
     def forget_left(self) -> None:
-        """Forget the removed tenants of whose requests none is left, and what they computed."""
+        """The second half of ``remove_tenant``: forget the removed tenants that have no requests
+        left, and their cached pages."""
         self._change_whole(self._changes.follow)
 
     def end_removed(self, id: int) -> None:
-        """End the requests that are left of a removed tenant, with an error: its id is another's
-        now."""
+        """End the requests that are left of a removed tenant, with an error: another tenant gets
+        its id."""
         self._change_whole(lambda: self._changes.end_removed(id))
 
     def take_back(self, tenant: int, tokens: int) -> None:
-        """Count so many tokens that were handed out for nobody: they are behind the end of their
-        answer, a stop string that the engine knows nothing of."""
+        """Take back so many tokens from the ledger: they were handed out, but lie behind the end of
+        their answer, for example a stop string, which the engine does not know."""
         if tenant in self.ledger.tenants:
             self.ledger.generated(tenant, -tokens)
 
     def _change_whole(self, change: Callable[[], None]) -> None:
-        """Change the tenants. Where the device fails meanwhile nobody is placed any more, so the
-        rest of the change needs none; the error comes back all the same."""
+        """Change the tenants, also where the device fails: after the failure no sequence runs, so
+        the second try needs no device. The error is raised all the same."""
         try:
             with self._change():
                 change()

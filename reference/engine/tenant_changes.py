@@ -1,4 +1,4 @@
-"""Tenants of an engine that come, change and go: what belongs to them follows."""
+"""What an engine changes when tenants are added, changed or removed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from reference.sched.tenants import Tenants
 
 
 class TenantChanges:
-    """Changes the registry of tenants, and lets an engine follow every change of it, whoever made
-    it: reservations, the scopes in which prefixes are shared, the ledger. ``live`` are the engine's
-    sequences that have not ended.
+    """Changes the registry of tenants, and applies every change of it, also those that other
+    engines made, to one engine: reservations, the scopes in which prefixes are shared, the ledger.
+    ``live`` gives the engine's sequences that have not ended.
 
-    A removed tenant stays until its last request ended. Who comes with its id before that is
-    another tenant: requests that are left end with an error.
+    A removed tenant stays until its last request has ended. If another tenant gets its id before
+    that, the requests that are left end with an error.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class TenantChanges:
         self.follow()
 
     def check(self, tenants: Iterable[Tenant], *, whole: bool = False) -> None:
-        """Raise ConfigError for a tenant that is not valid or an id that comes twice, and
-        ValueError when more pages are reserved than there are. These change some of the tenants, or
-        are the ``whole`` of them."""
+        """Raise ConfigError for a tenant that is not valid or an id that occurs twice, and
+        ValueError when more pages would be reserved than there are. The tenants are added to those
+        there are, or, with ``whole``, replace them."""
         reserved = {} if whole else self._tenants.reservations
         seen: dict[int, Tenant] = {}
         for tenant in tenants:
@@ -64,7 +64,7 @@ class TenantChanges:
         self.follow()
 
     def replace(self, tenants: Iterable[Tenant]) -> None:
-        """Let these be the tenants: all others are removed. Raises as ``check`` does, having
+        """Make these the only tenants: all others are removed. Raises as ``check`` does, having
         changed nothing."""
         tenants = tuple(tenants)
         self.check(tenants, whole=True)
@@ -77,12 +77,12 @@ class TenantChanges:
         self.follow()
 
     def begin_removal(self, id: int) -> None:
-        """Refuse new requests of a tenant; ``follow`` comes when all engines that share it were
-        told. Raises RequestError when there is none with this id."""
+        """Refuse new requests of a tenant. ``follow`` is called when all engines that share it have
+        done so. Raises RequestError when no tenant has this id."""
         self._tenants.begin_removal(id)
 
     def end_removed(self, id: int) -> None:
-        """End what is left of a removed tenant, if there was one with this id, and forget it."""
+        """End the requests that are left of a removed tenant with this id, and forget it."""
         if self._tenants.is_removed(id):
             for sequence in [s for s in self._live() if s.request.tenant == id]:
                 self._output_processor.end_early(sequence, FinishReason.ERROR)
@@ -90,13 +90,13 @@ class TenantChanges:
         self.follow()
 
     def follow(self) -> None:
-        """Let everything here be as the registry says, if that changed."""
+        """Apply the registry to this engine, if it has changed since the last call."""
         tenants, memory = self._tenants, self._memory
         tenants.finish_removals()
         if self._followed == tenants.changes:
             return
         with suppress(ValueError):
-            # Of several engines with memories of their own only those that were asked said yes.
+            # Another engine may have accepted reservations that this engine's memory cannot hold.
             memory.reservations.set_all(tenants.reservations)
         for sequence in tuple(self._live()):
             self._follow_scope(sequence)
@@ -109,11 +109,11 @@ class TenantChanges:
         self._followed = tenants.changes
 
     def _follow_scope(self, sequence: Sequence) -> None:
-        """A sequence whose tenant shares with others now is computed anew for them: what it read
-        so far is those others' with whom it was shared."""
+        """Let a sequence whose tenant has another scope now wait and be computed anew in it: the
+        pages it uses belong to the old scope."""
         scope = scope_of(self._tenants[sequence.request.tenant])
         if sequence.scope == scope:
             return
-        if sequence.active is not None:
-            self._scheduler.preempt(sequence.active, published=False)
+        if sequence.running:
+            self._scheduler.preempt(sequence, published=False)
         sequence.scope = scope

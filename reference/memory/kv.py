@@ -1,9 +1,9 @@
-"""The memory of all sequences: pages they hold, pages the prefix cache keeps, recurrent states.
+"""The memory of all sequences: KV pages, the prefix cache, and saved recurrent states.
 
-A page is free, held by sequences, or kept: held by nobody, but with keys and values that the
-prefix cache can still find. Kept pages are the first to go when somebody needs room, those least
-recently used first. Whatever becomes of a page becomes so in the order of the device's queue: a
-page may be given away while steps that read it are still under way.
+A page is free, held by sequences, or cached: no sequence holds it, but its keys and values can be
+found by their tokens. When pages are needed, the least recently used cached pages are evicted. All
+copies and steps run in the order of the device's queue, so a page may get another holder while
+steps that read it are still in flight.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
 
 LEAST_COPIED_TOKENS = PAGE_TOKENS // 2
-"""A page of which fewer tokens can be used is computed again rather than copied."""
+"""Where fewer tokens of a cached page can be used they are computed again instead of copied."""
 
 
 class KvMemory:
-    """``pages`` pages of 16 positions, shared by prefix.
+    """``pages`` pages of 16 positions, shared by sequences with equal prefixes.
 
-    ``order`` is the order in which pages are first handed out; no order changes a result.
-    ``states`` is how many recurrent states can be kept, None for a model without any: with them a
-    hit ends where a state was kept. ``cache`` False shares nothing. ``cached_pages`` caps the pages
-    that nobody holds and the cache keeps. With ``copies``, up to ``host_pages`` evicted pages stay
-    in host memory until somebody wants them again.
+    ``order`` is the order in which pages are first handed out; it changes no result. ``states`` is
+    the number of state slots, None for a model without recurrent layers: with them a hit ends where
+    a state was saved. Where ``cache`` is False nothing is shared. ``cached_pages`` is the most
+    cached pages. With ``copies``, up to ``host_pages`` evicted pages are saved in host memory.
     """
 
     def __init__(
@@ -48,19 +47,19 @@ class KvMemory:
         host_pages: int = 0,
     ) -> None:
         if host_pages and copies is None:
-            raise ValueError("pages can be kept in host memory only with copies")
+            raise ValueError("pages can be saved in host memory only with copies")
         self.total = pages
         self.statistics = PrefixStatistics()
         self._order = tuple(range(pages) if order is None else order)
         self._cache = cache
-        self._most_kept = pages if cached_pages is None else cached_pages
+        self._most_cached = pages if cached_pages is None else cached_pages
         self._copies = copies
         self._host_pages = host_pages
-        self._places = None if states is None else StateSlots(states)
+        self._state_slots = None if states is None else StateSlots(states)
         self.reservations = Reservations(pages)
         self._pool = PagePool(pages, self._order)
         self._trees = PrefixTrees()
-        self._kept: OrderedDict[Node, None] = OrderedDict()
+        self._cached: OrderedDict[Node, None] = OrderedDict()
         self._spilled: OrderedDict[Node, None] = OrderedDict()
 
     @property
@@ -70,13 +69,13 @@ class KvMemory:
 
     @property
     def free(self) -> int:
-        """Pages neither held nor kept."""
+        """Pages that are neither held nor cached."""
         return self._pool.free
 
     @property
     def cached(self) -> int:
-        """Pages that nobody holds and the prefix cache keeps."""
-        return len(self._kept)
+        """Pages that no sequence holds and the prefix cache can find."""
+        return len(self._cached)
 
     @property
     def spilled(self) -> int:
@@ -84,38 +83,40 @@ class KvMemory:
         return len(self._spilled)
 
     def held(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
-        """Pages charged to the tenant now, or once ``leaving`` are released: see ``available``."""
+        """Pages charged to the tenant now, or after ``leaving`` is released: see ``available``."""
         charged = self._pool.charged(tenant)
         return charged + self._pool.effect_of(leaving)[1][tenant] if leaving else charged
 
     def reserve(self, tenant: int, pages: int) -> None:
-        """Guarantee the tenant so many pages. Raises ValueError when all together exceed the
-        pool."""
+        """Reserve so many pages for the tenant. Raises ValueError when all reservations together
+        exceed the pool."""
         self.reservations.set_one(tenant, pages)
 
     def available(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
-        """Pages the tenant could take now, or once ``leaving``, (tenant, pages) each, are released.
+        """Pages the tenant could take now, or after ``leaving``, (tenant, pages) each, is released.
 
-        Shared pages come free with their last holder only, and what others have reserved is theirs
-        again as soon as they hold less.
+        A shared page becomes free with its last holder only. Pages that a tenant has reserved and
+        releases are available to this tenant only.
         """
         room = self.free + self.cached
         if not leaving and not self.reservations:
             return room
         freed, changes = self._pool.effect_of(leaving)
-        kept = self.reservations.kept_from(tenant, lambda other: self.held(other) + changes[other])
-        return max(0, room + freed - kept)
+        withheld = self.reservations.withheld_from(
+            tenant, lambda other: self.held(other) + changes[other]
+        )
+        return max(0, room + freed - withheld)
 
     def take(self, count: int, tenant: int, slot: int) -> list[int] | None:
-        """``count`` pages for ``slot``, charged to ``tenant``; None when there are not so many."""
+        """Take ``count`` pages for ``slot``, charged to ``tenant``; None when there are too few."""
         if count > self.available(tenant):
             return None
         while self.free < count:
-            self._evict(next(iter(self._kept)))
+            self._evict(next(iter(self._cached)))
         return self._pool.take(count, slot, tenant)
 
     def match(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> int:
-        """How many of the first ``most`` tokens are known in ``scope``: what ``adopt`` gives while
+        """How many of the first ``most`` tokens are cached in ``scope``: what ``adopt`` finds if
         there is room. ``tokens`` is int32[n]. Changes nothing."""
         path = self._usable(self._trees.find(scope, tokens, most))
         known = len(path) * PAGE_TOKENS
@@ -124,10 +125,10 @@ class KvMemory:
     def fits(
         self, scope: Hashable, tokens: NDArray[np.int32], most: int, pages: int, tenant: int
     ) -> bool:
-        """Whether a sequence of ``tokens`` could have ``pages`` pages now: adopt those known of its
-        first ``most`` tokens, and take the rest. Changes nothing."""
+        """Whether a sequence of ``tokens`` could have ``pages`` pages now: the cached ones of its
+        first ``most`` tokens, and available ones. Changes nothing."""
         path = self._usable(self._trees.find(scope, tokens, most))
-        shared = sum(node.page is not None and node not in self._kept for node in path)
+        shared = sum(node.page is not None and node not in self._cached for node in path)
         return pages - shared <= self.available(tenant)
 
     def adopt(
@@ -141,7 +142,7 @@ class KvMemory:
         resident = [node.page for node in path if node.page is not None]
         self._pool.hold(resident, slot, tenant)
         for node in path:
-            self._kept.pop(node, None)
+            self._cached.pop(node, None)
             self._spilled.pop(node, None)
         self._restore([node for node in path if node.page is None], tenant, slot)
         pages = [node.page for node in path if node.page is not None]
@@ -151,9 +152,9 @@ class KvMemory:
         if private is not None:
             pages, covered = [*pages, private], most
         state = None
-        if self._places is not None and path:
+        if self._state_slots is not None and path:
             state = path[-1].state
-            self._places.touch(path[-1])
+            self._state_slots.touch(path[-1])
         self._count(queries=1, tokens_asked=len(tokens), tokens_hit=covered)
         return PrefixHit(tuple(pages), covered, state, len(known) * PAGE_TOKENS, difference)
 
@@ -165,11 +166,11 @@ class KvMemory:
         end: PathEnd | None = None,
         tenant: int | None = None,
     ) -> PathEnd | None:
-        """Make the whole pages of a sequence of ``tenant`` findable in ``scope``.
+        """Let sequences of ``scope`` find the full pages of a sequence of ``tenant``.
 
-        ``tokens`` are those known to be in ``pages``, which the caller holds, from the first of the
-        sequence on. ``end`` is what this returned for fewer tokens of the same sequence: with it
-        only the pages since then are looked at. None while there is nothing to find.
+        ``tokens`` are the first tokens of the sequence, which are in ``pages``; the caller holds
+        these. ``end`` is the result of an earlier call for fewer tokens of the same sequence: only
+        the pages behind it are published. None while no page is full.
         """
         whole = min(len(tokens) // PAGE_TOKENS, len(pages))
         if end is not None and not end.valid:
@@ -178,49 +179,51 @@ class KvMemory:
             return end
         for number, node in self._trees.extend(scope, tokens, whole, end, tenant):
             page = pages[number]
-            if node.page != page and (node.page is None or node in self._kept):
+            if node.page != page and (node.page is None or node in self._cached):
                 self._replace(node, page)
         return PathEnd(node, whole)
 
     def release(self, pages: Sequence[int], tenant: int) -> None:
-        """Drop the tenant's references to a sequence's pages, in order: what was published stays
-        until somebody needs the room."""
+        """Drop the tenant's references to a sequence's pages, given in order. Published pages stay
+        cached until their room is needed."""
         unheld = [(page, self._trees.of_page(page)) for page in self._pool.release(pages, tenant)]
         self._pool.give_back([page for page, node in unheld if node is None])
         nodes = [node for _, node in unheld if node is not None]
-        # Of a path the far end is the first to go: a page above it serves more sequences, and
-        # without it those below could not be found.
+        # The end of a path is evicted first: a page above it serves more sequences, and without
+        # that page those below could not be found.
         for node in reversed(nodes):
-            self._kept[node] = None
+            self._cached[node] = None
         if nodes:
             self._touch(nodes[-1])
-        while len(self._kept) > self._most_kept:
-            self._evict(next(iter(self._kept)))
+        while len(self._cached) > self._most_cached:
+            self._evict(next(iter(self._cached)))
 
     def save_state_slot(self, gain: int | None = None) -> int | None:
-        """A slot for a recurrent state, the caller's until it attaches or drops it; None when there
-        is none: see ``StateSlots.take``."""
-        return self._places.take(gain) if self._places is not None and self._cache else None
+        """A state slot for a recurrent state, the caller's until it attaches or drops it; None when
+        there is none: see ``StateSlots.take``."""
+        slots = self._state_slots
+        return slots.take(gain) if slots is not None and self._cache else None
 
-    def attach_state(self, scope: Hashable, tokens: NDArray[np.int32], place: int) -> None:
-        """Let ``place`` hold the state after exactly ``tokens``, whole pages that were published.
+    def attach_state(self, scope: Hashable, tokens: NDArray[np.int32], state_slot: int) -> None:
+        """Let others find in ``state_slot`` the state after exactly ``tokens``, whole pages
+        that were published.
 
-        Where they are not known any more, or have a state, the place is free again.
+        Where these pages are not cached any more, or have a state, the state slot becomes free.
         """
-        assert self._places is not None, "the model has no recurrent states"
+        assert self._state_slots is not None, "the model has no recurrent states"
         path = self._trees.find(scope, tokens, len(tokens))
         if path and len(path) * PAGE_TOKENS == len(tokens) and path[-1].state is None:
-            self._places.attach(path[-1], place, len(tokens))
+            self._state_slots.attach(path[-1], state_slot, len(tokens))
         else:
-            self._places.drop(place)
+            self._state_slots.drop(state_slot)
 
-    def drop_state_slot(self, place: int) -> None:
-        """Give an unattached place back."""
-        assert self._places is not None, "the model has no recurrent states"
-        self._places.drop(place)
+    def drop_state_slot(self, state_slot: int) -> None:
+        """Free a state slot that was not attached."""
+        assert self._state_slots is not None, "the model has no recurrent states"
+        self._state_slots.drop(state_slot)
 
     def forget_others(self, scopes: Collection[Hashable], tenants: Collection[int]) -> None:
-        """Forget what is cached in all but these scopes, of which nobody holds a page, and what
+        """Drop the cached pages of all other scopes, of which no sequence holds a page, and what
         belonged to all but these ``tenants``."""
         self._trees.forget_tenants(tenants)
         for scope in [scope for scope, _ in self._trees.scopes() if scope not in scopes]:
@@ -228,13 +231,13 @@ class KvMemory:
                 self._drop(node)
 
     def clear(self) -> None:
-        """Forget everything but reservations and statistics: nothing is held, nothing is known."""
+        """Forget everything but reservations and statistics: no page is held or cached."""
         self._trees = PrefixTrees()
         self._pool = PagePool(self.total, self._order)
-        self._kept.clear()
+        self._cached.clear()
         self._spilled.clear()
-        if self._places is not None:
-            self._places = StateSlots(self._places.count)
+        if self._state_slots is not None:
+            self._state_slots = StateSlots(self._state_slots.count)
 
     def check(
         self,
@@ -243,9 +246,9 @@ class KvMemory:
     ) -> None:
         """Raise AssertionError when an invariant is broken.
 
-        Every page is free, held or kept; a page is charged to one that holds it; what the cache can
-        find is where it says. ``holders``, (tenant, pages) of every sequence, are compared with the
-        references, one for one. ``scope_of`` tells a tenant's scope: nobody holds a page of another
+        Every page is free, held or cached, and charged to a tenant that holds it. The tree of the
+        cache and the pages agree. ``holders``, (tenant, pages) of every sequence, are compared with
+        the references. ``scope_of`` gives a tenant's scope: no tenant holds a page of another
         scope.
         """
         self._pool.check()
@@ -262,12 +265,12 @@ class KvMemory:
                     f"page {page} counts the holders {tenants}, not {expected.get(page, [])}"
                 )
         assert self.free + held + self.cached == self.total, (
-            f"{self.free} free, {held} held and {self.cached} kept pages of {self.total}"
+            f"{self.free} free, {held} held and {self.cached} cached pages of {self.total}"
         )
         self._check_trees(scope_of)
 
     def _check_trees(self, scope_of: Callable[[int], Hashable] | None) -> None:
-        kept, spilled, stateful = set(), set(), set()
+        cached, spilled, stateful = set(), set(), set()
         for scope, node in self._trees.check():
             if node.state is not None:
                 stateful.add(node)
@@ -276,41 +279,41 @@ class KvMemory:
                 continue
             holders = self._pool.holders(node.page)
             if not holders:
-                kept.add(node)
+                cached.add(node)
             strangers = [t for t in holders if scope_of is not None and scope_of(t) != scope]
             assert not strangers, f"tenants {strangers} hold a page of {scope}"
-        assert kept == self._kept.keys(), "the pages kept are not those nobody holds"
+        assert cached == self._cached.keys(), "the cached pages are not those without holders"
         assert spilled == self._spilled.keys(), "the pages in host memory are others"
         assert len(spilled) <= self._host_pages
-        assert len(kept) <= self._most_kept
-        if self._places is not None:
-            self._places.check(stateful)
+        assert len(cached) <= self._most_cached
+        if self._state_slots is not None:
+            self._state_slots.check(stateful)
 
     def _usable(self, path: list[Node], room: int | None = None) -> list[Node]:
-        """The part of a path that can be adopted: within ``room`` pages, up to a state where the
-        model needs one."""
+        """The part of a path that can be adopted: within ``room`` pages, and up to a saved state
+        where the model has recurrent layers."""
         end = 0
         for length, node in enumerate(path, 1):
-            if room is not None and (node.page is None or node in self._kept):
+            if room is not None and (node.page is None or node in self._cached):
                 room -= 1
                 if room < 0:
                     break
-            if self._places is None or node.state is not None:
+            if self._state_slots is None or node.state is not None:
                 end = length
         return path[:end]
 
     def _half_used(
         self, scope: Hashable, path: list[Node], tokens: NDArray[np.int32], most: int
     ) -> Node | None:
-        """The node after ``path``, where it is known but ``most`` ends within its page."""
+        """The node after ``path``, where its page is cached but ``most`` ends inside it."""
         useful = most - len(path) * PAGE_TOKENS
-        copies = self._copies is not None and self._places is None
+        copies = self._copies is not None and self._state_slots is None
         if not copies or not LEAST_COPIED_TOKENS <= useful < PAGE_TOKENS:
             return None
         return self._trees.child(scope, path, tokens)
 
     def _restore(self, nodes: list[Node], tenant: int, slot: int) -> None:
-        """Bring pages back from host memory."""
+        """Load pages from host memory."""
         pages = self.take(len(nodes), tenant, slot)
         assert pages is not None, "there was room"
         for node, page in zip(nodes, pages, strict=True):
@@ -322,13 +325,13 @@ class KvMemory:
         self._count(restored=len(nodes))
 
     def _private_copy(self, node: Node, tenant: int, slot: int) -> int | None:
-        """A page of the sequence's own with what is in the node's, None when there is no room."""
+        """Copy the node's page to a page of the sequence's own; None when there is no room."""
         assert self._copies is not None
         source, saved = node.page, node.saved
         if source is not None:
-            # Held while room is made, so that it does not make room itself.
+            # Held while room is made, so that it is not evicted itself.
             self._pool.hold([source], slot, tenant)
-            self._kept.pop(node, None)
+            self._cached.pop(node, None)
         pages = self.take(1, tenant, slot)
         if pages is not None and source is not None:
             self._copies.copy(source, pages[0])
@@ -342,9 +345,9 @@ class KvMemory:
         return pages[0]
 
     def _replace(self, node: Node, page: int) -> None:
-        """Let a node that nobody holds have its tokens in ``page``, which somebody holds."""
+        """Let a node whose page no sequence holds have its tokens in ``page``, which is held."""
         old = node.page
-        self._kept.pop(node, None)
+        self._cached.pop(node, None)
         self._spilled.pop(node, None)
         node.saved = None
         self._trees.place(node, page)
@@ -353,21 +356,21 @@ class KvMemory:
             self._pool.give_back([old])
 
     def _touch(self, node: Node) -> None:
-        """Let the node and what it builds on be used more recently than anything else."""
+        """Make the node and those above it the most recently used ones."""
         for used in node.upward():
-            for recency in (self._kept, self._spilled):
+            for recency in (self._cached, self._spilled):
                 if used in recency:
                     recency.move_to_end(used)
 
     def _evict(self, node: Node) -> None:
-        """Free the page of a node that nobody holds, and where it is not kept in host memory, those
-        of the nodes below it: they could not be found any more."""
+        """Free the page of a node that no sequence holds. Where it is not saved in host memory,
+        free those of the nodes below it too: they could not be found any more."""
         if not self._host_pages:
             self._drop(node)
             return
         while len(self._spilled) >= self._host_pages:
             self._drop(next(iter(self._spilled)))
-        # What made room there may have been above the node.
+        # The page that was dropped to make room may have been above the node.
         if node.parent is not None:
             self._spill(node)
 
@@ -378,21 +381,21 @@ class KvMemory:
         assert page is not None
         node.saved = self._copies.save(page)
         self._trees.place(node, None)
-        del self._kept[node]
+        del self._cached[node]
         self._spilled[node] = None
         self._pool.give_back([page])
         self._count(evicted=1, spilled=1)
 
     def _drop(self, node: Node) -> None:
         for gone in self._trees.drop(node):
-            if gone in self._kept:
-                del self._kept[gone]
+            if gone in self._cached:
+                del self._cached[gone]
                 assert gone.page is not None
                 self._pool.give_back([gone.page])
                 self._count(evicted=1)
             self._spilled.pop(gone, None)
-            if self._places is not None:
-                self._places.forget(gone)
+            if self._state_slots is not None:
+                self._state_slots.forget(gone)
 
     def _count(self, **changes: int) -> None:
         counted = {name: getattr(self.statistics, name) + by for name, by in changes.items()}

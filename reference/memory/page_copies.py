@@ -1,7 +1,7 @@
-"""Whole pages copied, taken to host memory and brought back, in the order of the queue of steps.
+"""Copies of KV pages: from page to page, to host memory and back, in the queue of steps.
 
-A page here is what one page number stands for: the keys and values of 16 positions of every layer.
-Its bytes are copied as they are stored, whatever they are.
+A page number stands for the keys and values of 16 positions of every layer. Their stored bytes are
+copied without conversion.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from reference.memory.planner import state_buffers
 
 PAIRS = "request.pairs"
 SAVED = "saved"
-"""A page as the host has it: the pools' parts of it side by side."""
+"""The output with a page's bytes: its part of each pool, in the order of the pools."""
 ONE_PAGE = ShapeKey(0, 1)
 LOADS_UNDER_WAY = 8
-"""Pages on their way to the device at once: a tier has a snapshot of each."""
+"""The most loads of pages in flight: the tier has a snapshot of each page."""
 
 
 class SavedPage:
-    """A page in host memory, or on its way there."""
+    """A page in host memory, or being copied to it."""
 
     def __init__(self, tier: Tier, fence: Fence) -> None:
         self._tier = tier
@@ -40,7 +40,7 @@ class SavedPage:
         self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def bytes(self) -> NDArray[np.uint8]:
-        """The page's bytes, pool after pool in the graph's order. Waits until they are there, for
+        """The page's bytes, pool after pool in the graph's order. Waits for the copy, but for
         nothing submitted later."""
         if self._fence is not None:
             self._tier.wait(self._fence)
@@ -49,10 +49,10 @@ class SavedPage:
 
 
 class Copies(Protocol):
-    """What KvMemory needs of somebody who copies pages."""
+    """The copies that ``KvMemory`` needs."""
 
     def copy(self, source: int, target: int) -> None:
-        """Queue: what is in page ``source`` into page ``target``."""
+        """Queue a copy of page ``source`` to page ``target``."""
 
     def save(self, page: int) -> SavedPage:
         """Queue: what is in ``page`` now into host memory. The page may be written at once."""
@@ -65,9 +65,9 @@ class Copies(Protocol):
 class PageCopies:
     """Copies between the KV pools of ``graph``, which lie in ``buffers``.
 
-    Every copy is a submission like a step and waits for nothing, with two exceptions: a page loaded
-    while it is still being saved, and more than LOADS_UNDER_WAY pages loaded at once. All is
-    lowered here and nothing later. Raises ValueError for a graph without KV pools.
+    Every copy is a submission like a step. A call waits in two cases only: for a page that is
+    loaded while it is still being saved, and for the oldest load when LOADS_UNDER_WAY are in
+    flight. All graphs are lowered here. Raises ValueError for a graph without KV pools.
     """
 
     def __init__(self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer]) -> None:
@@ -85,7 +85,7 @@ class PageCopies:
         saving = _saving(self._widths, self.pages)
         staging = saving.buffers[SAVED]
         self._staging = tier.alloc(staging, buffer_bytes(staging, ONE_PAGE))
-        # A pool twice: the source and the target of a copy are different pages of it.
+        # Each pool is bound twice: source and target of a copy are different pages of it.
         sources = {_source(name): buffer for name, buffer in kept.items()}
         copying, loading = (make(self._widths, self.pages) for make in (_copying, _loading))
         self._copy = ExecutableGraph(tier, copying, {**kept, **sources}, ONE_PAGE)
@@ -103,7 +103,7 @@ class PageCopies:
         return sum(self._widths.values()) * F32.block_bytes
 
     def copy(self, source: int, target: int) -> None:
-        """Queue: what is in page ``source`` into page ``target``, another one."""
+        """Queue a copy of page ``source`` to page ``target``, which is another one."""
         assert source != target, f"page {source} is copied to itself"
         self._last = self._run(self._copy, source, target)
 
@@ -120,7 +120,7 @@ class PageCopies:
         self._loads.append(self._last)
 
     def close(self) -> None:
-        """Wait for the last copy and free what is this object's own."""
+        """Wait for the last copy and free the staging buffer."""
         if self._last is not None:
             self._tier.wait(self._last)
             self._last = None
@@ -148,7 +148,7 @@ def _source(name: str) -> str:
 
 
 def _copying(widths: Mapping[str, int], pages: int) -> Graph:
-    """One page of every pool to another of the same pool."""
+    """The graph that copies one page of every pool to another page of the same pool."""
     builder = GraphBuilder("copy pages")
     pairs = builder.request(PAIRS, "rows", 2)
     for name, width in widths.items():
@@ -159,7 +159,7 @@ def _copying(widths: Mapping[str, int], pages: int) -> Graph:
 
 
 def _saving(widths: Mapping[str, int], pages: int) -> Graph:
-    """One page of every pool to where the host reads."""
+    """The graph that copies one page of every pool to an output of the step."""
     builder = GraphBuilder("save pages")
     pairs = builder.request(PAIRS, "rows", 2)
     parts = _parts(builder.output(SAVED, "rows", sum(widths.values())), widths)
@@ -170,7 +170,7 @@ def _saving(widths: Mapping[str, int], pages: int) -> Graph:
 
 
 def _loading(widths: Mapping[str, int], pages: int) -> Graph:
-    """One page of every pool from the inputs of the submission."""
+    """The graph that copies one page of every pool from the inputs of the submission."""
     builder = GraphBuilder("load pages")
     pairs = builder.request(PAIRS, "rows", 2)
     saved = builder.buffer(SAVED, BufferKind.REQUEST, F32, ("rows", sum(widths.values())))
@@ -182,7 +182,7 @@ def _loading(widths: Mapping[str, int], pages: int) -> Graph:
 
 
 def _parts(page: View, widths: Mapping[str, int]) -> dict[str, View]:
-    """Each pool's columns of a whole page."""
+    """The columns of each pool in the bytes of a page."""
     stops = np.cumsum(list(widths.values())).tolist()
     return {
         name: page[stop - width : stop]

@@ -1,4 +1,5 @@
-"""The KV page pool: which physical pages are free, who refers to the others, and who pays."""
+"""The KV page pool: the free pages, and for each other page its holders and the tenant it is
+charged to."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ from contract.records import NO_SLOT, PAGE_META
 
 
 class PagePool:
-    """A fixed number of pages, handed out first freed first reused.
+    """A fixed number of pages. The page that was freed first is used again first.
 
-    ``order`` is the order in which the pages are handed out at first; no order changes a result.
-    ``meta`` is PAGE_META[pages]: ``owner_slot`` is NO_SLOT for a page that was ever shared,
-    ``tenant`` who is charged, ``token_count`` 16 once the page was published. A page without
-    references is free only once it was given back: between the two it can be held again, with what
-    is in it.
+    ``order`` is the order in which the pages are first handed out; it changes no result. ``meta``
+    is PAGE_META[pages]: ``owner_slot`` is NO_SLOT for a page that was ever shared, ``tenant`` is
+    the tenant it is charged to, ``token_count`` is 16 once the page was published. A page without
+    references is not free until it is given back: until then it can be held again with its
+    contents.
 
-    Each page with references is charged to one tenant that holds it. Where that one lets go and
-    another still holds the page, the charge moves to it.
+    Each page with references is charged to one tenant that holds it. When this tenant releases it
+    and another still holds it, the charge moves to the other.
     """
 
     def __init__(self, pages: int, order: Iterable[int] | None = None) -> None:
@@ -37,15 +38,15 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages nobody owns."""
+        """The number of free pages."""
         return len(self._free)
 
     def charged(self, tenant: int) -> int:
-        """Pages the tenant pays for."""
+        """Pages charged to the tenant."""
         return self._charged[tenant]
 
     def references(self, page: int) -> int:
-        """How many hold the page."""
+        """The page's number of references."""
         return int(self._references[page])
 
     def holders(self, page: int) -> list[int]:
@@ -55,7 +56,7 @@ class PagePool:
         return [int(self.meta["tenant"][page]), *self._others.get(page, ())]
 
     def take(self, count: int, slot: int, tenant: int = 0) -> list[int]:
-        """``count`` free pages for ``slot``; the caller has checked ``free``."""
+        """Take ``count`` free pages for ``slot``; the caller has checked ``free``."""
         if count > len(self._free):
             raise AssertionError(f"{count} pages asked of {len(self._free)} free ones")
         pages = [self._free.popleft() for _ in range(count)]
@@ -63,7 +64,7 @@ class PagePool:
         return pages
 
     def hold(self, pages: Sequence[int], slot: int, tenant: int = 0) -> None:
-        """One more reference to each page; none of them may be free."""
+        """Add a reference to each page; none of them may be free."""
         counts = self._references[list(pages)].tolist()
         self._occupy([p for p, count in zip(pages, counts, strict=True) if not count], slot, tenant)
         for page, count in zip(pages, counts, strict=True):
@@ -73,10 +74,11 @@ class PagePool:
                 self.meta["owner_slot"][page] = NO_SLOT
 
     def release(self, pages: Sequence[int], tenant: int = 0) -> list[int]:
-        """Drop one reference of ``tenant`` to each page, and return those without any, in order.
+        """Drop one reference of ``tenant`` to each page; returns the pages that have none left, in
+        order.
 
-        Raises AssertionError, having changed nothing, when it has none to one of them or when one
-        is named twice.
+        Raises AssertionError, having changed nothing, when the tenant has no reference to one of
+        them or when one is named twice.
         """
         self._check_held(pages, tenant)
         left = []
@@ -102,8 +104,8 @@ class PagePool:
         return left
 
     def effect_of(self, leaving: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, Counter[int]]:
-        """What releasing ``leaving``, (tenant, pages) each, would do: how many pages nobody would
-        hold, and how many more each tenant would be charged for."""
+        """The effect that releasing ``leaving``, (tenant, pages) each, would have: how many pages
+        would have no holder, and how many more each tenant would be charged for."""
         leavers: dict[int, list[int]] = {}
         for tenant, pages in leaving:
             for page in pages:
@@ -121,11 +123,11 @@ class PagePool:
         return freed, changes
 
     def mark_whole(self, page: int) -> None:
-        """Note that the page has keys and values of all its positions."""
+        """Note that keys and values of all positions of the page are computed."""
         self.meta["token_count"][page] = PAGE_TOKENS
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Make pages without references free."""
+        """Free pages that have no references."""
         held = [page for page in pages if self._references[page]]
         if held:
             raise AssertionError(f"page {held[0]} is held")
@@ -133,7 +135,7 @@ class PagePool:
         self._free.extend(pages)
 
     def check(self) -> None:
-        """Raise AssertionError when the books contradict each other."""
+        """Raise AssertionError when free pages, references and charges contradict each other."""
         free, references = list(self._free), self._references
         assert len(free) == len(set(free)), "a page is free twice"
         assert not references[free].any(), "a page is free and held"

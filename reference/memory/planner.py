@@ -1,7 +1,7 @@
 """How much memory a model takes to run, and the longest context that a budget allows.
 
-Everything follows from the graph's declarations and from what a tier says it makes of them, so
-that a model family needs no code here. Sizes are in bytes.
+Everything follows from the graph's declarations and the tier's footprint of them, so a model family
+needs no code here. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contract.spec import Access
 from reference.limits import Limits
 
 RECURRENT = "SSM_"
-"""How the opcodes begin whose state is kept for each slot."""
+"""The first letters of the opcodes that have a state for each slot."""
 
 FootprintOf = Callable[[Graph, ShapeKey], Footprint]
 """``Tier.footprint``, or ``contract.footprint.declared_footprint``."""
@@ -28,14 +28,14 @@ FootprintOf = Callable[[Graph, ShapeKey], Footprint]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What one engine takes.
+    """The memory that one engine takes, in bytes.
 
-    ``weights`` by storage type, arranged as the tier keeps them. ``constants`` are tables,
-    ``step_data`` what the host exchanges with a step, ``scratch`` what lives inside one,
-    ``variants`` the lowered steps that are kept, ``workspace`` what a step takes and gives back.
-    ``kv`` are all pages, ``recurrent`` the states of all slots and those saved beside them,
-    ``state`` what else outlives a step. Of the total, ``mapped`` is read in place from the model
-    file and ``staging`` is host memory beside the device's own.
+    ``weights`` are given by storage type, in the tier's own layout. ``constants`` are tables,
+    ``step_data`` are inputs and outputs of steps, ``scratch`` holds intermediate results,
+    ``variants`` are the lowered shape buckets, ``workspace`` is allocated during a step only.
+    ``kv`` are all pages, ``recurrent`` the states of all slots and the saved states, ``state`` all
+    other buffers that outlive a step. Of the total, ``mapped`` is read in place from the model
+    file, and ``staging`` is host memory in addition to the device's.
     """
 
     slots: int
@@ -60,43 +60,43 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes in all."""
         return self.fixed + self.kv + self.recurrent
 
     @property
     def fixed(self) -> int:
-        """What neither a page nor a slot's state is."""
+        """All memory that does not grow with pages or slots."""
         parts = self.constants, self.step_data, self.scratch, self.variants, self.workspace
         return sum(self.weights.values()) + sum(parts) + self.state + self.staging
 
     @property
     def kv_per_token(self) -> int:
-        """Of all layers, for one position of one sequence."""
+        """Bytes of keys and values of all layers for one position of one sequence."""
         return self.kv // (self.pages * PAGE_TOKENS)
 
     @property
     def recurrent_per_slot(self) -> int:
-        """State of all recurrent layers of one sequence."""
+        """Bytes of the states of all recurrent layers of one sequence."""
         return self.recurrent // (self.slots + self.saved_states)
 
     @property
     def device(self) -> int:
-        """In the device's own memory; 0 where it shares the host's."""
+        """Bytes in the device's own memory; 0 where it shares the host's."""
         return 0 if self.unified else self.total - self.staging
 
     @property
     def host(self) -> int:
-        """In host memory."""
+        """Bytes in host memory."""
         return self.total if self.unified else self.staging
 
     @property
     def budgeted(self) -> int:
-        """What counts against a budget: memory of the device, which may be the host's."""
+        """Bytes that count against a budget: memory of the device, which may be the host's."""
         return self.host if self.unified else self.device
 
     @property
     def allocated(self) -> int:
-        """What the tier has allocated once it has lowered all its variants, between steps."""
+        """Bytes the tier has allocated between steps, once it has lowered all its variants."""
         return self.total - self.mapped - self.workspace - self.staging
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,9 +108,9 @@ class MemoryPlan:
 def plan_memory(
     graph: Graph, limits: Limits, footprint: Footprint, unified: bool = True
 ) -> MemoryPlan:
-    """The plan of ``graph``, which was built with ``limits``.
+    """The memory plan of ``graph``, which was built with ``limits``.
 
-    ``unified`` says that the device's memory is the host's.
+    ``unified`` means that the device's memory is the host's.
     """
     weights: dict[str, int] = {}
     sums = dict.fromkeys(("constants", "step_data", "kv", "recurrent", "state"), 0)
@@ -142,7 +142,7 @@ def plan_memory(
 
 
 def state_buffers(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of the KV pools, and of the states kept for each slot, by the ops that update them."""
+    """The names of the KV pools and of the recurrent states, found by the ops that update them."""
     paged: set[str] = set()
     recurrent: set[str] = set()
     for node in graph.nodes:
@@ -170,10 +170,11 @@ def _part(decl: BufferDecl, paged: frozenset[str], recurrent: frozenset[str]) ->
 def longest_plan(
     plan_at: Callable[[int], MemoryPlan], longest: int, budget: int
 ) -> MemoryPlan | None:
-    """The plan of the longest context up to ``longest`` within ``budget``, None when none is.
+    """The plan of the longest context up to ``longest`` positions within ``budget`` bytes, None
+    when no context is.
 
     ``plan_at`` plans a context of so many positions. Contexts are whole pages, or ``longest``. The
-    plan returned is within the budget, and that of one page more is not.
+    returned plan is within the budget, and the plan with one page more is not.
     """
     pages = -(-longest // PAGE_TOKENS)
 
@@ -186,8 +187,8 @@ def longest_plan(
     fitting, least = plan_of(1), 1
     if fitting.budgeted > budget:
         return None
-    # Memory grows almost evenly with the context: the straight line between the two ends meets
-    # the budget close to the answer. Every third guess halves, should it not.
+    # Memory grows almost linearly with the context: the straight line between the two ends meets
+    # the budget close to the answer. Every third step halves the interval, in case it does not.
     guesses = 0
     while most - least > 1:
         guesses += 1

@@ -1,8 +1,8 @@
-"""Which pages hold the keys and values of which tokens: a tree of pages for each scope.
+"""The prefix cache's index: for each scope a tree of pages by the tokens they hold.
 
-A node is one page: the 16 tokens it holds, after those of the nodes above it. Children are found
-by their tokens, compared in full, so a collision of hashes can never give a wrong page. What no
-root of a scope leads to, nobody of that scope can find.
+A node is one page: its 16 tokens follow those of the nodes above it. Children are found by their
+tokens, compared in full, so a collision of hashes cannot give a wrong page. A tenant finds only
+pages below the root of its own scope.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_COMPARED = 64
 
 
 def scope_of(tenant: Tenant) -> tuple[str, int]:
-    """Who shares prefixes with the tenant: its isolation group, or nobody else."""
+    """The scope in which a tenant shares prefixes: its isolation group, or itself alone."""
     if tenant.isolation_group is None:
         return "tenant", tenant.id
     return "group", tenant.isolation_group
@@ -34,7 +34,7 @@ def scope_of(tenant: Tenant) -> tuple[str, int]:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A whole page of tokens.
+    """A full page of tokens.
 
     ``page`` is its number, None for a root and for a page in host memory, ``saved``. ``state`` is
     the slot of the recurrent state after its last token, if one is saved. ``parent`` is None for a
@@ -52,7 +52,7 @@ class Node:
     children: dict[bytes, Node] = field(default_factory=dict)
 
     def upward(self) -> Iterator[Node]:
-        """The node and those above it, without the root."""
+        """The node and the nodes above it, without the root."""
         node: Node = self
         while node.parent is not None:
             yield node
@@ -61,7 +61,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PathEnd:
-    """How far a sequence was published: its first ``pages`` pages, the last of them at ``node``."""
+    """How far a sequence was published: its first ``pages`` pages, the last of which is
+    ``node``."""
 
     node: Node
     pages: int
@@ -82,7 +83,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What of a sequence need not be computed: its first ``tokens`` tokens, which are in ``pages``.
+    """The first ``tokens`` tokens of a sequence, which are in ``pages`` and need not be computed.
 
     ``state`` is the slot of the recurrent state after them, where the model has any. Where
     ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own. Whole
@@ -99,9 +100,9 @@ class PrefixHit:
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatistics:
-    """Counts since the start: ``queries`` for ``tokens_asked`` of which ``tokens_hit`` were there;
-    pages that were ``evicted``, of them ``spilled`` to host memory, ``restored`` from there and
-    ``copied`` because a sequence had to write in them."""
+    """Counts since the start: ``queries`` for ``tokens_asked``, of which ``tokens_hit`` were
+    cached; pages that were ``evicted``, those of them ``spilled`` to host memory, ``restored`` from
+    it, and ``copied`` because a sequence had to write in them."""
 
     queries: int = 0
     tokens_asked: int = 0
@@ -113,7 +114,7 @@ class PrefixStatistics:
 
 
 class PrefixTrees:
-    """The trees of all scopes, and which node a page belongs to."""
+    """The trees of all scopes, and the node of each page."""
 
     def __init__(self) -> None:
         self._roots: dict[Hashable, Node] = {}
@@ -121,11 +122,11 @@ class PrefixTrees:
         self._alone: dict[int, frozenset[int]] = {}
 
     def of_page(self, page: int) -> Node | None:
-        """The node whose tokens the page holds."""
+        """The node of a page."""
         return self._nodes.get(page)
 
     def find(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> list[Node]:
-        """The nodes of the longest known prefix of ``tokens`` of at most ``most`` tokens."""
+        """The nodes of the longest cached prefix of ``tokens``, of at most ``most`` tokens."""
         path: list[Node] = []
         node = self._roots.get(scope)
         if node is None:
@@ -196,7 +197,7 @@ class PrefixTrees:
             yield number, node
 
     def place(self, node: Node, page: int | None) -> None:
-        """Let the node's tokens be in ``page``, or in none."""
+        """Note that the node's tokens are in ``page``, or in none."""
         if node.page is not None:
             del self._nodes[node.page]
         node.page = page
@@ -206,8 +207,8 @@ class PrefixTrees:
             self._nodes[page] = node
 
     def drop(self, node: Node) -> list[Node]:
-        """Take the node and all below it out of its tree; returns them, with their pages still
-        named but no more found."""
+        """Take the node and all nodes below it out of their tree; returns them. They still name
+        their pages, but are not found any more."""
         assert node.parent is not None, "a node is dropped twice"
         above = node.parent
         del above.children[node.key]
@@ -223,7 +224,7 @@ class PrefixTrees:
         return dropped
 
     def below(self, scope: Hashable) -> list[Node]:
-        """The nodes of the first pages in a scope."""
+        """The nodes of first pages in a scope."""
         root = self._roots.get(scope)
         return [] if root is None else list(root.children.values())
 
@@ -240,7 +241,7 @@ class PrefixTrees:
         self._alone.clear()
 
     def check(self) -> Iterator[tuple[Hashable, Node]]:
-        """Every node with its scope. Raises AssertionError where the books contradict each
+        """Every node with its scope. Raises AssertionError where nodes and pages contradict each
         other."""
         for scope, root in self.scopes():
             assert root.children, "a scope without pages is remembered"
@@ -261,7 +262,7 @@ class PrefixTrees:
 
 
 def _keys(tokens: NDArray[np.int32], first: int, stop: int) -> list[bytes]:
-    """The bytes of pages ``first`` to ``stop`` of a sequence."""
+    """The bytes of the tokens of each of the pages ``first`` to ``stop`` - 1 of a sequence."""
     part = np.ascontiguousarray(tokens[first * PAGE_TOKENS : stop * PAGE_TOKENS], np.int32)
     data = part.tobytes()
     return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]

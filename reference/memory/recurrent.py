@@ -1,7 +1,7 @@
 """The recurrent states of each slot's sequence, saved and loaded bit for bit on the device.
 
-Unlike KV pages, a recurrent state cannot be cut back to a shorter prefix: to return to a position
-one needs a state that was saved there.
+Unlike KV pages, a recurrent state cannot be cut back to a shorter prefix: to return to a position,
+a state that was saved at this position is needed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def recurrent_buffers(graph: Graph) -> tuple[BufferDecl, ...]:
 
 
 def state_bytes(graph: Graph) -> int:
-    """What the recurrent layers of one sequence remember; 0 where there are none."""
+    """Bytes of the recurrent states of one sequence; 0 where there are no recurrent layers."""
     return sum(_bytes_of_one(decl) for decl in recurrent_buffers(graph))
 
 
@@ -51,11 +51,11 @@ def _bytes_of_one(decl: BufferDecl) -> int:
 
 
 class RecurrentMemory:
-    """The recurrent states of all slots on one tier, and the position each slot is at.
+    """The recurrent states of all slots on one tier, and the position of each slot.
 
-    ``save`` and ``load`` are submissions like steps: they take their place in the queue and wait
-    for nothing. ``places`` is how many saved states there is room for. A graph without recurrent
-    layers has no slots here.
+    ``save`` and ``load`` are submissions like steps: they are queued and wait for nothing. There
+    are ``places`` state slots for saved states. For a graph without recurrent layers there are no
+    slots.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RecurrentMemory:
             self._nbytes[decl.name] = _bytes_of_one(decl)
         self._buffers = {name: buffers[name] for name in self._nbytes}
         self._positions = np.zeros(slots, np.int64)
-        self._places = np.zeros(places, np.int64)
+        self._saved_positions = np.zeros(places, np.int64)
         self._pool: dict[str, Buffer] = {}
         self._saving: ExecutableGraph | None = None
         self._loading: ExecutableGraph | None = None
@@ -107,7 +107,7 @@ class RecurrentMemory:
         """Note a step over QUERY_TOKEN[tokens].
 
         Raises AssertionError for a token that neither continues its slot's sequence nor begins one:
-        the state would be of other tokens.
+        the slot's state is that of other tokens.
         """
         if not len(self._positions) or not len(query):
             return
@@ -125,22 +125,23 @@ class RecurrentMemory:
         self._positions[slots[last]] = positions[last] + 1
 
     def save(self, slot: int, place: int) -> None:
-        """Queue: keep the slot's state in ``place``. RequestError for one there is not."""
+        """Queue a copy of the slot's state to state slot ``place``. Raises RequestError for a slot
+        or state slot that does not exist."""
         self._check_slot(slot)
         self._check_place(place)
         self._last = _copy(self._saving, slot, place)
-        self._places[place] = self._positions[slot]
+        self._saved_positions[place] = self._positions[slot]
 
     def load(self, place: int, slot: int) -> None:
-        """Queue: let ``slot`` continue what was saved in ``place``. RequestError for one there is
-        not."""
+        """Queue a copy of the state in state slot ``place`` to ``slot``. Raises RequestError for a
+        slot or state slot that does not exist."""
         self._check_slot(slot)
         self._check_place(place)
         self._last = _copy(self._loading, place, slot)
-        self._positions[slot] = self._places[place]
+        self._positions[slot] = self._saved_positions[place]
 
     def close(self) -> None:
-        """Free the places."""
+        """Free the state slots."""
         self._settle()
         for buffer in self._pool.values():
             self._tier.free(buffer)
@@ -157,7 +158,7 @@ class RecurrentMemory:
             raise RequestError("slot", f"is {slot}, not one of {slots} with a recurrent state")
 
     def _check_place(self, place: int) -> None:
-        places = len(self._places)
+        places = len(self._saved_positions)
         if not 0 <= place < places:
             raise RequestError("place", f"is {place}, not one of {places} for saved states")
 
@@ -167,7 +168,7 @@ def _saved(name: str) -> str:
 
 
 def _copies(widths: Mapping[str, int], slots: int, places: int, *, save: bool) -> Graph:
-    """A graph that copies a row of every state to a place, or back."""
+    """The graph that copies a row of every state to a state slot, or back."""
     builder = GraphBuilder("save" if save else "load")
     pairs = builder.request(PAIRS, "rows", 2)
     for name, width in widths.items():

@@ -1,4 +1,4 @@
-"""Pages that are guaranteed to tenants."""
+"""Pages that are reserved for tenants."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 
 
 class Reservations:
-    """How many of ``total`` pages each tenant is guaranteed: what it does not hold of its own,
-    nobody else can take. A reservation frees nothing by itself."""
+    """How many of ``total`` pages are reserved for each tenant. No other tenant can take the
+    reserved pages that a tenant does not hold yet. A reservation takes no page from a present
+    holder."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -17,27 +18,27 @@ class Reservations:
         return bool(self._pages)
 
     def check(self, pages: Mapping[int, int]) -> None:
-        """Raise ValueError where these, by tenant, are more pages than there are."""
+        """Raise ValueError where these pages, by tenant, are more than there are."""
         together = sum(pages.values())
         if min(pages.values(), default=0) < 0 or together > self._total:
             raise ValueError(f"{together} pages would be reserved, there are {self._total}")
 
     def set_all(self, pages: Mapping[int, int]) -> None:
-        """Guarantee each tenant so many pages, and others none. Raises ValueError, having changed
-        nothing, when there are not so many."""
+        """Reserve so many pages for each tenant, and none for others. Raises ValueError, having
+        changed nothing, when there are not so many."""
         self.check(pages)
         self._pages = {tenant: count for tenant, count in pages.items() if count}
 
     def set_one(self, tenant: int, pages: int) -> None:
-        """Change what one tenant is guaranteed. Raises as ``set_all`` does."""
+        """Change the reservation of one tenant. Raises as ``set_all`` does."""
         self.set_all(self._pages | {tenant: pages})
 
     def most_for(self, tenant: int) -> int:
-        """Pages that others cannot claim."""
+        """The most pages a tenant can ever have: those that no other tenant has reserved."""
         return self._total - sum(self._pages.values()) + self._pages.get(tenant, 0)
 
-    def kept_from(self, tenant: int, held: Callable[[int], int]) -> int:
-        """Pages that ``tenant`` cannot take since others, who have ``held`` so many, may still
-        claim them."""
+    def withheld_from(self, tenant: int, held: Callable[[int], int]) -> int:
+        """Pages that ``tenant`` cannot take, since they are reserved for other tenants that do not
+        hold them yet; ``held`` gives the pages that a tenant holds."""
         others = ((other, pages) for other, pages in self._pages.items() if other != tenant)
         return sum(max(0, pages - held(other)) for other, pages in others)

@@ -1,4 +1,5 @@
-"""Who is admitted next, and who has to make room: by class, dominant share and age."""
+"""Which waiting request is admitted next, and which running one makes room: by class, dominant
+share and age."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ from contract.types import Clock, QosClass
 from reference.sched.tenants import Tenants
 
 RECENT_RUNS = 64
-"""Over how many requests the time that one holds its slot is averaged."""
+"""Over how many requests the time in a slot is averaged."""
 RETRY_SECONDS_MIN = 1.0
 
 
 class WaitingRequest(NamedTuple):
-    """A request that waits. ``order`` is its arrival, unique and kept for life; ``since`` is when
-    it began to wait, which for a preempted request that got on is when it was preempted; ``pages``
-    is what it needs to begin, ``qos`` the class it asks for."""
+    """What this policy knows of a waiting request. ``order`` numbers requests by arrival and never
+    changes. ``since`` is when it began to wait: for a preempted request that had made progress,
+    when it was preempted. ``pages`` are what it needs to begin, ``qos`` is the class it asks
+    for."""
 
     order: int
     tenant: int
@@ -32,8 +34,9 @@ class WaitingRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Line:
-    """Waiting requests by order, those removed meanwhile among them; ``since`` is when the line
-    began."""
+    """Waiting requests that one tenant asked for in one class: a heap of their orders, which may
+    hold requests that were removed, and the number of ``live`` ones. The line has not been empty
+    ``since`` this moment."""
 
     since: float
     orders: list[int] = field(default_factory=list)
@@ -42,16 +45,16 @@ class _Line:
 
 @dataclass(slots=True)
 class _Group:
-    """A tenant's lines by class asked for; ``since`` is when the first of them began."""
+    """A tenant's lines by the class asked for; ``since`` is when the first of them began."""
 
     since: float
     lines: dict[QosClass | None, _Line] = field(default_factory=dict)
 
 
 class _Turn(NamedTuple):
-    """Where a candidate stands among those that are not aged tenants': its class by rank, its
-    tenant's dominant share and rate by weight, the first arrival among that tenant's candidates of
-    the rank, and among these those that waited too long first."""
+    """The sort key of a candidate whose tenant is not aged: the rank of its class, its tenant's
+    dominant share and rate divided by weight, the first arrival among the tenant's candidates of
+    this rank, since when its line is aged (infinity if it is not), and its own arrival."""
 
     rank: int
     share: float
@@ -64,33 +67,34 @@ class _Turn(NamedTuple):
 class WaitQueue:
     """Waiting requests, and the choice among them.
 
-    A *line* is what of one tenant asks for one class: all its requests where none asks. Within a
-    line the order of arrival decides, so each has one candidate: its first. A candidate beyond its
-    tenant's own quotas stands aside, and holds up nobody. Of the others the most urgent class comes
-    first, in it the tenant with the lowest dominant share; of equal shares the tenant that was
-    given the fewest tokens lately, by weight, so that slots which cannot be divided evenly go round
-    however many requests each has waiting; then the request that arrived first. A candidate for
-    which there is no room lets others pass.
+    A *line* is the waiting requests of one tenant that ask for one class; requests that ask for
+    none form one line. Within a line the order of arrival decides, so each line has one candidate:
+    its first request. A candidate beyond its tenant's own quotas is skipped and blocks nobody. Of
+    the others the most urgent class comes first, in it the tenant with the lowest dominant share;
+    of equal shares the tenant that got the fewest tokens lately, by weight, so that slots which
+    cannot be divided evenly go round; then the request that arrived first. A candidate for which
+    there is no room lets others pass.
 
-    A *tenant* is aged when its requests have waited for ``aging_seconds`` in which none of them,
-    whatever class it asks for, had a slot and got on in it. Then its first candidate comes before
-    all of tenants that are not aged, whatever the classes and shares; aged tenants go in the order
-    in which they began to wait so; and nobody passes one. So aging undoes no fair share: who holds
-    a slot does not age, however many requests wait behind it and whatever classes they ask for.
+    A *tenant* is aged when its requests have waited for ``aging_seconds`` in which none of them, of
+    whatever class, had a slot and made progress in it. Then its first candidate comes before all
+    candidates of tenants that are not aged, whatever the classes and shares. Aged tenants take
+    turns in the order in which this wait began, and no other request passes one. So aging changes
+    no fair share: a tenant that has a slot does not age, however many of its requests wait.
 
-    A line may be aged too. That changes the order within its tenant only: its candidate takes the
-    tenant's next turn, as a request of the tenant's own class, so a tenant's stream of better
-    requests does not starve those that ask for a lower class.
+    A line may be aged too. This changes the order within its tenant only: its candidate takes the
+    tenant's next turn, as a request of the tenant's own class. So a tenant's stream of requests of
+    a better class does not starve its requests of a lower one.
 
     Starvation bound: let T tenants have requests waiting, and let room for any one request appear
-    within R seconds whenever nobody is admitted (at the latest when all that runs has ended). Then
-    a tenant that has requests waiting is without a slot for at most ``aging_seconds + T * R``
-    seconds, not counting time beyond its quotas. Reason: once it is aged no tenant passes it
-    twice, for an admission sends that tenant behind it. So the n-th request of a tenant whose
-    requests run for at most L seconds starts after at most ``n * (aging_seconds + T * R + L)``.
+    within R seconds whenever no request is admitted (at the latest when all running requests have
+    ended). Then a tenant with requests waiting is without a slot for at most ``aging_seconds + T *
+    R`` seconds, time beyond its quotas not counted. Reason: once it is aged no tenant passes it
+    twice, since an admission puts that tenant behind it. So the n-th request of a tenant whose
+    requests run for at most L seconds starts after at most ``n * (aging_seconds + T * R + L)``
+    seconds.
 
-    A choice takes time in proportion to the lines that have requests waiting, and none for the
-    requests behind the first; pushing and removing is logarithmic, amortized.
+    A choice takes time in proportion to the number of lines, whatever their length; pushing and
+    removing is logarithmic, amortized.
     """
 
     def __init__(self, tenants: Tenants, *, clock: Clock, aging_seconds: float = 10.0) -> None:
@@ -120,12 +124,12 @@ class WaitQueue:
         return 0 if group is None else sum([line.live for line in group.lines.values()])
 
     def push(self, waiting: WaitingRequest) -> None:
-        """Let a request wait. RequestError when its tenant is not known."""
+        """Add a request. Raises RequestError when its tenant is not known."""
         assert waiting.order not in self._waiting, f"request {waiting.order} waits twice"
         self._tenants[waiting.tenant]
         group = self._groups.setdefault(waiting.tenant, _Group(waiting.since))
         line = group.lines.setdefault(waiting.qos, _Line(waiting.since))
-        # Who lost a slot before it got on there has waited since before the others came.
+        # A request that lost its slot without progress has waited longer than those behind it.
         group.since = min(group.since, waiting.since)
         line.since = min(line.since, waiting.since)
         began = self._began.pop(waiting.order, None)
@@ -136,7 +140,7 @@ class WaitQueue:
         self._waiting[waiting.order] = waiting
 
     def remove(self, order: int) -> None:
-        """Forget a request. One that does not wait is already forgotten."""
+        """Remove a request; one that does not wait is ignored."""
         waiting = self._waiting.pop(order, None)
         if waiting is None:
             return
@@ -151,16 +155,16 @@ class WaitQueue:
             line.orders = sorted(order for order in line.orders if order in self._waiting)
 
     def clear(self) -> None:
-        """Forget all requests, whatever an interrupted call left of them."""
+        """Remove all requests, whatever an interrupted call left of them."""
         self._groups, self._waiting = {}, {}
 
     def next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
-        """Take the request to admit now out of the queue; None when nobody is to be admitted.
+        """Take the request to admit now out of the queue; None when none is to be admitted.
 
-        ``fits`` says whether there is room for a request; tenants' quotas are seen to here, so what
-        is admitted must be known to ``Tenants.occupy`` before the next call. It may place the
-        request itself and push back those it preempts for it: their turn is in the next call. A
-        request that holds its slot already does not count as aged any more.
+        ``fits`` says whether there is room for a request. Tenants' quotas are checked here, so
+        ``Tenants.occupy`` must be called for an admitted request before the next call. ``fits`` may
+        give the request its slot and push the requests that it preempts: their turn is in the next
+        call. A tenant that has a slot by then is not aged any more.
         """
         for waiting, aged in self._in_turn():
             if fits(waiting):
@@ -172,15 +176,15 @@ class WaitQueue:
         return None
 
     def ended(self, order: int) -> None:
-        """A request is over. One that never had a slot says nothing of how long others take."""
+        """Note that a request ended. One that never had a slot does not count for the mean time in
+        a slot."""
         before, began = self._ran.pop(order, 0.0), self._began.pop(order, None)
         if began is not None:
             self._runs.append(before + self._clock() - began)
 
     def retry_after(self) -> float:
-        """Seconds until about one more request is admitted: the mean time that the latest requests
-        held their slots, divided by the slots held now; at least RETRY_SECONDS_MIN. Time in which
-        nothing ran does not count."""
+        """An estimate of the seconds until the next admission: the mean time that the latest
+        requests held their slots, divided by the slots held now; at least RETRY_SECONDS_MIN."""
         if self._runs:
             mean = sum(self._runs) / len(self._runs)
         elif self._began:
@@ -190,23 +194,23 @@ class WaitQueue:
         return max(RETRY_SECONDS_MIN, mean / max(1, len(self._began)))
 
     def aged(self, tenant: int, qos: QosClass | None = None) -> bool:
-        """Whether the tenant, or what of it asks for class ``qos``, has waited too long without a
-        slot in which it got on."""
+        """Whether the tenant, or its line for class ``qos``, has waited too long without a slot in
+        which it made progress."""
         return self.tenant_aged(tenant) or self.line_aged_since(tenant, qos) is not None
 
     def line_aged_since(self, tenant: int, qos: QosClass | None = None) -> float | None:
-        """When an aged line began to wait without a slot; None for one that is not aged."""
+        """When an aged line began to wait without a slot; None where it is not aged."""
         group = self._groups.get(tenant)
         line = None if group is None else group.lines.get(qos)
         return None if line is None else self._line_aged_since(tenant, qos, line)
 
     def tenant_aged(self, tenant: int) -> bool:
-        """Whether the requests of a tenant come before those of all that are not aged."""
+        """Whether a tenant is aged: its first request comes before those of other tenants."""
         group = self._groups.get(tenant)
         return group is not None and self._tenant_aged_since(tenant, group) is not None
 
     def _tenant_aged_since(self, tenant: int, group: _Group) -> float | None:
-        """When an aged tenant began to wait without a slot; None for one that is not aged."""
+        """When an aged tenant began to wait without a slot; None where it is not aged."""
         return self._since(self._tenants.idle_since(tenant), group.since)
 
     def _line_aged_since(self, tenant: int, qos: QosClass | None, line: _Line) -> float | None:
@@ -219,8 +223,8 @@ class WaitQueue:
         return since if self._clock() - since >= self._aging else None
 
     def _in_turn(self) -> Iterator[tuple[WaitingRequest, bool]]:
-        """The candidates within their quotas, and whether each is of an aged tenant, in order of
-        their turn; of an aged tenant the first one only."""
+        """The candidates within their quotas in the order of their turns, and whether each is of an
+        aged tenant; an aged tenant has one candidate."""
         aged: list[tuple[float, int]] = []
         others: dict[int, list[_Turn]] = {}
         alone = len(self._groups) == 1
@@ -239,7 +243,8 @@ class WaitQueue:
                 yield self._waiting[turn.order], False
 
     def _turns_of(self, tenant: int, group: _Group, alone: bool) -> list[_Turn]:
-        """A tenant's candidates that are within its quotas; who is ``alone`` needs no share."""
+        """A tenant's candidates that are within its quotas. The shares of a tenant that is
+        ``alone`` are not computed."""
         tenants = self._tenants
         own = tenants[tenant].qos
         found = []
@@ -258,7 +263,7 @@ class WaitQueue:
         return [_Turn(rank, share, rate, first[rank], since, order) for rank, since, order in found]
 
     def _shares_of(self, tenant: int) -> tuple[float, float]:
-        """The tenant's dominant share, and what it was given lately, by weight."""
+        """The tenant's dominant share, and its recent tokens a second divided by its weight."""
         rate = self._tenants.usage(tenant).decode_tokens_per_s
         return self._tenants.dominant_share(tenant), rate / self._tenants[tenant].weight
 
@@ -269,9 +274,8 @@ class WaitQueue:
 
 
 class RunningRequest(NamedTuple):
-    """A request of class ``qos`` that holds ``slot`` and ``pages`` pages. ``protected`` ones were
-    admitted a moment ago, or waited too long: preempting them would undo what their admission was
-    for."""
+    """What this policy knows of a running request, of class ``qos``, that holds ``slot`` and
+    ``pages`` pages. A ``protected`` one had waited too long and has not made progress yet."""
 
     order: int
     tenant: int
@@ -284,13 +288,14 @@ class RunningRequest(NamedTuple):
 def victim(
     running: Sequence[RunningRequest], tenants: Tenants, claimant: QosClass | None
 ) -> RunningRequest | None:
-    """Whom to preempt so that a request of class ``claimant`` gets room; None: nobody.
+    """The request to preempt so that a request of class ``claimant`` gets room; None for none.
 
-    Only requests of a class below the claimant's that are not protected, so never an interactive
-    one: of the lowest class the tenant with the highest dominant share, of it the youngest request.
+    Only unprotected requests of a class below the claimant's may be preempted, so never an
+    interactive one. Chosen is the youngest request of the tenant with the highest dominant share in
+    the lowest class.
 
-    Without a claimant memory must be freed at any price, and everybody may be preempted: in order
-    of class, in it the protected after the others, then by share and age.
+    Without a claimant memory must be freed, and every request may be preempted: in order of class,
+    in it the protected ones last, then by share and age.
     """
     if claimant is not None:
         running = [e for e in running if not e.protected and e.qos.rank > claimant.rank]

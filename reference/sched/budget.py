@@ -1,10 +1,11 @@
-"""How much prefill the next step carries: a pure function of who runs and of what steps cost.
+"""How much prefill the next step carries: a pure function of the running sequences and of what
+steps cost.
 
-Each sequence that still reads its prompt gets a token as if it decoded already; these are pooled
-for the oldest. So a step takes about as long whoever reads and whoever decodes: as long as one in
-which all that run decode, which is the interval they are heading for. What more costs nothing is
-taken too. Where tokens cost little beside what a step costs in any case, that would be hardly any
-prefill; there a step may take ``ratio`` times as long as its decoding alone.
+Each sequence that still reads its prompt counts as one token, as if it decoded already; the tokens
+are pooled for the oldest. So a step takes about as long as one in which all running sequences
+decode, however many of them still read. More prompt tokens are added where they cost nothing. Where
+a token costs little compared with the fixed cost of a step, this would be hardly any prefill; there
+a step may take ``ratio`` times as long as its decoding alone.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from reference.sched.cost import Load, StepCost
 from reference.sched.planner import Pending, divided, left_of
 
 FIRST_PREFILL_TOKENS = 64
-"""Prefill beside decoding sequences while costs are not known yet."""
+"""Prompt tokens of a step that also decodes, while costs are not known yet."""
 SPREAD_STEPS = 4
-"""Steps among which what is to be read is divided, as far as the level and the ratio allow: a
-prompt that a single step could read would make that one step long."""
+"""The waiting prefill is divided among so many steps, as far as the ratio allows: a prompt that is
+read in a single step makes this one step long."""
 SPREAD_SHARE = 1 / 3
-"""Of what a ratio allows above decoding, what prefill may take however little there is to read."""
+"""The part of the time above decoding, which a ratio allows, that prefill always may take."""
 
 
 def prefill_tokens(
     pending: Sequence[Pending], cost: StepCost, ratio: float | None, most: int
 ) -> int:
-    """Prefill tokens of the next step, 1 to ``most``, which is at least 1.
+    """Prompt tokens of the next step, 1 to ``most``, which is at least 1.
 
-    ``pending`` are the sequences that run, in order of age. Without a decoding sequence or a
-    ``ratio`` nobody waits, and it is ``most``.
+    ``pending`` are the running sequences, in order of age. It is ``most`` where no sequence decodes
+    or no ``ratio`` bounds the step.
     """
     decoding, reading = divided(pending)
     if not decoding or not reading or ratio is None:
@@ -52,5 +53,5 @@ def prefill_tokens(
 
 
 def _attended(decoding: Sequence[Pending]) -> int:
-    """Positions attended to by those that decode, the guesses they have among them."""
+    """Positions that the decoding sequences attend to, with their drafted tokens."""
     return sum([(length - computed) * length for _, computed, length, _ in decoding])

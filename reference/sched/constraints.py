@@ -1,7 +1,7 @@
-"""What a request may ask of its tokens beyond sampling: masks, biases, log-probabilities.
+"""Token masks, logit biases and log-probabilities of requests.
 
 A grammar, or any other rule, becomes a mask: packed bits of the vocabulary that say which token may
-come next. The arithmetic is rules R9 and R10.
+come next. Rule R9 defines the arithmetic of masks and biases, rule R10 that of log-probabilities.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def pack_mask(tokens: Iterable[int] | NDArray[np.integer], vocab: int) -> Mask:
 
 
 def bias_records(request: Request) -> NDArray[np.void]:
-    """LOGIT_BIAS[n] of a request that ``check_constraints`` let pass."""
+    """LOGIT_BIAS[n] of a request that ``check_constraints`` accepted."""
     return np.array(list(request.logit_bias), LOGIT_BIAS)
 
 
 def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: bool) -> None:
-    """Raise RequestError for biases and log-probabilities that cannot be had, and for a mask
-    (``masked``) where the engine has room for none."""
+    """Raise RequestError for biases and log-probabilities that the limits have no room for, and for
+    a ``masked`` request where they have no room for masks."""
     _check_bias(request.logit_bias, limits.biases, vocab)
     listed, most = request.log_probabilities, limits.top_log_probabilities
     if listed is not None:
@@ -55,6 +55,8 @@ def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: b
             raise RequestError("score_from", "this engine was built without scores; use None")
         if type(start) is not int or not 1 <= start < tokens:
             raise RequestError("score_from", f"is {start!r}, not from 1 to {tokens - 1}")
+        if type(request.score_top) is not int or not 0 <= request.score_top <= most:
+            raise RequestError("score_top", f"is {request.score_top!r}, not from 0 to {most}")
     if masked and not limits.masks:
         raise RequestError("allowed", "this engine was built without masks; use None")
 

@@ -1,4 +1,4 @@
-"""What a step will take, learned from the steps before, and how many more tokens it may carry."""
+"""How long a step takes, learned from earlier steps, and how many tokens fit a given time."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from reference.sched.least_squares import nonnegative
 from reference.sched.step_time_curve import StepTimeCurve
 
 CELLS_MAX = 64
-"""Kinds of steps remembered; the one not seen for longest goes first."""
+"""The most kinds of steps that are remembered; the kind seen longest ago is forgotten first."""
 MEMORY_STEPS = 32
-"""Steps of one kind over which their times are averaged."""
+"""Over how many steps of one kind durations are averaged."""
 REFIT_STEPS = 16
-"""Steps after which the coefficients are computed anew, and before which they tell too little for
-stairs to be measured by them."""
+"""Steps after which the coefficients are fitted again. Before so many steps they are too uncertain
+for the step-time curve to be measured against them."""
 AGING_STEPS = 128
-"""A kind not seen for so many steps counts half as much in the fit, for n times as many
-1 / (n + 1): enough where nothing newer tells, little where it does."""
+"""A kind not seen for so many steps has half its weight in the fit, after n times as many
+1 / (n + 1): enough where there is no newer kind, little where there is."""
 OUTLIER_FACTOR = 4.0
-"""A step this much slower or faster than others of its kind counts as only so much."""
+"""A step that is slower or faster than its kind by more than this factor counts as this factor."""
 
 CHOICES = np.array(
     [*range(1, 256), *(int(2 ** (sixteenths / 16)) for sixteenths in range(128, 384))]
 )
-"""Numbers of tokens a step may have more: each up to 256, then sixteen an octave."""
+"""Numbers of tokens that may be added to a step: each up to 255, then sixteen in an octave."""
 
 
 class Load(NamedTuple):
-    """What a step computes: query ``tokens``, and ``attended`` positions, those that each of them
-    attends to summed."""
+    """What a step computes: query ``tokens``, and the sum of the positions that each of them
+    attends to."""
 
     tokens: int
     attended: int
@@ -41,7 +41,7 @@ class Load(NamedTuple):
 
 @dataclass(slots=True)
 class _Cell:
-    """Means over recent steps of one kind; ``latest`` numbers the last of them."""
+    """Means over recent steps of one kind; ``latest`` is the number of the last one."""
 
     tokens: float
     attended: float
@@ -59,7 +59,7 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Seconds of a step in any case, for a token, and for a position attended to."""
+    """Fixed seconds of a step, seconds for a token, and seconds for a position attended to."""
 
     fixed: float
     token: float
@@ -70,11 +70,10 @@ class StepCost:
     """Seconds of a step: a curve of its tokens (``StepTimeCurve``), plus a constant for each
     position attended to.
 
-    The curve lies about a straight line, ``fixed + token * tokens``. That one and the seconds for a
-    position are fitted to all steps, which are averaged by kind (the powers of two their tokens and
-    attended positions lie between), so that a long run of equal steps does not make the others
-    forgotten: the least squares of the kinds' relative errors, recent kinds counting more; no
-    coefficient is below 0.
+    The curve lies about a straight line, ``fixed + token * tokens``. The line and the seconds for a
+    position are fitted by least squares of relative errors; no coefficient is below 0. Steps are
+    averaged by kind first (the powers of two that their tokens and attended positions lie between),
+    so that a long run of equal steps does not outweigh all others. Recent kinds have more weight.
     """
 
     def __init__(self) -> None:
@@ -85,7 +84,7 @@ class StepCost:
         self._fitted = 0
 
     def observe(self, load: Load, seconds: float) -> None:
-        """Learn that a step took ``seconds``. A duration that is not above 0 teaches nothing."""
+        """Learn that a step took ``seconds``. A duration that is not above 0 is ignored."""
         if not 0 < seconds < math.inf:
             return
         line = self.coefficients()
@@ -115,16 +114,15 @@ class StepCost:
         return self._coefficients
 
     def predict(self, load: Load) -> float | None:
-        """Seconds a step would take; None before steps of two sizes were seen."""
+        """Expected seconds of a step; None before steps of two sizes were seen."""
         line = self.coefficients()
         if line is None:
             return None
         return self._curve.at(load.tokens) + line.position * load.attended
 
     def tokens_within(self, seconds: float, load: Load, most: int, *, start: int = 0) -> int:
-        """How many tokens, 0 to ``most``, a step of ``load`` can have more without taking longer
-        than ``seconds``, one of CHOICES or ``most``. They continue a sequence of ``start`` computed
-        tokens.
+        """How many tokens, one of CHOICES, 0 or ``most``, can be added to a step of ``load`` so
+        that it takes at most ``seconds``. They continue a sequence of ``start`` computed tokens.
 
         Raises ValueError before steps of two sizes were seen.
         """
@@ -140,8 +138,8 @@ class StepCost:
 
 
 def _fit(cells: Iterable[_Cell], steps: int) -> Coefficients:
-    """The coefficients >= 0 with the least sum of squared relative errors, each divided by the age
-    of its kind."""
+    """The coefficients >= 0 with the least sum of squared relative errors, weighted by the age of
+    each kind."""
     equations = []
     for cell in cells:
         weight = 1 / (1 + (steps - cell.latest) / AGING_STEPS)

@@ -1,7 +1,7 @@
 """Least squares of three coefficients none of which is below 0.
 
-In plain numbers, by the normal equations: for a few dozen equations LAPACK takes longer, and its
-threads wait for more.
+By the normal equations in Python numbers: for a few dozen equations LAPACK takes longer, and its
+threads spin while they wait for more work.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 SINGULAR = 1e-12
-"""Of a column's squared length, what must be left beside the other columns: with less it depends
-on them as far as doubles can tell."""
+"""The part of a column's squared length that must be orthogonal to the other columns; with less the
+columns depend on each other as far as doubles can tell."""
 ALL = (0, 1, 2)
 SUBSETS = [chosen for size in (3, 2, 1) for chosen in combinations(ALL, size)]
 
 
 Equation = tuple[float, float, float, float]
-"""Three factors, and what their products with the coefficients should come to."""
+"""Three factors, and the sum that their products with the coefficients should have."""
 
 
 def nonnegative(equations: Iterable[Equation]) -> tuple[float, float, float]:
     """The coefficients >= 0 with the least sum of squared errors.
 
-    The best set of those that are not 0 is found by trying all seven, all three first: where none
-    of these is negative no fewer are better.
+    All seven sets of coefficients that may be above 0 are tried, the set of all three first: where
+    its solution is not negative no smaller set is better.
     """
     aa = ab = ac = bb = bc = cc = ar = br = cr = 0.0
     for a, b, c, value in equations:
@@ -47,7 +47,7 @@ def nonnegative(equations: Iterable[Equation]) -> tuple[float, float, float]:
         found = _solve(gram, right, chosen)
         if found is None or min(found) < 0:
             continue
-        # By so much the sum of squares is less than without any coefficient.
+        # The sum of squares is smaller by this than with all coefficients 0.
         gain = sum([x * right[i] for x, i in zip(found, chosen, strict=True)])
         if gain > most:
             best, most = [0.0, 0.0, 0.0], gain
@@ -61,9 +61,9 @@ def nonnegative(equations: Iterable[Equation]) -> tuple[float, float, float]:
 def _solve(
     gram: Sequence[Sequence[float]], right: Sequence[float], chosen: Sequence[int]
 ) -> list[float] | None:
-    """The solution of the normal equations of the ``chosen`` columns by Cholesky's factorization;
-    of ``gram`` what is below its diagonal, and that, which is 1. None where the columns depend on
-    each other."""
+    """The solution of the normal equations of the ``chosen`` columns by Cholesky's factorization.
+    ``gram`` is the lower triangle, with a diagonal of 1. None where the columns depend on each
+    other."""
     factor: list[list[float]] = []
     half: list[float] = []
     for i in chosen:
@@ -84,5 +84,5 @@ def _solve(
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    """As far as both reach."""
+    """The dot product, up to the length of the shorter one."""
     return sum([x * y for x, y in zip(a, b, strict=False)])

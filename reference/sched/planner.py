@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 
 class Pending(NamedTuple):
-    """A sequence holding a slot: ``length`` tokens can be computed, the first ``computed`` are.
-    Where what is left is one token and its guesses, the last ``draft`` of them, it decodes."""
+    """A sequence in a slot: its first ``length`` tokens can be computed, and the first ``computed``
+    are. The last ``draft`` of them are drafted. It decodes where one token and its drafts are
+    left."""
 
     slot: int
     computed: int
@@ -22,7 +23,7 @@ class Pending(NamedTuple):
 
 
 def divided(pending: Iterable[Pending]) -> tuple[list[Pending], list[Pending]]:
-    """Those that decode, and those that still read their prompts."""
+    """The sequences that decode, and those that still read their prompts."""
     decoding: list[Pending] = []
     reading: list[Pending] = []
     for one in pending:
@@ -48,10 +49,10 @@ class Chunk(NamedTuple):
 
 
 def plan_step(pending: Iterable[Pending], chunk_tokens: int) -> list[Chunk]:
-    """The chunks of one step. ``chunk_tokens`` caps the prefill tokens of a step.
+    """The chunks of one step, with at most ``chunk_tokens`` prompt tokens.
 
-    ``pending`` is in order of age. Every sequence that decodes, with one token left and its
-    guesses, is in the step; no step is empty while work is pending.
+    ``pending`` is in order of age. Every sequence that decodes is in the step; no step is empty
+    while there is something to compute.
     """
     if chunk_tokens < 1:
         raise ValueError("a step computes at least one token")

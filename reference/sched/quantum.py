@@ -1,9 +1,9 @@
-"""How far a request has to come in a slot before it can lose it again.
+"""How many positions an aged request computes in a slot before it can lose the slot again.
 
-What is computed of a request may be lost with its slot: its pages are evicted while it waits. So a
-request that waited too long gets on beyond all it ever had, and by as many positions as it has to
-compute again at least. Then every turn brings it nearer to its end, in a number of turns that is
-known, and no more is computed twice than once.
+When a request loses its slot its pages may be evicted while it waits, and are computed again. So a
+request that waited too long keeps its slot until it has computed more positions than ever before,
+by at least as many as it had to compute again. Then every turn brings it nearer to its end, the
+number of turns is bounded, and at most half of all computed positions are computed again.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from __future__ import annotations
 from contract.arithmetic import PAGE_TOKENS
 
 QUANTUM = 64
-"""Fewest new positions of a turn."""
+"""The fewest new positions of a turn."""
 QUANTUM_PART = 8
-"""And at least one in so many of those it had: the turns of a long request grow with it."""
+"""A turn also has at least one new position for so many earlier ones: the turns of a long request
+grow with it."""
 
 
 def goal(reached: int, begun: int, end: int) -> int:
-    """How many positions, of ``end``, a request keeps a slot for in which it begins with ``begun``
-    positions, when it had ``reached`` before: a whole number of pages, since what is kept of a
-    recurrent model is kept there. One more than all means until it has ended."""
+    """The number of positions, of ``end``, until which a request keeps its slot. It begins with
+    ``begun`` positions from the cache, and once had ``reached``. A whole number of pages, since
+    recurrent states are saved there; ``end`` + 1 means until the request ends."""
     had = max(reached, begun)
     least = had + max(QUANTUM, had // QUANTUM_PART, had - begun)
     return min(-(-least // PAGE_TOKENS) * PAGE_TOKENS, end + 1)
 
 
 def most_turns(end: int) -> int:
-    """How often a request of ``end`` positions is admitted after having waited too long, at most,
-    whatever is lost of it between two turns. Of each turn the tokens of steps under way may be
-    lost, less than a page."""
+    """The most admissions as an aged request that a request of ``end`` positions needs, whatever is
+    evicted between two turns. In each turn the tokens of steps in flight may be lost, which are
+    less than a page."""
     turns, had = 0, 0
     while had < end:
         had += max(QUANTUM, had // QUANTUM_PART) - PAGE_TOKENS

@@ -7,6 +7,7 @@ R10 takes the logits before any bias, so the bias changes no log-probability.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -67,3 +68,14 @@ def scores_in(
         output.top_ids[rows, :listed].copy(),
         output.top_log_probabilities[rows, :listed].copy(),
     )
+
+
+def perplexity(total: float, tokens: int) -> float:
+    """The exponential of the mean negative log-probability of ``tokens`` tokens whose sum is
+    ``total``: infinite where it is beyond binary64, NaN for no tokens."""
+    if not tokens:
+        return math.nan
+    try:
+        return math.exp(-total / tokens)
+    except OverflowError:
+        return math.inf

@@ -1,7 +1,7 @@
-"""What the host knows of every slot, and the inputs of a step made of it.
+"""The numbers that the host has for every slot, and the inputs of a step made from them.
 
-Of a step few numbers change, so a slot's are plain integers in lists; only what a device reads is
-in arrays, filled for all slots at once.
+Few of them change from step to step, so they are Python integers in lists; only what a device reads
+is in arrays, which are filled for all slots at once.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ NO_ROWS = 1 << 62
 
 
 class SlotTable:
-    """The sequences in slots: where each stands, its pages and how it is sampled.
+    """The progress, the pages and the sampling parameters of each slot's sequence.
 
-    Positions below ``computed`` were submitted, and there are ``page_count`` pages for them and
-    those that come next. The first ``known`` tokens are the host's to give, the others the device
-    samples; nothing is computed from position ``end`` on. Every position from ``rows_from`` on has
-    a row, of which ``output`` names what is read: logits, hidden states, or None. Rows that sample
-    a position before ``scored_to`` give the token of the prompt there. ``samples`` marks sequences
-    that go on, ``lockstep`` those whose next step needs the token of the one before on the host. A
-    ``stalled`` sequence computes nothing. No chunk reaches across ``cut``, a position where
-    something is to be kept. ``draft`` tokens behind the known ones are guesses, computed in one
-    step with the last known one. Of the ``listed`` ones the log-probabilities are wanted, the
-    ``biased`` ones have logit biases.
+    Positions below ``computed`` were submitted; ``page_count`` pages are in the page table. The
+    host gives the first ``known`` tokens, the device samples the others. Nothing is computed from
+    position ``end`` on. No chunk extends beyond ``cut``, a position at which a recurrent state is
+    saved. ``draft`` drafted tokens lie behind the known ones and are computed in one step with the
+    last known one. Every position from ``rows_from`` on has an output row, of which ``output``
+    names what is read: logits, hidden states, or None. Rows that sample a position before
+    ``scored_to`` give the token of the prompt there.
+
+    ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
+    on the host. ``stalled``: nothing is computed. ``listed``: log-probabilities are requested.
+    ``biased``: there are logit biases.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -81,7 +82,7 @@ class SlotTable:
         listed: bool,
         output: str | None,
     ) -> None:
-        """Begin a sequence of ``known`` given tokens, of which ``computed`` are in its pages.
+        """Begin a sequence of ``known`` tokens, of which ``computed`` are in its pages already.
 
         ``bias`` is LOGIT_BIAS[n] with n at most ``limits.biases``.
         """
@@ -98,7 +99,7 @@ class SlotTable:
         self._sampling["bias_count"][slot] = len(bias)
 
     def add_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """The next pages of the slot's sequence."""
+        """Append pages to those of the slot's sequence."""
         count = self.page_count[slot]
         self.page_table[slot, count : count + len(pages)] = pages
         self.page_count[slot] = count + len(pages)
@@ -106,15 +107,14 @@ class SlotTable:
         self.page_versions[slot] = self._page_changes
 
     def pending(self, slots: Iterable[int]) -> list[Pending]:
-        """What can be computed of ``slots``: the rest of what is known, or the one token that
-        comes next."""
+        """What can be computed of ``slots``: the rest of the known tokens, or the next token."""
         return [
             Pending(slot, self.computed[slot], self._length(slot), self.draft[slot])
             for slot in slots
         ]
 
     def _length(self, slot: int) -> int:
-        """How many tokens of a slot's sequence can be computed by now."""
+        """How many tokens of a slot's sequence can be computed now."""
         computed, known, cut = self.computed[slot], self.known[slot], self.cut[slot]
         if self.stalled[slot]:
             return computed
@@ -125,17 +125,17 @@ class SlotTable:
         return min(length, cut) if computed < cut else length
 
     def missing_pages(self, chunks: Iterable[Chunk]) -> list[int]:
-        """How many more pages each chunk's sequence needs before the chunk can be computed."""
+        """How many more pages each chunk's sequence needs for the chunk."""
         held = self.page_count
         needed = [-(-(start + count) // PAGE_TOKENS) - held[slot] for slot, start, count in chunks]
         return needed if min(needed, default=0) >= 0 else [max(0, pages) for pages in needed]
 
     def rows_of(self, chunks: Iterable[Chunk]) -> list[int]:
-        """Rows of logits each chunk needs."""
+        """The number of output rows of each chunk."""
         return [self._rows(*chunk) for chunk in chunks]
 
     def _rows(self, slot: int, start: int, count: int) -> int:
-        """Rows of a chunk, which are those of its last positions."""
+        """The number of output rows of a chunk; they are those of its last positions."""
         stop = start + count
         if self.draft[slot]:
             return count
@@ -144,10 +144,11 @@ class SlotTable:
         return int(self.samples[slot] and stop >= self.known[slot])
 
     def within_rows(self, chunks: list[Chunk], most: int) -> list[Chunk]:
-        """Shorten chunks that have a row for every position to the ``most`` rows a step has."""
+        """Shorten chunks with a row for every position, so that a step has at most ``most``
+        rows."""
         if all(self.rows_from[slot] == NO_ROWS for slot, _, _ in chunks):
             return chunks
-        kept = []
+        shortened = []
         for chunk in chunks:
             slot, start, count = chunk
             if self.rows_from[slot] != NO_ROWS:
@@ -155,13 +156,13 @@ class SlotTable:
                 chunk = Chunk(slot, start, min(count, without + most))
             rows = self._rows(*chunk)
             if chunk.tokens and rows <= most:
-                kept.append(chunk)
+                shortened.append(chunk)
                 most -= rows
-        return kept
+        return shortened
 
     def at_page_ends(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Shorten chunks of prompts to whole pages where they reach one, for models whose state can
-        only be kept there."""
+        """Shorten chunks of prompts to end at a page boundary if they reach one, for models whose
+        states are saved only there."""
         aligned = []
         for slot, start, count in chunks:
             stop = (start + count) // PAGE_TOKENS * PAGE_TOKENS
@@ -172,9 +173,9 @@ class SlotTable:
     def step_input(
         self, chunks: Sequence[Chunk], rows: Sequence[int], tokens: Sequence[Int32]
     ) -> StepInput:
-        """The inputs of a step over ``chunks``, ``rows`` rows of each.
+        """The inputs of a step over ``chunks``, with ``rows`` output rows of each.
 
-        ``tokens`` gives what the host knows of each chunk's sequence.
+        ``tokens`` are the tokens of each chunk's sequence that the host knows.
         """
         end = 0
         given: list[tuple[int, int, Int32]] = []
@@ -230,7 +231,7 @@ class SlotTable:
         )
 
     def _requested(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
-        """The outputs that somebody asked for."""
+        """The names of the outputs that a sequence in the step requests."""
         outputs: set[str | None] = set()
         listed: tuple[str, ...] = ()
         for slot, start, _ in chunks:
@@ -242,10 +243,10 @@ class SlotTable:
 
 @dataclass(slots=True)
 class SteadyDecode:
-    """Steps of one token for each of the same sequences: each is the one before, a position on.
+    """A run of steps of one token for each of the same sequences: only positions change.
 
     ``chunks`` are those of the latest step, and ``left`` steps follow before one of the sequences
-    has its last or comes to its ``cut``. Valid until a sequence joins or leaves.
+    has its last token or reaches its ``cut``. Valid until a sequence is admitted or leaves.
     """
 
     table: SlotTable
@@ -257,19 +258,19 @@ class SteadyDecode:
     def after(
         cls, table: SlotTable, chunks: list[Chunk], rows: Sequence[int], inputs: StepInput
     ) -> SteadyDecode | None:
-        """What follows a step, None where that is more than one token for each of its sequences."""
+        """The run that begins with a step; None where a sequence has more than one token in it."""
         left = []
         for (slot, start, count), requested in zip(chunks, rows, strict=True):
             given = start + 1 < table.scored_to[slot] or table.output[slot] is not None
             if requested != 1 or count != 1 or given or table.lockstep[slot]:
                 return None
             computed, cut, end = table.computed[slot], table.cut[slot], table.end[slot]
-            # The step that reaches a cut is planned: something is kept there.
+            # The step that reaches a cut is planned anew: a state is saved there.
             left.append((min(end, cut - 1) if cut > computed else end) - computed)
         return cls(table, chunks, inputs, min(left)) if min(left) > 0 else None
 
     def at_page_begin(self) -> list[Chunk]:
-        """Of the chunks of the next step those that may need a page."""
+        """The chunks of the next step that begin a page."""
         last = PAGE_TOKENS - 1
         return [
             Chunk(slot, start + 1, 1)
@@ -278,7 +279,7 @@ class SteadyDecode:
         ]
 
     def next(self) -> StepInput:
-        """The inputs of the next step, for which there are pages."""
+        """The inputs of the next step, for which the sequences have their pages."""
         self.left -= 1
         self.chunks = [Chunk(slot, start + 1, 1) for slot, start, _ in self.chunks]
         self.inputs.query["token"] = LAST_TOKEN

@@ -1,8 +1,8 @@
-"""What steps of each number of tokens take beside the straight line through all of them.
+"""How much longer or shorter steps of each number of tokens take than a straight line says.
 
-Products take tokens in tiles, and a form of a step its own kernels: 33 tokens can cost a third more
-than 32, and 17 what 24 cost. What is learned is kept as factors of the line, so that it stays of
-use when the machine as a whole becomes slower or faster.
+Kernels compute tokens in tiles, and a shape bucket has kernels of its own: 33 tokens can cost a
+third more than 32, and 17 as much as 24. What is learned is stored as factors of the line, so that
+it remains useful when the machine as a whole becomes slower or faster.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from numpy.typing import NDArray
 from contract.lazy_dataclass import dataclass
 
 SINGLE_TOKENS = 64
-"""Up to so many tokens each number is a stair of its own; larger ones share one by their four
-leading bits."""
+"""Up to so many tokens each number is a point of its own; larger numbers share a point by their
+four leading bits."""
 MEMORY_STEPS = 16
-"""Steps of one stair over which its factor is averaged."""
+"""Over how many steps the factor of a point is averaged."""
 AGING_STEPS = 128
-"""A stair nobody stood on for so many steps counts half beside those next to it."""
+"""A point not seen for so many steps has half its weight against its neighbours."""
 FARTHEST = 2.0
-"""The most a step is believed to lie off the line, either way: more is a hiccup."""
+"""The largest factor between a step and the line, either way; more is taken for a disturbance."""
 SURPRISE = 1.1
-"""How much longer than expected the first step of a stair may take, or those nobody stood on yet
-count as the next higher one for CAREFUL_STEPS: finding a high one costs a long step."""
+"""Where the first step of a point takes longer than expected by this factor, sizes not seen yet
+count as the next larger point for CAREFUL_STEPS: each try of such a size costs a long step."""
 CAREFUL_STEPS = 512
 FREE_STEPS = 128
-"""The first steps of all, among which any stair may be tried."""
+"""Among so many first steps any size may be tried."""
 CHANGED = 0.005
-"""By how much of itself a factor must change before the curve is computed anew."""
+"""The curve is computed again when a factor has changed by more than this part of itself."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _CurvePoint:
 
 
 class _CurvePoints(NamedTuple):
-    """Stairs in order: float64 tokens and seconds."""
+    """The points in order of tokens: float64 tokens and seconds."""
 
     tokens: NDArray[np.float64]
     seconds: NDArray[np.float64]
@@ -56,11 +56,11 @@ class _CurvePoints(NamedTuple):
 
 @dataclass(slots=True)
 class StepTimeCurve:
-    """Seconds by number of tokens, as a curve that never falls: through the stairs that were seen,
-    and beyond them as the line goes.
+    """Seconds by number of tokens, as a curve that never falls: through the points that were seen,
+    and parallel to the line beyond the last.
 
-    Where a stair that was seen long ago is higher than a later one, both get their weighted mean
-    (isotonic regression: Barlow et al., 1972).
+    Where a point is higher than the next one, both get their weighted mean (isotonic regression:
+    Barlow et al., 1972).
     """
 
     _seen: dict[int, _CurvePoint] = field(default_factory=dict)
@@ -70,12 +70,12 @@ class StepTimeCurve:
     _heights: _CurvePoints | None = None
 
     def follow(self, fixed: float, token: float) -> None:
-        """The line is ``fixed + token * tokens`` from now on."""
+        """Set the line to ``fixed + token * tokens``."""
         self._line = fixed, token
         self._heights = None
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step took ``seconds``, what its attention took not counted."""
+        """Note that a step took ``seconds``, without the time of its attention."""
         fixed, token = self._line
         line = fixed + token * tokens
         if line <= 0:
@@ -83,24 +83,25 @@ class StepTimeCurve:
         self._steps += 1
         factor = min(max(seconds / line, 1 / FARTHEST), FARTHEST)
         number = tokens - tokens % _width(tokens)
-        stair = self._seen.get(number)
-        if stair is None:
+        point = self._seen.get(number)
+        if point is None:
             if seconds > SURPRISE * self.at(tokens) and self._steps > FREE_STEPS:
                 self._careful_until = self._steps + CAREFUL_STEPS
-            stair = self._seen[number] = _CurvePoint(tokens, factor)
+            point = self._seen[number] = _CurvePoint(tokens, factor)
             self._heights = None
-        before = stair.factor
-        stair.add(tokens, factor)
-        stair.latest = self._steps
-        if abs(stair.factor - before) > CHANGED * before:
+        before = point.factor
+        point.add(tokens, factor)
+        point.latest = self._steps
+        if abs(point.factor - before) > CHANGED * before:
             self._heights = None
 
     def at(self, tokens: int) -> float:
-        """Seconds of a step."""
+        """Expected seconds of a step."""
         return float(self._through(np.array([float(tokens)]))[0])
 
     def choices(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """float64, as many as ``tokens``: seconds of such steps, for who may choose among them."""
+        """float64, as many as ``tokens``: expected seconds of such steps, raised for sizes that
+        should not be tried now."""
         seconds = self._through(tokens)
         if self._steps >= self._careful_until or not self._seen:
             return seconds
@@ -125,30 +126,30 @@ class StepTimeCurve:
     def _rising(self) -> _CurvePoints:
         if self._heights is None:
             fixed, token = self._line
-            curve = sorted(self._seen.values(), key=lambda stair: stair.tokens)
-            heights = [stair.factor * (fixed + token * stair.tokens) for stair in curve]
+            curve = sorted(self._seen.values(), key=lambda point: point.tokens)
+            heights = [point.factor * (fixed + token * point.tokens) for point in curve]
             weights = [
-                stair.seen / (1 + (self._steps - stair.latest) / AGING_STEPS) for stair in curve
+                point.seen / (1 + (self._steps - point.latest) / AGING_STEPS) for point in curve
             ]
-            tokens = np.array([stair.tokens for stair in curve])
+            tokens = np.array([point.tokens for point in curve])
             self._heights = _CurvePoints(tokens, np.array(_rising(heights, weights)))
         return self._heights
 
 
 def _rising(heights: list[float], weights: list[float]) -> list[float]:
-    """The rising numbers nearest to ``heights`` by weighted squares: neighbours that fall are
+    """The non-falling numbers nearest to ``heights`` by weighted squares: neighbours that fall are
     pooled."""
     pools: list[tuple[float, float, int]] = []
     for height, weight in zip(heights, weights, strict=True):
         count = 1
         while pools and pools[-1][0] >= height:
-            before, beside, many = pools.pop()
-            height = (height * weight + before * beside) / (weight + beside)
-            weight, count = weight + beside, count + many
+            before, other, many = pools.pop()
+            height = (height * weight + before * other) / (weight + other)
+            weight, count = weight + other, count + many
         pools.append((height, weight, count))
     return [height for height, _, count in pools for _ in range(count)]
 
 
 def _width(tokens: int) -> int:
-    """How many numbers of tokens share a stair."""
+    """How many numbers of tokens share a point."""
     return 1 << max(0, tokens.bit_length() - 4) if tokens > SINGLE_TOKENS else 1

@@ -1,4 +1,4 @@
-"""Who may use how much, and what each tenant uses now: slots, pages, and rates over 5 seconds."""
+"""The quotas of each tenant and what it uses now: slots, pages, and rates over 5 seconds."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from contract.lazy_dataclass import dataclass
 from contract.types import LOCAL_TENANT, Clock, QosClass, Request, Tenant
 
 WINDOW_SECONDS = 5
-"""Over how long a rate is averaged."""
+"""The window over which a rate is averaged."""
 BUCKETS_PER_SECOND = 16
-"""How finely a rate's window is kept. A power of two: the bucket of a moment is exact."""
+"""Counts of a window are stored for each 1/16 s. A power of two, so that the bucket of a moment is
+exact."""
 
 _BUCKETS = WINDOW_SECONDS * BUCKETS_PER_SECOND + 1
 
 
 class RateWindow:
-    """How much was counted in the last WINDOW_SECONDS, in bounded memory.
+    """A count over the last WINDOW_SECONDS, in bounded memory.
 
-    Counts are kept for each 1/16 s that has any. What is reported covers at least the window and
-    at most one bucket more, so it is never less than what any window that ends now holds: 5 s of
-    steady work is overstated by at most 1/80.
+    Counts are stored for each 1/16 s that has any. The total covers at least the window and at most
+    one bucket more, so it is never less than the true count: 5 s of steady work is overstated by at
+    most 1/80.
     """
 
     __slots__ = ("_counts", "_latest", "_total")
@@ -49,17 +50,17 @@ class RateWindow:
         self._total += count
 
     def total(self, now: float) -> int:
-        """What was counted in the window that ends at ``now`` seconds."""
+        """The count in the window that ends at ``now`` seconds."""
         self._advance(now)
         return self._total
 
     def per_second(self, now: float) -> float:
-        """The total by the length of the window."""
+        """The total divided by the length of the window."""
         self._advance(now)
         return self._total / WINDOW_SECONDS
 
     def below_in(self, now: float, per_second: float) -> float:
-        """Seconds from ``now`` until what is counted already is below a rate, 0 where it is."""
+        """Seconds from ``now`` until the present counts are below a rate; 0 where they are."""
         left, gone_at = self.total(now), now
         for bucket, count in self._counts:
             if left / WINDOW_SECONDS < per_second:
@@ -69,11 +70,12 @@ class RateWindow:
         return max(0.0, gone_at - now)
 
     def recount(self) -> None:
-        """Make the total that of the buckets again, after a call was interrupted."""
+        """Compute the total from the buckets again, after a call was interrupted."""
         self._total = sum([count for _, count in self._counts])
 
     def _advance(self, now: float) -> None:
-        """Forget the buckets that left the window. A clock that goes back stands still here."""
+        """Forget the buckets that left the window. A clock that goes back counts as standing
+        still."""
         bucket = int(now * BUCKETS_PER_SECOND)
         if bucket > self._latest:
             self._latest = bucket
@@ -95,9 +97,9 @@ class Usage(NamedTuple):
 
 @dataclass(slots=True)
 class _Account:
-    """A tenant and what every holder, one for each engine, has of slots by class asked for, pages
-    and live requests. ``served`` says by class when one of its requests last gave back a slot in
-    which it got on."""
+    """A tenant and what it uses in every engine, which is a holder: slots by the class asked for,
+    pages, and live requests. ``served`` is, by class, when one of its requests last gave back a
+    slot in which it had made progress."""
 
     tenant: Tenant
     slots: dict[tuple[Hashable, QosClass | None], int] = field(default_factory=dict)
@@ -121,10 +123,10 @@ class _Account:
 
 
 class Tenants:
-    """The registry of tenants, and what each of them uses. Every call takes time independent of
-    how many tenants and requests there are. ``changes`` counts the changes of the registry.
+    """The registry of tenants, and what each of them uses. ``changes`` counts the changes of the
+    registry. A call for one tenant takes time independent of the number of tenants and requests.
 
-    Raises ConfigError for a tenant that is not valid or an id that is there twice.
+    Raises ConfigError for a tenant that is not valid or an id that occurs twice.
     """
 
     def __init__(self, tenants: Iterable[Tenant] = (LOCAL_TENANT,), *, clock: Clock) -> None:
@@ -141,7 +143,7 @@ class Tenants:
             self.put(tenant)
 
     def __getitem__(self, id: int) -> Tenant:
-        """The tenant; RequestError when there is none with this id."""
+        """The tenant. Raises RequestError when no tenant has this id."""
         return self._account(id).tenant
 
     def __iter__(self) -> Iterator[Tenant]:
@@ -154,8 +156,8 @@ class Tenants:
         return id in self._accounts
 
     def put(self, tenant: Tenant) -> None:
-        """Add a tenant, or change one: in force from the next decision on, and what is held beyond
-        a lowered quota stays held. Raises ConfigError when it is not valid."""
+        """Add a tenant or change one, in force from the next decision on. Nothing is taken back
+        where a quota is lowered. Raises ConfigError when the tenant is not valid."""
         tenant.validate()
         account = self._accounts.get(tenant.id)
         if account is None:
@@ -166,8 +168,8 @@ class Tenants:
         self.changes += 1
 
     def begin_removal(self, id: int) -> None:
-        """Refuse new requests of a tenant from now on: it goes with the last of those it has.
-        RequestError when there is none with this id."""
+        """Refuse new requests of a tenant. It is removed when its last request has ended. Raises
+        RequestError when no tenant has this id."""
         self._account(id)
         self._removed.add(id)
         self.changes += 1
@@ -177,7 +179,7 @@ class Tenants:
         return id in self._removed
 
     def finish_removals(self) -> None:
-        """Forget the removed tenants that have no requests any more."""
+        """Forget the removed tenants that have no requests left."""
         for id in tuple(self._removed):
             if id in self._accounts:
                 if self._accounts[id].requests:
@@ -186,7 +188,8 @@ class Tenants:
             self._removed.discard(id)
 
     def remove(self, id: int) -> None:
-        """Forget a tenant; RequestError while it has live requests, or when there is none."""
+        """Forget a tenant. Raises RequestError while it has live requests, or when no tenant has
+        this id."""
         account = self._account(id)
         live, held = account.requests, account.slots_held + account.pages_held
         if live:
@@ -219,8 +222,8 @@ class Tenants:
         holder: Hashable = None,
         served: bool = True,
     ) -> None:
-        """Change what the tenant holds by signed amounts; the slots are those of requests that ask
-        for class ``qos``. Who gives back a slot in which it did not get on was not ``served``."""
+        """Change what the tenant holds by signed amounts. The slots are those of requests that ask
+        for class ``qos``. A request that gives back a slot without progress was not ``served``."""
         account = self._account(id)
         if slots:
             if slots < 0 and served:
@@ -235,13 +238,13 @@ class Tenants:
             assert account.live[holder] >= 0, f"tenant {id} gave back twice"
 
     def hold_pages(self, id: int, pages: int, holder: Hashable = None) -> None:
-        """Note that so many of a holder's pages are charged to the tenant."""
+        """Set how many of a holder's pages are charged to the tenant."""
         assert pages >= 0, f"tenant {id} gave back twice"
         self._account(id).pages[holder] = pages
 
     def let_go(self, holder: Hashable, live: Mapping[int, int]) -> None:
-        """Note that a holder, an engine, has nothing of slots and pages, and so many ``live``
-        requests of each tenant: the truth after anything that was interrupted."""
+        """Set what a holder, an engine, has: no slots, no pages, and so many ``live`` requests of
+        each tenant. This is true after the engine has recovered from an interrupt."""
         for id, account in self._accounts.items():
             account.slots = {key: n for key, n in account.slots.items() if key[0] != holder}
             account.pages = {key: n for key, n in account.pages.items() if key != holder}
@@ -252,12 +255,12 @@ class Tenants:
             account.prefilled.recount()
 
     def count(self, id: int, prefilled: int, decoded: int) -> None:
-        """Count tokens computed now towards the tenant's rates."""
+        """Count tokens that are computed now towards the tenant's rates."""
         self.counter(id)(prefilled, decoded)
 
     def counter(self, id: int) -> Callable[[int, int], None]:
-        """Counts tokens that will have been computed for the tenant there is now: nobody who is
-        given its id later."""
+        """A function that counts tokens for the present tenant, also when it is called after
+        another tenant got its id."""
         return partial(self._count, self._account(id))
 
     def _count(self, account: _Account, prefilled: int, decoded: int) -> None:
@@ -273,15 +276,15 @@ class Tenants:
         return Usage(account.slots_held, account.pages_held, account.requests, decoded, prefilled)
 
     def slotless_since(self, id: int, qos: QosClass | None = None) -> float | None:
-        """When the tenant's requests that ask for class ``qos`` last gave back a slot, having got
-        on in it, -inf if they never did; None while they have one."""
+        """When the tenant's requests that ask for class ``qos`` last gave back a slot in which they
+        made progress, -inf if they never did; None while they have a slot."""
         account = self._account(id)
         if any(held for (_, asked), held in account.slots.items() if asked is qos):
             return None
         return account.served.get(qos, -math.inf)
 
     def idle_since(self, id: int) -> float | None:
-        """The same for all requests of the tenant, whatever they ask for."""
+        """The same for all requests of the tenant, whatever class they ask for."""
         account = self._account(id)
         if account.slots_held:
             return None
@@ -289,10 +292,10 @@ class Tenants:
 
     def within_quota(self, id: int, pages: int) -> bool:
         """Whether a request of so many ``pages`` may be admitted: one more slot and the pages are
-        within the hard caps, and both rates are below theirs.
+        within the quotas, and both rates are below theirs.
 
-        The only request of a tenant may have the pages it needs: it was checked when it came, and
-        a quota lowered since then shall not keep it for ever.
+        The only running request of a tenant may have the pages it needs: it was checked when it was
+        submitted, and a quota lowered since then must not make it wait for ever.
         """
         account = self._account(id)
         tenant = account.tenant
@@ -307,8 +310,8 @@ class Tenants:
         )
 
     def rates_free_in(self, id: int) -> float:
-        """Seconds until both rates of the tenant are below theirs, if nothing more is computed for
-        it; 0 where they are."""
+        """Seconds until both rates of the tenant are below their quotas, if nothing more is
+        computed for it; 0 where they are."""
         account, now = self._account(id), self._clock()
         tenant = account.tenant
         return max(
@@ -318,7 +321,7 @@ class Tenants:
 
     def dominant_share(self, id: int) -> float:
         """The largest part of a quota that the tenant uses, of slots, pages and decode rate,
-        divided by its weight (dominant resource fairness, Ghodsi et al. 2011, weighted)."""
+        divided by its weight (weighted dominant resource fairness, Ghodsi et al. 2011)."""
         account = self._account(id)
         tenant = account.tenant
         part = max(

@@ -102,7 +102,7 @@ def test_what_is_missing_is_said_and_written(
     problem: str,
 ) -> None:
     kernel = FakeKernel(behaviour)
-    monkeypatch.setattr(amd_packets, "FakeKernel", lambda: kernel)
+    monkeypatch.setattr(amd_packets, "simulated_kernel", lambda: kernel)
     code, out = told("--tier", tier)
     assert (code, problem in out) == (1, True), out
     assert problem in members(tmp_path)["report.txt"].decode()

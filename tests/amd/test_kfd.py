@@ -83,7 +83,7 @@ def test_a_process_that_opens_the_tier_again() -> None:
         AmdTier(kernel=kernel).close()
     assert kernel.calls["RUNTIME_ENABLE"] == 1
     assert kernel.left_over == []
-    kernel.kept.clear()
+    kernel.open_files.clear()
     with pytest.raises(TierUnavailable, match="this process has one"):
         AmdTier(kernel=kernel)
 

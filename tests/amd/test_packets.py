@@ -24,6 +24,7 @@ from accel.amd.sim.memory_view import GpuFault
 from accel.amd.tier import AmdTier
 from accel.amd.tools import trace
 from accel.amd.tools.trace import Trace, Tracer, load_trace, packets_of, replay, shown
+from accel.packets.ops import TABLE
 from contract.errors import CodecError, TierUnavailable
 from contract.kernel import GpuTarget, KernelHeader
 
@@ -56,10 +57,10 @@ def test_every_packet_the_tiers_send_is_tried(name: str) -> None:
 
 BROKEN = {
     "RELEASE_MEM": "RELEASE_MEM writes 64 bits",
-    "INDIRECT_BUFFER": "INDIRECT_BUFFER goes through",
+    "INDIRECT_BUFFER": "INDIRECT_BUFFER executes words",
     "SET_SH_REG": "SET_SH_REG and DISPATCH_DIRECT",
     "DISPATCH_DIRECT": "SET_SH_REG and DISPATCH_DIRECT",
-    "COND_EXEC": "COND_EXEC leaves packets out",
+    "COND_EXEC": "COND_EXEC skips packets",
 }
 
 
@@ -168,11 +169,11 @@ def step_stream(tier: str) -> list[str]:
     kernel = FakeKernel()
     device = Device(kernel, DRIVERS[tier](kernel, ""))
     queue = Queue(device)
-    one, other = made_up("one", 1), made_up("other", 2)
+    one, other, op = made_up("one", 1), made_up("other", 2), TABLE["add"]
     launches = [
-        PlannedLaunch(one, 4, False),
-        PlannedLaunch(one, 2, False),
-        PlannedLaunch(other, 1, True),
+        PlannedLaunch(one, op, 4, wait=False, work=1),
+        PlannedLaunch(one, op, 2, wait=False, work=1),
+        PlannedLaunch(other, op, 1, wait=True, work=1),
     ]
     recording = Recording(device, "step", launches, 0x7F00_9000_0000, 64, queue.go_address)
     recording.bind(StepAddresses(0x7F00_A000_0000))
@@ -180,12 +181,12 @@ def step_stream(tier: str) -> list[str]:
         *queue.indirect_buffer(recording.buffer, recording.length),
         *pm4.release_memory(queue.fence_address, 1),
     ]
-    offset = recording.buffer - recording.place.address
-    inner = recording.place.host[offset:].view(np.uint32).tolist()
+    offset = recording.buffer - recording.allocation.address
+    inner = recording.allocation.host[offset:].view(np.uint32).tolist()
     lines = [*named("ring", ring), *named("buffer", inner)]
-    arguments = recording.place.host[: 3 * 32].view(np.uint32).tolist()
+    arguments = recording.allocation.host[: 3 * 32].view(np.uint32).tolist()
     lines.append(shown("arguments", arguments))
-    device.free(recording.place)
+    device.free(recording.allocation)
     queue.close()
     device.close()
     return lines

@@ -56,7 +56,7 @@ def test_inspect_counts_what_the_file_holds(zinc: Zinc, tiny_model: Path) -> Non
 
 def test_inspect_plans_every_storage_of_keys_and_values(zinc: Zinc, tiny_model: Path) -> None:
     """Halving the bytes a token takes nearly doubles the context that a budget holds."""
-    budget = ("--memory-budget", "1700K", "--chunk", "16")
+    budget = ("--memory-budget", "1700KiB", "--chunk", "16")
     memory = json_of(zinc("inspect", tiny_model, "--json", *budget))["run"]["memory"]
     kinds = memory["kinds"]
     assert {name: kind["kv_per_token"] for name, kind in kinds.items()} == {
@@ -95,7 +95,7 @@ def test_inspect_plans_for_slots_and_a_tier(zinc: Zinc, tiny_model: Path) -> Non
 
 def test_inspect_says_how_many_sequences_fit_and_why_not_more(zinc: Zinc, tiny_model: Path) -> None:
     """Each line is exact: its context fits that many slots, and a page more of each does not."""
-    budget = ("--memory-budget", "1700K", "--chunk", "16")
+    budget = ("--memory-budget", "1700KiB", "--chunk", "16")
     words = ("inspect", tiny_model, "--json", *budget)
     rows = json_of(zinc(*words, "--slots", 3))["run"]["memory"]["sequences"]
     assert [row["slots"] for row in rows] == [1, 2, 3, 4, 8, 16]

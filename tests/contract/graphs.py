@@ -74,6 +74,12 @@ def decoder(layers: int = 2, stage: Stage = Stage.BOTH) -> Graph:
         )
         x = b.emit(Opcode.ADD, f"{name}.residual", a=x, b=y)
     last = b.emit(Opcode.SELECT_ROWS, x=x, output_rows=rows)
+    sampled(b, last, hidden, vocab)
+    return b.build()
+
+
+def sampled(b: GraphBuilder, last: View, hidden: int, vocab: int) -> None:
+    """Logits of the rows ``last``, and the tokens that are drawn from them."""
     logits = b.output("output.logits", "rows", vocab)
     b.emit(Opcode.LM_HEAD, x=last, weight=weight(b, "head", vocab, hidden), logits=logits)
     b.emit(
@@ -83,7 +89,6 @@ def decoder(layers: int = 2, stage: Stage = Stage.BOTH) -> Graph:
         recent=b.buffer("state.recent", BufferKind.STATE, I32, (2, 8)),
         token=b.output("output.token", "rows", dtype=I32),
     )
-    return b.build()
 
 
 @dataclass(frozen=True)

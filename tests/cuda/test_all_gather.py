@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.gathers import WHOLE, Peer, gather_rule, others
+from accel.cuda.gathers import WHOLE, Peer, gather_rule, peer_argument
 from accel.cuda.program import Source, tuned_source
 from accel.cuda.tuned import Remaining, last_reads
 from accel.packets.binding import bind_step
@@ -135,7 +135,7 @@ class Members:
         for member in self.all:
             member.inputs[0], member.ended[0] = tokens, 0
             peers = [one.peer for one in self.all if one is not member]
-            record = others(member.stop.ctypes.data, member.share.index, peers)
+            record = peer_argument(member.stop.ctypes.data, member.share.index, peers)
             self.arguments.append(np.frombuffer(record.tobytes(), np.uint8).copy())
         calls = np.array(
             [

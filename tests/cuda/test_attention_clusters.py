@@ -133,6 +133,33 @@ def test_a_broken_row_breaks_its_heads_alone(broken: str, position: int, folder:
     assert seen.tolist() == [False] * 4 + ([False, True] * 2 if broken == "query" else [True] * 4)
 
 
+def step_values(
+    rng: np.random.Generator,
+    query: NDArray[Any],
+    sizes: tuple[int, int, int],
+    pairs: int,
+    broken: str,
+) -> dict[str, NDArray[Any]]:
+    """Weights and activations of a step: large, zero, and not a number where ``broken`` says."""
+    heads, kv_heads, head_dim = sizes
+    tokens, rows_of = len(query), heads + 2 * kv_heads
+    values: dict[str, NDArray[Any]] = {
+        "q_norm": rng.standard_normal(head_dim).astype(np.float32),
+        "k_norm": rng.standard_normal(head_dim).astype(np.float32),
+        "rope_table": rng.uniform(-1, 1, (CONTEXT, 2, pairs)).astype(np.float32),
+        "qkv": rng.standard_normal((tokens, rows_of * head_dim)).astype(np.float32),
+        "query": query.view(np.int32).reshape(tokens, 4),
+    }
+    values["q_norm"] *= EVEN
+    rows = values["qkv"].reshape(tokens, rows_of, head_dim)
+    rows[-1, -1] *= 1e6
+    rows[0, heads] *= 0.0 if tokens > 1 else 1.0
+    if broken:
+        at = {"query": (5, 7), "key": (heads + 1,), "value": (heads + 2 * kv_heads - 1,)}[broken]
+        rows[0, at, 3] = np.nan
+    return values
+
+
 def check(
     heads: int,
     kv_heads: int,
@@ -149,20 +176,7 @@ def check(
     query, pairs = tokens_of(runs), shape.get("pairs", head_dim // 2)
     key, tokens = ShapeKey(len(query), 0), len(query)
     rng = np.random.default_rng(heads * head_dim + window + int(query["position"][0]))
-    values: dict[str, NDArray[Any]] = {
-        "q_norm": rng.standard_normal(head_dim).astype(np.float32),
-        "k_norm": rng.standard_normal(head_dim).astype(np.float32),
-        "rope_table": rng.uniform(-1, 1, (CONTEXT, 2, pairs)).astype(np.float32),
-        "qkv": rng.standard_normal((tokens, (heads + 2 * kv_heads) * head_dim)).astype(np.float32),
-        "query": query.view(np.int32).reshape(tokens, 4),
-    }
-    values["q_norm"] *= EVEN
-    rows = values["qkv"].reshape(tokens, heads + 2 * kv_heads, head_dim)
-    rows[-1, -1] *= 1e6
-    rows[0, heads] *= 0.0 if tokens > 1 else 1.0
-    if broken:
-        at = {"query": (5, 7), "key": (heads + 1,), "value": (heads + 2 * kv_heads - 1,)}[broken]
-        rows[0, at, 3] = np.nan
+    values = step_values(rng, query, (heads, kv_heads, head_dim), pairs, broken)
     values["page_table"] = visible_pages(query, window, rng)
     nbytes = buffer_bytes(graph.buffers["kv"], key)
     kept: dict[str, NDArray[Any]] = {

@@ -13,10 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from accel.cuda import phases
-from accel.cuda.persistent import compose
-from accel.cuda.plan import plan_launches
 from accel.cuda.row_end import is_drawn, is_plain
-from accel.cuda.step_choice import BLOCKS, FASTEST, NEVER, VARIABLE, StepChoice, chosen_step
 from accel.cuda.step_table import (
     ATTENTION_KIND,
     ATTENTION_RECORD,
@@ -25,9 +22,7 @@ from accel.cuda.step_table import (
     PRODUCT_RECORD,
 )
 from accel.packets.ops import TABLE
-from accel.packets.rules import lower_graph
 from contract.dtypes import I12
-from contract.errors import ConfigError
 from contract.ir.inputs import pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.records import SAMPLING, SLOT
@@ -356,55 +351,3 @@ def test_what_others_touch_shares_no_memory_with_a_launch(folder: Path) -> None:
         for other in touched - {name}:
             first, second = place(name), place(other)
             assert first.stop <= second.start or second.stop <= first.start, (name, other)
-
-
-def test_the_variable_says_where_launches_are_put_together(folder: Path) -> None:
-    """It names shapes of a block; anything else is refused by its name."""
-    assert (chosen_step(""), chosen_step("auto")) == (NEVER, FASTEST)
-    assert chosen_step("8x2") == StepChoice(((8, 2), *BLOCKS))
-    for wrong in ("yes", "3x1", "17x1", "4x"):
-        with pytest.raises(ConfigError, match=VARIABLE):
-            chosen_step(wrong)
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "capability", "together"),
-    [
-        ("wide", ShapeKey(1, 1), (9, 0), True),
-        ("wide", ShapeKey(1, 1), (8, 0), False),
-        ("wide", ShapeKey(4, 4), (9, 0), False),
-        ("qwen3", ShapeKey(1, 1), (9, 0), True),
-        ("qwen3", ShapeKey(4, 4), (9, 0), False),
-        ("qwen3moe", ShapeKey(1, 1), (9, 0), False),
-    ],
-    ids=str,
-)
-def test_launches_are_put_together_where_that_is_faster(
-    name: str, key: ShapeKey, capability: tuple[int, int], together: bool, folder: Path
-) -> None:
-    """All of a step of one token, where rows are short not of a long context; never where
-    nothing is to be."""
-    model = recorded(name, folder, key)
-    step = lower_graph(model.graph, key, 64, "cuda")
-    device = replace(DEVICE, capability=capability)
-    plan = plan_launches(step.ops, device, step.scratch)
-    assert compose(plan, step.ops, device, NEVER, step.scratch) is plan
-    composed = compose(plan, step.ops, device, FASTEST, step.scratch)
-    assert any(launch.table for launch in composed.launches) == together
-    longer = plan.launches if together and name == "qwen3" else None
-    assert (composed.long and composed.long.launches) == longer
-
-
-def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
-    """A shape that is too much gives way to the next, and where none fits the plan stays."""
-    model = recorded("qwen3", folder, ShapeKey(1, 1))
-    step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
-    plan = plan_launches(step.ops, DEVICE, step.scratch)
-    for shared_bytes, warps, slots in ((227 << 10, 8, 3), (120 << 10, 8, 1), (16 << 10, 0, 0)):
-        device = replace(DEVICE, shared_bytes=shared_bytes)
-        composed = compose(plan, step.ops, device, chosen_step("16x8"), step.scratch)
-        found = [one for one in composed.launches if one.table is not None]
-        shapes = [(one.block[0], dict(one.source.macros)["SLOTS"]) for one in found]
-        assert shapes == ([(32 * warps, slots)] if warps else [])
-        assert all(one.shared_bytes <= shared_bytes for one in found)
-        assert found or composed.launches == plan.launches

@@ -33,7 +33,7 @@ TIERS: dict[str, Callable[[], Tier]] = {
     "late": LateTier,
     **{
         name: partial(need_device, partial(open_tier, name))
-        for name in ("opencl", "vulkan", "cuda")
+        for name in ("native", "opencl", "vulkan", "cuda")
     },
 }
 

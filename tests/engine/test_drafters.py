@@ -27,11 +27,11 @@ def followed(engine: Engine) -> set[int]:
     speculative = engine._speculative
     assert speculative is not None
     assert isinstance(speculative._drafter, PromptLookup)
-    return {*speculative._yields, *speculative._drafter._places}
+    return {*speculative._yields, *speculative._drafter._occurrences}
 
 
 def running(engine: Engine) -> set[int]:
-    return {p.sequence.order for p in engine._slot_manager.running.values()}
+    return {p.order for p in engine._slot_manager.running.values()}
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

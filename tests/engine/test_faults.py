@@ -299,7 +299,7 @@ def test_who_is_lost_between_running_and_waiting_is_noticed(
     rebuild = Scheduler.rebuild
 
     def found(self: Scheduler, live: list[Sequence], *, fault: bool) -> None:
-        known = {p.sequence.order for p in self.slot_manager.running.values()} | {*self.waiting}
+        known = {p.order for p in self.slot_manager.running.values()} | {*self.waiting}
         rebuild(self, [each for each in live if each.order in known], fault=fault)
 
     monkeypatch.setattr(Scheduler, "rebuild", found)

@@ -9,7 +9,8 @@ from contract.types import QosClass, Request, Tenant
 from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
+from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits
 from reference.sched.quantum import QUANTUM
 from reference.sched.tenants import Tenants
@@ -39,10 +40,12 @@ def test_nobody_is_preempted_for_pages_that_their_tenant_has_reserved() -> None:
     assert engine.statistics.preempted == 0
 
 
-def engine_of(*tenants: Tenant, pages: int = 16) -> Engine:
+def engine_of(
+    *tenants: Tenant, pages: int = 16, options: EngineOptions = ENGINE_DEFAULTS
+) -> Engine:
     clock = VirtualClock()
-    runner = SimulatedRunner(Limits(3, 128, pages, step_tokens=67), clock)
-    return Engine(runner, tenants=Tenants(tenants, clock=clock), clock=clock)
+    runner = SimulatedRunner(Limits(3, 128, pages, step_tokens=67, masks=3), clock)
+    return Engine(runner, options, tenants=Tenants(tenants, clock=clock), clock=clock)
 
 
 def test_a_page_that_two_requests_of_a_tenant_share_counts_once() -> None:
@@ -185,3 +188,23 @@ def test_who_waited_too_long_gets_something_done_before_it_makes_room(
     # Between two looks at who waits there are up to twelve of these steps.
     assert begun + QUANTUM <= done <= begun + QUANTUM + 12
     assert len([event for event in engine.run() if event.request_id == 4]) == 4
+
+
+def test_room_that_a_preemption_makes_is_used_at_once() -> None:
+    """The only sequence that may compute needs a page, and leaves for it: whoever fits then is
+    computed in the same step."""
+    tenants = Tenant(1, "stalls", qos=QosClass.INTERACTIVE), Tenant(2, "long"), Tenant(3, "short")
+    engine = engine_of(*tenants, pages=6, options=EngineOptions(steps_ahead=0))
+    engine.submit(Request(1, (7,) * 40, 50, tenant=1, ignore_end=True))
+    engine.step()
+    engine.stall(1)
+    request = Request(2, tuple(range(30)), 40, tenant=2, ignore_end=True)
+    engine.submit(request, allowed=lambda generated: None)
+    while engine.progress(2) < 30:
+        engine.step()
+    engine.submit(Request(3, (9,) * 3, 5, tenant=3, ignore_end=True))
+    while not engine.statistics.preempted:
+        engine.step()
+        assert not engine.blocked
+    assert engine.progress(2) == 0
+    assert engine.progress(3) > 0

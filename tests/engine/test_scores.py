@@ -76,7 +76,7 @@ class Receiver:
 
 
 def score(number: int, prompt: Sequence[int] = PROMPT, start: int = 1, **more: Any) -> Request:
-    fields = {"max_tokens": 0, "log_probabilities": LISTED, "score_from": start, **more}
+    fields = {"max_tokens": 0, "score_top": LISTED, "score_from": start, **more}
     return Request(number, tuple(prompt), **fields)
 
 
@@ -218,10 +218,15 @@ def test_a_prompt_is_scored_and_continued(
     vocab = runner.model.config.vocab
     mask = pack_mask(range(10, 60), vocab)
     sampling = SamplingParams(temperature=0.7, seed=5, repeat_penalty=1.3, repeat_last_n=30)
-    more: dict[str, Any] = {"max_tokens": 8, "sampling": sampling, "ignore_end": True}
+    more: dict[str, Any] = {
+        "log_probabilities": 2,
+        "max_tokens": 8,
+        "sampling": sampling,
+        "ignore_end": True,
+    }
     for allowed in (None, lambda generated: mask):
         plain = Engine(runner, prefix_cache=False)
-        plain.submit(Request(1, prompt, log_probabilities=LISTED, **more), allowed=allowed)
+        plain.submit(Request(1, prompt, **more), allowed=allowed)
         expected = run(plain)[1]
         engine = Engine(runner, prefix_cache=False, drafter=drafter)
         receiver = submit(engine, score(1, prompt, **more), allowed=allowed)
@@ -297,11 +302,10 @@ def test_the_whole_context_and_two_tokens(cpu: ModelRunner, path: Path) -> None:
 
 
 def test_none_are_listed_where_none_are_asked_for(cpu: ModelRunner, path: Path) -> None:
-    for listed in (0, None):
-        engine = Engine(cpu)
-        receiver = submit(engine, score(1, log_probabilities=listed))
-        run(engine)
-        assert receiver.bits == by_definition(path, listed=0)
+    engine = Engine(cpu)
+    receiver = submit(engine, score(1, score_top=0))
+    run(engine)
+    assert receiver.bits == by_definition(path, listed=0)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +326,12 @@ def test_refusals(cpu: ModelRunner, prompt: tuple[int, ...], start: int, problem
     with pytest.raises(RequestError, match=problem):
         engine.submit(score(1, prompt, start), on_scores=Receiver(1))
     assert engine.idle
+
+
+@pytest.mark.parametrize("top", [-1, 6, None])
+def test_no_more_are_listed_than_the_limits_have(cpu: ModelRunner, top: object) -> None:
+    with pytest.raises(RequestError, match="score_top: is"):
+        Engine(cpu).submit(score(1, score_top=top), on_scores=Receiver(1))
 
 
 def test_an_engine_without_scores_refuses_them(path: Path) -> None:

@@ -61,6 +61,7 @@ class Told(Drafter):
     params=[
         *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
         ("qwen35", "cpu"),
+        ("qwen35", "native"),
         ("qwen35", "opencl"),
     ],
     ids=" on ".join,

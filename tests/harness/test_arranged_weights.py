@@ -44,7 +44,7 @@ def test_a_file_that_is_not_read_is_not_read_ahead(
 ) -> None:
     """Only other tiers read it."""
     read: list[GgufFile] = []
-    monkeypatch.setattr(GgufFile, "read_ahead", read.append)
+    monkeypatch.setattr(GgufFile, "read_ahead", lambda file: read.append(file))
     Session.open(stored, OPTIONS).close()
     assert read == []
     Session.open(stored, SessionOptions(tier="cpu", context=64)).close()

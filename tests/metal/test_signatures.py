@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accel.metal.objc import ObjectiveC
-from accel.metal.signatures import SIGNATURES, kinds_of, wanted_kinds
+from accel.metal.signatures import SIGNATURES, declared_kinds, kinds_of
 from accel.metal.sim.fake_metal import FakeMetal
 from tests.doubling import run_doubling
 from tests.metal.conftest import OpenTier
@@ -32,7 +32,7 @@ differ between systems."""
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_encodings_are_understood(encoding: str) -> None:
-    assert kinds_of(encoding) == wanted_kinds(ENCODINGS[encoding])
+    assert kinds_of(encoding) == declared_kinds(ENCODINGS[encoding])
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_encodings_are_understood(encoding: str) -> None:
     ],
 )
 def test_other_types_are_told_apart(encoding: str, selector: str) -> None:
-    assert kinds_of(encoding) != wanted_kinds(selector)
+    assert kinds_of(encoding) != declared_kinds(selector)
 
 
 def test_every_message_is_checked_before_it_is_sent(

@@ -232,7 +232,7 @@ def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> Non
     tier = MetalTier(metal=mac.metal)
     lowered = Doubling(tier)
     lowered.run(2)
-    lowered.batch.launch.made[0].place.host.view(np.uint64)[0] = 1 << 40
+    lowered.batch.launch.made[0].allocation.host.view(np.uint64)[0] = 1 << 40
     first = tier.submit(lowered.batch, inputs_of(values_of(0)))
     second = tier.submit(lowered.batch, inputs_of(values_of(1)))
     with pytest.raises(DeviceLost, match=r"Apple M1 \(simulated\): .*PageFault"):

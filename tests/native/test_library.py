@@ -102,11 +102,11 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        assert not library._keep(tmp_path / FILE, bytes(5000))
+        assert not library._store(tmp_path / FILE, bytes(5000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
-    assert library._keep(tmp_path / FILE, bytes(5000))
+    assert library._store(tmp_path / FILE, bytes(5000))
 
 
 def test_a_full_disk_while_building_is_said(tmp_path: Path, built: Built) -> None:
@@ -118,6 +118,34 @@ def test_a_full_disk_while_building_is_said(tmp_path: Path, built: Built) -> Non
             processor_words(TARGET, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_an_interrupt_while_building_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built
+) -> None:
+    """The lock is free again, and the next look builds."""
+    real = native_compile.build_processor_library
+
+    def interrupt(target: Target, compiler: Compiler) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(native_compile, "build_processor_library", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        processor_words(TARGET, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] in ([], [f"{FILE}.lock"])
+    monkeypatch.setattr(native_compile, "build_processor_library", real)
+    processor_words(TARGET, tmp_path)
+    assert len(built) == 1
+
+
+def test_leavings_of_a_killed_process_are_removed(tmp_path: Path, built: Built) -> None:
+    """Those of the same library: another one may be under way."""
+    stale, other = (tmp_path / f"{name}.x{library.PARTIAL}" for name in (FILE, "another.so"))
+    for path in (stale, other):
+        path.write_bytes(b"half a library")
+    processor_words(TARGET, tmp_path)
+    assert not stale.exists()
+    assert other.exists()
 
 
 SCRIPT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from contract.ir.inputs import input_layout, pack_inputs
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.model.open import open_model
-from tests.model_runs import REQUESTS, generate
+from tests.model_runs import REQUESTS, SHORT, generate
 from tests.native.conftest import OpenNative
 from tests.needs import machine_lacks
 from tests.paths import ROOT
@@ -114,6 +115,39 @@ def test_any_number_of_workers_computes_the_same(
         assert len(rows) == len(logits[request])
         for row, other in zip(rows, logits[request], strict=True):
             assert np.array_equal(row.view(np.uint32), other.view(np.uint32))
+
+
+ONE_PROCESSOR = """
+import os, sys
+from pathlib import Path
+from accel.native.tier import Choices, NativeTier
+from reference.model.open import open_model
+from tests.model_runs import SHORT, generate
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for threads in (None, 3):
+    with NativeTier(choices=Choices(threads=threads, cache=Path(sys.argv[1]))) as tier:
+        print(tier.workers, generate(open_model(Path(sys.argv[2])), tier, SHORT)[0], flush=True)
+"""
+
+
+def test_a_process_of_one_processor(
+    kernel_cache: Path, open_native: OpenNative, tiny_model_path: Path
+) -> None:
+    """It has one worker, and three that share the processor end, too: they sleep while they
+    wait."""
+    if not hasattr(os, "sched_setaffinity"):
+        machine_lacks("way to bind a process to a processor")
+    expected = generate(open_model(tiny_model_path), open_native(threads=2), SHORT)[0]
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_PROCESSOR, str(kernel_cache), str(tiny_model_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [f"1 {expected}", f"3 {expected}"], done.stderr
 
 
 def test_workers_may_change_from_step_to_step(open_native: OpenNative) -> None:

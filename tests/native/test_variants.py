@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,9 @@ from accel.native.variants import (
 from contract.errors import TierUnavailable
 from contract.opcodes import Opcode
 from harness.parity import Case, all_cases, compare
+from reference.model.open import open_model
+from tests.model_runs import SHORT
+from tests.model_runs import compare as compare_model
 from tests.native.conftest import OpenNative
 from tests.needs import machine_lacks
 
@@ -100,9 +104,9 @@ def _selected() -> list[Case]:
 @pytest.mark.parity
 @pytest.mark.parametrize("name", [variant.name for variant in VARIANTS])
 def test_every_variant_computes_the_same_bits(
-    name: str, open_native: OpenNative, monkeypatch: pytest.MonkeyPatch
+    name: str, open_native: OpenNative, monkeypatch: pytest.MonkeyPatch, tiny_model_path: Path
 ) -> None:
-    """Of some shapes of every opcode, compared with the definitions."""
+    """Of some shapes of every opcode and of a whole model, compared with the definitions."""
     words = processor_words(this_target(machine()), library.default_cache())
     if name not in [variant.name for variant in usable(words, machine())]:
         machine_lacks(f"processor for the variant {name}")
@@ -111,3 +115,4 @@ def test_every_variant_computes_the_same_bits(
     assert tier.variant.name == name
     problems = [f"{case}: {found}" for case in _selected() if (found := compare(tier, case))]
     assert not problems, "\n".join(problems)
+    compare_model(open_model(tiny_model_path), tier, requests=SHORT)

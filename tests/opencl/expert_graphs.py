@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from contract.dtypes import F32, I32, Q4_K, Q6_K, Q8_0, DType
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.opcodes import Opcode
@@ -18,15 +20,12 @@ def expert_layers(
 ) -> Graph:
     """x f32[tokens, hidden] -> y: ``layers`` of norm, routing, experts and residual."""
     builder = GraphBuilder("expert layers")
-
-    def weight(name: str, dtype: DType, *shape: int) -> View:
-        return builder.buffer(name, BufferKind.WEIGHT, dtype, shape, name)
-
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", hidden))
     for layer in range(layers):
 
         def of_layer(name: str, dtype: DType, *shape: int, layer: int = layer) -> View:
-            return weight(f"{layer}.{name}", dtype, *shape)
+            full = f"{layer}.{name}"
+            return builder.buffer(full, BufferKind.WEIGHT, dtype, shape, full)
 
         def between(name: str, dtype: DType, *shape: int, layer: int = layer) -> View:
             decl = ("tokens", *shape)
@@ -63,14 +62,17 @@ def expert_layers(
             y=None if shared else output,
         )
         if shared:
-            x = builder.emit(
-                Opcode.SHARED_EXPERT,
-                x=h,
-                gate_weight=of_layer("shared.gate", Q8_0, width, hidden),
-                up_weight=of_layer("shared.up", Q8_0, width, hidden),
-                down_weight=of_layer("shared.down", Q8_0, hidden, width),
-                router_weight=of_layer("shared.router", F32, hidden),
-                residual=x,
-                y=output,
-            )
+            matrices = shared_matrices(of_layer, hidden, width)
+            x = builder.emit(Opcode.SHARED_EXPERT, x=h, residual=x, y=output, **matrices)
     return builder.build()
+
+
+def shared_matrices(weight: Callable[..., View], hidden: int, width: int) -> dict[str, View]:
+    """Those of the expert that every token has."""
+    shapes = {
+        "gate": (Q8_0, width, hidden),
+        "up": (Q8_0, width, hidden),
+        "down": (Q8_0, hidden, width),
+        "router": (F32, hidden),
+    }
+    return {f"{name}_weight": weight(f"shared.{name}", *of) for name, of in shapes.items()}

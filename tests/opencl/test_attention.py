@@ -23,6 +23,7 @@ from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.ops.kv_write_batched import kv_write_batched
 from tests.kernels.processor import ProcessorModules, cpu_device
+from tests.long_cases import long_except
 from tests.needs import machine_lacks
 from tests.ops.paged import Sequence, pool_of, random_sequence
 
@@ -237,7 +238,7 @@ def check(attention: Attention, call: Call) -> None:
         assert np.array_equal(got, expected, equal_nan=True), f"{workers} workers, {slots} slots"
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=long_except(VARIANTS, "portable"))
 def attention(request: pytest.FixtureRequest) -> Attention:
     return Attention(VARIANTS[request.param])
 

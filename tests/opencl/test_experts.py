@@ -77,8 +77,16 @@ def test_a_part_has_every_shape_and_every_format() -> None:
     assert len(some) < len(every)
 
 
+OTHER_WAYS = [
+    way if way.marks else pytest.param(way.values[0], marks=pytest.mark.long)
+    for way in EACH_WAY
+    if way.values[0] not in ("persistent", "launch")
+]
+OTHER_WAYS.append(pytest.param("launch"))
+
+
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("way", [way for way in EACH_WAY if way.values != ("persistent",)])
+@pytest.mark.parametrize("way", OTHER_WAYS)
 def test_every_way_gives_the_bits_of_the_definition(
     open_opencl: OpenTier, way: str, whole: bool
 ) -> None:
@@ -95,6 +103,7 @@ def test_every_way_gives_the_bits_of_the_definition(
         assert compare(tier, case) == {}, str(case)
 
 
+@pytest.mark.long
 def test_work_groups_give_the_bits_of_the_definition(
     open_opencl: OpenTier, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

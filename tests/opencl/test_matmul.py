@@ -21,6 +21,7 @@ from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS, moderate_scales
 from reference.quant.dot import matmul
 from tests.kernels.planes import planes
 from tests.kernels.processor import ProcessorModules, cpu_device
+from tests.long_cases import long_except
 from tests.needs import machine_lacks
 from tests.opencl.lanes import ArrangedWeight, arranged
 
@@ -58,6 +59,8 @@ VARIANTS = {
 }
 """Of the cores' code; None for the kernels that GPU tiers share. Formats differ before their
 integers are multiplied, which narrower vectors only do in more steps: half of them have either."""
+SHORT = "portable"
+"""The variant that every run tests; the tests of opcodes have that of this machine's processor."""
 
 
 def formats_of(name: str) -> tuple[DType, ...]:
@@ -68,9 +71,15 @@ def formats_of(name: str) -> tuple[DType, ...]:
 
 def of_every_variant(dtypes: tuple[DType, ...]) -> pytest.MarkDecorator:
     """Products of each variant in each of the formats it has."""
-    pairs = [(name, dtype) for name in VARIANTS for dtype in dtypes if dtype in formats_of(name)]
-    ids = [f"{name}-{dtype}" for name, dtype in pairs]
-    return pytest.mark.parametrize(("products", "dtype"), pairs, ids=ids, indirect=["products"])
+    pairs = [
+        pytest.param(
+            *(name, dtype), id=f"{name}-{dtype}", marks=[] if name == SHORT else [pytest.mark.long]
+        )
+        for name in VARIANTS
+        for dtype in dtypes
+        if dtype in formats_of(name)
+    ]
+    return pytest.mark.parametrize(("products", "dtype"), pairs, indirect=["products"])
 
 
 Run = Callable[[str, np.ndarray, int, DType], None]
@@ -173,7 +182,7 @@ def _packet(name, operands, sizes, dtype=None, layout=WeightLayout.STORED) -> np
     return packet
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=long_except(VARIANTS, SHORT))
 def products(request) -> Products:
     return Products(VARIANTS[request.param])
 
@@ -284,7 +293,9 @@ def test_embedding_reads_either_layout(products: Products, shape) -> None:
 
 
 @pytest.mark.parametrize(
-    "products", [name for name in VARIANTS if MXFP4 in formats_of(name)], indirect=True
+    "products",
+    long_except([name for name in VARIANTS if MXFP4 in formats_of(name)], SHORT),
+    indirect=True,
 )
 def test_every_exponent(products: Products) -> None:
     """MXFP4's scales from 0 over 2^-126 to 2^127: products, whose overflow is infinite, and rows.

@@ -51,6 +51,7 @@ def work_groups(
     return open_work_groups(open_opencl, device, monkeypatch)
 
 
+@pytest.mark.long
 def test_work_groups_draw_the_tokens_of_the_definition(work_groups: OpenClTier) -> None:
     """Penalties, ties, thresholds and draws, whatever an item's share of a row is."""
     drawn = 0
@@ -72,6 +73,7 @@ def test_a_logit_that_overflows_downwards_is_not_chosen(open_opencl: OpenTier) -
     assert (on_tier(open_opencl(), case, operands)["token"] == expected).all()
 
 
+@pytest.mark.long
 def test_a_wrong_draw_is_noticed(work_groups: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing from another position's random number fails."""
     monkeypatch.setattr("reference.ops.sample.draw", lambda seed, position: np.uint32(2**31))

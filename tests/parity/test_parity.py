@@ -192,6 +192,17 @@ def test_barrier_is_executable(tier: Tier) -> None:
     run_barrier(tier)
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_run_compares_every_opcode(tier: str) -> None:
+    """Each opcode has a case on each tier that no marker puts off."""
+    found = {
+        PLACES[shape][0]
+        for shape, on, _ in (part.values for part in SHAPES_ON_TIERS if not part.marks)
+        if on == tier
+    }
+    assert found == set(STRATEGIES)
+
+
 def test_a_part_has_every_shape_and_every_storage_type() -> None:
     """Of every opcode."""
     for requested in (slice(0, 2), slice(0, 3, 2)):

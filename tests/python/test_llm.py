@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import zinc_rt
+from contract.extras import install_command
 from harness.generate import Session, SessionOptions
 from tests.cli.conftest import environment
 from tests.python.conftest import CONTEXT, engine_threads
@@ -143,7 +144,7 @@ def test_a_server_needs_its_extra_and_nothing_else_does(tiny_model_path: Path) -
     first, *told = done.stdout.splitlines()
     assert first == "2"
     assert len(told) == 2
-    assert all("pip install 'zinc-rt[server]'" in line for line in told)
+    assert all(install_command("server") in line for line in told)
 
 
 def test_everything_it_exports_is_there() -> None:

@@ -83,3 +83,28 @@ def posted(path: str, body: object) -> bytes:
         f"Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
+
+
+def slow_reader(http: Http) -> socket.socket:
+    """A connection of which the kernel keeps next to nothing."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    connection.settimeout(30)
+    connection.connect(http.address)
+    return connection
+
+
+def closing_after(request: bytes) -> bytes:
+    """A request after which the connection is closed."""
+    return request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+
+
+def unchunked(answer: bytes) -> bytes:
+    """The body of an answer of parts."""
+    rest, body = answer.partition(b"\r\n\r\n")[2], b""
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        if not int(size, 16):
+            return body
+        body += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]

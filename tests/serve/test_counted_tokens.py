@@ -60,6 +60,20 @@ def test_tokens_behind_a_stop_string_count_nowhere(
     assert 0 < after[0] - before[0] < 3 * length
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_behind_a_stop_token_count_nowhere(keyed: Running, stream: bool) -> None:
+    http = Http(keyed.url)
+    body = {"prompt": "abc", "max_tokens": 90, "ignore_eos": True, "seed": 5, "logprobs": 1}
+    whole = http.post("/v1/completions", {**body, "return_token_ids": True}, **HEADERS).json
+    before = counted(http)
+    for at in (2, 40, 80):
+        stop = [whole["choices"][0]["token_ids"][at]]
+        asked = {**body, "stop_token_ids": stop, "stream": stream}
+        assert http.post("/v1/completions", asked, **HEADERS).status == 200
+    after = counted(http)
+    assert after[0] - before[0] == after[1] - before[1] > 0
+
+
 def in_engine(server: Running, work: Callable[[Engine], object]) -> object:
     return server.service.model.driver.call(work)
 

@@ -15,7 +15,7 @@ from openai import OpenAI
 
 from contract.errors import QueueFull
 from contract.types import LOCAL_TENANT, Request
-from harness.serve import embeddings
+from harness.serve import readings
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.errors import ApiError
@@ -135,7 +135,7 @@ def test_what_is_refused(http: Http, body: dict[str, object], param: str, code: 
 
 def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its vectors are there, and nothing of it is left in the engine."""
-    monkeypatch.setattr(embeddings, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(readings, "LOOK_SECONDS", 0.0)
     service = server.service
     before = service.ledger.total(LOCAL_TENANT.id).abandoned
     asked = EmbeddingRequest("a text of some length " * 9)
@@ -148,14 +148,14 @@ def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.Monkey
 
 def test_what_fails_half_way_has_failed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no refusal any more: something was computed."""
-    compute, waves = embeddings._compute, iter((False, True))
+    compute, waves = readings._compute, iter((False, True))
 
     def failing(*given: Any) -> int:
         if next(waves):
             raise QueueFull(1, 1.0)
         return compute(*given)
 
-    monkeypatch.setattr(embeddings, "_compute", failing)
+    monkeypatch.setattr(readings, "_compute", failing)
     before = server.service.ledger.total(LOCAL_TENANT.id).failed
     with pytest.raises(Began) as ended:
         embed(server.service, EmbeddingRequest(["a"] * 5), LOCAL_TENANT, Caller())

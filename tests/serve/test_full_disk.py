@@ -64,6 +64,7 @@ def test_a_ledger_without_room_refuses_before_anything_is_computed(
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
             ("/v1/responses", {"input": "a"}),
             ("/v1/embeddings", {"input": "a"}),
+            ("/v1/score", {"input": "ab"}),
         ):
             reply = http.post(path, body)
             assert (reply.status, reply.error["code"]) == (503, "disk_full")
@@ -79,7 +80,7 @@ def test_a_ledger_without_room_refuses_before_anything_is_computed(
         assert http.get("/ready").status == 200
         assert http.post(COMPLETIONS, ASKED).status == 200
         total = ledger.total(0)
-        assert (total.completed, total.rejected, total.requests) == (2, 4, 6)
+        assert (total.completed, total.rejected, total.requests) == (2, 5, 7)
 
 
 def test_what_was_computed_when_the_disk_filled_is_answered(serve: Serve) -> None:

@@ -214,7 +214,7 @@ def test_a_request_without_a_turn_loads_the_model(llama: Client) -> None:
     [
         ("/api/chat", {"messages": [{**MESSAGES[0], "images": ["aGk="]}]}, "images are not served"),
         ("/api/generate", {"prompt": "a", "images": ["aGk="]}, "images are not served"),
-        ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, "text between a prefix and a suffix"),
         ("/api/generate", {"prompt": "a", "context": [1]}, "context"),
         ("/api/chat", {"messages": MESSAGES, "options": {"temprature": 1}}, "temperature"),
         ("/api/chat", {"messages": MESSAGES, "options": {"top_p": 2}}, "options.top_p"),

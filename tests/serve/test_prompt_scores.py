@@ -177,7 +177,7 @@ def test_a_prompt_of_one_token_and_answers_of_none(http: Http) -> None:
 
 def test_scores_that_come_again_are_taken_once() -> None:
     """As of a request that goes on elsewhere, after tokens of its answer."""
-    request = Request(1, (5, 6, 7, 8), 4, log_probabilities=2, score_from=1)
+    request = Request(1, (5, 6, 7, 8), 4, score_from=1, score_top=2)
     logs = np.arange(6, dtype=np.float32)
     ids = np.arange(12, dtype=np.int32).reshape(6, 2)
     scores = PromptScores(request)

@@ -69,6 +69,7 @@ REQUESTS: dict[str, tuple[str, Json]] = {
         "/v1/messages",
         {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 8},
     ),
+    "score": ("/v1/score", {"input": ["hello there", "you"], "top": 2, "start": 1}),
     "embedding": ("/v1/embeddings", {"input": ["hello", "you"], "dimensions": 16}),
 }
 
@@ -408,3 +409,22 @@ def test_a_stored_receipt_still_verifies(
     if tier != "cpu":
         (verdict,) = verify_receipts([receipt], opened(tier, path), ReceiptDemands())
         assert verdict.problems == []
+
+
+@pytest.mark.parametrize("name", ["score", "embedding"])
+def test_a_changed_result_is_found(
+    made: Made, opened: Callable[..., ServedModel], sign: Sign, name: str
+) -> None:
+    """The digest of a result, the text, the counts, a result left out."""
+    changes: dict[str, Callable[[Json], object]] = {
+        "bits: result 1": lambda payload: payload["results"].__setitem__(1, "0" * 64),
+        "prompt: ": lambda payload: payload.update(request=json.dumps({"input": ["hello", "me"]})),
+        "request: ": lambda payload: payload.update(request='{"input": []}'),
+        "usage: prompt_tokens": lambda payload: payload["usage"].update(prompt_tokens=9999),
+        "results: 1 of 2": lambda payload: payload["results"].pop(),
+    }
+    for named, change in changes.items():
+        document = made(name)
+        change(document["payload"])
+        found = problems(sign(document), opened())
+        assert any(problem.startswith(named) for problem in found), (named, found)

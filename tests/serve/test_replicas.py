@@ -157,6 +157,38 @@ def test_what_is_asked_of_all_engines_is_summed(served: Served) -> None:
     assert b"zinc_rt:num_requests_running" in http.get("/metrics").body
 
 
+def test_tokens_behind_the_end_of_an_answer_count_on_no_replica(served: Served) -> None:
+    """Behind a stop string, and of a client that leaves: the replicas' ledgers are the server's."""
+    _, http, _ = served
+
+    def counted() -> tuple[int, int]:
+        usage = http.get("/v1/tenants/local/usage").json
+        return usage["total"]["completion_tokens"], usage["since_start"]["tokens_generated"]
+
+    def difference() -> int:
+        """What the replicas count beyond the server; what dead ones counted is gone."""
+        stored, since_start = counted()
+        return since_start - stored
+
+    body = {"prompt": "abc", "max_tokens": 60, "ignore_eos": True, "seed": 5}
+    text = http.post(COMPLETIONS, body).json["choices"][0]["text"]
+    before, stored = difference(), counted()[0]
+    for at in (3, len(text) // 2, len(text) - 3):
+        for stream in (False, True):
+            cut = http.post(COMPLETIONS, {**body, "stop": text[at : at + 2], "stream": stream})
+            assert cut.status == 200
+    with http.connected(120) as connection:
+        connection.sendall(posted(COMPLETIONS, {**asked(0, stream=True), "stop": "never comes"}))
+        received = b""
+        while received.count(b"data: ") < 3:
+            received += connection.recv(4096)
+    deadline = time.monotonic() + 30
+    while (difference() != before or counted()[0] == stored) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert difference() == before
+    assert 0 < counted()[0] - stored < 6 * 60 + 1000
+
+
 FORMAT = {"type": "regex", "regex": "([ab]{2} ){60}"}
 
 
@@ -181,6 +213,7 @@ def test_replicas_answer_as_one_engine_does(served: Served, server: Running) -> 
         (COMPLETIONS, scoring),
         (CHAT, {**chat(1, stream=False), "max_tokens": 20}),
         ("/v1/embeddings", {"input": ["one", "another text", "three"]}),
+        ("/v1/score", {"input": ["one", "another text", "three"], "top": 2, "start": [1, 3, 2]}),
     ):
         there, here = (one.post(path, body) for one in (http, alone))
         assert there.status == here.status == 200, there.body

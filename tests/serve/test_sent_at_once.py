@@ -22,7 +22,7 @@ from reference.engine import Engine
 from tests.held_steps import HeldSteps, hold_steps
 from tests.serve.calling import CALLING, client_of
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, posted
+from tests.serve.http import Http, closing_after, posted, slow_reader, unchunked
 from tests.serve.streams import data_of, lines_of
 from tests.serve.test_connections import heard_until, running, wait_until
 
@@ -218,7 +218,7 @@ def test_one_who_does_not_read_holds_nobody(
         alone = by_the_other_way(server, COMPLETIONS, long)
         total = server.service.ledger.total(0).completed
         with slow_reader(http) as connection:
-            connection.sendall(closing(posted(COMPLETIONS, long)))
+            connection.sendall(closing_after(posted(COMPLETIONS, long)))
             wait_until(lambda: running(server) == 1)
             wait_until(lambda: stalled(server))
             senders.clear()
@@ -246,31 +246,6 @@ def sent_by_the_engine(server: Running, steps: HeldSteps, senders: Senders) -> N
         wait_until(lambda: stream._events._offer is not None)
         steps.allow(1)
         wait_until(lambda: steps.left == 0)
-
-
-def slow_reader(http: Http) -> socket.socket:
-    """A connection of which the kernel keeps next to nothing."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-    connection.settimeout(30)
-    connection.connect(http.address)
-    return connection
-
-
-def closing(request: bytes) -> bytes:
-    """A request after which the connection is closed."""
-    return request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
-
-
-def unchunked(answer: bytes) -> bytes:
-    """The body of an answer of parts."""
-    rest, body = answer.partition(b"\r\n\r\n")[2], b""
-    while True:
-        size, _, rest = rest.partition(b"\r\n")
-        if not int(size, 16):
-            return body
-        body += rest[: int(size, 16)]
-        rest = rest[int(size, 16) + 2 :]
 
 
 def stalled(server: Running) -> bool:
@@ -388,7 +363,9 @@ def test_pipelined_requests_are_answered_in_order(http: Http, senders: Senders) 
     """One that is sent before the first answer ended. A stream ends its connection."""
     whole = {key: value for key, value in ASKED.items() if key != "stream"}
     with http.connected() as connection:
-        connection.sendall(posted(COMPLETIONS, whole) + closing(posted(COMPLETIONS, STREAMED)))
+        connection.sendall(
+            posted(COMPLETIONS, whole) + closing_after(posted(COMPLETIONS, STREAMED))
+        )
         heard = b"".join(iter(lambda: connection.recv(65536), b""))
     assert heard.count(b"HTTP/1.1 200 OK") == 2
     assert unchunked(heard[heard.rindex(b"HTTP/1.1") :]).endswith(b"data: [DONE]\n\n")

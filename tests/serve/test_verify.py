@@ -284,3 +284,47 @@ def test_every_count_is_compared(
         assert verify(body, {**answer, "usage": usage})[0] == 1
     del answer["usage"]
     assert verify(body, answer)[0] == 1
+
+
+OLLAMA_CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "hello"}],
+    "options": {"num_predict": 8},
+}
+OLLAMA_TEXT: dict[str, Any] = {"model": "tiny", "prompt": "ab", "options": {"num_predict": 8}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/api/chat", OLLAMA_CHAT, "message"),
+        ("/api/generate", OLLAMA_TEXT, "response"),
+        ("/api/generate", OLLAMA_TEXT | {"raw": True}, "response"),
+    ],
+)
+def test_answers_of_ollamas_routes(
+    verify: Verify, http: Http, path: str, body: dict[str, Any], name: str, stream: bool
+) -> None:
+    """Whole and as lines, with a seed that was drawn; one character changed is found, and lines
+    that were cut are no answer."""
+    asked = body | {"stream": stream}
+    told = http.post(path, asked).body
+    code, out, err = verify(asked, told)
+    assert (code, err) == (0, "")
+    assert "identical" in out
+    lines = told.strip().split(b"\n")
+    last = json.loads(lines[-1])
+    last["eval_count"] += 1
+    assert verify(asked, b"\n".join([*lines[:-1], json.dumps(last).encode()]))[0] == 1
+    if stream:
+        assert verify(asked, b"\n".join(lines[:-1]))[0] != 0
+        return
+    changed = json.loads(told)
+    if name == "message":
+        changed["message"]["content"] += "x"
+    else:
+        changed["response"] += "x"
+    code, out, _ = verify(asked, changed)
+    assert code == 1
+    assert out.startswith(name) or name in out

@@ -33,11 +33,11 @@ NO_BIASES = np.zeros(0, LOGIT_BIAS)
 def a_slot_given_twice(patch: Patch) -> None:
     place = SlotManager.place
 
-    def broken(self: SlotManager, *arguments: Any, **options: Any) -> Any:
-        active = place(self, *arguments, **options)
-        if active is not None and active.slot not in self.free_slots:
-            self.free_slots.append(active.slot)
-        return active
+    def broken(self: SlotManager, sequence: Any, *arguments: Any, **options: Any) -> Any:
+        placed = place(self, sequence, *arguments, **options)
+        if placed and sequence.slot not in self.free_slots:
+            self.free_slots.append(sequence.slot)
+        return placed
 
     patch.setattr(SlotManager, "place", broken)
 
@@ -70,12 +70,12 @@ def a_decode_is_left_out(patch: Patch) -> None:
         chunks = plan_step(pending, chunk_tokens)
         return chunks[1:] if len(chunks) > 2 else chunks
 
-    patch.setattr("reference.engine.pipeline.plan_step", broken)
+    patch.setattr("reference.engine.scheduler.plan_step", broken)
 
 
 def too_much_prefill(patch: Patch) -> None:
     patch.setattr(
-        "reference.engine.pipeline.plan_step", lambda pending, most: plan_step(pending, most + 1)
+        "reference.engine.scheduler.plan_step", lambda pending, most: plan_step(pending, most + 1)
     )
 
 
@@ -154,10 +154,10 @@ def logs_of_another_row(patch: Patch) -> None:
 
 def the_first_model_goes_first(patch: Patch) -> None:
     def broken(self: Models) -> list[TokenEvent]:
-        for place in list(self._places.values()):
-            engine = place.loaded.engine
+        for model in list(self._models.values()):
+            engine = model.loaded.engine
             if not engine.idle:
-                self._step(place)
+                self._step(model)
                 if engine.has_events or not engine.blocked:
                     return engine.take_events()
         return []
@@ -192,8 +192,8 @@ def the_cache_outlives_a_fault(patch: Patch) -> None:
     reset = SlotManager.reset
 
     def broken(self: SlotManager, live: Any) -> None:
-        for active in self.running.values():
-            self.memory.release(active.pages, active.sequence.request.tenant)
+        for sequence in self.running.values():
+            self.memory.release(sequence.pages, sequence.tenant)
         reset(self, live)
 
     patch.setattr(SlotManager, "reset", broken)

@@ -59,7 +59,7 @@ def who_is_in_between_is_lost(patch: Patch) -> None:
     rebuild = Scheduler.rebuild
 
     def found(self: Scheduler, live: list[Sequence], *, fault: bool) -> None:
-        known = {p.sequence.order for p in self.slot_manager.running.values()} | {*self.waiting}
+        known = {p.order for p in self.slot_manager.running.values()} | {*self.waiting}
         rebuild(self, [each for each in live if each.order in known], fault=fault)
 
     patch.setattr(Scheduler, "rebuild", found)

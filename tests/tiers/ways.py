@@ -18,6 +18,8 @@ from accel.cuda.runtime import Choices as CudaChoices
 from accel.cuda.tier import CudaTier
 from accel.metal.runtime import Choices as MetalChoices
 from accel.metal.tier import MetalTier
+from accel.native.tier import Choices as NativeChoices
+from accel.native.tier import NativeTier
 from accel.opencl.tier import OpenClTier
 from accel.vulkan.api import load_vulkan
 from accel.vulkan.tier import VulkanTier
@@ -65,6 +67,15 @@ def _opencl(cache: Path, way: str) -> Iterator[OpenTier]:
 
     with holding(SOME, not is_usual(choices)):
         yield open_it
+
+
+@contextmanager
+def _native(cache: Path) -> Iterator[OpenTier]:
+    def open_it(memory_bytes: int | None = None) -> Tier:
+        choices = NativeChoices(memory_bytes=memory_bytes, cache=cache)
+        return need_device(lambda: NativeTier(choices=choices))
+
+    yield open_it
 
 
 @cache
@@ -124,6 +135,7 @@ def _vulkan_way(way: str) -> Way:
 
 WAYS = {
     "cpu": Way(_cpu),
+    "native": Way(_native, (SCRATCH,), REQUESTS),
     "opencl": _opencl_way("persistent"),
     "opencl-banked": _opencl_way("banked", INPUTS),
     "vulkan": _vulkan_way("shared"),

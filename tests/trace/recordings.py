@@ -32,6 +32,7 @@ from tests.needs import need_device
 TIERS: dict[str, Callable[[], Tier]] = {
     "cpu": CpuTier,
     "late": LateTier,
+    "native": lambda: need_device(partial(open_tier, "native")),
     "opencl": lambda: need_device(partial(open_tier, "opencl")),
 }
 LIMITS = Limits(slots=2, context=64, pages=8, step_tokens=24, step_rows=20, saved_states=2)

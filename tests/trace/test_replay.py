@@ -40,7 +40,7 @@ def trace(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.mark.parametrize("other", TIERS)
-@pytest.mark.parametrize(("tier", "depth"), [("cpu", 0), ("late", 3), ("opencl", 1)])
+@pytest.mark.parametrize(("tier", "depth"), [("cpu", 0), ("late", 3), ("native", 2), ("opencl", 1)])
 def test_what_one_tier_did_every_tier_does(
     tiny_model_path: Path, tmp_path: Path, tier: str, depth: int, other: str
 ) -> None:

@@ -25,7 +25,7 @@ def recorded(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return trace, timeline
 
 
-@pytest.mark.parametrize("tier", ["cpu", "opencl"])
+@pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
 def test_a_recorded_answer_is_identical(
     recorded: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tier: str
 ) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from harness.synth import SynthSpec, write_synthetic
 from tests.paths import ROOT
@@ -84,10 +85,20 @@ class Newcomer:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that pip builds of this source, for this machine."""
-    folder = tmp_path_factory.mktemp("wheel")
+    """The wheel that pip builds of this source for this machine, once for all test processes."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            _build(folder)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def _build(folder: Path) -> None:
+    """Build the wheel into a new folder."""
     source = folder / "source"
-    source.mkdir()
+    source.mkdir(parents=True)
     for name in SOURCES:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, ignore=NOT_SOURCES)
@@ -97,8 +108,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = subprocess.run([*words, folder, source], capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stderr
     shutil.rmtree(source)
-    (found,) = folder.glob("*.whl")
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""Basic blocks of machine code, and what of their registers is read later.
+"""Basic blocks of machine code, and which registers are read after each.
 
-A block ends where control does, at a barrier, and behind every change of EXEC, so that the lanes
-that take part are the same in all of it.
+A block ends at a branch, at a barrier, and after every change of EXEC, so that the same lanes take
+part in all of it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ Function = Callable[..., Any]
 
 @dataclass(slots=True)
 class Block:
-    """Instructions of which all are executed once the first one is.
+    """Instructions that are all executed once the first one is.
 
-    ``products`` of them multiply matrices. ``live`` are registers something after them may read.
-    ``functions`` are made when first wanted, by whether all lanes take part and whether all waves
-    do.
+    ``products`` of them multiply matrices. ``live`` are registers that something after them may
+    read. ``functions`` are made at their first use, by whether all lanes and all waves take part.
     """
 
     instructions: list[Instruction]
@@ -35,12 +34,12 @@ class Block:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """The address of the first instruction."""
         return self.instructions[0].address
 
     @property
     def last(self) -> Instruction:
-        """What it ends with."""
+        """The last instruction."""
         return self.instructions[-1]
 
 
@@ -78,7 +77,7 @@ def _successors(last: Instruction) -> tuple[int, ...]:
 
 
 def _executed(code: bytes, isa: Isa) -> Iterator[Instruction]:
-    """All instructions up to the padding behind the last."""
+    """All instructions before the padding."""
     for instruction in instructions(code, isa):
         if instruction.name == "s_code_end":
             return
@@ -93,7 +92,7 @@ def _find_live(blocks: Mapping[int, Block]) -> None:
         for instruction in block.instructions:
             found = access(instruction)
             reads |= found.reads - writes
-            # Of vector registers the lanes that take no part stay.
+            # Lanes that take no part keep their values in vector registers.
             writes |= {number for number in found.writes if number < VECTOR_OFFSET}
         used[start], killed[start] = reads, writes
     entry = {start: frozenset(reads) for start, reads in used.items()}
@@ -110,7 +109,7 @@ def _find_live(blocks: Mapping[int, Block]) -> None:
 
 
 def needed(block: Block) -> Iterator[tuple[int, frozenset[int]]]:
-    """Of each instruction's address the registers that something behind it may read."""
+    """For each instruction, its address and the registers that something after it may read."""
     live = block.live | {EXEC}
     for instruction in reversed(block.instructions):
         yield instruction.address, live

@@ -1,4 +1,4 @@
-"""What code is refused for before anything runs it."""
+"""Refuses code that must not run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from contract.errors import CodecError
 from contract.kernel import KernelHeader
 
 NOTED = 3
-"""Missing waits an error names."""
+"""Most missing waits that an error names."""
 
 
 def check_code(kernel: KernelHeader) -> None:
-    """Raises CodecError for code that is of another GPU, that has an instruction the table of
-    semantics lacks, that leaves itself, or that does not wait for what it loads."""
+    """Raises CodecError for code of another GPU, with instructions that the table of semantics
+    lacks, that jumps out of itself, or that does not wait for its loads."""
     if kernel.scratch_bytes:
         raise CodecError(f"{kernel.name}: {kernel.scratch_bytes} bytes of scratch memory a lane")
     try:
@@ -28,7 +28,7 @@ def check_code(kernel: KernelHeader) -> None:
 
 
 def _check_registers(kernel: KernelHeader, listed: Sequence[Instruction]) -> None:
-    """What the header says, what the launch registers say and what the code uses must agree."""
+    """The header, the launch registers and the code must agree."""
     granted = ((kernel.rsrc1 & 63) + 1) * VGPR_GRANULE
     if kernel.vgpr_count != granted:
         raise CodecError(f"{kernel.vgpr_count} vector registers, RSRC1 says {granted}")

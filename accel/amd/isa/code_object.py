@@ -1,8 +1,8 @@
-"""A code object of clang becomes a ``.zrt`` kernel: ELF64 for AMD GPUs, code object version 5.
+"""Converts a code object of clang to a ``.zrt`` kernel: ELF64 for AMD GPUs, code object version 5.
 
-Read is what a launcher needs, see the LLVM user guide for AMDGPU, "Kernel Descriptor": the bytes
+It reads what a launcher needs, see the LLVM user guide for AMDGPU, "Kernel Descriptor": the bytes
 of the kernel's symbol in ``.text`` and its descriptor, the symbol ``<name>.kd``. A kernel that
-wants anything a launch does not give it is refused.
+needs anything else is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARCHITECTURES: Mapping[int, GpuTarget] = {
     0x4E: GpuTarget.GFX1201,
     0x41: GpuTarget.GFX1100,
 }
-"""Low byte of the ELF flags."""
+"""Targets by the low byte of the ELF flags."""
 
 SECTION = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
@@ -40,7 +40,7 @@ LDS_GRANULE = 512
 LDS_SIZE_SHIFT = 15
 VGPR_GRANULE = 8
 SGPRS = 106
-"""Every wave has all of them."""
+"""Scalar registers of every wave."""
 ARGUMENT_BYTES = 32
 """scratch, inputs, packets (64 bits each), index and number of groups."""
 
@@ -57,7 +57,7 @@ class _Section:
 
 @dataclass(frozen=True, slots=True)
 class CodeObject:
-    """The sections of an ELF file and the places of its symbols, (address, size) by name."""
+    """The sections of an ELF file, and (address, size) of its symbols by name."""
 
     data: bytes
     target: GpuTarget
@@ -78,7 +78,7 @@ class CodeObject:
 
 
 def read_code_object(data: bytes) -> CodeObject:
-    """Raises CodecError for anything that is not a linked code object of a known GPU."""
+    """Raises CodecError for anything but a linked code object of a known GPU."""
     if len(data) < 64 or data[:6] != b"\x7fELF\x02\x01":
         raise CodecError("code object: not a little-endian ELF64 file")
     (machine,) = struct.unpack_from("<H", data, 18)
@@ -98,13 +98,13 @@ def read_code_object(data: bytes) -> CodeObject:
 
 
 def uses_scratch(code: CodeObject, symbol: str) -> bool:
-    """Whether a kernel keeps registers in memory. Raises CodecError."""
+    """Whether a kernel stores registers in scratch memory. Raises CodecError."""
     _, scratch = struct.unpack_from("<II", code.at(f"{symbol}.kd"), SIZES_AT)
     return bool(scratch)
 
 
 def kernel_of(code: CodeObject, name: str, symbol: str, items: int) -> KernelHeader:
-    """The kernel ``symbol`` as a file that calls it ``name``, in groups of ``items`` items.
+    """The kernel ``symbol`` as a kernel file with name ``name``, in groups of ``items`` items.
 
     Raises CodecError where it needs what a launch does not give: scratch memory, other arguments,
     waves of 64 or another float mode.

@@ -1,8 +1,8 @@
-"""Machine code of gfx12 and gfx11 as instructions: encodings, opcodes, operands.
+"""Decodes machine code of gfx12 and gfx11: encodings, opcodes, operands.
 
 After AMD's "RDNA4 Instruction Set Architecture Reference Guide", chapter 16, and that of RDNA3,
-chapter 15. Encodings of images, buffers, scratch memory, flat addresses and dual issue are not
-decoded: kernels have none.
+chapter 15. Encodings of images, buffers, scratch memory, flat addresses and dual issue are missing,
+because kernels have none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LITERAL = 255
 VCC, TTMP, NULL, M0, EXEC, SCC = 106, 108, 124, 125, 126, 253
 FIRST_VGPR = 256
 SGPRS = 128
-"""Numbers of scalar registers, VCC, the trap handler's and EXEC among them."""
+"""Numbers of scalar registers, including VCC, those of the trap handler, and EXEC."""
 INLINE_FLOATS = (
     *(0x3F000000, 0xBF000000, 0x3F800000, 0xBF800000, 0x40000000, 0xC0000000),
     *(0x40800000, 0xC0800000, 0x3E22F983),
@@ -35,7 +35,7 @@ SHORT_ONLY = frozenset(
         *("mov_b16", "swap_b32", "swaprel_b32", "permlane64_b32"),
     )
 )
-"""Of VOP1 and VOP2 those that VOP3 has not."""
+"""Instructions of VOP1 and VOP2 that VOP3 lacks."""
 CARRYING = frozenset(
     f"v_{name}"
     for name in (
@@ -44,12 +44,13 @@ CARRYING = frozenset(
         *("mad_u64_u32", "mad_i64_i32"),
     )
 )
-"""Of VOP3 those that name a second, scalar result where others have their modifiers."""
+"""Instructions of VOP3 with a second, scalar result in the bits of others' modifiers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One form of instruction words: how it is told, and its fields by (first bit, bits)."""
+    """One format of instruction words: the bits that identify it, and its fields by (first bit,
+    bits)."""
 
     name: str
     mask: int
@@ -60,14 +61,15 @@ class Encoding:
 
 
 def _encoding(name: str, bits: str, dwords: int, fields: str, sources: str = "") -> Encoding:
-    """``bits`` are the leading ones of the first word, ``fields`` ``name:first:bits``."""
+    """An encoding; ``bits`` are the leading bits of the first word, ``fields`` lists
+    ``name:first:bits``."""
     shift = 32 - len(bits)
-    places = {}
-    for place in fields.split():
-        label, first, count = place.split(":")
-        places[label] = int(first), int(count)
+    bits_of = {}
+    for part in fields.split():
+        label, first, count = part.split(":")
+        bits_of[label] = int(first), int(count)
     mask, match = ((1 << len(bits)) - 1) << shift, int(bits, 2) << shift
-    return Encoding(name, mask, match, dwords, MappingProxyType(places), tuple(sources.split()))
+    return Encoding(name, mask, match, dwords, MappingProxyType(bits_of), tuple(sources.split()))
 
 
 _VOP3_SOURCES = "src0:32:9 src1:41:9 src2:50:9"
@@ -115,12 +117,12 @@ _OWN_OF_GFX11 = {
     ),
 }  # fmt: skip
 OFFSET_BITS = 24
-"""Of the offsets of gfx12; shorter ones become as long."""
+"""Bits of the offsets of gfx12; shorter ones are extended to this width."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Isa:
-    """A generation of instructions, whose opcodes are in ``opcodes_NAME.txt``."""
+    """A generation of instructions; its opcodes are in ``opcodes_NAME.txt``."""
 
     name: str
     encodings: tuple[Encoding, ...]
@@ -131,18 +133,18 @@ GFX11 = Isa("gfx11", tuple(_OWN_OF_GFX11.get(e.name, e) for e in _GFX12))
 ISAS: Mapping[GpuTarget, Isa] = MappingProxyType(
     {GpuTarget.GFX1201: GFX12, GpuTarget.GFX1100: GFX11}
 )
-"""By the GPUs that code is compiled for."""
+"""Generations of instructions by compilation target."""
 
 
 def isa_of(target: GpuTarget) -> Isa:
-    """Raises CodecError for a GPU there is no code for."""
+    """The instructions of a target. Raises CodecError for an unknown GPU."""
     if target not in ISAS:
         raise CodecError(f"target {target.name}, not {' or '.join(known.name for known in ISAS)}")
     return ISAS[target]
 
 
 class Kind(Enum):
-    """Where an operand is."""
+    """The kind of an operand."""
 
     SCALAR = "s"
     VECTOR = "v"
@@ -151,7 +153,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A register by number, or the 32 bits of a constant; ``literal`` stood in the code."""
+    """A register by number, or the 32 bits of a constant; ``literal`` if it is part of the code."""
 
     kind: Kind
     value: int
@@ -162,7 +164,7 @@ class Operand:
 class Instruction:
     """One instruction at ``address``, ``nbytes`` long, with the bits of its fields.
 
-    ``known`` keeps what was found out about it.
+    ``known`` caches what was derived from it.
     """
 
     address: int
@@ -175,16 +177,17 @@ class Instruction:
 
     @property
     def end(self) -> int:
-        """Where the next one is."""
+        """The address of the next instruction."""
         return self.address + self.nbytes
 
     @property
     def target(self) -> int:
-        """Where a branch goes."""
+        """The address a branch jumps to."""
         return self.end + 4 * signed(self.fields["simm"], 16)
 
     def source(self, field: str) -> Operand:
-        """The operand a field of 7, 8 or 9 bits names. Raises CodecError for a reserved number."""
+        """The operand named by a field of 7, 8 or 9 bits. Raises CodecError for a reserved
+        number."""
         number = self.fields[field]
         if field in ("vsrc1", "addr", "data0", "data1", "vaddr", "vsrc"):
             return Operand(Kind.VECTOR, number)
@@ -206,7 +209,7 @@ class Instruction:
 
 @cache
 def opcodes(isa: Isa = GFX12) -> Mapping[tuple[str, int], str]:
-    """Mnemonic by encoding and number."""
+    """Mnemonics by encoding and number."""
     text = resources.files("accel").joinpath("amd", "isa", f"opcodes_{isa.name}.txt").read_text()
     rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
     table = {(encoding, int(number, 16)): name for encoding, number, name in rows}
@@ -221,7 +224,7 @@ def opcodes(isa: Isa = GFX12) -> Mapping[tuple[str, int], str]:
 
 
 def decode(code: bytes, address: int, isa: Isa = GFX12) -> Instruction:
-    """The instruction at byte ``address``. Raises CodecError for none or an unknown one."""
+    """The instruction at byte ``address``. Raises CodecError if there is none or it is unknown."""
     if address + 4 > len(code):
         raise CodecError(f"code at {address:#x}: an instruction goes past the end")
     words = [int.from_bytes(code[address + i : address + i + 4], "little") for i in (0, 4, 8, 12)]

@@ -1,4 +1,4 @@
-"""What each instruction reads, computes and writes: the table ``semantics.txt`` applied."""
+"""What each instruction reads, computes and writes, from the table ``semantics.txt``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from accel.amd.isa.decode import CARRYING, EXEC, NULL, SCC, VCC, Instruction, Ki
 from contract.errors import CodecError
 
 WIDE = frozenset("UI")
-"""Types of two registers."""
+"""Types that take two registers."""
 VECTOR_OFFSET = 256
-"""Added to the number of a vector register where both kinds are numbered together."""
+"""Added to the numbers of vector registers where both kinds are numbered together."""
 
 COMPARE = re.compile(r"(v_cmpx?|s_cmp)_(\w+)_([ufi])(16|32|64)$")
 COMPARISONS = {
@@ -47,7 +47,7 @@ SCALAR_LOAD = re.compile(r"s_load_(\w+)$")
 GLOBAL = re.compile(r"global_(load|store)_(d16_hi_)?([bui]\d+)$")
 LOCAL = re.compile(r"ds_(load|store)_(2addr_)?(stride64_)?b(32|64|96|128)$")
 BARRIERS = "s_barrier_wait", "s_barrier"
-"""What a wave waits at until all of its group have come."""
+"""Instructions at which a wave waits until all waves of its group have come."""
 ALIASES = MappingProxyType(
     {
         "s_add_u32": "s_add_co_u32",
@@ -62,16 +62,17 @@ ALIASES = MappingProxyType(
         "v_min_f32": "v_min_num_f32",
     }
 )
-"""What gfx11 calls otherwise than gfx12, which the table follows."""
+"""Names of gfx11 for instructions that the table calls by their names of gfx12."""
 ATOMIC = re.compile(r"ds_add_(rtn_)?u32$")
 MATRIX = "v_wmma_i32_16x16x16_iu8"
 MATRIX_DWORDS = 2, 2, 8
-"""Registers of its operands, of which the third may be a constant; its result has those of that."""
+"""Registers of its operands, of which the third may be a constant; the result has as many as the
+third."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table; ``keeps`` says that the destination is read as well."""
+    """One row of the table; ``keeps`` says that the destination is also read."""
 
     results: str
     sources: str
@@ -81,14 +82,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """An operand and the type it is read or written as."""
+    """An operand, and the type it is read or written as."""
 
     type: str
     operand: Operand
 
     @property
     def registers(self) -> Iterator[int]:
-        """Numbers of all registers, vector ones from ``VECTOR_OFFSET`` on."""
+        """Numbers of all its registers, vector ones from ``VECTOR_OFFSET`` on."""
         null = self.operand.kind is Kind.SCALAR and self.operand.value == NULL
         if self.operand.kind is Kind.CONSTANT or null:
             return
@@ -99,7 +100,7 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """An arithmetic instruction: its row, and the operands the row's types stand for."""
+    """An arithmetic instruction: its row, and the operands for the row's types."""
 
     row: Row
     results: tuple[Typed, ...]
@@ -108,7 +109,7 @@ class Meaning:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Registers an instruction reads and writes."""
+    """The registers that an instruction reads and writes."""
 
     reads: frozenset[int]
     writes: frozenset[int]
@@ -116,7 +117,7 @@ class Access:
 
 @cache
 def table() -> Mapping[str, Row]:
-    """Every row by mnemonic."""
+    """Rows by mnemonic."""
     rows = {}
     text = resources.files("accel").joinpath("amd", "isa", "semantics.txt").read_text()
     for line in text.splitlines():
@@ -129,7 +130,8 @@ def table() -> Mapping[str, Row]:
 
 
 def _joined(results: str, parts: list[str]) -> tuple[str, ...]:
-    """The expressions, which may have a bitwise or of their own: the last ones are results."""
+    """The expressions of a row; the last ones are results, earlier ones may contain a bitwise
+    or."""
     extra = len(parts) - len(results)
     if extra > 0:
         parts = [" | ".join(parts[: extra + 1]), *parts[extra + 1 :]]
@@ -137,7 +139,7 @@ def _joined(results: str, parts: list[str]) -> tuple[str, ...]:
 
 
 def row_of(instruction: Instruction) -> Row | None:
-    """Its row, made for a comparison; None for what is no arithmetic."""
+    """The row of an instruction, generated for comparisons; None if it is no arithmetic."""
     name = ALIASES.get(instruction.name, instruction.name)
     if instruction.fields.get("clamp") and instruction.encoding == "VOP3":
         name += ".clamp"
@@ -155,8 +157,8 @@ def row_of(instruction: Instruction) -> Row | None:
 
 
 def meaning(instruction: Instruction) -> Meaning | None:
-    """Its row with operands; None for what is no arithmetic. Raises CodecError for a modifier or
-    an operand that the table cannot express."""
+    """The row and operands of an instruction; None if it is no arithmetic. Raises CodecError for a
+    modifier or an operand that the table cannot express."""
     row = row_of(instruction)
     if row is None:
         return None
@@ -165,8 +167,8 @@ def meaning(instruction: Instruction) -> Meaning | None:
 
 
 def access(instruction: Instruction) -> Access:
-    """Registers it reads and writes, EXEC as ``isa.EXEC``. Raises CodecError for an instruction
-    without semantics."""
+    """The registers an instruction reads and writes, EXEC as ``isa.EXEC``. Raises CodecError for an
+    instruction without semantics."""
     known = instruction.known
     if not known:
         known.append(_access(instruction))
@@ -198,8 +200,8 @@ def _access(instruction: Instruction) -> Access:
 
 
 def local_sizes(name: str) -> tuple[int, int, int]:
-    """Of a load or store of group memory: dwords at an address, addresses, and the bytes its
-    offsets count."""
+    """For a load or store of group memory: dwords at an address, addresses, and the unit of its
+    offsets in bytes."""
     found = LOCAL.match(name)
     assert found is not None
     dwords = int(found[4]) // 32
@@ -208,17 +210,17 @@ def local_sizes(name: str) -> tuple[int, int, int]:
 
 
 def matrix_sources(instruction: Instruction) -> Iterator[tuple[int, int]]:
-    """First register and number of registers of each operand of a product of matrices; 0 registers
-    of the third where that is 0. Raises CodecError for another constant or a scalar register."""
-    for place, count in zip(("src0", "src1", "src2"), MATRIX_DWORDS, strict=True):
-        operand = instruction.source(place)
+    """First register and number of registers of each operand of a matrix product; no registers for
+    a third operand of 0. Raises CodecError for another constant or a scalar register."""
+    for source, count in zip(("src0", "src1", "src2"), MATRIX_DWORDS, strict=True):
+        operand = instruction.source(source)
         if operand.kind is Kind.VECTOR:
             yield operand.value, count
-        elif place == "src2" and operand == Operand(Kind.CONSTANT, 0):
+        elif source == "src2" and operand == Operand(Kind.CONSTANT, 0):
             yield 0, 0
         else:
             raise CodecError(
-                f"{instruction.name} at {instruction.address:#x}: {place} is not supported"
+                f"{instruction.name} at {instruction.address:#x}: {source} is not supported"
             )
 
 
@@ -250,7 +252,7 @@ def _sources(instruction: Instruction, row: Row) -> Iterator[Typed]:
         "SOP1": ["src0"],
         "VOP1": ["src0"],
     }.get(encoding, ["src0", "src1", "src2"])
-    places = iter(names)
+    remaining = iter(names)
     for letter in row.sources:
         if letter == "k":
             yield Typed("u", Operand(Kind.CONSTANT, signed(fields["simm"], 16) & 0xFFFF_FFFF))
@@ -259,8 +261,8 @@ def _sources(instruction: Instruction, row: Row) -> Iterator[Typed]:
             yield Typed("f", Operand(Kind.CONSTANT, instruction.literal, True))
         elif letter == "s":
             yield Typed("s", Operand(Kind.SCALAR, SCC))
-        elif (place := next(places, None)) is not None:
-            yield Typed(letter, instruction.source(place))
+        elif (source := next(remaining, None)) is not None:
+            yield Typed(letter, instruction.source(source))
         else:
             yield Typed(letter, Operand(Kind.SCALAR, VCC))
 
@@ -269,7 +271,7 @@ def _check_modifiers(instruction: Instruction, row: Row) -> None:
     fields, name = instruction.fields, instruction.name
     if instruction.encoding != "VOP3":
         return
-    # Where others have the absolute value and the halves, these name their second result.
+    # These have their second result in the bits of others' absolute value and halves.
     single = name not in CARRYING
     types = "ufh" if name == "v_cndmask_b32" else "fh"
     floats = sum(1 << n for n, letter in enumerate(row.sources) if letter in types)
@@ -336,8 +338,8 @@ def _special_access(instruction: Instruction) -> Access:
         return Access(none, none)
     if name.startswith("s_cbranch_"):
         return Access(frozenset({BRANCH_READS[name.removeprefix("s_cbranch_")]}), none)
-    places = ["src0"] if name == "v_readfirstlane_b32" else ["src0", "src1", "src2"]
-    typed = {place: Typed("u", instruction.source(place)) for place in places if place in fields}
+    sources = ["src0"] if name == "v_readfirstlane_b32" else ["src0", "src1", "src2"]
+    typed = {s: Typed("u", instruction.source(s)) for s in sources if s in fields}
     if name == "v_readfirstlane_b32":
         return Access(_numbers([typed["src0"]]) | {EXEC}, frozenset({fields["vdst"]}))
     if name == "v_readlane_b32":

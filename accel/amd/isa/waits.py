@@ -1,10 +1,11 @@
-"""Whether code waits for what it loads: no interpreter would notice, a GPU would.
+"""Finds missing waits: code that uses data before its load has ended, which a GPU would and an
+interpreter would not notice.
 
-Loads of gfx12 end some time after they were issued, each kind with a counter of its own: those of
-vectors and of group memory in order, scalar ones in any. On gfx11 group memory and scalar loads
-share one. An instruction may touch a register that a
-load writes only behind a wait that lets no more be under way than were issued since. And what a
-wave stored in group memory must be there before it says so at a barrier.
+Loads of gfx12 end some time after they are issued; each kind has a counter: those of vectors and of
+group memory end in order, scalar ones in any order. On gfx11 group memory and scalar loads share
+one. An instruction may touch a register that a load writes only after a wait that allows no more
+loads in flight than were issued since. And what a wave stores in group memory must be there before
+it signals a barrier.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from accel.amd.isa.semantics import ATOMIC, GLOBAL, LOCAL, SCALAR_LOAD, VECTOR_O
 
 LOADS, STORES, LOCALS, SCALARS = "loadcnt", "storecnt", "dscnt", "kmcnt"
 MOST = 63
-"""A counter has six bits."""
+"""Largest value of a counter of six bits."""
 STORED = -1
-"""Stands for group memory among the registers."""
+"""The number that stands for group memory among the registers."""
 
 Pending = dict[tuple[str, int], int]
-"""Of a counter and a register it stands for: how many more were issued since, at least."""
+"""For a counter and a register of a load in flight: how many more were issued since, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingWait:
-    """An instruction that touches what may still be under way."""
+    """An instruction that touches what may still be in flight."""
 
     instruction: Instruction
     counter: str
@@ -47,7 +48,7 @@ class MissingWait:
 
 
 def missing_waits(code: bytes, isa: Isa = GFX12) -> list[MissingWait]:
-    """All of them, by address. Raises CodecError for code that cannot be executed."""
+    """All missing waits, by address. Raises CodecError for code that cannot be executed."""
     return list(_Search(blocks_of(code, isa)).run())
 
 
@@ -57,7 +58,7 @@ class _Search:
     entry: dict[int, Pending] = field(default_factory=dict)
 
     def run(self) -> Iterator[MissingWait]:
-        """Follow all ways until nothing changes, then look."""
+        """Follow all paths until nothing changes, then report."""
         self.entry = {0: {}}
         work = [0]
         while work:
@@ -75,7 +76,7 @@ class _Search:
                 _step(state, instruction)
 
     def _merge(self, start: int, state: Pending) -> bool:
-        """Whether that made the state at a block's entry worse."""
+        """Merge a state into the entry of a block; whether that made it worse."""
         if start not in self.entry:
             self.entry[start] = dict(state)
             return True
@@ -94,7 +95,7 @@ def _found(state: Pending, instruction: Instruction) -> Iterator[MissingWait]:
         touched |= {STORED}
     own = counter_of(instruction)
     for counter, register in state:
-        # Loads of one counter end in order, but for scalar ones: the later one is what stays.
+        # Loads of one counter end in order, except scalar ones, so the later result stays.
         in_order = counter == own != SCALARS and register not in found.reads
         if register in touched and not in_order:
             yield MissingWait(instruction, counter, register)
@@ -124,7 +125,7 @@ def _done(counter: str, waits: Mapping[str, int], since: int) -> bool:
 
 
 def counter_of(instruction: Instruction) -> str | None:
-    """Which counter counts it while it is under way."""
+    """The counter that counts an instruction while it is in flight."""
     name = instruction.name
     if (found := GLOBAL.match(name)) is not None:
         return LOADS if found[1] == "load" else STORES
@@ -134,15 +135,15 @@ def counter_of(instruction: Instruction) -> str | None:
 
 
 def _waits(instruction: Instruction) -> Iterator[tuple[str, int]]:
-    """Counters an instruction waits for, and how many it lets be under way."""
+    """Counters that an instruction waits for, and how many it allows in flight."""
     name = instruction.name
     if name == "s_waitcnt_vscnt":
         yield STORES, instruction.fields["simm"] & MOST
     if name == "s_waitcnt":
         simm = instruction.fields["simm"]
         yield LOADS, simm >> 10 & MOST
-        # One counter of both: as those of group memory end in order, no more of them may be under
-        # way than of both, whichever of the others have ended.
+        # One counter counts both: group memory ends in order, so no more of it may be in flight
+        # than of both together, whichever of the others have ended.
         yield from ((counter, simm >> 4 & MOST) for counter in (LOCALS, SCALARS))
     if not name.startswith("s_wait_"):
         return

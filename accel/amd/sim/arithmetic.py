@@ -1,10 +1,11 @@
-"""What the table of semantics calls: arithmetic of gfx12 on arrays, and forms of its registers.
+"""The arithmetic functions of the table of semantics, on arrays, and the forms of simulated
+registers.
 
-A vector register is uint32[waves, 32], or with 1 in place of either where all have the same value;
-a scalar register is uint32[waves] or [1], or as lanes bool[waves, 32]; SCC is bool[waves] or [1].
-Float operations are IEEE's, subnormal numbers kept. The four functions of the division follow the
-ISA guide's pseudocode for V_DIV_SCALE, V_DIV_FMAS and V_DIV_FIXUP, but for what the compiler's
-sequence needs to be correctly rounded, see the comments. Reciprocals and roots are rounded ones.
+A vector register is uint32[waves, 32], with 1 in either dimension where all values are the same; a
+scalar register is uint32[waves] or [1], or as lanes bool[waves, 32]; SCC is bool[waves] or [1].
+Float operations are IEEE's with subnormal numbers. The four functions of division follow the ISA
+guide's pseudocode for V_DIV_SCALE, V_DIV_FMAS and V_DIV_FIXUP, except where the compiler's sequence
+would not be correctly rounded, see the comments. Reciprocals and roots are correctly rounded.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ WAVE = 32
 
 SMALLEST_NORMAL = 2.0**-126
 NEAR_OVERFLOW, NEAR_UNDERFLOW, TINY_NUMERATOR = 96, -150, 23
-"""Differences of exponents and an exponent at which the division is scaled or given up."""
+"""Differences of exponents, and an exponent, at which the division is scaled or given up."""
 
 
 def words(mask: Array) -> Array:
-    """The 32 bits of lanes, bool[waves, 32] as uint32[waves]."""
+    """Lanes bool[waves, 32] as the 32 bits uint32[waves]."""
     if mask.shape[1] == 1:
         return np.where(mask[:, 0], ONES, ZERO)
     packed = np.packbits(mask, axis=1, bitorder="little")
@@ -53,24 +54,24 @@ def lanes(bits: Array) -> Array:
 
 
 def as_words(register: Array) -> Array:
-    """A scalar register as uint32[waves], whichever form it has."""
+    """A scalar register as uint32[waves], whatever its form."""
     return register if register.ndim == 1 else words(register)
 
 
 def as_lanes(register: Array) -> Array:
-    """A scalar register as bool[waves, 32]."""
+    """A scalar register as bool[waves, 32], whatever its form."""
     return register if register.ndim == 2 else lanes(register)
 
 
 def both(operation: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
-    """A bitwise operation on registers in the form either has."""
+    """A bitwise operation on registers, in a form that either has."""
     if a.ndim != b.ndim:
         a, b = as_lanes(a), as_lanes(b)
     return operation(a, b)
 
 
 def selected(condition: Array, a: Array, b: Array) -> Array:
-    """One of two scalar registers; of constants 0 and -1 as lanes."""
+    """One of two scalar registers; constants 0 and -1 as lanes."""
     if a.ndim != b.ndim or (len(a) == len(b) == 1 and {int(a[0]), int(b[0])} <= {0, 0xFFFF_FFFF}):
         a, b = as_lanes(a), as_lanes(b)
     if a.ndim == 2:
@@ -84,15 +85,15 @@ def nonzero(register: Array) -> Any:
 
 
 def reversed_bits(a: Array) -> Array:
-    """Bit 0 becomes bit 31."""
+    """The bits in reverse order."""
     for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF)):
         a = (a >> shift & mask) | (a & mask) << shift
     return a >> 16 | a << 16
 
 
 def leading_zeros(a: Array) -> Array:
-    """Of a number that is not 0."""
-    # The exponent of binary64, which holds every uint32, is the place of the highest bit.
+    """The leading zero bits of a number that is not 0."""
+    # The exponent of binary64, which represents every uint32, is the index of the highest bit.
     return (31 + 1023 - (a.astype(f64).view(u64) >> 52).astype(i32)).astype(u32)
 
 
@@ -107,34 +108,34 @@ def borrowed(a: Array, b: Array, c: Array) -> Array:
 
 
 def overflowed(a: Array, b: Array, r: Array) -> Array:
-    """Whether the signed sum r = a + b has another sign than it should."""
+    """Whether the signed sum r = a + b has the wrong sign."""
     wrong: Array = (~(a ^ b) & (a ^ r)) >> 31 != 0
     return wrong
 
 
 def signed24(a: Array) -> Array:
-    """The low 24 bits with their sign."""
+    """The low 24 bits, sign-extended."""
     return a << 8 >> 8
 
 
 def signed_field(a: Array, first: Array, count: Array) -> Array:
-    """``count`` bits from ``first`` on, with their sign; 0 for none."""
+    """``count`` bits from ``first`` on, sign-extended; 0 for none."""
     left = (32 - count.astype(i32)) & 31
     field = (a >> first.astype(i32)) << left >> left
     return np.where(count == 0, i32(0), field)
 
 
 def permuted(a: Array, b: Array, selector: Array) -> Array:
-    """V_PERM_B32: bytes of a:b, their signs, 0 or 255, as each byte of the selector says."""
+    """V_PERM_B32: each byte of the selector chooses a byte of a:b, a sign, 0 or 255."""
     pair = a.astype(u64) << u64(32) | b
     result: Array = np.zeros((1, 1), u32)
-    for place in range(4):
-        choice = (selector >> u32(8 * place)) & u32(255)
+    for byte_index in range(4):
+        choice = (selector >> u32(8 * byte_index)) & u32(255)
         byte = (pair >> (choice.astype(u64) % u64(8) * u64(8))).astype(u32) & u32(255)
         sign = (pair >> ((choice.astype(u64) % u64(4)) * u64(16) + u64(15))).astype(u32) & u32(1)
         byte = np.where(choice > 7, sign * u32(255), byte)
         byte = np.where(choice > 11, np.where(choice == 12, ZERO, u32(255)), byte)
-        result = result | byte << u32(8 * place)
+        result = result | byte << u32(8 * byte_index)
     return result
 
 
@@ -158,12 +159,12 @@ def matrix_product(
     signs: int,
     taking_part: Array | None,
 ) -> list[Array]:
-    """V_WMMA_I32_16X16X16_IU8 of gfx12: a product of two matrices of bytes, plus an addend, which
-    may be missing. Bits 0 and 1 of ``signs``: signed.
+    """V_WMMA_I32_16X16X16_IU8 of gfx12: the product of two matrices of bytes, plus an optional
+    addend. Bits 0 and 1 of ``signs``: signed.
 
     Lane l has bytes 8 (l div 16) to 8 (l div 16) + 7 of row, or column, l mod 16; of the result,
     and of the addend, register i of lane l is in row i + 8 (l div 16), column l mod 16. Raises
-    GpuFault where a lane takes no part: the hardware does not say what then becomes of it.
+    GpuFault if a lane takes no part, for which the hardware's result is not documented.
     """
     if taking_part is not None and not taking_part.all():
         raise GpuFault("v_wmma_i32_16x16x16_iu8 with lanes that take no part")
@@ -185,22 +186,22 @@ def _matrix(registers: tuple[Array, ...], kind: Any) -> Array:
 
 
 def saturated(a: Array, limits: tuple[float, float]) -> Array:
-    """Rounded towards 0 and into the limits as binary64; 0 for NaN."""
+    """Rounded towards 0 and clipped to the limits as binary64; 0 for NaN."""
     return np.where(np.isnan(a), 0.0, np.clip(np.trunc(a.astype(f64)), *limits))
 
 
 def reciprocal(a: Array) -> Array:
-    """1 / a, correctly rounded: the hardware's last bit is not published."""
+    """1 / a, correctly rounded, since the hardware's last bit is not documented."""
     return (1.0 / a.astype(f64)).astype(f32)
 
 
 def reciprocal_root(a: Array) -> Array:
-    """1 / sqrt(a), as above."""
+    """1 / sqrt(a), correctly rounded."""
     return (1.0 / np.sqrt(a.astype(f64))).astype(f32)
 
 
 def root(a: Array) -> Array:
-    """sqrt(a), as above."""
+    """sqrt(a), correctly rounded."""
     return np.sqrt(a)
 
 
@@ -211,22 +212,22 @@ def times_power(a: Array, power: Array) -> Array:
 
 
 def larger(a: Array, b: Array) -> Array:
-    """maximumNumber of IEEE 754: a number before NaN, +0 above -0."""
+    """maximumNumber of IEEE 754: NaN loses, +0 is larger than -0."""
     return np.where((a == 0) & (b == 0), np.where(np.signbit(a), b, a), np.fmax(a, b))
 
 
 def smaller(a: Array, b: Array) -> Array:
-    """minimumNumber, likewise."""
+    """minimumNumber of IEEE 754: NaN loses, -0 is smaller than +0."""
     return -larger(-a, -b)
 
 
 def fused(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c rounded once."""
+    """a * b + c, rounded once."""
     return _odd_sum(a, b, c).astype(f32)
 
 
 def _odd_sum(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c in binary64, rounded to odd, so that rounding it to binary32 is as rounding once.
+    """a * b + c in binary64, rounded to odd, so that rounding it to binary32 equals rounding once.
 
     The product of two binary32 is exact; the error of the sum is Knuth's TwoSum.
     """
@@ -247,11 +248,11 @@ def exponent(a: Array) -> Array:
 
 def scaled(a: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
     """V_DIV_SCALE_F32: ``a``, one of the other two, scaled for the division, and whether the
-    quotient has to be scaled back."""
+    quotient must be scaled back."""
     n, d = numerator.astype(f64), denominator.astype(f64)
     quotient = np.abs(n / d)
     tiny_quotient = (quotient > 0) & (quotient < SMALLEST_NORMAL)
-    # Subnormal in binary32, not in the format it may have been computed in.
+    # The test is for subnormal in binary32, whatever the format of the computation.
     tiny_reciprocal = np.abs(d) > 1 / SMALLEST_NORMAL
     tiny_denominator = (np.abs(d) < SMALLEST_NORMAL) & (d != 0)
     of_denominator, of_numerator = (a.view(u32) == x.view(u32) for x in (denominator, numerator))
@@ -277,7 +278,7 @@ def scaled(a: Array, denominator: Array, numerator: Array) -> tuple[Array, Array
 def fused_scaled(a: Array, b: Array, c: Array, back: Array) -> Array:
     """V_DIV_FMAS_F32: a * b + c, scaled by a power of two where ``scaled`` said so.
 
-    Rounded once, after the scaling, and by 2^64, not the 2^32 of the guide.
+    Rounded once, after the scaling, and scaled by 2^64, not by the 2^32 of the guide.
     """
     factor = np.where(exponent(c) > 127, 2.0**64, 2.0**-64)
     total = _odd_sum(a, b, c)
@@ -285,11 +286,11 @@ def fused_scaled(a: Array, b: Array, c: Array, back: Array) -> Array:
 
 
 def fixed_up(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """V_DIV_FIXUP_F32: the quotient's sign, and special cases of its operands."""
+    """V_DIV_FIXUP_F32: sets the quotient's sign and handles special operands."""
     sign = (numerator.view(u32) ^ denominator.view(u32)) & u32(0x8000_0000)
     n_inf, d_inf = np.isinf(numerator), np.isinf(denominator)
     n_zero, d_zero = numerator == 0, denominator == 0
-    # A quotient that overflows passes through inf - inf on the way.
+    # A quotient that overflows is inf - inf in between.
     size = np.where(np.isnan(quotient), f32(np.inf), np.abs(quotient))
     vanishing = exponent(numerator) - exponent(denominator) < NEAR_UNDERFLOW
     size = np.where(vanishing | d_inf | n_zero, f32(0), size)
@@ -299,7 +300,7 @@ def fixed_up(quotient: Array, denominator: Array, numerator: Array) -> Array:
 
 
 def class_of(a: Array, classes: Array) -> Array:
-    """V_CMP_CLASS_F32: whether ``a`` is one of the kinds whose bits are set in ``classes``."""
+    """V_CMP_CLASS_F32: whether ``a`` is of a kind whose bit is set in ``classes``."""
     bits = a.view(u32)
     negative, power, fraction = bits >> 31 != 0, bits >> 23 & 255, bits & 0x7F_FFFF
     quiet = fraction >> 22 != 0
@@ -316,7 +317,7 @@ def class_of(a: Array, classes: Array) -> Array:
 
 
 def first_lane(a: Array, taking_part: Array | None) -> Array:
-    """V_READFIRSTLANE: the value of the first lane that takes part, of lane 0 where none does."""
+    """V_READFIRSTLANE: the value of the first lane that takes part, of lane 0 if none does."""
     if a.shape[1] == 1 or taking_part is None:
         return a[:, 0]
     lane = taking_part.argmax(axis=1)
@@ -337,7 +338,7 @@ def lane_of(a: Array, lane: Array) -> Array:
 
 
 def with_lane(a: Array, lane: Array, value: Array, waves: int) -> Array:
-    """V_WRITELANE: one lane replaced."""
+    """V_WRITELANE: the register with one lane replaced."""
     result = np.broadcast_to(a, (waves, WAVE)).copy()
     result[np.arange(waves), np.broadcast_to(lane & 31, waves)] = value
     return result

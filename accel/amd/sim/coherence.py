@@ -1,8 +1,9 @@
-"""Whether a launch may read what an earlier one wrote: a simulator without caches would not notice.
+"""Checks that a launch may read what an earlier one wrote, which a simulator without caches would
+not notice.
 
-A launch sees the writes of one before it only if the queue waited for that one to end and then
-invalidated the caches it reads through; and the host sees them only once the second-level cache was
-written back. Places are 32-bit words.
+A launch sees the writes of an earlier one only if the queue waited for that one and then
+invalidated the caches it reads through; the host sees them only once the second-level cache was
+written back. Memory is tracked in 32-bit words.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Array = NDArray[Any]
 
 
 class Coherence:
-    """The state of one queue. ``words`` is how many words the memory has."""
+    """The state of one queue; the memory has ``words`` words."""
 
     def __init__(self, words: int) -> None:
         self._writer = np.zeros(words, np.uint32)
@@ -28,7 +29,7 @@ class Coherence:
         self._written_back = 0
 
     def launched(self) -> None:
-        """A launch begins; the accesses that follow are its."""
+        """A launch begins; the accesses that follow are its own."""
         self._launch += 1
 
     def waited(self) -> None:
@@ -36,15 +37,15 @@ class Coherence:
         self._ended = self._launch
 
     def invalidated(self) -> None:
-        """Caches were emptied: what had ended is visible."""
+        """Caches were invalidated: the writes of all ended launches are visible."""
         self._visible = self._ended
 
     def wrote_back(self) -> None:
-        """Everything that had ended is in memory."""
+        """The writes of all ended launches are in memory."""
         self._written_back = self._ended
 
     def check_signal(self) -> None:
-        """Raises GpuFault if the host would be told of results that are not in memory."""
+        """Raises GpuFault if the host is signalled before the results are in memory."""
         if self._written_back < self._launch:
             raise GpuFault("RELEASE_MEM signals before the second-level cache was written back")
 

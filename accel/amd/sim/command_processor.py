@@ -1,7 +1,8 @@
-"""What a GPU does with a compute queue: reads PM4 packets, keeps registers, launches kernels.
+"""Simulates a GPU's processing of a compute queue: reads PM4 packets, stores registers, launches
+kernels.
 
-It refuses whatever the hardware would misunderstand without a word: unknown packets, wrong counts,
-misaligned addresses, registers outside their space, launches that break a limit.
+It refuses what the hardware would silently misunderstand: unknown packets, wrong counts, misaligned
+addresses, registers outside their space, launches that break a limit.
 """
 
 from __future__ import annotations
@@ -28,33 +29,36 @@ MOST_LDS_BYTES = 64 << 10
 FLOAT_MODE = 0xF0
 
 _programs: dict[bytes, Program] = {}
-"""Translated code by its digest: every queue of this process shares it."""
+"""Translated code by its digest, shared by all queues of this process."""
 
 
 @dataclass(slots=True)
 class _Stalled(Exception):
-    """A packet waits for memory; it is looked at again."""
+    """A packet waits for memory and is tried again later."""
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """Words that are gone through, and how far."""
+    """Words, and the index of the next one."""
 
     words: Sequence[int]
-    place: int = 0
+    index: int = 0
 
     @property
     def ended(self) -> bool:
-        """Whether there are no more."""
-        return self.place >= len(self.words)
+        """Whether all words were processed."""
+        return self.index >= len(self.words)
 
 
 @dataclass(slots=True)
 class CommandProcessor:
-    """One compute queue's. ``interrupt`` is called with the context of a RELEASE_MEM that wants
-    one. ``coherence`` has reads checked. ``buffer_flags`` are those INDIRECT_BUFFER has to have,
-    ``signal`` is told of PROTECTED_FENCE_SIGNAL, which only user queues take. Code is that of a
-    ``generation``. ``launches`` and ``instructions`` count what ran."""
+    """The command processor of one compute queue.
+
+    ``interrupt`` is called with the context of a RELEASE_MEM that requests one. ``coherence``
+    checks reads. ``buffer_flags`` are required in INDIRECT_BUFFER, ``signal`` is called for
+    PROTECTED_FENCE_SIGNAL, which only user queues accept. Code is that of a ``generation``.
+    ``launches`` and ``instructions`` count what ran.
+    """
 
     memory: MemoryView
     interrupt: Callable[[int], None]
@@ -70,12 +74,12 @@ class CommandProcessor:
 
     @property
     def inside(self) -> bool:
-        """Whether an indirect buffer was begun and not ended."""
+        """Whether an indirect buffer is in progress."""
         return self._inner is not None
 
     def run(self, words: Sequence[int], most_packets: int | None = None) -> int:
-        """Packets of a ring in order; the words they took, fewer than all if one of them waits or
-        ``most_packets`` were done. What an indirect buffer has left comes first.
+        """Process packets of a ring in order, the rest of an indirect buffer first; returns their
+        words, fewer than all if a packet waits or ``most_packets`` were processed.
 
         Raises GpuFault.
         """
@@ -94,38 +98,38 @@ class CommandProcessor:
                 except _Stalled:
                     break
             done += 1
-        return ring.place
+        return ring.index
 
     def _next(self, buffer: _Buffer) -> None:
-        """One packet."""
-        header = buffer.words[buffer.place]
+        """Process one packet."""
+        header = buffer.words[buffer.index]
         if header == pm4.PADDING:
-            buffer.place += 1
+            buffer.index += 1
             return
         count = header >> 16 & 0x3FFF
-        body = buffer.words[buffer.place + 1 : self._end(buffer.words, buffer.place)]
+        body = buffer.words[buffer.index + 1 : self._end(buffer.words, buffer.index)]
         opcode = self._known(header >> 8 & 0xFF, count)
         left_out = self._packet(opcode, list(body), buffer is self._inner)
-        buffer.place += 2 + count
+        buffer.index += 2 + count
         if left_out:
-            buffer.place = self._behind(buffer, left_out)
+            buffer.index = self._behind(buffer, left_out)
 
-    def _end(self, words: Sequence[int], place: int) -> int:
-        """Where the packet at ``place`` ends."""
-        header = words[place]
+    def _end(self, words: Sequence[int], index: int) -> int:
+        """The index after the packet at ``index``."""
+        header = words[index]
         if header >> 30 != 3:
             raise GpuFault(f"packet {header:#010x} is not of type 3")
-        end = place + 1 if header == pm4.PADDING else place + 2 + (header >> 16 & 0x3FFF)
+        end = index + 1 if header == pm4.PADDING else index + 2 + (header >> 16 & 0x3FFF)
         if end > len(words):
             raise GpuFault(f"packet {header:#010x} goes past the end of its buffer")
         return end
 
     def _behind(self, buffer: _Buffer, left_out: int) -> int:
-        """The place behind packets that are left out, which end where COND_EXEC says."""
-        place, end = buffer.place, buffer.place + left_out
-        while place < min(end, len(buffer.words)):
-            place = self._end(buffer.words, place)
-        if place != end:
+        """The index after skipped packets, which must end where COND_EXEC says."""
+        index, end = buffer.index, buffer.index + left_out
+        while index < min(end, len(buffer.words)):
+            index = self._end(buffer.words, index)
+        if index != end:
             raise GpuFault(f"COND_EXEC leaves out {left_out} words, in the midst of a packet")
         return end
 
@@ -139,7 +143,7 @@ class CommandProcessor:
         return known
 
     def _packet(self, opcode: Opcode, body: list[int], nested: bool) -> int:
-        """Do what it says; how many words behind it are to be left out."""
+        """Execute a packet; returns how many words after it are skipped."""
         if opcode is Opcode.COND_EXEC:
             return self._conditional(body)
         if opcode is Opcode.SET_SH_REG:
@@ -282,7 +286,7 @@ class CommandProcessor:
         )
 
     def _program(self, address: int) -> Program:
-        """The code up to its padding."""
+        """The program at ``address``, up to its padding."""
         self.memory.bytes_at(address, 4, "code")
         first = (address - self.memory.base) // 4
         words = self.memory.words[first : first + MOST_CODE_BYTES // 4]

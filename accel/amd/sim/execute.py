@@ -1,8 +1,7 @@
 """Runs kernels on numpy: all waves of many work-groups at a time, in lockstep.
 
-The waves at the lowest address go first, so that those which took different ways meet again.
-Waits do nothing here, since loads are complete at once; that they are where they must be is what
-``waits.py`` checks.
+The waves at the lowest address run first, so that diverged waves meet again. Waits do nothing,
+since loads complete at once; ``waits.py`` checks that they are where they must be.
 """
 
 from __future__ import annotations
@@ -25,26 +24,27 @@ from accel.amd.sim.translate import block_function
 
 GROUPS_AT_A_TIME = 64
 MOST_STEPS = 50_000_000
-"""Blocks of one launch after which it is taken to never end."""
+"""Blocks of one launch after which it counts as endless."""
 WORKGROUP_ID = TTMP + 9
-"""Where gfx12 has the number of the group; gfx11 has it behind the registers a dispatch fills."""
+"""The register with the number of the group on gfx12; on gfx11 it follows the registers that a
+dispatch fills."""
 
 Array = NDArray[Any]
 
 
 class Watcher(Protocol):
-    """Is told what a launch touches: places in memory as 32-bit words."""
+    """Observes what a launch accesses, as indices of 32-bit words of memory."""
 
     def read(self, words: Array) -> None:
-        """Raises GpuFault where what is read there may be older than what was written."""
+        """Raises GpuFault where a read may return old data."""
 
     def wrote(self, words: Array) -> None:
-        """Note a write."""
+        """Record a write."""
 
 
 @dataclass(slots=True)
 class Program:
-    """The code of a kernel and its blocks, found when it first runs."""
+    """The code of a kernel; its blocks are found when it first runs."""
 
     name: str
     code: bytes
@@ -52,7 +52,7 @@ class Program:
     blocks: Mapping[int, Block] = field(default_factory=dict)
 
     def block(self, address: int) -> Block:
-        """Raises GpuFault for an address that no instruction of the kernel leads to."""
+        """The block at ``address``. Raises GpuFault if no instruction of the kernel leads there."""
         if not self.blocks:
             self.blocks = blocks_of(self.code, self.isa)
         block = self.blocks.get(address)
@@ -63,7 +63,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """Instructions, counted once a wave, and how many of them are products of matrices."""
+    """Instructions, counted once per wave, and how many of them are matrix products."""
 
     instructions: int
     products: int
@@ -71,8 +71,10 @@ class Executed:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What registers say of a dispatch: its arguments, the waves of a work-group, group memory.
-    ``group_register`` is the scalar register that gets the number of the group."""
+    """The registers of a dispatch: its arguments, the waves of a work-group, group memory.
+
+    ``group_register`` is the scalar register with the number of the group.
+    """
 
     program: Program
     arguments: int
@@ -83,7 +85,7 @@ class Launch:
 
 
 class WorkGroupExecutor:
-    """Some work-groups of a launch. ``waves`` is the number of all their waves."""
+    """Executes some work-groups of a launch. ``waves`` is the number of all their waves."""
 
     def __init__(
         self, memory: MemoryView, launch: Launch, groups: range, watcher: Watcher | None
@@ -119,7 +121,7 @@ class WorkGroupExecutor:
         assert len(self._scalar) > SGPRS
 
     def run(self) -> None:
-        """To the end of all waves. Raises GpuFault."""
+        """Run until all waves have ended. Raises GpuFault."""
         waiting: dict[int, Array | None] = {0: None}
         parked: dict[int, Array] = {}
         ended = np.zeros(self.waves, np.bool_)
@@ -180,7 +182,7 @@ class WorkGroupExecutor:
             self._join(waiting, following, each[~condition])
 
     def _join(self, waiting: dict[int, Array | None], address: int, waves: Array | None) -> None:
-        """Waves go on at ``address``, with those that are there."""
+        """Continue waves at ``address``, together with those already there."""
         if waves is not None and address in waiting:
             there = waiting[address]
             assert there is not None
@@ -200,7 +202,7 @@ class WorkGroupExecutor:
         ended: Array,
         every: bool = True,
     ) -> None:
-        """Waves go on whose whole group has come to the barrier."""
+        """Continue waves whose whole group has come to the barrier."""
         arrived = ended.copy()
         for waves in parked.values():
             arrived[waves] = True
@@ -218,11 +220,11 @@ class WorkGroupExecutor:
             raise GpuFault(f"{self._launch.program.name}: waves wait at different barriers")
 
     def scalar_load(self, addresses: Array, dwords: int) -> list[Array]:
-        """uint32[waves] of each word. Raises GpuFault."""
-        places = self.memory.offsets(addresses, 4 * dwords, None)
-        if (places & 3).any():
+        """uint32[waves] for each word. Raises GpuFault."""
+        offsets = self.memory.offsets(addresses, 4 * dwords, None)
+        if (offsets & 3).any():
             raise GpuFault(f"scalar load of {int(addresses.flat[0]):#x}, which 4 does not divide")
-        first = places >> 2
+        first = offsets >> 2
         if self._watcher is not None:
             for n in range(dwords):
                 self._watcher.read(first + n)
@@ -231,69 +233,70 @@ class WorkGroupExecutor:
     def load(
         self, addresses: Array, nbytes: int, signed: bool, taking_part: Array | None
     ) -> list[Array]:
-        """uint32[waves, 32] of each word, of smaller numbers one. Raises GpuFault."""
-        places = self.memory.offsets(addresses, nbytes, taking_part)
+        """uint32[waves, 32] for each word; one for a smaller number. Raises GpuFault."""
+        offsets = self.memory.offsets(addresses, nbytes, taking_part)
         if self._watcher is not None:
-            self._watch_read(places, nbytes)
+            self._watch_read(offsets, nbytes)
         if nbytes < 4:
-            value = self._bytes(places, nbytes)
+            value = self._bytes(offsets, nbytes)
             if signed:
                 shift = 32 - 8 * nbytes
                 value = (value << shift).view(np.int32).__rshift__(shift).view(np.uint32)
             return [value]
-        if (places & 3).any():
-            return [self._bytes(places + 4 * n, 4) for n in range(nbytes // 4)]
-        first = places >> 2
+        if (offsets & 3).any():
+            return [self._bytes(offsets + 4 * n, 4) for n in range(nbytes // 4)]
+        first = offsets >> 2
         return [self._words.take(first + n if n else first) for n in range(nbytes // 4)]
 
-    def _bytes(self, places: Array, count: int) -> Array:
+    def _bytes(self, offsets: Array, count: int) -> Array:
         data = self.memory.data
-        value = data.take(places).astype(np.uint32)
+        value = data.take(offsets).astype(np.uint32)
         for n in range(1, count):
-            value |= data.take(places + n).astype(np.uint32) << np.uint32(8 * n)
+            value |= data.take(offsets + n).astype(np.uint32) << np.uint32(8 * n)
         return value
 
-    def _watch_read(self, places: Array, nbytes: int) -> None:
+    def _watch_read(self, offsets: Array, nbytes: int) -> None:
         assert self._watcher is not None
         for word in range(-(-nbytes // 4)):
-            self._watcher.read(places + 4 * word >> 2)
+            self._watcher.read(offsets + 4 * word >> 2)
 
     def store(
         self, addresses: Array, nbytes: int, data: tuple[Array, ...], taking_part: Array | None
     ) -> None:
-        """Raises GpuFault."""
-        places = self.memory.offsets(addresses, nbytes, taking_part)
-        places, values = _taking_part(places, data, taking_part)
+        """Store ``nbytes`` bytes at each address. Raises GpuFault."""
+        offsets = self.memory.offsets(addresses, nbytes, taking_part)
+        offsets, values = _taking_part(offsets, data, taking_part)
         if self._watcher is not None:
             for word in range(-(-nbytes // 4)):
-                self._watcher.wrote(places + 4 * word >> 2)
-        if nbytes >= 4 and not (places & 3).any():
+                self._watcher.wrote(offsets + 4 * word >> 2)
+        if nbytes >= 4 and not (offsets & 3).any():
             for n, value in enumerate(values):
-                self._words[(places >> 2) + n] = value
+                self._words[(offsets >> 2) + n] = value
             return
         for n in range(nbytes):
             part = values[n // 4] >> np.uint32(8 * (n % 4))
-            self.memory.data[places + n] = part.astype(np.uint8)
+            self.memory.data[offsets + n] = part.astype(np.uint8)
 
-    def _local_places(
+    def _local_words(
         self, addresses: Array, first: int, nbytes: int, base: Array, taking_part: Array | None
     ) -> Array:
-        """Words of group memory, of lanes that take no part the first of their group's."""
-        places = addresses.astype(np.int64) + first
+        """Word indices in group memory; lanes that take no part get the first word of their
+        group."""
+        offsets = addresses.astype(np.int64) + first
         if taking_part is not None:
-            places = np.where(taking_part, places, 0)
-        if int(places.max()) + nbytes > self._local_bytes or (places & 3).any():
+            offsets = np.where(taking_part, offsets, 0)
+        if int(offsets.max()) + nbytes > self._local_bytes or (offsets & 3).any():
             raise GpuFault(
-                f"group memory: {nbytes} bytes at {int(places.max()):#x} of {self._local_bytes:#x}"
+                f"group memory: {nbytes} bytes at {int(offsets.max()):#x} of {self._local_bytes:#x}"
             )
-        return (places >> 2) + base
+        return (offsets >> 2) + base
 
     def local_load(
         self, addresses: Array, first: int, dwords: int, base: Array, taking_part: Array | None
     ) -> list[Array]:
         """Words of group memory, uint32[waves, 32] each. Raises GpuFault."""
-        places = self._local_places(addresses, first, 4 * dwords, base, taking_part)
-        return [self._local.take(places + n) for n in range(dwords)]
+        offsets = self._local_words(addresses, first, 4 * dwords, base, taking_part)
+        return [self._local.take(offsets + n) for n in range(dwords)]
 
     def local_store(
         self,
@@ -304,21 +307,22 @@ class WorkGroupExecutor:
         data: tuple[Array, ...],
         taking_part: Array | None,
     ) -> None:
-        """Raises GpuFault."""
-        places = self._local_places(addresses, first, 4 * dwords, base, taking_part)
-        where, values = _taking_part(places, data, taking_part)
+        """Store words in group memory. Raises GpuFault."""
+        offsets = self._local_words(addresses, first, 4 * dwords, base, taking_part)
+        where, values = _taking_part(offsets, data, taking_part)
         for n, part in enumerate(values):
             self._local[where + n if n else where] = part
 
     def local_add(
         self, addresses: Array, first: int, base: Array, data: Array, taking_part: Array | None
     ) -> Array:
-        """Add to words of group memory, one lane after the other; what each found there."""
-        places = self._local_places(addresses, first, 4, base, taking_part)
+        """Add to words of group memory, one lane after the other; returns the previous value for
+        each lane."""
+        offsets = self._local_words(addresses, first, 4, base, taking_part)
         shape = (len(base), WAVE)
         lanes = True if taking_part is None else taking_part
         chosen = np.broadcast_to(lanes, shape)
-        where = np.broadcast_to(places, shape)[chosen]
+        where = np.broadcast_to(offsets, shape)[chosen]
         amounts = np.broadcast_to(data, shape)[chosen]
         order = np.argsort(where, kind="stable")
         sums = np.cumsum(amounts[order], dtype=np.uint32) - amounts[order]
@@ -334,11 +338,11 @@ class WorkGroupExecutor:
 
 
 def _taking_part(
-    places: Array, data: tuple[Array, ...], taking_part: Array | None
+    offsets: Array, data: tuple[Array, ...], taking_part: Array | None
 ) -> tuple[Array, list[Array]]:
-    """Places and what goes there, of the lanes that take part."""
-    arrays = [places, *data] if taking_part is None else [places, *data, taking_part]
-    if any(array.shape != places.shape for array in arrays):
+    """The indices and values of the lanes that take part."""
+    arrays = [offsets, *data] if taking_part is None else [offsets, *data, taking_part]
+    if any(array.shape != offsets.shape for array in arrays):
         arrays = list(np.broadcast_arrays(*arrays))
     if taking_part is not None:
         chosen = arrays.pop()
@@ -349,7 +353,7 @@ def _taking_part(
 def run_launch(
     memory: MemoryView, launch: Launch, groups: int, watcher: Watcher | None = None
 ) -> Executed:
-    """All work-groups of a launch. Raises GpuFault."""
+    """Run all work-groups of a launch. Raises GpuFault."""
     instructions = products = 0
     with np.errstate(all="ignore"):
         for first in range(0, groups, GROUPS_AT_A_TIME):

@@ -29,7 +29,7 @@ EOP_BYTES = 2048
 
 @dataclass(slots=True)
 class _Object:
-    """Of GEM_CREATE. ``doorbells`` are there for a page of them."""
+    """An object of GEM_CREATE; ``doorbells`` is set for a page of doorbells."""
 
     file: int
     memory: FakeMemory
@@ -39,7 +39,7 @@ class _Object:
 
 @dataclass(slots=True)
 class _Syncobj:
-    """``point`` has been reached on a timeline; ``queue`` signals when it was read to ``value``."""
+    """``point`` was reached on a timeline; ``queue`` signals when it was read up to ``value``."""
 
     point: int = 0
     queue: FakeQueue | None = None
@@ -47,7 +47,7 @@ class _Syncobj:
 
 
 class FakeDrm:
-    """Answers of a render node."""
+    """The answers of a render node."""
 
     def __init__(self, machine: FakeComputer) -> None:
         self._machine = machine
@@ -74,7 +74,7 @@ class FakeDrm:
 
     @property
     def left_over(self) -> list[str]:
-        """What was not given back; the rest of it is gone with its file."""
+        """What was not freed; the rest is freed with its file."""
         return [
             *(f"object {handle}" for handle in self._objects),
             *(f"syncobj {handle}" for handle in self._syncobjs),
@@ -82,7 +82,7 @@ class FakeDrm:
         ]
 
     def texts(self) -> Mapping[str, str]:
-        """What ``/sys`` says."""
+        """The files below ``/sys``."""
         behaviour = self._machine.behaviour
         versions = behaviour.firmware.items()
         return {USER_QUEUES: f"{behaviour.user_queue}\n"} | {
@@ -90,18 +90,18 @@ class FakeDrm:
         }
 
     def answer(self, file: int, request: Request, argument: Argument) -> None:
-        """One request."""
+        """Answer one request."""
         self._answers[request.name](file, argument)
 
     def map(self, address: int, nbytes: int, file: int, offset: int) -> int:
-        """What the file has at ``offset``: memory, of amdkfd's as well, or doorbells."""
+        """Map what the file has at ``offset``: memory, even that of amdkfd, or doorbells."""
         handle = offset // PAGE
         known = self._objects.get(handle)
         if known is not None and known.doorbells is not None and not address:
-            place = int(known.doorbells.ctypes.data)
-            self._machine.doorbells[place] = known.doorbells
-            self._machine.reserved[place] = nbytes
-            return place
+            address_of = int(known.doorbells.ctypes.data)
+            self._machine.doorbells[address_of] = known.doorbells
+            self._machine.reserved[address_of] = nbytes
+            return address_of
         memory = self._machine.memory.get(handle)
         if memory is None or memory.nbytes != nbytes or memory.address not in (0, address):
             raise OSError(errno.EINVAL, "mmap of memory")
@@ -112,7 +112,7 @@ class FakeDrm:
         return address
 
     def closed(self, file: int) -> None:
-        """All of it is gone with the file."""
+        """Free everything that belongs to a closed file."""
         for number in [n for n, owner in self._queues.items() if owner == file]:
             self._machine.gpu.queues.pop(number)
             del self._queues[number]
@@ -201,7 +201,7 @@ class FakeDrm:
             raise OSError(errno.EINVAL, "GEM_VA: flags")
         if int(argument["operation"][0]) != drm.VA_MAP:
             raise OSError(errno.EINVAL, "GEM_VA: operation")
-        # Host and GPU share addresses here, which no real driver asks for.
+        # The simulation requires equal addresses for host and GPU, which no real driver does.
         if address != known.host or any(self._machine.mapped_at(address, nbytes)):
             raise OSError(errno.EINVAL, "GEM_VA: addresses in use")
         timeline, point = (
@@ -213,7 +213,7 @@ class FakeDrm:
         self._pending.append((timeline, point, memory))
 
     def _wait_point(self, file: int, argument: Argument) -> None:
-        """Page tables change no sooner than somebody waits for them."""
+        """Page tables change only when a caller waits for them."""
         handle = int(memory_at(int(argument["handles"][0]), 4).view(np.uint32)[0])
         point = int(memory_at(int(argument["points"][0]), 8).view(np.uint64)[0])
         if handle not in self._syncobjs or int(argument["count_handles"][0]) != 1:
@@ -273,7 +273,7 @@ class FakeDrm:
         argument.view(np.uint32)[0] = queue.number
 
     def _checked(self, file: int, value: dict[str, int]) -> NDArray[np.uint64]:
-        """The doorbell of a queue that may be made."""
+        """The doorbell of a queue whose parameters are valid."""
         machine = self._machine
         size = value["queue_size"]
         known = self._objects.get(value["doorbell_handle"])
@@ -282,14 +282,14 @@ class FakeDrm:
         descriptor = value["mqd"] if value["mqd_size"] == drm.MQD_BYTES else 0
         eop = int(memory_at(descriptor, 8).view(np.uint64)[0]) if descriptor else 0
         doorbells = known.doorbells if known is not None and known.file == file else None
-        place = value["doorbell_offset"]
+        index = value["doorbell_offset"]
         requested = {
             "a compute queue": value["ip_type"] == drm.IP_COMPUTE and not value["flags"],
             "a ring that is a power of two": size >= PAGE and not size & (size - 1),
             "a ring in mapped memory": machine.inside(value["queue_va"], size),
             "a read pointer in a mapped page": machine.inside(value["rptr_va"], PAGE),
             "a write pointer alone in its page": machine.whole(value["wptr_va"], PAGE),
-            "a doorbell": doorbells is not None and place < len(doorbells),
+            "a doorbell": doorbells is not None and index < len(doorbells),
             "a descriptor": descriptor != 0,
             "the end-of-pipe buffer": machine.inside(eop, PAGE),
         }
@@ -299,7 +299,7 @@ class FakeDrm:
         assert doorbells is not None
         if any(np.shares_memory(q.doorbell[:1], doorbells) for q in machine.gpu.queues.values()):
             raise OSError(errno.EBUSY, "USERQ CREATE: doorbell in use")
-        return doorbells[place:]
+        return doorbells[index:]
 
     def _signal(self, file: int, argument: Argument) -> None:
         queue = self._machine.gpu.queues.get(int(argument["queue_id"][0]))

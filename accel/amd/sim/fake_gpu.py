@@ -1,4 +1,4 @@
-"""A GPU that is not there: memory, queues and interrupts as its drivers' users see them."""
+"""A simulated GPU: memory, queues and interrupts as its drivers' users see them."""
 
 from __future__ import annotations
 
@@ -13,59 +13,53 @@ from accel.amd.kernel import MAP_NORESERVE, Bytes
 from accel.amd.sim.coherence import Coherence
 from accel.amd.sim.command_processor import CommandProcessor
 from accel.amd.sim.memory_view import PAGE, GpuFault, MemoryView
+from accel.packets.holes import Holes
 
 MADV_DONTNEED = 4
 BASE = 0x7F00_0000_0000
-"""The first address there is: the same in every process, so that streams of packets are."""
+"""The first address, the same in every process, so that streams of packets are reproducible."""
 
 
 class AddressSpace:
-    """A range of memory whose pages come into being when they are touched: what host and GPU
-    address alike."""
+    """A range of memory that host and GPU address alike; its pages are allocated when they are
+    touched."""
 
     def __init__(self, nbytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self._map = mmap.mmap(-1, nbytes, flags=flags)
         data = np.frombuffer(self._map, np.uint8)
         self.view = MemoryView(data, BASE)
-        self._holes: list[tuple[int, int]] = [(PAGE, nbytes)]
+        self._holes = Holes(nbytes)
+        self._holes.take(PAGE)
 
     def reserve(self, nbytes: int) -> int:
         """The address of a free range. Raises MemoryError."""
-        for place, (start, end) in enumerate(self._holes):
-            if end - start >= nbytes:
-                rest = [(start + nbytes, end)] if start + nbytes < end else []
-                self._holes[place : place + 1] = rest
-                return self.view.base + start
+        start = self._holes.take(nbytes)
+        if start is not None:
+            return self.view.base + start
         raise MemoryError
 
     def release(self, address: int, nbytes: int) -> None:
-        """Give a range back."""
+        """Free a range."""
         self.drop(address, nbytes)
-        start = address - self.view.base
-        holes = sorted([*self._holes, (start, start + nbytes)])
-        joined = [holes[0]]
-        for first, end in holes[1:]:
-            if joined[-1][1] == first:
-                joined[-1] = joined[-1][0], end
-            else:
-                joined.append((first, end))
-        self._holes = joined
+        self._holes.give_back(address - self.view.base, nbytes)
 
     def drop(self, address: int, nbytes: int) -> None:
-        """The pages are zero again and take no memory."""
+        """Zero the pages, and free their memory."""
         self._map.madvise(MADV_DONTNEED, address - self.view.base, nbytes)
 
     def host(self, address: int, nbytes: int) -> Bytes:
-        """The bytes as the host sees them, mapped for the GPU or not."""
+        """The bytes for the host, mapped for the GPU or not."""
         first = address - self.view.base
         return self.view.data[first : first + nbytes]
 
 
 @dataclass(slots=True)
 class FakeQueue:
-    """A compute queue: a ring of words, pointers that count words, a doorbell. ``signalled`` is
-    how far the driver's own fence says it was read."""
+    """A compute queue: a ring of words, pointers that count words, a doorbell.
+
+    ``signalled`` is how far the driver's fence says the ring was read.
+    """
 
     number: int
     doorbell: NDArray[np.uint64]
@@ -78,28 +72,28 @@ class FakeQueue:
     signalled: int = 0
 
     def work(self, most_packets: int | None) -> None:
-        """Go through what the ring has up to where the doorbell says, or ``most_packets`` of it."""
-        told = int(self.doorbell[0])
-        if self.fault is not None or (told == self.done and not self.processor.inside):
+        """Process the ring up to the doorbell's value, or ``most_packets`` packets of it."""
+        rung = int(self.doorbell[0])
+        if self.fault is not None or (rung == self.done and not self.processor.inside):
             return
         size = len(self.ring)
         try:
-            if not self.done <= told <= self.done + size or told > int(self.write_pointer[0]):
-                raise GpuFault(f"doorbell {told}, ring of {size} words at {self.done}")
-            places = np.arange(self.done, told) % size
-            self.done += self.processor.run(self.ring[places].tolist(), most_packets)
+            if not self.done <= rung <= self.done + size or rung > int(self.write_pointer[0]):
+                raise GpuFault(f"doorbell {rung}, ring of {size} words at {self.done}")
+            indices = np.arange(self.done, rung) % size
+            self.done += self.processor.run(self.ring[indices].tolist(), most_packets)
         except GpuFault as fault:
             self.fault = fault
         self.read_pointer[0] = self.done % size
 
     def signal(self) -> None:
-        """PROTECTED_FENCE_SIGNAL was met."""
+        """Handle PROTECTED_FENCE_SIGNAL."""
         self.signalled = int(self.doorbell[0])
 
 
 @dataclass(slots=True)
 class FakeGpu:
-    """What a queue of the GPU needs of it, and what was counted."""
+    """The parts of the GPU that queues need, and counters."""
 
     space: AddressSpace
     checked: bool
@@ -110,7 +104,7 @@ class FakeGpu:
     def add(
         self, number: int, doorbell: NDArray[np.uint64], ring: Bytes, write: int, read: int
     ) -> FakeQueue:
-        """A new queue, whose pointers are at those addresses."""
+        """A new queue with its pointers at these addresses."""
         words = len(self.space.view.words)
         coherence = Coherence(words) if self.checked else None
         processor = CommandProcessor(

@@ -1,9 +1,9 @@
-"""A simulated system with a GPU: it keeps to what the real one enforces, and runs queues in this
+"""A simulated system with a GPU: it enforces what the real one enforces, and runs queues in this
 process.
 
-Its two drivers read the structures of ``uapi.py`` and ``uapi_drm.py`` from the bytes they are
-given. A launch is done when the doorbell has been rung, unless its queue waits for memory or works
-off a few packets at a time: then ``idle`` looks again.
+Its two drivers read the structures of ``uapi.py`` and ``uapi_drm.py`` from the bytes they get. A
+launch is done when the doorbell has been rung, unless its queue waits for memory or processes a few
+packets at a time: then ``idle`` continues it.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class FakeKernel:
     def __init__(self, behaviour: Behaviour | None = None) -> None:
         self.behaviour = behaviour or Behaviour()
         self.calls: Counter[str] = Counter()
-        self.kept: dict[str, int] = {}
+        self.open_files: dict[str, int] = {}
         self.machine = FakeComputer(self.behaviour)
         self._kfd = FakeKfd(self.machine)
         self._drm = FakeDrm(self.machine)
 
     @property
     def left_over(self) -> list[str]:
-        """What a program that has ended should have given back."""
+        """What a program that has ended should have freed."""
         machine = self.machine
-        kept = self.kept.values()
+        stay = self.open_files.values()
         return [
-            *(f"file {path}" for number, path in machine.files.items() if number not in kept),
+            *(f"file {path}" for number, path in machine.files.items() if number not in stay),
             *(f"memory {handle}" for handle in machine.memory),
             *(f"queue {number}" for number in machine.gpu.queues),
             *(f"map {address:#x}" for address in machine.reserved),
@@ -133,7 +133,7 @@ class FakeKernel:
         self.idle()
 
     def idle(self) -> None:
-        """Queues go on."""
+        """Continue all queues."""
         for queue in self.machine.gpu.queues.values():
             queue.work(self.behaviour.packets)
 
@@ -143,7 +143,7 @@ class FakeKernel:
         return "; ".join(str(queue.fault) for queue in queues if queue.fault)
 
     def reset(self) -> None:
-        """What another program's fault may do: the GPU starts anew, queues are gone."""
+        """Simulate the fault of another program: the GPU restarts and queues are gone."""
         self.machine.was_reset = True
         for queue in self.machine.gpu.queues.values():
             queue.fault = GpuFault("reset")

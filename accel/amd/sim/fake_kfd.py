@@ -22,7 +22,7 @@ DOORBELL_OFFSET = 3 << 62 | GPU_ID << 46
 
 
 class FakeKfd:
-    """Answers of ``/dev/kfd``."""
+    """The answers of ``/dev/kfd``."""
 
     def __init__(self, machine: FakeComputer) -> None:
         self._machine = machine
@@ -49,28 +49,28 @@ class FakeKfd:
 
     @property
     def left_over(self) -> list[str]:
-        """What was not given back."""
+        """What was not freed."""
         return [f"event {number}" for number in self._events]
 
     def answer(self, request: Request, argument: Argument) -> None:
-        """One request."""
+        """Answer one request."""
         self._answers[request.name](argument)
 
     def map(self, address: int, nbytes: int, offset: int) -> int:
-        """What the file has at ``offset``."""
+        """Map what the file has at ``offset``."""
         if address or offset != DOORBELL_OFFSET or nbytes != DOORBELL_BYTES:
             raise OSError(errno.EINVAL, "mmap of doorbells")
-        place = int(self._doorbells.ctypes.data)
-        self._machine.doorbells[place] = self._doorbells
-        self._machine.reserved[place] = nbytes
-        return place
+        pointer = int(self._doorbells.ctypes.data)
+        self._machine.doorbells[pointer] = self._doorbells
+        self._machine.reserved[pointer] = nbytes
+        return pointer
 
     @property
     def _architecture(self) -> str:
         return Gpu("1", GPU_ID, "", self._machine.behaviour.properties, 0).architecture
 
     def texts(self) -> Mapping[str, str]:
-        """What ``/sys`` says."""
+        """The files below ``/sys``."""
         behaviour = self._machine.behaviour
         bank = {"heap_type": 1 if behaviour.public else 2, "size_in_bytes": behaviour.memory_bytes}
         return {
@@ -179,15 +179,15 @@ class FakeKfd:
                 raise OSError(errno.EINVAL, f"CREATE_QUEUE: {what}")
         if len(machine.gpu.queues) == MOST_QUEUES:
             raise OSError(errno.ENOMEM, "CREATE_QUEUE")
-        place = next(n for n in range(MOST_QUEUES) if n + 1 not in machine.gpu.queues)
+        index = next(n for n in range(MOST_QUEUES) if n + 1 not in machine.gpu.queues)
         queue = machine.new_queue(
-            self._doorbells[place:],
+            self._doorbells[index:],
             machine.space.host(ring, size),
             value["write_pointer_address"],
             value["read_pointer_address"],
         )
         argument["queue_id"] = queue.number
-        argument["doorbell_offset"] = DOORBELL_OFFSET | place * 8
+        argument["doorbell_offset"] = DOORBELL_OFFSET | index * 8
 
     def _destroy_queue(self, argument: Argument) -> None:
         if self._machine.gpu.queues.pop(int(argument["queue_id"][0]), None) is None:

@@ -1,4 +1,4 @@
-"""What the simulated drivers of one machine share: its GPU, open files, memory."""
+"""State that the simulated drivers of one machine share: its GPU, open files, memory."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ FIRMWARE_VERSIONS = {"me": 2780, "pfp": 2840, "mec": 3050, "mes": 123}
 
 @dataclass(slots=True)
 class Behaviour:
-    """What the simulated machine is like.
+    """The properties of the simulated machine.
 
     ``version`` is amdkfd's, ``drm_version`` that of the graphics driver, ``drm_driver`` its name.
-    ``name`` is what amdkfd calls the GPU, its architecture if that is nothing.
-    ``errors`` are numbers of errors by the path that is opened or the request that is made,
-    ``memory_bytes`` what the GPU has, ``public`` whether the host sees all of it. ``release`` is
-    Linux's, ``user_queue`` the parameter of amdgpu, ``firmware`` versions. ``slots`` of user queues
-    are offered, for the engines in ``engines``. ``checked`` has queues check that launches
-    see what they read, and ``packets`` are how many a queue works off at a time, None for all.
+    ``name`` is amdkfd's name of the GPU, by default its architecture. ``errors`` are error numbers
+    by the path that is opened or the request that is made, ``memory_bytes`` the GPU's memory,
+    ``public`` whether the host can access all of it. ``release`` is that of Linux, ``user_queue``
+    the parameter of amdgpu, ``firmware`` versions. ``slots`` user queues are offered, for the
+    engines in ``engines``. With ``checked`` queues check that launches see what they read;
+    ``packets`` are how many a queue processes at a time, None for all.
     """
 
     version: tuple[int, int] = (1, 17)
@@ -61,7 +61,7 @@ class Behaviour:
 
 @dataclass(slots=True)
 class FakeMemory:
-    """An object of a driver. ``address`` is 0 until it is known."""
+    """An object of a driver. ``address`` is 0 until it is mapped."""
 
     nbytes: int
     own: bool
@@ -72,7 +72,7 @@ class FakeMemory:
 
 @dataclass(slots=True)
 class FakeComputer:
-    """``reserved`` are ranges of addresses a program has, ``doorbells`` pages of them by address,
+    """``reserved`` are a program's ranges of addresses, ``doorbells`` pages of them by address,
     ``memory`` objects by handle."""
 
     behaviour: Behaviour
@@ -87,55 +87,55 @@ class FakeComputer:
 
     def __post_init__(self) -> None:
         named = Gpu("1", 0, "", self.behaviour.properties, 0).architecture
-        # A GPU that there is no code for can be found, but runs none.
+        # A GPU without kernels can be found, but runs nothing.
         generation = BY_ARCHITECTURE.get(named, GFX12)
         self.gpu = FakeGpu(self.space, self.behaviour.checked, generation)
 
     @property
     def number(self) -> int:
-        """One that was never given before."""
+        """A number that was never returned before."""
         self._numbers += 1
         return self._numbers
 
     @property
     def left(self) -> int:
-        """Bytes of the GPU's own memory."""
+        """Free bytes of the GPU's own memory."""
         return self.behaviour.memory_bytes - sum(m.nbytes for m in self.memory.values() if m.own)
 
     @property
     def faulted(self) -> bool:
-        """Whether a queue met something it could not do."""
+        """Whether a queue met a fault."""
         return any(queue.fault is not None for queue in self.gpu.queues.values())
 
     @property
     def fault_address(self) -> int:
-        """Where, 0 if it has no address."""
+        """The address of the fault, 0 if it has none."""
         faults = [queue.fault for queue in self.gpu.queues.values() if queue.fault is not None]
         return faults[0].address if faults else 0
 
     def has_reserved(self, address: int, nbytes: int) -> bool:
-        """Whether a program has those addresses."""
+        """Whether a program has reserved these addresses."""
         return any(a <= address and address + nbytes <= a + n for a, n in self.reserved.items())
 
     def mapped_at(self, address: int, nbytes: int) -> Iterator[FakeMemory]:
-        """The objects that hold all of a range and that the GPU sees."""
+        """The objects that contain a whole range and that the GPU can access."""
         for memory in self.memory.values():
             end = memory.address + memory.nbytes
             if memory.mapped and memory.address <= address and address + nbytes <= end:
                 yield memory
 
     def inside(self, address: int, nbytes: int) -> bool:
-        """Whether that is part of one object the GPU sees."""
+        """Whether the range is part of one object that the GPU can access."""
         return any(self.mapped_at(address, nbytes))
 
     def whole(self, address: int, nbytes: int) -> bool:
-        """Whether that is one object exactly, which the GPU sees."""
+        """Whether the range is exactly one object that the GPU can access."""
         return any(m.nbytes == nbytes for m in self.mapped_at(address, nbytes))
 
     def new_queue(
         self, doorbell: NDArray[np.uint64], ring: Bytes, write: int, read: int
     ) -> FakeQueue:
-        """The GPU's next one; its doorbell is at rest."""
+        """The GPU's next queue, with its doorbell at 0."""
         doorbell[0] = 0
         number = next(n for n in range(1, MOST_QUEUES + 1) if n not in self.gpu.queues)
         return self.gpu.add(number, doorbell, ring, write, read)

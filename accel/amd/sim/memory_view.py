@@ -1,4 +1,4 @@
-"""The memory a simulated GPU sees: one range of addresses, of which pages are mapped."""
+"""The memory of a simulated GPU: one range of addresses, of which pages are mapped."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Array = NDArray[Any]
 
 
 class GpuFault(TierError):
-    """What a GPU would answer with an interrupt: an ``address`` that is not mapped, code that
-    cannot be executed, a launch that cannot be."""
+    """A fault that a GPU would report by an interrupt: an unmapped ``address``, code that cannot be
+    executed, an invalid launch."""
 
     def __init__(self, problem: str, address: int = 0) -> None:
         super().__init__(problem)
@@ -24,8 +24,11 @@ class GpuFault(TierError):
 
 
 class MemoryView:
-    """``data`` are bytes from address ``base`` on; ``pages`` says of each 4 KiB whether the GPU may
-    use it. The first page is for lanes that take no part."""
+    """``data`` are the bytes from address ``base`` on; ``pages`` says for each 4 KiB whether the
+    GPU may access it.
+
+    Lanes that take no part access the first page.
+    """
 
     def __init__(self, data: NDArray[np.uint8], base: int) -> None:
         assert base % PAGE == 0
@@ -39,13 +42,13 @@ class MemoryView:
         self._known = (0, 0)
 
     def map(self, address: int, nbytes: int, mapped: bool) -> None:
-        """Let the GPU use whole pages from ``address`` on, or no longer."""
+        """Allow the GPU to access whole pages from ``address`` on, or forbid it."""
         first = (address - self.base) // PAGE
         self.pages[first : first + -(-nbytes // PAGE)] = mapped
         self._known = (0, 0)
 
     def bytes_at(self, address: int, nbytes: int, what: str) -> NDArray[np.uint8]:
-        """Some of the bytes. Raises GpuFault naming ``what`` where they are not all mapped."""
+        """Some of the bytes. Raises GpuFault naming ``what`` unless all are mapped."""
         first = address - self.base
         pages = self.pages[first // PAGE : (first + nbytes - 1) // PAGE + 1]
         if first < PAGE or first + nbytes > self.data.nbytes or not pages.all():
@@ -53,29 +56,29 @@ class MemoryView:
         return self.data[first : first + nbytes]
 
     def offsets(self, addresses: Array, nbytes: int, taking_part: Array | None) -> Array:
-        """Of uint64 addresses the places in ``data``, 0 for lanes that take no part.
+        """The offsets in ``data`` for uint64 addresses, 0 for lanes that take no part.
 
-        Raises GpuFault naming the first address that is not mapped.
+        Raises GpuFault naming the first unmapped address.
         """
-        places = (addresses - self._base).view(np.int64)
+        offsets = (addresses - self._base).view(np.int64)
         if taking_part is not None:
-            places = np.where(taking_part, places, 0)
-        low, high = int(places.min()), int(places.max()) + nbytes
+            offsets = np.where(taking_part, offsets, 0)
+        low, high = int(offsets.min()), int(offsets.max()) + nbytes
         if not (self._known[0] <= low and high <= self._known[1]):
-            self._look(places, low, high, nbytes)
-        return places
+            self._check(offsets, low, high, nbytes)
+        return offsets
 
-    def _look(self, places: Array, low: int, high: int, nbytes: int) -> None:
+    def _check(self, offsets: Array, low: int, high: int, nbytes: int) -> None:
         if low >= 0 and high <= self.data.nbytes:
             first, last = low // PAGE, (high - 1) // PAGE
             if self.pages[first : last + 1].all():
                 if low >= PAGE:
                     self._known = first * PAGE, (last + 1) * PAGE
                 return
-        inside = (places >= 0) & (places + nbytes <= self.data.nbytes)
-        ends = np.where(inside, places, 0), np.where(inside, places + nbytes - 1, 0)
+        inside = (offsets >= 0) & (offsets + nbytes <= self.data.nbytes)
+        ends = np.where(inside, offsets, 0), np.where(inside, offsets + nbytes - 1, 0)
         good = inside & self.pages[ends[0] // PAGE] & self.pages[ends[1] // PAGE]
         if not good.all():
-            wrong = int(places[~good].flat[0]) + self.base
+            wrong = int(offsets[~good].flat[0]) + self.base
             address = wrong & (1 << 64) - 1
             raise GpuFault(f"address {address:#x} is not mapped", address)

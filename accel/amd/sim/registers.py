@@ -21,8 +21,11 @@ DTYPES = {"u": np.uint32, "i": np.int32, "f": np.float32, "U": np.uint64, "I": n
 
 
 class Registers:
-    """Of a block of which not all lanes take part, where ``partial``, nor all waves, where
-    ``subset``. ``lines`` is the text so far, ``names`` what it refers to."""
+    """The registers of a block in which not all lanes (``partial``) or not all waves (``subset``)
+    take part.
+
+    ``lines`` is the text so far, ``names`` the values it refers to.
+    """
 
     def __init__(self, partial: bool, subset: bool) -> None:
         self.partial = partial
@@ -35,18 +38,18 @@ class Registers:
         self._count = 0
 
     def function(self, condition: str, name: str) -> Function:
-        """The text compiled, giving the value of ``condition``."""
+        """Compile the text to a function that returns the value of ``condition``."""
         body = "\n".join(f"    {line}" for line in [*self.lines, f"return {condition}"])
         text = f"def block(machine, S, V, E, L, waves):\n{body}\n"
         exec(compile(text, name, "exec"), self.names)
         return self.names["block"]  # type: ignore[no-any-return]
 
     def keep_all(self, number: int) -> None:
-        """What was written to a register holds for lanes that take no part, too."""
+        """Note that a written register is valid for lanes that take no part too."""
         self._whole.add(number)
 
     def let(self, expression: str) -> str:
-        """A new name for a value."""
+        """Assign an expression to a new name."""
         self._count += 1
         name = f"t{self._count}"
         self.lines.append(f"{name} = {expression}")
@@ -67,12 +70,12 @@ class Registers:
         return name
 
     def loaded(self, number: int) -> str:
-        """The register as the state has it."""
-        place = f"V[{number - VECTOR_OFFSET}]" if number >= VECTOR_OFFSET else f"S[{number}]"
-        return self.let(f"taken({place}, waves)" if self.subset else place)
+        """The name of a register's value in the state."""
+        target = f"V[{number - VECTOR_OFFSET}]" if number >= VECTOR_OFFSET else f"S[{number}]"
+        return self.let(f"taken({target}, waves)" if self.subset else target)
 
     def read(self, number: int, form: str) -> str:
-        """The name of a register as a type, one of u i f v m r s, or c: a float column."""
+        """The name of a register's value as a type: u i f v m r s, or c, a float column."""
         forms = self._forms.setdefault(number, {})
         if form not in forms:
             forms[form] = self.made(number, form, forms)
@@ -104,7 +107,7 @@ class Registers:
         return self.let(f"{self.read(number, 'u')}.view({VIEWS[form]})")
 
     def either(self, number: int) -> str:
-        """A scalar register in whatever form is at hand."""
+        """The name of a scalar register's value in any form that exists."""
         forms = self._forms.setdefault(number, {})
         for form in ("r", "m", "u"):
             if form in forms:
@@ -176,7 +179,7 @@ class Registers:
         return "E" if self.partial else "None"
 
     def all_lanes(self, number: int) -> str:
-        """A vector register with the lanes that take no part as they are."""
+        """The name of a vector register's value that keeps lanes taking no part."""
         value = self.read(number, "u")
         if self.partial and number in self._written and number not in self._whole:
             value = self.let(f"where(E, {value}, {self.loaded(number)})")
@@ -186,30 +189,30 @@ class Registers:
         return value
 
     def store(self, live: frozenset[int]) -> None:
-        """Bring what was written and something may read to the state."""
+        """Store written registers that something later may read."""
         for number in self._written:
             if number not in live and number != EXEC:
                 continue
             if number < VECTOR_OFFSET:
-                place = f"S[{number}]"
+                target = f"S[{number}]"
                 value = self.read(number, "s") if number == SCC else self.either(number)
             else:
-                place, value = f"V[{number - VECTOR_OFFSET}]", self.read(number, "u")
+                target, value = f"V[{number - VECTOR_OFFSET}]", self.read(number, "u")
                 if self.partial and number not in self._whole:
                     old = self.loaded(number)
                     value = self.let(f"where(E, {value}, {old})")
             if self.subset:
-                value = f"put({place}, waves, {value}, machine.waves)"
-            self.lines.append(f"{place} = {value}")
+                value = f"put({target}, waves, {value}, machine.waves)"
+            self.lines.append(f"{target} = {value}")
 
 
 def taken(register: Any, waves: Any) -> Any:
-    """A register of some waves."""
+    """The values of a register for some waves."""
     return register if len(register) == 1 else register[waves]
 
 
 def put(register: Any, waves: Any, value: Any, count: int) -> Any:
-    """A register with the values of some waves replaced, of ``count`` waves in all."""
+    """A register in which the values of some waves are replaced, of ``count`` waves in all."""
     if register.ndim != value.ndim:
         register, value = (arithmetic.as_words(x) for x in (register, value))
     if len(register) == count and register.shape[1:] == value.shape[1:]:

@@ -1,4 +1,4 @@
-"""Basic blocks as Python functions over the registers of all their waves.
+"""Translates basic blocks to Python functions over the registers of all their waves.
 
 Registers are values: nothing is changed in place. What a block wrote goes back to the state at its
 end, for lanes that take part, if anything later reads it.
@@ -35,10 +35,11 @@ OPERAND = re.compile(r"(?<![\w.])[a-erx](?![\w(])")
 
 
 def block_function(block: Block, partial: bool, subset: bool) -> Function:
-    """``f(machine, S, V, E, L, waves)``, which gives the condition of its branch if it has one.
+    """``f(machine, S, V, E, L, waves)``, which returns the condition of the block's branch if it
+    has one.
 
     ``S`` and ``V`` are the registers, ``E`` the lanes that take part, all of them unless
-    ``partial``, ``L`` where group memory begins, ``waves`` which take part if a ``subset`` does.
+    ``partial``, ``L`` the first word of group memory, ``waves`` those that take part if ``subset``.
     Raises CodecError for an instruction that is not supported.
     """
     key = partial, subset
@@ -121,7 +122,7 @@ class _Emitter:
         for n, (expression, letter, typed) in enumerate(
             zip(expressions, letters, results, strict=True)
         ):
-            # Later results may be made from the first.
+            # Later results may use the first one.
             if any(useful[n:] if n == 0 else useful[n : n + 1]):
                 value = self._registers.let(_filled(expression, names))
                 names.setdefault("r", value)
@@ -165,15 +166,15 @@ class _Emitter:
         else:
             self._registers.write(number, {"b": "r"}.get(letter, letter), value)
 
-    def _signed(self, instruction: Instruction, letter: str, place: int, value: str) -> str:
-        """The operand with the modifiers of its sign."""
+    def _signed(self, instruction: Instruction, letter: str, index: int, value: str) -> str:
+        """The operand with its modifiers of sign."""
         if instruction.encoding != "VOP3":
             return value
         absolute = 0 if instruction.name in CARRYING else instruction.fields["abs"]
         bits = letter not in "fh"
-        if absolute >> place & 1:
+        if absolute >> index & 1:
             value = f"({value} & 0x7FFFFFFF)" if bits else f"absolute({value})"
-        if instruction.fields["neg"] >> place & 1:
+        if instruction.fields["neg"] >> index & 1:
             value = f"({value} ^ 0x80000000)" if bits else f"(-{value})"
         return value
 
@@ -244,9 +245,9 @@ class _Emitter:
         dwords, addresses, unit = local_sizes(name)
         offsets = [offset] if addresses == 1 else [fields["offset0"], fields["offset1"]]
         for n, first in enumerate(offsets):
-            place = f"{address}, {first * unit}, {dwords}, L"
+            words = f"{address}, {first * unit}, {dwords}, L"
             if "load" in name:
-                value = self._registers.let(f"machine.local_load({place}, {self._registers.lanes})")
+                value = self._registers.let(f"machine.local_load({words}, {self._registers.lanes})")
                 for k in range(dwords):
                     number = VECTOR_OFFSET + fields["vdst"] + n * dwords + k
                     self._registers.write(number, "u", self._registers.let(f"{value}[{k}]"))
@@ -254,7 +255,7 @@ class _Emitter:
                 source = VECTOR_OFFSET + fields[f"data{n}"]
                 data = ", ".join(self._registers.read(source + k, "u") for k in range(dwords))
                 self._registers.lines.append(
-                    f"machine.local_store({place}, ({data},), {self._registers.lanes})"
+                    f"machine.local_store({words}, ({data},), {self._registers.lanes})"
                 )
 
     def _special(self, instruction: Instruction) -> None:
@@ -293,8 +294,8 @@ class _Emitter:
         fields = instruction.fields
         if fields["clamp"]:
             raise CodecError(f"v_dot4_i32_iu8 at {instruction.address:#x}: clamp is not supported")
-        places = ("src0", "src1", "src2")
-        a, b, c = (self._registers.source(Typed("u", instruction.source(p)), True) for p in places)
+        sources = ("src0", "src1", "src2")
+        a, b, c = (self._registers.source(Typed("u", instruction.source(p)), True) for p in sources)
         self._registers.write(
             VECTOR_OFFSET + fields["vdst"],
             "u",
@@ -332,5 +333,5 @@ def _is_vector(typed: Typed) -> bool:
 
 
 def _filled(expression: str, names: dict[str, str]) -> str:
-    """An expression of the table with its operands."""
+    """An expression of the table with the names of its operands."""
     return OPERAND.sub(lambda found: names.get(found[0], found[0]), expression)

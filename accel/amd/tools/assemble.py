@@ -1,5 +1,5 @@
-"""A kernel of one's own: a text of the dialect or assembly becomes a ``.zrt`` file, checked as the
-package's own are."""
+"""Makes a ``.zrt`` file from a developer's kernel, in the dialect or in assembly, with the checks
+of the package's own."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MOST_SOURCE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AssemblyJob:
-    """What a source does not say: the storage type of a ``.k``, whether the GPU divides itself,
-    the items of a work-group of a ``.s``, and for which GPU."""
+    """What a source does not say: the storage type of a ``.k``, whether the GPU divides itself, the
+    items of a work-group of a ``.s``, and the GPU."""
 
     dtype: str = ""
     native: bool = True
@@ -42,8 +42,8 @@ class AssemblyJob:
 def kernel_from(path: Path, requested: AssemblyJob) -> KernelHeader:
     """The kernel of a ``.k``, ``.s`` or ``.zrt`` file, checked.
 
-    Raises ConfigError for what cannot be one, CompileError with the compiler's log, and CodecError
-    for code that a launch could not run.
+    Raises ConfigError for other files, CompileError with the compiler's log, and CodecError for
+    code that a launch could not run.
     """
     if path.suffix not in SOURCES:
         known = ", ".join(f"{suffix} ({what})" for suffix, what in SOURCES.items())
@@ -88,7 +88,7 @@ the package that there is not"
 
 
 def _from_dialect(path: Path, text: str, requested: AssemblyJob) -> KernelHeader:
-    """The file is named after the op whose packet it reads."""
+    """The kernel of a ``.k`` file, whose name is that of the op whose packet it reads."""
     op = path.stem.split(".")[0]
     if op not in ALL_OPS:
         raise ConfigError(f"{path}: there is no op {op}; a .k is named after one of accel/kernels")

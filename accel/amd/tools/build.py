@@ -1,5 +1,5 @@
-"""Compiles the kernels ahead of time: OpenCL C to code of gfx1201, kept as ``modules/*.zrt``, and
-of gfx1100, as ``modules_gfx1100/*.zrt``.
+"""Compiles the kernels ahead of time: OpenCL C to code of gfx1201 in ``modules/*.zrt``, and of
+gfx1100 in ``modules_gfx1100/*.zrt``.
 
 python -m accel.amd.tools.build    needs clang and lld 19; users of the tiers do not
 """
@@ -35,7 +35,7 @@ OPTIONS = (
     *("-x", "cl", "-cl-std=CL2.0", *TARGET),
     *("-O2", "-mcumode", "-nogpulib", "-ffp-contract=off"),
     "-cl-fp32-correctly-rounded-divide-sqrt",
-    # Dual issue and hints for the scheduler are worth nothing that was measured.
+    # No measured kernel was faster with dual issue or scheduler hints.
     *("-mllvm", "-amdgpu-enable-vopd=0", "-mllvm", "-amdgpu-enable-delay-alu=0"),
 )
 WITHOUT_SCRATCH = (
@@ -43,8 +43,8 @@ WITHOUT_SCRATCH = (
     ("-mllvm", "-enable-misched=0"),
     ("-mllvm", "-amdgpu-unroll-threshold-private=6000"),
 )
-"""Tried in turn until a kernel keeps nothing in scratch memory: in the order of the text where the
-compiler's own takes too many registers, and with loops over arrays of an item unrolled."""
+"""Options tried in turn until a kernel needs no scratch memory: the order of the text where the
+compiler's own takes too many registers, then unrolled loops over arrays of an item."""
 NATIVE = Traits(dot=True)
 INTEGER = Traits(divide=False, root=False, dot=True)
 
@@ -55,7 +55,7 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One module as it is to be built, ``native`` with the device's division and root."""
+    """One module to compile, ``native`` with the device's division and root."""
 
     module: Module
     native: bool
@@ -63,22 +63,22 @@ class Build:
 
     @property
     def name(self) -> str:
-        """Its name, that of its file without the ending."""
+        """The file name without its ending."""
         return file_name(self.module, self.native)
 
     @property
     def text(self) -> str:
-        """What clang gets."""
+        """The input of clang."""
         return module_source(Language.AMD, self.module, traits_of(self.module, self.native))
 
 
 def traits_of(module: Module, native: bool) -> Traits:
-    """What a module is compiled for."""
+    """The traits that a module is compiled for."""
     return replace(NATIVE if native else INTEGER, matrix=module.op in MATRIX_OPS)
 
 
 def builds(gpu: Generation = GFX12) -> Iterator[Build]:
-    """Every module, and once more with integers in place of division and root, of which products
+    """Every module, and a second time with division and root in integers, except products, which
     have none."""
     yield from (
         Build(module, native, gpu)
@@ -90,18 +90,18 @@ def builds(gpu: Generation = GFX12) -> Iterator[Build]:
 
 
 def compiler_version() -> str:
-    """What the compiler calls itself. Raises FileNotFoundError where it is not installed."""
+    """The version that the compiler prints. Raises FileNotFoundError where it is not installed."""
     done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[0].strip()
 
 
 def compiled(text: str, more: Sequence[str] = (), gpu: Generation = GFX12) -> bytes:
-    """The code object clang makes of OpenCL C. Raises CompileError with its log."""
+    """The code object that clang makes from OpenCL C. Raises CompileError with its log."""
     return _object(text, (*OPTIONS, f"-mcpu={gpu.cpu}", *more))
 
 
 def assembled(text: str, gpu: Generation = GFX12) -> bytes:
-    """The code object clang makes of assembly. Raises CompileError with its log."""
+    """The code object that clang makes from assembly. Raises CompileError with its log."""
     return _object(text, ("-x", "assembler", *TARGET, f"-mcpu={gpu.cpu}"))
 
 
@@ -117,8 +117,8 @@ def _object(text: str, options: Sequence[str]) -> bytes:
 
 
 def kernel_made(build: Build, text: str | None = None) -> KernelHeader:
-    """The kernel, not checked yet; ``text`` instead of the module's own. Raises CompileError, and
-    CodecError for code that wants what a launch does not give it."""
+    """The kernel, not checked yet; ``text`` replaces the module's own. Raises CompileError, and
+    CodecError for code that needs what a launch does not give."""
     module = build.module
     try:
         for more in WITHOUT_SCRATCH:
@@ -131,8 +131,9 @@ def kernel_made(build: Build, text: str | None = None) -> KernelHeader:
 
 
 def made(build: Build) -> bytes | None:
-    """Its file; None for integers in place of nothing. Raises what ``kernel_made`` raises, and
-    CodecError for code that ``check_code`` or ``check_translation`` refuses."""
+    """The file of a build; None for the integer variant of a module without division and root.
+    Raises what ``kernel_made`` raises, and CodecError for code that ``check_code`` or
+    ``check_translation`` refuses."""
     kernel = kernel_made(build)
     if not build.native and kernel.code == kernel_made(replace(build, native=True)).code:
         return None

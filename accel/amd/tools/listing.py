@@ -1,7 +1,7 @@
-"""Code as text: what each instruction is called, writes and reads.
+"""Lists code as text: for each instruction its name and what it writes and reads.
 
-Registers are those the table of semantics names, so a listing shows what the wait check and the
-executor go by, not how an assembler would spell it.
+Registers are those of the table of semantics, so a listing shows what the wait check and the
+simulator use, not an assembler's spelling.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ VGPRS = 1536
 """32-bit registers of a lane that a SIMD has for all its waves."""
 VGPR_GRANULE = 24
 MOST_WAVES = 16
-"""Waves of a SIMD."""
+"""Most waves of a SIMD."""
 LDS_BYTES = 64 << 10
 """Group memory of a compute unit, which has two SIMDs; code is compiled for units, not pairs."""
 SIMDS = 2
 
 
 def listing(kernel: KernelHeader) -> Iterator[str]:
-    """What a kernel takes, then its instructions, a line each. Raises CodecError for code that is
-    not understood."""
+    """A kernel's resources, then a line for each instruction. Raises CodecError for code that
+    cannot be decoded."""
     x, y, z = kernel.workgroup_size
     yield (
         f"{kernel.name}: {kernel.target.name.lower()}, {len(kernel.code):,} bytes, groups of "
@@ -57,7 +57,7 @@ def listing(kernel: KernelHeader) -> Iterator[str]:
 
 
 def occupancy(kernel: KernelHeader) -> int:
-    """Waves of it that a SIMD holds at a time, by registers and by group memory."""
+    """Waves of a kernel that a SIMD can hold, given registers and group memory."""
     registers = -(-kernel.vgpr_count // VGPR_GRANULE) * VGPR_GRANULE
     waves = min(MOST_WAVES, VGPRS // registers)
     if kernel.lds_bytes:
@@ -80,7 +80,7 @@ def line(instruction: Instruction, code: bytes) -> str:
 
 
 def _constants(instruction: Instruction) -> Iterator[str]:
-    """Numbers among the operands, and offsets of addresses."""
+    """Constants among the operands, and offsets of addresses."""
     fields = instruction.fields
     for name in ENCODED[instruction.encoding].sources:
         operand = instruction.source(name)
@@ -94,14 +94,14 @@ def _constants(instruction: Instruction) -> Iterator[str]:
 
 
 def spans(registers: Iterable[int]) -> str:
-    """Registers by name, neighbours as one range."""
+    """Names of registers, consecutive ones as a range."""
     found: list[tuple[str, int, int]] = []
     for number in sorted(registers):
-        kind, place = _register(number)
-        if found and kind in "sv" and found[-1][0] == kind and found[-1][2] == place - 1:
-            found[-1] = kind, found[-1][1], place
+        kind, index = _register(number)
+        if found and kind in "sv" and found[-1][0] == kind and found[-1][2] == index - 1:
+            found[-1] = kind, found[-1][1], index
         else:
-            found.append((kind, place, place))
+            found.append((kind, index, index))
     return " ".join(_span(*span) for span in found)
 
 

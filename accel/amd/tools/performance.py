@@ -1,8 +1,9 @@
-"""What a step costs on paper: instructions, bytes and waves of every packet, from the shipped code.
+"""Estimates the cost of a step on an AMD card from the shipped code: instructions, bytes and waves
+of every packet.
 
-One work-group of each launch is executed as the command processor would have it, with the operands'
-real sizes, and counted; a launch has as many of them. What that takes on a card follows from a few
-numbers of its data sheet, and from guesses that say that they are guesses. No card was measured.
+One work-group of each launch is executed and counted as the command processor would run it, with
+the operands' real sizes; the other groups of the launch count as much. Seconds follow from a few
+numbers of a data sheet and from guesses marked as such. No card was measured.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from numpy.typing import NDArray
 
 from accel.amd.kernel import MAP_NORESERVE
 from accel.amd.kernel_files import FOLDER
-from accel.amd.launcher import ARGUMENTS, MOST_GROUPS
+from accel.amd.launcher import ARGUMENTS
 from accel.amd.sim.execute import Launch, Program, run_launch
 from accel.amd.sim.memory_view import PAGE, MemoryView
 from accel.amd.steps import SPLIT_TOKENS, step_of
 from accel.amd.tools.listing import occupancy
 from accel.kernels.compiled import read_compiled
+from accel.kernels.launches import MOST_GROUPS
 from accel.kernels.source import Module, module_of
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout, tile_bytes
@@ -40,26 +42,27 @@ REGION = 8 << 30
 REGIONS = ("control", "inputs", "scratch", "weights", "state")
 ARGUMENTS_AT, PACKETS_AT = PAGE, 2 * PAGE
 FAR = frozenset({"weights", "state"})
-"""Regions whose bytes come from the GPU's memory; those of others were just written."""
+"""Regions whose bytes come from the GPU's memory; bytes of other regions were just written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A data sheet: SIMDs of 32 lanes, clock, memory; and guesses, in seconds: what a launch costs
-    the command processor, and what it costs to wait for launches and empty caches."""
+    """A data sheet: SIMDs of 32 lanes, clock, memory. And guesses, in seconds: the cost of a launch
+    for the command processor, and of waiting for launches and emptying caches."""
 
     name: str = "RX 9070 XT or R9700"
     simds: int = 128
     hertz: float = 2.4e9
     bytes_per_second: float = 640e9
     reached: float = 0.8
-    """Guess: the share of the memory's speed a plain read gets."""
+    """Guess: the share of the memory's speed that plain reads reach."""
     cycles_alone: float = 5.0
-    """Guess: cycles an instruction takes a wave that has its SIMD for itself."""
+    """Guess: cycles per instruction of a wave that is alone on its SIMD."""
     launch_seconds: float = 0.3e-6
     level_seconds: float = 2.0e-6
     matrix_cycles: float = 8.0
-    """Of a product of 16 x 16 x 16 bytes: 389 T operations a second at 2.97 GHz of the boost."""
+    """Cycles of a product of 16 x 16 x 16 bytes: 389 T operations a second at a boost clock of 2.97
+    GHz."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class PacketCost:
     products: int = 0
 
     def limits(self, card: Card) -> Mapping[str, float]:
-        """Seconds it takes at least, by what keeps it."""
+        """The least seconds it takes, by the resource that limits it."""
         used = min(card.simds, self.waves)
         cycles = self.instructions + self.products * (card.matrix_cycles - 1)
         issue = cycles / (used * card.hertz)
@@ -92,14 +95,14 @@ class PacketCost:
         }
 
     def seconds(self, card: Card) -> float:
-        """With its share of starting and waiting."""
+        """Seconds, with its share of launching and waiting."""
         fixed = card.launch_seconds + (card.level_seconds if self.wait else 0)
         return max(self.limits(card).values()) + fixed
 
 
 @dataclass(slots=True)
 class _Counted:
-    """Words an executed work-group touched; see ``execute.Watcher``."""
+    """The words that an executed work-group accessed; see ``execute.Watcher``."""
 
     touched: list[NDArray[np.int64]] = field(default_factory=list)
 
@@ -112,7 +115,7 @@ class _Counted:
         self.touched.append(np.unique(words))
 
     def bytes_by_region(self) -> Mapping[str, int]:
-        """Bytes, each once."""
+        """The bytes accessed in each region, each byte counted once."""
         words = np.unique(np.concatenate(self.touched)) if self.touched else np.zeros(0, np.int64)
         counts = np.bincount(words * 4 // REGION, minlength=len(REGIONS))
         return dict(zip(REGIONS, (4 * counts).tolist(), strict=False))
@@ -145,23 +148,23 @@ class Paper:
         self._programs: dict[str, tuple[KernelHeader, Program]] = {}
 
     def costs(self) -> Iterator[PacketCost]:
-        """Of every launch in order; those that are alike are executed once."""
-        for place, (op, placement) in enumerate(
+        """The cost of every launch in order; equal launches are executed once."""
+        for index, (op, placement) in enumerate(
             zip(self.step.ops, self.schedule.placements, strict=True)
         ):
             alike = (module_of(op), tuple(op.most_sizes().items()), placement.wait)
             if alike not in self._known:
-                self._known[alike] = self._cost(place, op, placement.wait)
+                self._known[alike] = self._cost(index, op, placement.wait)
             yield self._known[alike]
 
-    def _cost(self, place: int, op: Op, wait: bool) -> PacketCost:
+    def _cost(self, index: int, op: Op, wait: bool) -> PacketCost:
         header, program = self._program(module_of(op))
         groups = op.launch_groups(header.workgroup_size[0], MOST_GROUPS)
         arguments = np.zeros(1, ARGUMENTS)
         arguments["scratch"] = _at("scratch")
         arguments["inputs"] = _at("inputs")
         arguments["packets"] = _at("control") + PACKETS_AT
-        arguments["index"], arguments["groups"] = place, groups
+        arguments["index"], arguments["groups"] = index, groups
         first = ARGUMENTS_AT
         self._memory.data[first : first + 32] = arguments.view(np.uint8)
         group_waves = header.workgroup_size[0] // 32
@@ -194,7 +197,7 @@ class Paper:
         return self._programs[name]
 
     def _fill(self, slots: int, context: int, chunk: int) -> None:
-        """Packets, and inputs."""
+        """Write the packets and the inputs."""
         layout = input_layout(self.graph, self.bucket)
         packets = bind_step(self.step, self.schedule, layout, self._address, self._matrix)
         assert packets.dtype == PACKET
@@ -203,8 +206,10 @@ class Paper:
         inputs = self._memory.data[_at("inputs") - BASE :]
         step = inputs[: STEP.itemsize].view(STEP)
         step["tokens"], step["rows"] = slots * chunk, slots
-        place = layout.offsets["request.query"]
-        query = inputs[place : place + slots * chunk * QUERY_TOKEN.itemsize].view(QUERY_TOKEN)
+        first_query = layout.offsets["request.query"]
+        query = inputs[first_query : first_query + slots * chunk * QUERY_TOKEN.itemsize].view(
+            QUERY_TOKEN
+        )
         query["slot"] = np.repeat(np.arange(slots), chunk)
         query["position"] = context - chunk + np.tile(np.arange(chunk), slots)
         rows = layout.offsets["request.output_rows"]

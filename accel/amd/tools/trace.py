@@ -1,9 +1,9 @@
-"""What goes through a queue, kept so that it can be gone through again elsewhere.
+"""Records what goes through a queue, to be replayed elsewhere.
 
-A trace has the words of every submission, the memory the host had changed before it, and a digest
-of all memory after it. It is made on any GPU, and replayed by the simulated command processor:
-where a digest differs, the GPU and its simulation disagree. While a queue is traced, every
-submission is waited for and all memory compared, so this is for small things.
+A trace has the words of every submission, the memory that the host changed before it, and a digest
+of all memory after it. It can be recorded on any GPU and is replayed by the simulated command
+processor: where a digest differs, the GPU and its simulation disagree. While a queue is traced,
+every submission is awaited and all memory compared, so traces are for small programs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from contract.errors import CodecError
 
 FORMAT = 1
 MOST_SPAN = 1 << 40
-"""Bytes between a trace's first address and its last."""
+"""Most bytes between a trace's first address and its last."""
 SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
     """``words`` of the ring; ``ranges`` uint64[n, 2] are addresses and bytes of all allocations,
-    ``pages`` the addresses of those that changed and ``contents`` uint8[pages, 4096] theirs;
+    ``pages`` the addresses of changed pages and ``contents`` uint8[pages, 4096] their bytes;
     ``digests`` uint8[n, 32] those of the allocations afterwards."""
 
     words: NDArray[np.uint32]
@@ -49,7 +49,8 @@ class Submission:
 
 @dataclass(slots=True)
 class Trace:
-    """``flags`` are those INDIRECT_BUFFER has on this queue, ``architecture`` is the code's."""
+    """A recorded queue; ``flags`` are those of its INDIRECT_BUFFER packets, ``architecture`` is
+    that of the code."""
 
     tier: str
     device: str
@@ -58,7 +59,7 @@ class Trace:
     architecture: str = GFX12.cpu
 
     def save(self, path: Path) -> None:
-        """One file."""
+        """Write the trace to one file."""
         arrays: dict[str, NDArray[np.generic]] = {
             "format": np.array([FORMAT, self.flags]),
             "names": np.array([self.tier, self.device, self.architecture]),
@@ -71,7 +72,7 @@ class Trace:
 
 
 def load_trace(path: Path) -> Trace:
-    """Raises CodecError for a file that is no trace, and OSError."""
+    """Read a trace. Raises CodecError for a file that is no trace, and OSError."""
     data = path.read_bytes()
     try:
         with np.load(BytesIO(data), allow_pickle=False) as arrays:
@@ -92,7 +93,7 @@ def load_trace(path: Path) -> Trace:
 
 
 class Tracer:
-    """Keeps what goes through a queue from ``attach`` on."""
+    """Records what goes through a queue from ``attach`` on."""
 
     def __init__(self, device: Device, queue: Queue) -> None:
         self._device = device
@@ -103,11 +104,11 @@ class Tracer:
         self._before: tuple[list[Allocation], NDArray[np.uint64], NDArray[np.uint8]]
 
     def attach(self) -> None:
-        """Have the queue tell of every submission."""
+        """Observe every submission of the queue."""
         self._queue.observer = self
 
     def before(self) -> None:
-        """The host has written what it wants, nothing runs."""
+        """Record the pages that the host changed; nothing runs."""
         seen = [a for a in self._device.allocations if a.address not in self._queue.own_memory]
         pages: list[int] = []
         contents: list[NDArray[np.uint8]] = []
@@ -124,7 +125,7 @@ class Tracer:
         self._before = seen, np.array(pages, np.uint64), gathered
 
     def after(self, words: Sequence[int]) -> None:
-        """These words were submitted. Raises DeviceLost."""
+        """Record a submission. Raises DeviceLost."""
         self._queue.wait(self._queue.number, SECONDS)
         seen, pages, contents = self._before
         ranges = np.array([(a.address, a.reserved) for a in seen], np.uint64).reshape(-1, 2)
@@ -132,20 +133,20 @@ class Tracer:
             a.address: self._device.kernel.view(a.address, a.reserved).copy() for a in seen
         }
         digests = _digests(self._known.values())
-        kept = Submission(np.array(words, np.uint32), ranges, pages, contents, digests)
-        self.trace.submissions.append(kept)
+        recorded = Submission(np.array(words, np.uint32), ranges, pages, contents, digests)
+        self.trace.submissions.append(recorded)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first submission after which memory is another, or that cannot be gone through."""
+    """The first submission after which memory differs, or that cannot be processed."""
 
     submission: int
     problem: str
 
 
 def replay(trace: Trace) -> Difference | None:
-    """Go through it on a simulated GPU; None where every byte is as it was."""
+    """Replay a trace on a simulated GPU; None if every byte is the same."""
     memory: MemoryView | None = None
     for n, submission in enumerate(trace.submissions):
         if memory is None:
@@ -180,7 +181,8 @@ def replay(trace: Trace) -> Difference | None:
 
 
 def listing(trace: Trace) -> Iterator[str]:
-    """Packets of every submission, one a line, and below INDIRECT_BUFFER what it leads to."""
+    """The packets of every submission, one per line, and below INDIRECT_BUFFER the packets it
+    contains."""
     pages: dict[int, NDArray[np.uint8]] = {}
     for n, submission in enumerate(trace.submissions):
         pages |= zip(submission.pages.tolist(), submission.contents, strict=True)
@@ -193,27 +195,27 @@ def listing(trace: Trace) -> Iterator[str]:
 
 
 def packets_of(words: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
-    """Name and body of each packet; a number for a name that is unknown."""
-    place = 0
-    while place < len(words):
-        header = words[place]
+    """Name and body of each packet; a number for an unknown one."""
+    index = 0
+    while index < len(words):
+        header = words[index]
         count = 0 if header == pm4.PADDING else (header >> 16 & 0x3FFF) + 1
         opcode = header >> 8 & 0xFF
         known = opcode in pm4.Opcode.__members__.values()
         yield (
             pm4.Opcode(opcode).name if known else f"{opcode:#x}",
-            list(words[place + 1 : place + 1 + count]),
+            list(words[index + 1 : index + 1 + count]),
         )
-        place += 1 + count
+        index += 1 + count
 
 
 def shown(name: str, body: Sequence[int]) -> str:
-    """A packet as a line."""
+    """A packet as a line of text."""
     return " ".join((name, *(f"{word:x}" for word in body)))
 
 
 def _words_at(pages: Mapping[int, NDArray[np.uint8]], address: int, count: int) -> list[int]:
-    """Words of the pages that are known, 0 of others."""
+    """Words from the known pages, 0 elsewhere."""
     first = address // PAGE * PAGE
     empty = np.zeros(PAGE, np.uint8)
     end = address + 4 * count
@@ -224,7 +226,7 @@ def _words_at(pages: Mapping[int, NDArray[np.uint8]], address: int, count: int) 
 
 
 def _memory(trace: Trace) -> MemoryView:
-    """From the page before a trace's first address to its last."""
+    """Memory from the page before a trace's first address to its last."""
     ranges = np.concatenate([submission.ranges for submission in trace.submissions])
     first = int(ranges[:, 0].min()) - PAGE if len(ranges) else PAGE
     span = int(ranges.sum(axis=1).max()) - first if len(ranges) else PAGE

@@ -1,7 +1,8 @@
-"""The simulated command queue: command buffers, what runs of them, events.
+"""The simulated command queue: command buffers, their execution, events.
 
-Nothing runs before somebody waits, or has looked a few times: so whatever must not change before it
-is used has changed by then. Dispatches without a barrier between them run the last one first.
+Nothing runs before somebody waits, or has polled a few times: so memory that must not change before
+it is used will have changed if it can. Dispatches without a barrier between them run in reverse
+order.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from accel.metal.sim.fake_objc import method
 
 NOT_ENQUEUED, COMMITTED, COMPLETED, FAILED = 0, 2, 4, 5
 MOST_UNDER_WAY = 64
-"""Command buffers of a queue; one more waits for the first to end."""
+"""Most command buffers of a queue in flight; one more waits for the first to end."""
 APPLE9 = 1009
 DONE, FAULT = 1, 2
 PAGE_FAULT = "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)"
@@ -39,11 +40,11 @@ IGNORED = (
     "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
 )
 ONE_AT_A_TIME = Lock()
-"""The process has one handler of faults, and a kernel one memory of a group."""
+"""A lock, because the process has one handler of faults and a kernel one group memory."""
 
 
 class GpuError(Exception):
-    """A command buffer failed; what its NSError says."""
+    """A command buffer failed; the message is that of its NSError."""
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ class FakeCommandBuffer:
 
     @property
     def machine(self) -> Machine:
-        """Whose it is."""
+        """The machine of its queue."""
         return self.queue.machine
 
     @method("computeCommandEncoder", "@@:")
@@ -129,12 +130,12 @@ class FakeCommandBuffer:
         return objc.pooled(objc.make("NSError", FakeError(self.machine, self.said)))
 
     def released(self) -> None:
-        """Queues keep what is committed, so by now it has ended or never will."""
+        """The queue retains committed buffers, so this one has ended or never will."""
         if self.open is not None:
             self.machine.objc.tell("a command buffer was released with an open encoder")
 
     def run(self) -> None:
-        """Do everything, or fail as a whole."""
+        """Execute everything, or fail as a whole."""
         self.state = COMPLETED
         try:
             for each in self.passes:
@@ -147,7 +148,7 @@ class FakeCommandBuffer:
                 event.value = max(event.value, value)
 
     def end(self) -> None:
-        """Nothing of it runs any more."""
+        """Nothing of this buffer runs any more."""
         self._keep(-1)
         self.machine.objc.release(self.address)
 
@@ -162,7 +163,7 @@ class FakeCommandBuffer:
         return made
 
     def _encodes(self, what: str) -> bool:
-        """Whether the buffer takes something, which is told where it does not."""
+        """Whether the buffer can be encoded to; records a problem if not."""
         if self.open is not None:
             self.machine.objc.tell(f"{what} while an encoder is open")
         if self.state != NOT_ENQUEUED:
@@ -180,7 +181,7 @@ class FakeCommandBuffer:
 
 @dataclass(slots=True)
 class FakeQueue:
-    """An MTLCommandQueue. Once a buffer ``failed`` the others of its process are ignored."""
+    """An MTLCommandQueue. Once a buffer ``failed``, later ones of the process are ignored."""
 
     machine: Machine
     in_flight: deque[FakeCommandBuffer] = field(default_factory=deque)
@@ -195,7 +196,7 @@ class FakeQueue:
         return buffer.address
 
     def advance(self) -> bool:
-        """Do the next command buffer, if there is one and the device does anything."""
+        """Execute the next command buffer, if there is one and the device does not hang."""
         if not self.in_flight or self.machine.behaviour.hangs:
             return False
         buffer = self.in_flight.popleft()
@@ -208,14 +209,14 @@ class FakeQueue:
         return True
 
     def released(self) -> None:
-        """What was never done is dropped."""
+        """Drop what was never executed."""
         for buffer in self.in_flight:
             buffer.end()
         self.in_flight.clear()
 
 
 def _run(machine: Machine, each: Pass) -> None:
-    """Do what an encoder encoded; kernels reach the buffers it has and no others."""
+    """Execute one encoder's work; kernels can access only the buffers it uses."""
     for buffer, usage in each.used.values():
         access = mmap.PROT_READ if usage & READ else 0
         buffer.give(access | (mmap.PROT_READ | mmap.PROT_WRITE if usage & WRITE else 0))
@@ -235,7 +236,7 @@ def _run(machine: Machine, each: Pass) -> None:
 
 
 def _in_any_order(commands: FakeCommands, run: range) -> Iterator[Dispatch]:
-    """The dispatches of commands: those without a barrier between them from the last on."""
+    """The dispatches of commands; those without a barrier between them in reverse order."""
     together: list[Dispatch] = []
     for index in run:
         command = commands.commands.get(index)
@@ -249,7 +250,8 @@ def _in_any_order(commands: FakeCommands, run: range) -> Iterator[Dispatch]:
 
 
 def _check_pipelines(machine: Machine, each: Pass, commands: FakeCommands, run: range) -> None:
-    """Devices before the family Apple9 know pipelines that were dispatched in the encoder alone."""
+    """Devices before the family Apple9 can only use pipelines that were dispatched in the
+    encoder."""
     for index in run:
         command = commands.commands.get(index)
         pipeline = command.dispatch.pipeline if command is not None else None

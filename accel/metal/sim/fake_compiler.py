@@ -1,4 +1,4 @@
-"""Metal texts of the kernel dialect compiled as C++ for the simulated device."""
+"""Compiles Metal texts of the kernel dialect as C++ for the simulated device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KERNEL_OPTIONS = (
 )
 EXACT = ("-O1", "-ffp-contract=off")
 FAST = ("-O2", "-ffast-math")
-"""As Metal compiles unless it is told otherwise: sums regrouped, products fused into them."""
+"""Metal's default: sums regrouped, products fused into them."""
 ENTRY = re.compile(r"^(?:KERNEL\((?P<name>\w+)\)|kernel void (?P<whole>\w+)\()", re.MULTILINE)
 TAIL = '#define ENTRY {entry}\n#include "run.h"\n'
 NO_COMPILER = "the simulated Metal device compiles kernels with g++, which is not installed"
@@ -34,7 +34,7 @@ COMPILER_HINT = "apt-get install g++"
 
 
 class CompileError(Exception):
-    """What the compiler says of a text."""
+    """The compiler rejected a text; the message is its log."""
 
 
 def entry_of(text: str) -> str:
@@ -47,12 +47,12 @@ def entry_of(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FakeCompiler:
-    """Shared libraries of texts, kept in the folder ``cache``."""
+    """Compiles texts to shared libraries, cached in the folder ``cache``."""
 
     cache: Path
 
     def kernel(self, text: str, fast: bool) -> Path:
-        """The library of a kernel's text, the operations as written unless ``fast``. Raises
+        """The library of a kernel's text, with operations as written unless ``fast``. Raises
         CompileError."""
         whole = text + TAIL.format(entry=entry_of(text))
         options = (*KERNEL_OPTIONS, *(FAST if fast else EXACT))
@@ -64,8 +64,8 @@ class FakeCompiler:
         return self._compiled(text, ("-O1",))
 
     def _headers(self, options: tuple[str, ...]) -> Path:
-        """Where kernels find Metal's headers, as the compiler keeps them: to parse those of C++ for
-        every kernel takes two fifths of the time of a kernel."""
+        """The folder of Metal's headers, precompiled because parsing those of C++ for every kernel
+        takes two fifths of its compile time."""
         texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(SHIM.iterdir())}
         folder = self.cache / _name(*options, *texts, *texts.values())
         if folder.exists():
@@ -96,7 +96,7 @@ class FakeCompiler:
 
 
 def _name(*words: str) -> str:
-    """Of what is compiled from ``words``, options among them."""
+    """A digest of everything that the compiled file depends on."""
     _, version = _compiler()
     return hashlib.sha256("\0".join((version, *OPTIONS, *words)).encode()).hexdigest()
 
@@ -111,7 +111,7 @@ def _compile(source: Path, to: Path, options: tuple[str, ...]) -> None:
 
 @cache
 def _compiler() -> tuple[str, str]:
-    """Where g++ is, and its version. Raises TierUnavailable."""
+    """The path of g++ and its version. Raises TierUnavailable."""
     path = shutil.which("g++")
     if path is None:
         raise TierUnavailable(TIER, NO_COMPILER, COMPILER_HINT)

@@ -23,7 +23,7 @@ LANGUAGE_3 = 3 << 16
 
 @dataclass(slots=True)
 class FakeSettings:
-    """An MTLCompileOptions; Metal computes fast unless it is told not to."""
+    """An MTLCompileOptions; Metal compiles with fast math by default."""
 
     machine: Machine
     fast: bool = True
@@ -39,7 +39,7 @@ class FakeSettings:
 
 
 class FakeNewerSettings(FakeSettings):
-    """What macOS 15 adds."""
+    """The options that macOS 15 adds."""
 
     @method("setMathMode:", "v@:q")
     def set_mode(self, mode: int) -> None:
@@ -235,7 +235,7 @@ class FakeDevice:
 
 
 def string_methods() -> tuple[Any, ...]:
-    """Of NSString and NSError, and those that make objects of classes."""
+    """The methods of NSString and NSError, and of classes that make objects."""
 
     def of_text(machine: Machine, characters: int) -> int:
         ffi = machine.objc.ffi

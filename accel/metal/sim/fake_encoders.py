@@ -1,4 +1,4 @@
-"""The simulated encoders, and commands encoded once."""
+"""The simulated encoders and indirect commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FakePipeline:
 
 @dataclass(slots=True)
 class Dispatch:
-    """One dispatch with what is bound at index 0. ``wait`` is a barrier in front of it."""
+    """One dispatch with what is bound at index 0. ``wait`` is a barrier before it."""
 
     pipeline: FakePipeline | None = None
     buffer: FakeBuffer | None = None
@@ -51,7 +51,7 @@ class FakeCommand:
 
     @property
     def objc(self) -> Any:
-        """The runtime; a command that runs must not change."""
+        """The runtime; records a problem if the command changes while it runs."""
         if self.commands.busy:
             self.commands.machine.objc.tell("commands were changed while they run")
         return self.commands.machine.objc
@@ -98,28 +98,28 @@ class FakeCommands:
         return self.machine.pooled(selector, "MTLIndirectComputeCommand", command)
 
     def released(self) -> None:
-        """Told when committed commands still need it."""
+        """Record a problem if committed commands still need these."""
         if self.busy:
             self.machine.objc.tell("commands were released that committed ones execute")
 
 
 @dataclass(slots=True)
 class Pass:
-    """What one encoder encoded: dispatches or copies, and the buffers it has."""
+    """What one encoder encoded: dispatches or copies, and the buffers it uses."""
 
     used: dict[int, tuple[FakeBuffer, int]] = field(default_factory=dict)
     work: list[Dispatch | Copy | tuple[FakeCommands, range]] = field(default_factory=list)
     touched: list[FakePipeline] = field(default_factory=list)
 
     def use(self, buffer: FakeBuffer, usage: int) -> None:
-        """Have a buffer resident, for reads, writes or both."""
+        """Use a buffer, for reads, writes or both."""
         _, before = self.used.get(id(buffer), (buffer, 0))
         self.used[id(buffer)] = buffer, before | usage
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Bytes of one buffer to another."""
+    """A copy of bytes from one buffer to another."""
 
     source: FakeBuffer
     start: int
@@ -129,18 +129,19 @@ class Copy:
 
 
 class EncoderOwner(Protocol):
-    """The command buffer of an encoder, of which one is ``open`` at a time."""
+    """The command buffer of an encoder; only one encoder is ``open`` at a time."""
 
     open: FakeEncoder | None
 
     @property
     def machine(self) -> Machine:
-        """Whose it is."""
+        """The machine of the command buffer."""
 
 
 @dataclass(slots=True)
 class FakeEncoder:
-    """What compute and blit encoders share: they belong to a command buffer until they end."""
+    """The common part of compute and blit encoders, which belong to a command buffer until they
+    end."""
 
     owner: EncoderOwner
     work: Pass
@@ -148,7 +149,7 @@ class FakeEncoder:
 
     @property
     def objc(self) -> Any:
-        """The runtime; after its end an encoder takes nothing."""
+        """The runtime; records a problem if something is encoded after the end."""
         if self.owner.open is not self:
             self.owner.machine.objc.tell("something was encoded behind endEncoding")
         return self.owner.machine.objc
@@ -161,13 +162,13 @@ class FakeEncoder:
             self.owner.open = None
 
     def released(self) -> None:
-        """Metal ends the process here."""
+        """Record a problem where Metal would end the process."""
         if self.owner.open is self:
             self.owner.machine.objc.tell("an encoder was released without endEncoding")
 
 
 class FakeComputeEncoder(FakeEncoder):
-    """An MTLComputeCommandEncoder whose dispatches follow one another."""
+    """An MTLComputeCommandEncoder whose dispatches run in order."""
 
     @method("useResources:count:usage:", "v@:^@QQ")
     def use(self, resources: int, count: int, usage: int) -> None:

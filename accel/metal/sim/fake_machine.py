@@ -1,4 +1,4 @@
-"""What the simulated Mac is like, and what the objects of its Metal share."""
+"""The properties of the simulated Mac, and the state that the objects of its Metal share."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ APPLE_M1 = frozenset((1001, 1002, 1003, 1004, 1005, 1006, 1007, 2002, 3001, 3002
 
 @dataclass(slots=True)
 class Behaviour:
-    """What the simulated Mac is like.
+    """The properties of the simulated Mac.
 
-    ``refuse`` is asked with each selector that makes an object whether it makes none. ``math_mode``
-    says that compile options have what macOS 15 brought. A command buffer nobody waits for ends
-    when it was looked at ``looks`` times; a device that ``hangs`` ends nothing.
+    ``refuse`` is called with each selector that makes an object, and returns whether it makes none.
+    ``math_mode`` says that compile options include those of macOS 15. A command buffer nobody waits
+    for ends after it was polled ``looks`` times; a device that ``hangs`` ends nothing.
     """
 
     name: str = "Apple M1 (simulated)"
@@ -41,7 +41,8 @@ class Behaviour:
 
 @dataclass(slots=True)
 class Machine:
-    """One simulated Mac. ``taken`` are bytes of its buffers, ``kernels`` what was loaded."""
+    """One simulated Mac. ``taken`` are the bytes of its buffers, ``kernels`` the loaded
+    libraries."""
 
     objc: FakeObjc
     compiler: FakeCompiler
@@ -50,26 +51,26 @@ class Machine:
     kernels: dict[Path, Any] = field(default_factory=dict)
 
     def launch(self, path: Path) -> Any:
-        """The C++ of a kernel, which stays loaded."""
+        """The C++ function of a kernel, which stays loaded."""
         if path not in self.kernels:
             self.kernels[path] = self.objc.ffi.dlopen(str(path))
         return self.kernels[path].run
 
     def make(self, selector: str, kind: str, state: Any) -> int:
-        """What a method ``selector`` makes, 0 where the behaviour refuses it."""
+        """The object that method ``selector`` returns, 0 where the behaviour refuses it."""
         return 0 if self.behaviour.refuse(selector) else self.objc.make(kind, state)
 
     def pooled(self, selector: str, kind: str, state: Any) -> int:
-        """The same of the innermost pool."""
+        """As ``make``, with the object in the innermost pool."""
         made = self.make(selector, kind, state)
         return self.objc.pooled(made) if made else 0
 
     def string(self, text: str) -> int:
-        """An NSString of the innermost pool."""
+        """An NSString in the innermost pool."""
         return self.objc.pooled(self.objc.make("NSString", FakeString(self, text)))
 
     def fail(self, error: int, said: str) -> int:
-        """Put an NSError where ``error`` points, and give nil."""
+        """Store an NSError where ``error`` points, and return nil."""
         if error:
             made = self.objc.make("NSError", FakeError(self, said))
             place = self.objc.ffi.cast("uint64_t *", error)
@@ -86,7 +87,7 @@ class FakeString:
     characters: Any = None
 
     def utf8(self) -> int:
-        """Its characters, which live as long as it does."""
+        """The characters, which live as long as the string."""
         ffi = self.machine.objc.ffi
         self.characters = ffi.new("char[]", self.text.encode())
         return int(ffi.cast("uintptr_t", self.characters))
@@ -102,9 +103,11 @@ class FakeError:
 
 @dataclass(slots=True)
 class FakeBuffer:
-    """An MTLBuffer: pages the host has at ``host`` and the GPU at ``device``. ``access`` is what
-    kernels may do there now, ``most`` what they may do at all; of a view whose pages cannot be
-    mapped again ``guarded`` is False. ``busy`` counts commands that need it."""
+    """An MTLBuffer: pages at ``host`` for the host and at ``device`` for the GPU.
+
+    ``access`` is what kernels may do there now, ``most`` what they may ever do; ``guarded`` is
+    False for a view whose pages cannot be mapped again. ``busy`` counts commands that need it.
+    """
 
     machine: Machine
     nbytes: int
@@ -117,11 +120,11 @@ class FakeBuffer:
 
     @property
     def most(self) -> int:
-        """A mapped file is read alone."""
+        """A mapped file can only be read."""
         return mmap.PROT_READ if self.view else mmap.PROT_READ | mmap.PROT_WRITE
 
     def give(self, access: int) -> None:
-        """Let kernels do so much from now on."""
+        """Allow kernels this access from now on."""
         access &= self.most
         if self.guarded and access != self.access:
             objc = self.machine.objc
@@ -134,7 +137,7 @@ class FakeBuffer:
         return -(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def released(self) -> None:
-        """Unmap its pages."""
+        """Unmap the pages."""
         objc = self.machine.objc
         if self.busy:
             objc.tell("a buffer was released that committed commands use")
@@ -146,7 +149,7 @@ class FakeBuffer:
 
 
 def new_buffer(machine: Machine, nbytes: int) -> FakeBuffer | None:
-    """Zeroed pages, None where memory has run out."""
+    """A buffer of zeroed pages, None where memory has run out."""
     objc, behaviour = machine.objc, machine.behaviour
     if nbytes == 0 or nbytes > behaviour.max_buffer_bytes:
         objc.tell(f"a buffer of {nbytes} bytes, at most {behaviour.max_buffer_bytes}")
@@ -163,7 +166,7 @@ def new_buffer(machine: Machine, nbytes: int) -> FakeBuffer | None:
 
 
 def buffer_of_pages(machine: Machine, host: int, nbytes: int) -> FakeBuffer | None:
-    """A view of whole pages of one region of the process's memory; None where they are not."""
+    """A view of whole pages of one region of the process's memory; None if they are not."""
     if host % mmap.PAGESIZE or nbytes % mmap.PAGESIZE or not nbytes:
         machine.objc.tell("a view of memory that is not whole pages")
         return None

@@ -1,6 +1,6 @@
-"""A simulated Mac: an Objective-C runtime and a Metal whose kernels are compiled as C++.
+"""A simulated Mac: an Objective-C runtime, and a Metal whose kernels are compiled as C++.
 
-It does what the real ones do with right calls and tells wrong ones apart, see ``problems``; it has
+It does what the real ones do with right calls and records wrong ones, see ``problems``; it has
 never been compared with an Apple GPU.
 """
 
@@ -27,7 +27,7 @@ NEW = {
     "MTLComputePipelineDescriptor": fake_device.FakePipelineDescriptor,
     "MTLIndirectCommandBufferDescriptor": fake_device.FakeCommandsDescriptor,
 }
-"""Classes whose objects anyone may make."""
+"""Classes whose objects any caller may make."""
 MADE = {
     "MTLDevice": fake_device.FakeDevice,
     "MTLFunction": fake_device.FakeFunction,
@@ -41,11 +41,11 @@ MADE = {
     "MTLIndirectComputeCommand": fake_encoders.FakeCommand,
     "MTLSharedEvent": fake_commands.FakeSharedEvent,
 }
-"""Those of which a device makes them."""
+"""Classes whose objects a device makes."""
 
 
 class FakeMetal:
-    """One simulated Mac. ``cache`` is the folder of what g++ has compiled.
+    """One simulated Mac. ``cache`` is the folder of compiled files.
 
     Raises TierUnavailable where there is no g++, and on another processor.
     """
@@ -75,12 +75,12 @@ class FakeMetal:
 
     @property
     def problems(self) -> list[str]:
-        """Mistakes of the caller so far."""
+        """The caller's mistakes so far."""
         return self._objc.problems
 
     @property
     def calls(self) -> list[str] | None:
-        """The messages since this was made a list."""
+        """The messages since this was set to a list."""
         return self._objc.calls
 
     @calls.setter
@@ -89,16 +89,16 @@ class FakeMetal:
 
     @property
     def left_over(self) -> list[str]:
-        """Classes of the objects that were not given back."""
+        """Classes of the objects that were not released."""
         return self._objc.alive()
 
     @property
     def taken(self) -> int:
-        """Bytes of the buffers there are."""
+        """Bytes of all existing buffers."""
         return self._machine.taken
 
     def MTLCreateSystemDefaultDevice(self) -> Any:
-        """See Metal: nil where there is no device."""
+        """See Metal: nil if there is no device."""
         made = 0
         if self.behaviour.present:
             made = self._objc.make("MTLDevice", fake_device.FakeDevice(self._machine))

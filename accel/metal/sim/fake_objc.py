@@ -1,7 +1,7 @@
 """The simulated Objective-C runtime: classes whose methods are functions of this process.
 
-A message takes the way of a real one: the tier calls ``objc_msgSend`` with the types it believes
-in, which jumps to a function with the types of the method's encoding.
+A message is sent as to a real runtime: the tier calls ``objc_msgSend`` with the types it assumes,
+which jumps to a function with the types of the method's encoding.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of a simulated class. ``types`` is its encoding as Apple's runtime has it."""
+    """A method of a simulated class. ``types`` is its encoding in Apple's runtime."""
 
     selector: str
     types: str
@@ -66,8 +66,8 @@ def method(
 
 
 class FakeObjc:
-    """One simulated runtime. ``problems`` are mistakes that real ones answer by a crash, or not at
-    all; ``calls`` are the messages since it was made a list. Methods of classes get ``owner``."""
+    """One simulated runtime. ``problems`` are mistakes that real ones answer by a crash or not at
+    all; ``calls`` are the messages since it was set to a list. Methods of classes get ``owner``."""
 
     def __init__(self, compiler: FakeCompiler) -> None:
         self.ffi = import_cffi().FFI()
@@ -85,11 +85,11 @@ class FakeObjc:
         self.library.fake_listen(told, gone)
 
     def tell(self, problem: str) -> None:
-        """Note a mistake of the caller."""
+        """Record a mistake of the caller."""
         self.problems.append(problem)
 
     def add_class(self, name: str, methods: Iterator[Method]) -> None:
-        """A class of this name, whose objects are made by ``make``."""
+        """Add a class of this name, whose objects ``make`` makes."""
         library = self.library
         parent = library.objc_getClass(b"NSObject")
         kind = library.objc_allocateClassPair(parent, name.encode(), 0)
@@ -99,7 +99,7 @@ class FakeObjc:
             self._add(place, name, each)
 
     def add_root(self) -> None:
-        """NSObject, which says what methods an object has."""
+        """Add NSObject, which knows the methods of an object."""
         kind = self.library.objc_allocateClassPair(self.ffi.NULL, b"NSObject", 0)
         self.library.objc_registerClassPair(kind)
         selector = self.library.sel_registerName(b"respondsToSelector:")
@@ -107,28 +107,28 @@ class FakeObjc:
         self.library.class_addMethod(kind, selector, responds, b"B@::")
 
     def make(self, name: str, state: Any) -> int:
-        """An object of the caller's with ``state``; its address."""
+        """The address of a new object with ``state``, owned by the caller."""
         kind = self.library.objc_getClass(name.encode())
         address = _number(self.ffi, self.library.class_createInstance(kind, 0))
         self._states[address] = state
         return address
 
     def pooled(self, address: int) -> int:
-        """Leave an object to the innermost pool."""
+        """Give an object to the innermost pool."""
         self.library.objc_autorelease(self.pointer(address))
         return address
 
     def retain(self, address: int) -> None:
-        """One more reference."""
+        """Add a reference."""
         self.library.objc_retain(self.pointer(address))
 
     def release(self, address: int) -> None:
-        """One reference less."""
+        """Remove a reference."""
         self.library.objc_release(self.pointer(address))
 
     def state(self, address: int, kind: type[S], what: str) -> S | None:
-        """What an argument is; None for nil, or if it is no live object of ``kind``, which is
-        told."""
+        """The state of an argument; None for nil, or if it is no live object of ``kind``, which is
+        recorded as a problem."""
         found = self._states.get(address)
         if isinstance(found, kind):
             return found
@@ -137,11 +137,11 @@ class FakeObjc:
         return None
 
     def pointer(self, address: int) -> Any:
-        """An address as C has it."""
+        """An address as a C pointer."""
         return self.ffi.cast("void *", address)
 
     def alive(self) -> list[str]:
-        """Class names of the objects that were not given back."""
+        """Class names of the objects that were not released."""
         ffi, library = self.ffi, self.library
         names = [library.fake_name_of(n) for n in range(library.fake_alive())]
         return sorted(ffi.string(name).decode() for name in names)
@@ -170,7 +170,7 @@ class FakeObjc:
         return function(self._states.get(me, self.owner), *arguments)
 
     def _own_copy(self, library: Path) -> Any:
-        """The library with state of its own: loaded twice from one file it would share it."""
+        """The library with its own state: loaded twice from one file it would share it."""
         with tempfile.TemporaryDirectory() as folder:
             return self.ffi.dlopen(shutil.copy(library, folder))
 

@@ -16,7 +16,8 @@ from harness.bench.load.overhead import STREAMS, Readers, engine_rate, http_seco
 from harness.bench.load.plan import LoadPlan, draw_load
 from harness.bench.load.servers import ServerSetup, Started, own_server, peer_server, reached
 from harness.bench.machine import machine_facts
-from harness.bench.measure import Samples, Say, in_turn, summary
+from harness.bench.measure import Samples, Say, in_turn, ratio
+from harness.bench.targets import Target
 from harness.client import ServerClient
 
 OURS = "zinc-rt"
@@ -24,24 +25,12 @@ WARMING = LoadPlan(requests=4, clients=2, seed=1 << 20)
 """A first load that is not counted: it builds kernels and fills caches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """A target: ``metric`` shall be at least or at most ``bound``; with ``of_peer`` as a multiple
-    of the peer's. ``clients`` is the load it applies to, None for any."""
-
-    metric: str
-    bound: float
-    least: bool
-    of_peer: bool = False
-    clients: int | None = None
-
-
 AIMS = (
-    Aim("rate", 1.3, least=True, of_peer=True, clients=8),
-    Aim("first_p99", 1.0, least=False, of_peer=True, clients=8),
-    Aim("http_1", 0.95, least=True),
-    Aim("http_16", 0.90, least=True),
-    Aim("ready_seconds", 3.0, least=False),
+    Target("rate", 1.3, least=True, of_peer=True, clients=8),
+    Target("first_p99", 1.0, least=False, of_peer=True, clients=8),
+    Target("http_1", 0.95, least=True),
+    Target("http_16", 0.90, least=True),
+    Target("ready_seconds", 3.0, least=False),
 )
 
 
@@ -89,7 +78,7 @@ def run_server_bench(bench: ServerBench, say: Say = lambda text: None) -> dict[s
         "repeat": bench.repeat,
         "servers": facts,
         "peer": peer_version() if bench.peer else None,
-        "engines": {name: _summaries(found) for name, found in samples.items()},
+        "engines": {name: found.summaries() for name, found in samples.items()},
         "errors": errors,
         "ratios": _ratios(samples),
     }
@@ -105,9 +94,7 @@ def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         fits = aim.clients in (None, report["load"]["clients"])
         if aim.metric not in found or not fits or (aim.clients and report["load"]["rate"]):
             continue
-        value = found[aim.metric]["median"]
-        met = value >= aim.bound if aim.least else value <= aim.bound
-        verdicts.append({**asdict(aim), "value": value, "met": met})
+        verdicts.append(aim.verdict(found[aim.metric]["median"]))
     return verdicts
 
 
@@ -178,17 +165,13 @@ def _described(target: ServerTarget) -> dict[str, Any]:
     return {"model": target.model, **described.get("x_zinc", {})}
 
 
-def _summaries(samples: Samples) -> dict[str, Any]:
-    return {metric: summary(values) for metric, values in samples.values.items()}
-
-
 def _ratios(samples: Mapping[str, Samples]) -> dict[str, Any]:
     """This server's figures over the peer's in the same repetition."""
     if PEER not in samples:
         return {}
     ours, theirs = samples[OURS].values, samples[PEER].values
     return {
-        metric: summary([a / b for a, b in zip(ours[metric], theirs[metric], strict=True)])
+        metric: ratio(ours[metric], theirs[metric])
         for metric in ("rate", "first_p50", "first_p99", "interval_p50", "interval_p99")
         if metric in ours and metric in theirs and len(ours[metric]) == len(theirs[metric])
     }

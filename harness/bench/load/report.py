@@ -7,8 +7,8 @@ from typing import Any
 
 from harness.bench.engines import PEER
 from harness.bench.load.measure import OURS
-from harness.bench.report import digits, spread
-from harness.bench.serving.report import as_markdown, as_text
+from harness.bench.report import sections, spread
+from harness.bench.targets import target_rows
 
 Report = Mapping[str, Any]
 METRICS = {
@@ -46,10 +46,9 @@ TARGET_LABELS = {
 
 def render_server_bench(report: Report, *, markdown: bool = False) -> str:
     """The report as tables: servers and targets."""
-    show = as_markdown if markdown else as_text
-    sections = [list(_rows(report)), list(_target_rows(report))]
-    shown = [show(rows) for rows in sections if len(rows) > 1]
-    return "\n\n".join(["\n".join(_subject(report)), *shown])
+    labels = {name: (label, *METRICS[name][1:]) for name, label in TARGET_LABELS.items()}
+    rows = _rows(report), target_rows(report["targets"], METRICS | labels)
+    return "\n\n".join(["\n".join(_subject(report)), *sections(rows, markdown)])
 
 
 def _subject(report: Report) -> Iterator[str]:
@@ -83,15 +82,3 @@ def _rows(report: Report) -> Iterator[tuple[str, ...]]:
         if ratios:
             cells.append(spread(ratios[metric], 1.0) if metric in ratios else "")
         yield (label, unit, *cells)
-
-
-def _target_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    yield ("target", "", "measured", "aim", "")
-    for verdict in report["targets"]:
-        label, unit, factor = METRICS[verdict["metric"]]
-        label = TARGET_LABELS.get(verdict["metric"], label)
-        if verdict["of_peer"]:
-            label, unit, factor = f"{label} over {PEER}", "", 1.0
-        bound = f"{'>=' if verdict['least'] else '<='} {digits(verdict['bound'] * factor)}"
-        met = "met" if verdict["met"] else "missed"
-        yield (label, unit, digits(verdict["value"] * factor), bound, met)

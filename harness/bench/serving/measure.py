@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +11,17 @@ import numpy as np
 
 from contract.errors import RequestError
 from harness.bench.busy import busy_processes
-from harness.bench.engines import PEER, Setup, peer_flash_choices, peer_version
+from harness.bench.engines import PEER, peer_version
 from harness.bench.machine import machine_facts
-from harness.bench.measure import FIRST_PROMPT, Samples, Say, flash_name, in_turn, summary
+from harness.bench.measure import (
+    FIRST_PROMPT,
+    Samples,
+    Say,
+    flash_name,
+    in_turn,
+    ratio,
+    summary,
+)
 from harness.bench.serving.alone import (
     edit_text,
     edited_twice,
@@ -38,6 +45,7 @@ from harness.bench.serving.plan import (
     random_prompts,
     serving_runner,
 )
+from harness.bench.targets import Target
 from harness.bench.worker import Worker
 from reference.model.open import open_model
 from reference.runner import ModelRunner
@@ -49,28 +57,13 @@ HOST_MICROSECONDS = 1000.0
 """Most microseconds a step of the most slots may cost the host."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricTarget:
-    """A target: ``metric`` shall be at least or at most ``bound``; with ``of_peer`` as a multiple
-    of the peer's, ignored when there is no peer."""
-
-    metric: str
-    bound: float
-    least: bool = True
-    of_peer: bool = False
-
-    def met(self, value: float) -> bool:
-        """Whether ``value`` meets the target."""
-        return value >= self.bound if self.least else value <= self.bound
-
-
 TARGETS = (
-    MetricTarget("decode_gain", 3.0),
-    MetricTarget(f"decode_{SEQUENCES[-1]}", 1.3, of_peer=True),
-    MetricTarget("interval_mixed_spread", 1.3, least=False),
-    MetricTarget("chat_hits", 0.8),
-    MetricTarget("first_token_gain", 0.3, least=False),
-    MetricTarget("lookup_gain", 1.5),
+    Target("decode_gain", 3.0),
+    Target(f"decode_{SEQUENCES[-1]}", 1.3, of_peer=True),
+    Target("interval_mixed_spread", 1.3, least=False),
+    Target("chat_hits", 0.8),
+    Target("first_token_gain", 0.3, least=False),
+    Target("lookup_gain", 1.5),
 )
 
 
@@ -98,18 +91,11 @@ def run_serving(plan: ServingPlan, say: Say = lambda text: None) -> dict[str, An
                 _measure_mixed(plan, runners[name], samples[name])
                 _measure_alone(runners[name], samples[name], prompt, repetition)
         facts = {"file": plan.model.name, "bytes": model.file.size, "vocab": model.config.vocab}
-    engines = {name: _summaries(found) for name, found in samples.items()}
+    engines = {name: found.summaries() for name, found in samples.items()}
     report: dict[str, Any] = {
         "machine": machine_facts(),
         "model": facts,
-        "settings": {
-            "threads": plan.threads,
-            "kv_dtype": plan.kv_dtype,
-            "prompt_tokens": plan.prompt_tokens,
-            "decode_tokens": plan.decode_tokens,
-            "repeat": plan.repeat,
-            "beside": plan.beside,
-        },
+        "settings": plan.settings,
         "peer": _peer_facts(peers),
         "engines": engines,
         "ratios": _ratios(samples, peers),
@@ -126,25 +112,13 @@ def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         for target in TARGETS:
             values = report["ratios"].get(name, {}) if target.of_peer else found
             if target.metric in values:
-                verdicts.append(_verdict(target, name, values[target.metric]["median"]))
+                verdicts.append(target.verdict(values[target.metric]["median"], name))
     for kind, slots, context in _host_cases():
         if slots == HOST_SLOTS[-1] and report["host"]:
-            target = MetricTarget(f"host_{kind}", HOST_MICROSECONDS, least=False)
+            target = Target(f"host_{kind}", HOST_MICROSECONDS, least=False)
             value = report["host"][f"{kind}_{slots}_{context}"]["median"]
-            verdicts.append(_verdict(target, f"{slots} slots at {context:,}", value))
+            verdicts.append(target.verdict(value, f"{slots} slots at {context:,}"))
     return verdicts
-
-
-def _verdict(target: MetricTarget, of: str, value: float) -> dict[str, Any]:
-    return {
-        "metric": target.metric,
-        "of": of,
-        "bound": target.bound,
-        "least": target.least,
-        "of_peer": target.of_peer,
-        "value": value,
-        "met": target.met(value),
-    }
 
 
 def _measure_together(
@@ -161,7 +135,7 @@ def _measure_together(
         measures: dict[str, Rate] = {
             name: partial(decode_together, runner) for name, runner in runners.items()
         }
-        for setup in _peer_setups(plan):
+        for setup in plan.peer_setups:
             where = "on its graphics card " if setup.peer_gpu else ""
             name = f"{PEER} {where}{flash_name(setup.flash_attention)}"
             say(f"opening {name}")
@@ -189,22 +163,6 @@ def _measure_together(
 
 def _prompts(plan: ServingPlan, vocab: int) -> dict[int, list[Tokens]]:
     return {count: random_prompts(count, vocab, count, plan.prompt_tokens) for count in SEQUENCES}
-
-
-def _peer_setups(plan: ServingPlan) -> list[Setup]:
-    if not plan.peer:
-        return []
-    context = plan.prompt_tokens + plan.decode_tokens + 1
-    model = str(plan.model.resolve())
-    setup = Setup(
-        model,
-        plan.threads,
-        context,
-        plan.kv_dtype,
-        sequences=SEQUENCES[-1],
-        peer_gpu=plan.peer_gpu,
-    )
-    return [replace(setup, flash_attention=flash) for flash in peer_flash_choices(plan.kv_dtype)]
 
 
 def _peer_rate(worker: Worker, prompts: Sequence[Tokens], decode_tokens: int) -> float:
@@ -254,10 +212,6 @@ def _host_cases() -> list[tuple[str, int, int]]:
     return [(k, s, c) for k in ("steady", "churn") for c in HOST_CONTEXTS for s in HOST_SLOTS]
 
 
-def _summaries(samples: Samples) -> dict[str, Any]:
-    return {metric: summary(values) for metric, values in samples.values.items()}
-
-
 def _best(peers: Mapping[str, Samples], metric: str) -> str:
     return max(peers, key=lambda name: float(np.median(peers[name].values[metric])))
 
@@ -269,10 +223,7 @@ def _ratios(samples: Mapping[str, Samples], peers: Mapping[str, Samples]) -> dic
     metrics = [f"decode_{count}" for count in SEQUENCES]
     best = {metric: peers[_best(peers, metric)].values[metric] for metric in metrics}
     return {
-        name: {
-            metric: summary([a / b for a, b in zip(ours.values[metric], theirs, strict=True)])
-            for metric, theirs in best.items()
-        }
+        name: {metric: ratio(ours.values[metric], theirs) for metric, theirs in best.items()}
         for name, ours in samples.items()
     }
 
@@ -280,5 +231,5 @@ def _ratios(samples: Mapping[str, Samples], peers: Mapping[str, Samples]) -> dic
 def _peer_facts(peers: Mapping[str, Samples]) -> dict[str, Any] | None:
     if not peers:
         return None
-    engines = {name: _summaries(found) for name, found in peers.items()}
+    engines = {name: found.summaries() for name, found in peers.items()}
     return {"version": peer_version(), "engines": engines}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from contract.dtypes import BY_NAME, DEFAULT_KV
+from contract.dtypes import BY_NAME
 from contract.types import SamplingParams
-from harness.bench.engines import fixed_workers
+from harness.bench.engines import PEER, fixed_workers
+from harness.bench.measure import BenchmarkPlan
 from harness.tiers import TierOptions, open_tier
 from reference.limits import Limits, pages_for
 from reference.model.open import Model
@@ -29,22 +29,25 @@ Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ServingPlan:
-    """What to measure. ``engines`` are names for ``open_engine``. ``prompt_tokens`` and
-    ``decode_tokens`` are per sequence when several decode together; other measurements derive their
-    sizes from them. ``host_steps`` 0 skips the host's cost."""
+class ServingPlan(BenchmarkPlan):
+    """What to measure. ``prompt_tokens`` and ``decode_tokens`` are per sequence when several decode
+    together; other measurements derive their sizes from them. ``host_steps`` 0 skips the host's
+    cost."""
 
-    model: Path
-    tiers: tuple[str, ...]
-    threads: int
-    peer: bool = False
-    kv_dtype: str = DEFAULT_KV.name
     prompt_tokens: int = 32
     decode_tokens: int = 32
     repeat: int = 3
-    beside: int = 0
     host_steps: int = 200
-    peer_gpu: bool = False
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The engines other than the peer."""
+        return tuple(name for name in self.engines if name != PEER)
+
+    @property
+    def peer_sequences(self) -> int:
+        """Sequences that the peer decodes together."""
+        return SEQUENCES[-1]
 
     @property
     def limits(self) -> Limits:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.bench.engines import PEER
-from harness.bench.report import digits, spread
+from harness.bench.report import digits, sections, spread
 from harness.bench.serving.host import HOST_CONTEXTS, HOST_SLOTS
 from harness.bench.serving.plan import SEQUENCES
-from harness.console import table
+from harness.bench.targets import target_rows
 
 Report = Mapping[str, Any]
 
@@ -37,22 +37,9 @@ HOST_KINDS = {"steady": "the same sequences decode on", "churn": "requests come 
 
 def render_serving(report: Report, *, markdown: bool = False) -> str:
     """The report as tables: engines, the host's cost of a step, targets."""
-    sections = [_engine_rows(report), _host_rows(report), _target_rows(report)]
-    show = as_markdown if markdown else as_text
-    shown = [show(rows) for rows in map(list, sections) if len(rows) > 1]
-    return "\n\n".join(["\n".join(_subject(report)), *shown])
-
-
-def as_text(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows, of which the first is the head, as columns for a terminal."""
-    return table(rows, right=range(2, len(rows[0])))
-
-
-def as_markdown(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows, of which the first is the head, as a Markdown table."""
-    head, *body = rows
-    rule = ("---", "---", *("--:" for _ in head[2:]))
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *body))
+    metrics = METRICS | {f"host_{kind}": (label, "us", 1.0) for kind, label in HOST_KINDS.items()}
+    rows = _engine_rows(report), _host_rows(report), target_rows(report["targets"], metrics)
+    return "\n\n".join(["\n".join(_subject(report)), *sections(rows, markdown)])
 
 
 def _subject(report: Report) -> list[str]:
@@ -99,20 +86,3 @@ def _host_rows(report: Report) -> Iterator[tuple[str, ...]]:
             for slots in HOST_SLOTS
         )
         yield (label, "us", *cells)
-
-
-def _target_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    yield ("target", "", "measured", "aim", "")
-    for verdict in report["targets"]:
-        metric, of = verdict["metric"], verdict["of"]
-        label, unit, factor = METRICS.get(metric) or (
-            HOST_KINDS[metric.removeprefix("host_")],
-            "us",
-            1,
-        )
-        about = f"{label.strip()}{f' over {PEER}' if verdict['of_peer'] else ''}, {of}"
-        if verdict["of_peer"]:
-            unit, factor = "", 1
-        aim = f"{'>=' if verdict['least'] else '<='} {digits(verdict['bound'] * factor)}"
-        met = "met" if verdict["met"] else "missed"
-        yield (about, unit, digits(verdict["value"] * factor), aim, met)

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from contract.errors import ConfigError, RequestError
+from contract.errors import RequestError
 from contract.types import Request
+from harness.extras import optional_libraries
 from harness.serve.dialect import Dialect, dialect_of
 from harness.serve.structured.grammars import Grammars, TokenMasks
 from reference.model.chat_template import ChatTemplate
@@ -77,7 +78,7 @@ def fields_of(
 @contextmanager
 def _told_as_request() -> Iterator[None]:
     """What a client of the server is told is a RequestError here."""
-    try:
+    with optional_libraries("tools and formats: "):
         from harness.serve.errors import ApiError
 
         try:
@@ -86,7 +87,3 @@ def _told_as_request() -> Iterator[None]:
             param = error.param or "messages"
             problem = error.message.removeprefix(param).lstrip(": ")
             raise RequestError(param, problem) from None
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"tools and formats need {error.name}; pip install 'zinc-rt[server]'"
-        ) from None

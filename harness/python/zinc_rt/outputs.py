@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import ZincError
+from reference.sched.scores import perplexity
 
 SHOWN = 60
 """Characters of a text that ``repr`` shows."""
@@ -142,8 +143,7 @@ class Score:
     @property
     def perplexity(self) -> float:
         """The exponential of the mean negative log-probability; NaN where nothing was scored."""
-        count = len(self.tokens) - self.start
-        return math.exp(-self.total / count) if count > 0 else math.nan
+        return perplexity(self.total, max(0, len(self.tokens) - self.start))
 
     def rank(self, position: int) -> int | None:
         """How many tokens at a position are at least as likely as the one that stands there, 1 for

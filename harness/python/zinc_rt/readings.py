@@ -44,8 +44,8 @@ class Scoring(Reading):
                 tuple(tokens),
                 max_tokens=0,
                 sampling=UNPENALIZED,
-                log_probabilities=max(1, top),  # the first says which token is the likeliest
                 score_from=start,
+                score_top=top if top else 1,  # the first says which token is the likeliest
             )
         )
         self._index, self._top = index, top

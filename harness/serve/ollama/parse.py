@@ -28,7 +28,7 @@ SAME = (
     *("seed", "temperature", "top_k", "top_p", "min_p", "repeat_last_n", "repeat_penalty"),
     *("presence_penalty", "frequency_penalty", "stop"),
 )
-UNSERVED = ("suffix", "template", "context")
+UNSERVED = ("template", "context")
 
 
 def client_name(param: str) -> str:
@@ -72,7 +72,9 @@ def text_of_prompt(body: GenerateRequest) -> CompletionRequest:
     """The text to continue that a raw prompt means. Raises ApiError."""
     _check(body)
     text = {name: value for name, value in _common(body).items() if name not in CHAT_ONLY}
-    return converted({"n_predict": -1} | text | {"prompt": body.prompt}, CompletionRequest)
+    between = {"suffix": body.suffix} if body.suffix else {}
+    text = {"n_predict": -1} | text | {"prompt": body.prompt} | between
+    return converted(text, CompletionRequest)
 
 
 CHAT_ONLY = ("response_format", "reasoning_effort")

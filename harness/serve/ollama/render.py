@@ -124,6 +124,7 @@ class OllamaShape:
             "prompt_eval_duration": int(max(0.0, first - admitted) * NANOSECONDS),
             "eval_count": generation.completion_tokens,
             "eval_duration": int(max(0.0, latest - first) * NANOSECONDS),
+            "system_fingerprint": generation.model.fingerprint,
             "x_zinc": self.answer.extra,
         }
 

@@ -10,6 +10,7 @@ from time import monotonic
 from flask import g
 
 from contract.errors import RequestError
+from contract.types import Tenant
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
@@ -69,29 +70,14 @@ class OllamaHandlers:
         if not body.messages:
             return _loaded(body.model, {"message": {"role": "assistant", "content": ""}})
         g.generates = True
-        try:
-            return _service().chat(
-                chat_of(body), g.account.tenant, _caller(), OllamaShape, "ollama-"
-            )
-        except ApiError as error:
-            raise _renamed(error) from None
+        return answer_chat(_service(), body, g.account.tenant, caller_of_request())
 
     def ollama_generate(self, raw: bytes) -> Answered:
         body = decoded(raw, GenerateRequest)
         if not body.prompt:
             return _loaded(body.model, {"response": ""})
         g.generates = True
-        service, tenant = _service(), g.account.tenant
-        plain = body.raw or service.model.template is None
-        try:
-            if plain:
-                text = text_of_prompt(body)
-                shape = partial(OllamaShape, text=True, plain=True)
-                return service.complete(text, tenant, _caller(), shape, "ollama-")
-            chat, shape = chat_of_prompt(body), partial(OllamaShape, text=True)
-            return service.chat(chat, tenant, _caller(), shape, "ollama-")
-        except ApiError as error:
-            raise _renamed(error) from None
+        return answer_prompt(_service(), body, g.account.tenant, caller_of_request())
 
     def ollama_embed(self, raw: bytes) -> Json:
         body = decoded(raw, EmbedRequest)
@@ -156,8 +142,31 @@ def _service() -> Service:
     return service
 
 
-def _caller() -> Caller:
-    return replace(caller_of_request(), client_name=client_name)
+def answer_chat(
+    service: Service, body: OllamaChatRequest, tenant: Tenant, caller: Caller
+) -> Answered:
+    """The answer to a conversation, whole or streamed. Raises what ``Service.chat`` raises, with
+    the fields named as they are here."""
+    own = replace(caller, client_name=client_name)
+    try:
+        return service.chat(chat_of(body), tenant, own, OllamaShape, "ollama-")
+    except ApiError as error:
+        raise _renamed(error) from None
+
+
+def answer_prompt(
+    service: Service, body: GenerateRequest, tenant: Tenant, caller: Caller
+) -> Answered:
+    """The answer to a prompt, or its continuation; otherwise as ``answer_chat``."""
+    own = replace(caller, client_name=client_name)
+    try:
+        if body.raw or body.suffix or service.model.template is None:
+            shape = partial(OllamaShape, text=True, plain=True)
+            return service.complete(text_of_prompt(body), tenant, own, shape, "ollama-")
+        shape = partial(OllamaShape, text=True)
+        return service.chat(chat_of_prompt(body), tenant, own, shape, "ollama-")
+    except ApiError as error:
+        raise _renamed(error) from None
 
 
 def _vectors(asked: EmbeddingRequest) -> Json:

@@ -23,17 +23,20 @@ from harness.serve.service import Service, most_chat_tokens, most_completed
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import ChatRequest, CompletionRequest, decode
 
+READINGS = ("embedding", "score")
+"""The kinds of receipts of texts that are read and not continued."""
+
 
 @dataclass(frozen=True)
 class DerivedRequests:
-    """What a receipt's request asks the engine, derived anew: one request a choice, and the plan of
-    a conversation, or what holds another text to a form. ``served`` is the model with the defaults
-    of the server that answered."""
+    """What a receipt's request asks the engine, derived anew: one request a choice, the plan of a
+    conversation, and what holds the answers to a form. ``served`` is the model with the defaults of
+    the server that answered."""
 
     served: ServedModel
     requests: Sequence[Request]
     plan: ChatPlan | None
-    constrained: Constrained | None
+    constrained: Constrained
     stop_tokens: Sequence[int]
 
 
@@ -69,7 +72,7 @@ def record_problems(
 def _usage_problems(receipt: Receipt) -> Iterator[str]:
     payload = receipt.payload
     counted = usage_of(payload.prompts, [choice.tokens for choice in payload.choices])
-    if payload.kind == "embedding":
+    if payload.kind in READINGS:
         del counted["completion_tokens"]
     for name in sorted(counted.keys() | payload.usage.keys()):
         if counted.get(name) != payload.usage.get(name):
@@ -137,14 +140,14 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
             asked["seed"] = int(payload.choices[0].seed)
         given = dict(payload.sampling_defaults)
         window = int(given.pop(WINDOW, 0))
-        if payload.kind != "embedding" and asked.get(WINDOW) is None:
+        if asked.get(WINDOW) is None:
             asked[WINDOW] = window
         raw = payload_bytes(asked)
         defaults = sampling_defaults({}, given={n: _whole(x) for n, x in given.items()})
         served = replace(service.model, sampling=defaults)
         deriving = replace(service, model=served)
-        plan: ChatPlan | None = None
-        constrained: Constrained | None = None
+        plan, limit = None, None
+        constrained: Constrained
         if payload.kind == "chat":
             body = decode(raw, ChatRequest, [], without_hosted_tools)
             plan, requests = deriving.chat_requests(body, LOCAL_TENANT)

@@ -25,7 +25,7 @@ from harness.serve.faults import log_fault
 from harness.serve.replicas.requested import ReplicaRequest
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
-from harness.serve.replicas.work import Question, Refusal, RequestUpdate
+from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate
 from harness.serve.submissions import EngineStopped, Submission, Submits
 from harness.serve.watch import Listener, RequestFacts
 from reference.engine import Engine
@@ -53,6 +53,7 @@ class _Pump:
         self._requested = requested
         self._facts = facts
         self._tokens: list[int] = []
+        self._replica, self._before = "", 0
         self._ended = False
         self._response: Any = None
         self.events = EventQueue()
@@ -73,16 +74,20 @@ class _Pump:
         finally:
             self._driver.forget(self)
 
-    def cancel(self) -> None:
-        """No more of it."""
+    def cancel(self, used: int | None = None) -> None:
+        """No more of it. Where its answer has ``used`` tokens, its replica counts no other."""
         self.cancelled = True
         if self._response is not None:
             self._response.cancel()
+        if used is not None and self._replica:
+            # Tokens of a replica that died are counted nowhere.
+            own = max(0, used - self._before)
+            self._driver.end_answer(AnswerEnd(self._replica, self.request.id, own))
 
     def _follow(self) -> bool:
         """Follow one replica; whether there is nothing more to follow."""
         work = self._requested.work(tuple(self._tokens))
-        replica = "none"
+        self._replica, self._before = "", len(self._tokens)
         try:
             self._response = self._driver.handle.generate.remote(work)
             for told in self._response:
@@ -91,12 +96,12 @@ class _Pump:
                     return True
                 if isinstance(told, Refusal):
                     return self._refused(told.error)
-                replica = told.replica
+                self._replica = told.replica
                 self._receive(told)
         except RayActorError:
             log.warning(
                 "replica %s is gone: a request goes on elsewhere after %d tokens",
-                replica,
+                self._replica or "none",
                 len(self._tokens),
             )
         return self._ended or self.cancelled
@@ -156,7 +161,7 @@ class ReplicatedStream:
     def cancel(self, request_id: int | None = None, used: int | None = None) -> None:
         """As of ``EventStream``."""
         for pump in list(self._pumps.values()) if request_id is None else [self._pumps[request_id]]:
-            pump.cancel()
+            pump.cancel(used)
 
 
 class ReplicatedDriver(Submits[ReplicatedStream]):
@@ -274,6 +279,10 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         tokens = sum(event.token >= 0 for event in batch.events)
         if tokens and self._listener is not None:
             self._listener.generated(tenant, tokens)
+
+    def end_answer(self, end: AnswerEnd) -> None:
+        """Tell a replica how long an answer is; waits for nothing."""
+        self._asking.end_answer.remote(end)
 
     def _tenant(self, id: int) -> Tenant:
         if id not in self._tenants:

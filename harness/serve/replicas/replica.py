@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,12 +18,15 @@ from harness.serve.accounts import Accounts
 from harness.serve.driver import EventStream
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.prompt_scores import PromptScores
-from harness.serve.replicas.work import Question, Refusal, RequestUpdate, Work
+from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate, Work
 from harness.serve.submissions import Submission
 from reference.runner import HIDDEN
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.5
+MOST_STREAMS = 4096
+"""Streams that are remembered, the latest ones, until the server says how many of their tokens the
+answers use."""
 
 
 class Replica:
@@ -38,10 +42,16 @@ class Replica:
         self._driver = self._model.driver
         at_once = options.session.slots + options.queue_depth
         self._threads = ThreadPoolExecutor(at_once + 2, "replica")
+        self._streams: OrderedDict[int, EventStream] = OrderedDict()
 
     async def generate(self, work: Work) -> AsyncIterator[RequestUpdate | Refusal]:
         """The events of a request, until it ends or the server no longer listens."""
         stream = self._driver.open_stream()
+        self._streams[work.request.id] = stream
+        self._streams.move_to_end(work.request.id)
+        while len(self._streams) > MOST_STREAMS:
+            self._streams.popitem(last=False)
+        sent = 0
         try:
             job = await self._blocking(_Job, work, self._model)
             (error,) = await self._blocking(self._driver.submit_to, stream, [job.submission])
@@ -57,11 +67,18 @@ class Replica:
                 if ended:
                     # So that what is told of the engine no longer counts this request.
                     await self._blocking(self._driver.call, lambda engine: engine.statistics)
+                sent += sum(event.token >= 0 for event in events)
                 yield self._batch(stream, job, events, ended)
         except ZincError as error:
             yield Refusal.of(error)
         finally:
-            stream.cancel()
+            stream.cancel(work.request.id, sent)
+
+    async def end_answer(self, end: AnswerEnd) -> None:
+        """Count the tokens of an answer only, also when its request has ended already."""
+        stream = self._streams.get(end.request_id)
+        if stream is not None:
+            stream.cancel(end.request_id, end.used)
 
     async def ask(self, question: Question) -> Any:
         """What the engine answers."""

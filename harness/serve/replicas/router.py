@@ -9,7 +9,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from harness.serve.replicas.affinity import PrefixAffinity
-from harness.serve.replicas.work import Question, Work
+from harness.serve.replicas.work import AnswerEnd, Question, Work
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -44,7 +44,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
                     pending_request.future.add_done_callback(
                         partial(self._given_up, pending_request)
                     )
-            case Question(replica=name) if name in by_name:
+            case Question(replica=name) | AnswerEnd(replica=name) if name in by_name:
                 names = [name]
             case _:
                 names = list(by_name)

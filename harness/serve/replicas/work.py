@@ -54,6 +54,16 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerEnd:
+    """The answer of a request on one replica ends after its first ``used`` tokens: the replica
+    counts no token behind them."""
+
+    replica: str
+    request_id: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestUpdate:
     """What a replica has to say of a request: its latest events and facts, and how its engine
     stands. The first one, without events, says that it was taken. ``digests`` are those after each

@@ -86,7 +86,7 @@ def gbnf_rules(text: str) -> str:
     names the line and the column."""
     if len(text) > MOST_CHARACTERS:
         raise GrammarRefused(f"has more than {MOST_CHARACTERS} characters")
-    reader = _Reader(text)
+    reader = _GbnfReader(text)
     rules = reader.rules()
     for rule in rules.values():
         for name in _names(rule):
@@ -104,7 +104,7 @@ def gbnf_rules(text: str) -> str:
     return "\n".join([f"body: {ids[ROOT]}", *lines])
 
 
-class _Reader:
+class _GbnfReader:
     """Reads a grammar from its beginning to its end."""
 
     def __init__(self, text: str) -> None:

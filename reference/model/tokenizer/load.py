@@ -16,11 +16,11 @@ from reference.model.tokenizer.encoders import (
 )
 from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from reference.model.tokenizer.tokenizer import Tokenizer
-from reference.model.tokenizer.vocabulary import TokenKind, Vocabulary
+from reference.model.tokenizer.vocabulary import INFILL_TEXTS, TokenKind, Vocabulary
 
 PREFIX = "tokenizer.ggml."
 MODELS = ("gemma4", "gpt2", "llama")
-NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown", "fim_pad", "fim_rep", "fim_sep")
+NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown", "fim_pad", "fim_rep", "fim_sep", *INFILL_TEXTS)
 SHOWN_IDS = ("padding", "seperator", "separator", "cls", "mask")
 """Ids that only templates ask for, so that a wrong one is none. Files spell one both ways."""
 SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}

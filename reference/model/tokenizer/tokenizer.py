@@ -8,7 +8,7 @@ from functools import cached_property
 from contract.errors import RequestError
 from reference.model.tokenizer.encoders import TextEncoder
 from reference.model.tokenizer.special_tokens import Fragment, Span, partition
-from reference.model.tokenizer.vocabulary import TokenKind, Vocabulary
+from reference.model.tokenizer.vocabulary import InfillIds, TokenKind, Vocabulary
 
 
 class Tokenizer:
@@ -52,6 +52,11 @@ class Tokenizer:
         """The ids of tokens with a part of their own, by the names templates have for them."""
         names = {"padding": "pad", "unknown": "unk", "seperator": "sep", "separator": "sep"}
         return {names.get(name, name): id_ for name, id_ in self._vocabulary.named_ids.items()}
+
+    @property
+    def infill_ids(self) -> InfillIds | None:
+        """The tokens around texts between which a text is written; None where there are none."""
+        return self._vocabulary.infill_ids
 
     @property
     def eog_ids(self) -> frozenset[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,6 +43,36 @@ FIM_TEXTS: dict[str, tuple[bytes, ...]] = {
     "fim_sep": (b"<|file_sep|>",),
 }
 """Texts of fill-in-the-middle tokens, used when the file gives no id."""
+
+INFILL_TEXTS: dict[str, tuple[bytes, ...]] = {
+    "fim_pre": (
+        b"<|fim_prefix|>", b"<fim-prefix>", b"<fim_prefix>", b"<PRE>", b"\xe2\x96\x81<PRE>",
+        b"<|code_prefix|>", b"<|prefix|>",
+        b"<\xef\xbd\x9cfim\xe2\x96\x81begin\xef\xbd\x9c>",
+    ),
+    "fim_suf": (
+        b"<|fim_suffix|>", b"<fim-suffix>", b"<fim_suffix>", b"<SUF>", b"\xe2\x96\x81<SUF>",
+        b"<|code_suffix|>", b"<|suffix|>",
+        b"<\xef\xbd\x9cfim\xe2\x96\x81hole\xef\xbd\x9c>",
+    ),
+    "fim_mid": (
+        b"<|fim_middle|>", b"<fim-middle>", b"<fim_middle>", b"<MID>", b"\xe2\x96\x81<MID>",
+        b"<|code_middle|>", b"<|middle|>",
+        b"<\xef\xbd\x9cfim\xe2\x96\x81end\xef\xbd\x9c>",
+    ),
+}  # fmt: skip
+"""Texts of the tokens before a prefix, before a suffix and before the text between them, used when
+the file gives no id; the list is llama.cpp's."""
+
+
+class InfillIds(NamedTuple):
+    """The tokens before a prefix, before a suffix and before the text between them, and that before
+    the name of another file, if there is one."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    file: int | None = None
 
 
 class Vocabulary:
@@ -96,6 +127,20 @@ class Vocabulary:
         if token is None or token in self.end_ids or token == self.named_ids.get("bos"):
             return None
         return None if self.kind(token) is TokenKind.CONTROL else token
+
+    @cached_property
+    def infill_ids(self) -> InfillIds | None:
+        """The tokens of text between two others; None where one is missing."""
+        named = {**INFILL_TEXTS, "fim_sep": FIM_TEXTS["fim_sep"]}
+        texts = frozenset(text for known in named.values() for text in known)
+        found = {text: token for token, text in self.texts.occurrences(texts)}
+        prefix, suffix, middle, file = (
+            self.named_ids.get(name, next((found[text] for text in known if text in found), None))
+            for name, known in named.items()
+        )
+        if prefix is None or suffix is None or middle is None:
+            return None
+        return InfillIds(prefix, suffix, middle, file)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:

@@ -1,0 +1,163 @@
+"""``zinc-rt score``: prints how likely the tokens of a text are, exact to the bit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contract.errors import ConfigError, NonFiniteLogits, RequestError
+from harness.cli.logits_command import token_ids
+from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
+from harness.console import printable, table
+from harness.settings import add_flags, resolve
+
+if TYPE_CHECKING:
+    from harness.generate import Session
+    from reference.sched.scores import TokenScores
+
+NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS)
+MOST_LISTED = 20
+EXAMPLES = """\
+examples:
+  zinc-rt score --prompt "The sky is blue."
+  zinc-rt score essay.txt --json --top 5       the likeliest tokens at every position too
+  zinc-rt score --tokens 1,2,3,4 --from 3      of the token at position 3 only
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``score`` command; its parser sets ``func(args) -> exit code``."""
+    text = "compute the log-probability of every token of a text, their sum and the perplexity"
+    parser = subparsers.add_parser("score", help=text, description=text, epilog=EXAMPLES)
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("file", nargs="?", metavar="FILE", help="text file; - is standard input")
+    given.add_argument("--prompt", metavar="TEXT", help="the text itself")
+    given.add_argument("--tokens", metavar="1,2,3", help="token ids")
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=int,
+        default=1,
+        metavar="N",
+        help="position of the first token to score [default: 1, the second token]",
+    )
+    parser.add_argument(
+        "--top",
+        type=int,
+        default=1,
+        metavar="K",
+        help=f"likeliest tokens to list at every position, at most {MOST_LISTED} [default: 1]",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flags(parser, NAMES)
+    parser.set_defaults(func=score)
+
+
+def score(args: argparse.Namespace) -> int:
+    """Print the scores; they depend only on model and tokens."""
+    settings = resolve(args, NAMES)
+    if not 1 <= args.top <= MOST_LISTED:
+        raise ConfigError(f"flag --top: {args.top} is not from 1 to {MOST_LISTED}")
+    if args.start < 1:
+        raise ConfigError(f"flag --from: {args.start} is not 1 or more")
+    text = _text_of(args)
+    ids = None if args.tokens is None else token_ids(args.tokens)
+    with open_session(settings, scores=args.top) as session:
+        tokens = session.model.tokenizer.encode(text) if ids is None else ids
+        document = _document(session, tokens, args.start, args.top)
+        print(json.dumps(document) if args.json else _shown(session, document))
+    return 0
+
+
+def _text_of(args: argparse.Namespace) -> str:
+    """The text to score; empty for token ids."""
+    if args.file is None:
+        return args.prompt or ""
+    try:
+        data = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).read_bytes()
+        return data.decode()
+    except OSError as error:
+        raise ConfigError(f"{args.file}: cannot read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{args.file}: byte {error.start} is not UTF-8") from None
+
+
+def _document(session: Session, tokens: list[int], start: int, top: int) -> dict[str, Any]:
+    from reference.sched.scores import perplexity
+
+    if len(tokens) < 2:
+        count = "is empty" if not tokens else "is one token"
+        raise RequestError("prompt", f"{count}; give at least two, since the first has no score")
+    if start >= len(tokens):
+        raise ConfigError(f"flag --from: {start} is not below the {len(tokens)} tokens of the text")
+    scored: list[dict[str, Any]] = []
+    for part in _scores(session, tokens, start, top):
+        bits = part.log_probability.view("<u4").tolist()
+        logs = part.log_probability.tolist()
+        listed = zip(part.top_ids.tolist(), part.top_log_probabilities.tolist(), strict=True)
+        for log, word, (ids, tops) in zip(logs, bits, listed, strict=True):
+            position = start + len(scored)
+            token = tokens[position]
+            scored.append(
+                {
+                    "position": position,
+                    "token": token,
+                    "log_probability": log,
+                    "bits": f"{word:08x}",
+                    "rank": ids.index(token) + 1 if token in ids else None,
+                    "top": [
+                        {"token": one, "log_probability": value}
+                        for one, value in zip(ids, tops, strict=True)
+                    ],
+                }
+            )
+    total = math.fsum(one["log_probability"] for one in scored)
+    return {
+        "model": session.model.config.name,
+        "tier": session.tier.info.name,
+        "tokens": tokens,
+        "scored": scored,
+        "sum": total,
+        "perplexity": perplexity(total, len(scored)),
+    }
+
+
+def _scores(session: Session, tokens: list[int], start: int, top: int) -> list[TokenScores]:
+    """The log-probabilities of the tokens from position ``start`` on. Raises RequestError, and
+    NonFiniteLogits for a model that fails."""
+    from contract.types import FinishReason, Request, SamplingParams
+
+    found: list[TokenScores] = []
+    request = Request(
+        session.next_id(),
+        tuple(tokens),
+        max_tokens=0,
+        sampling=SamplingParams(repeat_last_n=0),
+        score_from=start,
+        score_top=top,
+    )
+    session.engine.submit(request, on_scores=found.append)
+    for event in session.engine.run():
+        if event.finish_reason is FinishReason.ERROR:
+            raise NonFiniteLogits("the logits hold NaN or infinity; the model file is damaged")
+    return found
+
+
+def _shown(session: Session, document: dict[str, Any]) -> str:
+    def name(token: int) -> str:
+        return printable(repr(session.model.tokenizer.token_text(token)))
+
+    rows = []
+    for one in document["scored"]:
+        likeliest = "" if one["rank"] == 1 else f"likeliest: {name(one['top'][0]['token'])}"
+        log, token = one["log_probability"], one["token"]
+        rows.append((f"{log:.4f}", one["bits"], str(token), name(token), likeliest))
+    count = len(document["scored"])
+    return (
+        table(rows, right=(0, 2))
+        + f"\n{count} tokens, sum {document['sum']:.4f}, perplexity {document['perplexity']:.3f}"
+    )

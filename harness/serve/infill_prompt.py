@@ -1,0 +1,46 @@
+"""Prompts after which a model writes the text between a prefix and a suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from harness.serve.errors import ApiError
+from harness.serve.model import ServedModel
+
+
+class ExtraFile(Struct):
+    """Another file that the model may read first."""
+
+    text: str
+    filename: str | None = None
+
+
+def infill_prompt(
+    model: ServedModel, prefix: str, suffix: str, extra: Sequence[ExtraFile] = ()
+) -> list[int]:
+    """The tokens after which a model writes what is between two texts. Raises ApiError where it has
+    no tokens for that."""
+    tokens = model.tokenizer.infill_ids
+    if tokens is None:
+        problem = f"{model.name} has no tokens for text between a prefix and a suffix"
+        raise ApiError(400, problem, param="suffix", code="unsupported")
+    before: list[int] = []
+    if extra:
+        file = tokens.file
+        if file is None:
+            problem = f"{model.name} has no tokens for other files"
+            raise ApiError(400, problem, param="input_extra", code="unsupported")
+        for one in extra:
+            before += [file, *_text(model, f"{one.filename or 'file'}\n{one.text}")]
+        before += [file, *_text(model, "filename\n")]
+    start = [model.tokenizer.bos_id] if model.tokenizer.add_bos else []
+    bos = [token for token in start if token is not None]
+    parts = (tokens.prefix, _text(model, prefix)), (tokens.suffix, _text(model, suffix))
+    ids = [token for mark, text in parts for token in (mark, *text)]
+    return [*bos, *before, *ids, tokens.middle]
+
+
+def _text(model: ServedModel, text: str) -> list[int]:
+    return model.encode(text, add_special_tokens=False)

@@ -1,0 +1,56 @@
+"""What the routes answer with that read texts and do not continue them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+
+class Embedding(Struct):
+    """The vector of a text: numbers, or base64 of binary32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class ScoredToken(Struct):
+    """A token that is likely at a position."""
+
+    id: int
+    logprob: float
+
+
+class TextScore(Struct):
+    """How likely the tokens of a text are; null before the first one that is scored."""
+
+    object: Literal["score"]
+    index: int
+    tokens: list[int]
+    logprobs: list[float | None]
+    ranks: list[int | None]
+    top_logprobs: list[list[ScoredToken] | None]
+    sum: float
+
+
+class Scores(Struct):
+    """``POST /v1/score``."""
+
+    object: Literal["list"]
+    data: list[TextScore]
+    model: str
+    system_fingerprint: str
+    usage: dict[str, int]
+    x_zinc: dict[str, Any]
+
+
+class Embeddings(Struct):
+    """``POST /v1/embeddings``."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    system_fingerprint: str
+    usage: dict[str, int]
+    x_zinc: dict[str, Any]

@@ -1,0 +1,132 @@
+"""Texts that are read and not continued, as many at a time as there are slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import QueueFull, RequestError
+from contract.types import Request, SamplingParams, Tenant
+from harness.serve.caller import Caller, Gone
+from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.generation import FAILURES
+from harness.serve.ledger_store import Counts
+from harness.serve.model import ServedModel
+from harness.serve.service import Began, Service
+from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
+from harness.serve.submissions import EngineStopped, Submission
+
+Result = TypeVar("Result")
+
+
+class RowSink(Protocol):
+    """Receives rows of a prompt, from position ``rows_from`` on."""
+
+    @property
+    def rows_from(self) -> int:
+        """The first position whose row is needed."""
+
+    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Take the rows of the positions from ``first`` on."""
+
+
+Begin = Callable[[int], tuple[Submission, Callable[[], Result]]]
+"""What the engine is given for a text by its index, and what gives its result afterwards."""
+
+
+def read_texts(
+    service: Service,
+    lengths: Sequence[int],
+    begin: Begin[Result],
+    tenant: Tenant,
+    caller: Caller,
+    keep: Callable[[Sequence[Result]], None] | None = None,
+) -> list[Result]:
+    """The results of texts of so many tokens, which are counted for the tenant, after ``keep`` has
+    stored them. Raises what the first refused text is refused with before anything was computed,
+    and Began after that."""
+    model, results, tokens = service.model, list[Result](), sum(lengths)
+    try:
+        while len(results) < len(lengths):
+            last = min(len(lengths), len(results) + model.limits.slots)
+            wave = [begin(index) for index in range(len(results), last)]
+            taken = _compute(model, [submission for submission, _ in wave], caller.gone)
+            results += [result() for _, result in wave[:taken]]
+        if keep is not None:
+            keep(results)
+    except Exception as error:
+        told = told_of_input(error)
+        if not results and isinstance(error, QueueFull | RequestError | EngineStopped):
+            raise told from error
+        left = told is CLIENT_LEFT
+        service.metrics.embedded(tenant, 0, "cancelled" if left else "error")
+        counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
+        service.ledger.add(tenant.id, counts)
+        raise Began(told) from error
+    service.metrics.embedded(tenant, tokens, "stop")
+    service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
+    return results
+
+
+def rows_of(
+    model: ServedModel, prompt: Sequence[int], sink: RowSink, output: str, tenant: Tenant
+) -> Submission:
+    """What gives ``sink`` the rows of ``output`` of a prompt."""
+    unpenalized = SamplingParams(repeat_last_n=0)
+    request = Request(model.driver.new_id(), tuple(prompt), 0, unpenalized, tenant=tenant.id)
+    return Submission([request], {request.id: sink}, sink.rows_from, output)
+
+
+def checked_inputs(
+    model: ServedModel, prompts: Sequence[Sequence[int]], tenant: Tenant
+) -> Sequence[Sequence[int]]:
+    """``prompts``, each of which fits the context. Raises RequestError and ApiError."""
+    most = min(model.context, tenant.max_context)
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise RequestError("input", f"[{index}] is empty; give at least one token")
+        if len(prompt) > most:
+            raise ApiError(
+                400,
+                f"input[{index}] is {len(prompt)} tokens, the context is {most}",
+                param="input",
+                code="context_length_exceeded",
+            )
+    return prompts
+
+
+def told_of_input(error: Exception) -> ApiError:
+    """What a client is told of an error, which names the engine's field for a text otherwise."""
+    if isinstance(error, ValueError):
+        return ApiError(500, "the model failed on this text", code="model_failed", retry=False)
+    told = as_api_error(error) or internal_error()
+    return replace(told, param="input") if told.param == "prompt" else told
+
+
+def _compute(model: ServedModel, submissions: Sequence[Submission], gone: Gone) -> int:
+    """Have submissions of one request each computed; so many of them, the first ones, for which
+    there was a place in the queue. Raises QueueFull when there was none."""
+    stream = model.driver.open_stream()
+    try:
+        refused = model.driver.submit_to(stream, submissions)
+        for number, error in enumerate(refused):
+            if error is not None and (number == 0 or not isinstance(error, QueueFull)):
+                raise error
+        taken = next((n for n, error in enumerate(refused) if error is not None), len(refused))
+        requests: list[Request] = [one.requests[0] for one in submissions[:taken]]
+        left = {request.id for request in requests}
+        while left:
+            for delivered in stream.take(LOOK_SECONDS):
+                reason = delivered.event.finish_reason
+                if reason in FAILURES:
+                    raise FAILURES[reason]
+                left.discard(delivered.event.request_id)
+            if left and gone():
+                raise CLIENT_LEFT
+        return taken
+    finally:
+        stream.cancel()

@@ -1,0 +1,211 @@
+"""``POST /v1/rerank``: how well documents answer a query, by models made for it.
+
+Such a model (Qwen3-Reranker) is asked whether a document meets a query, and says yes or no. The
+score is the probability of yes among the two, of the logits at the end of the prompt:
+1 / (1 + exp(no - yes)), computed with 50 decimal digits and rounded once to binary64. So it has the
+same bits wherever the logits have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Context
+from typing import Annotated
+
+import numpy as np
+from flask import g
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from contract.errors import RequestError
+from contract.types import Tenant
+from harness.serve.answers import Json
+from harness.serve.caller import Caller
+from harness.serve.errors import ApiError
+from harness.serve.gate import caller_of_request, decoded
+from harness.serve.model import ServedModel
+from harness.serve.openapi import Route
+from harness.serve.readings import read_texts, rows_of
+from harness.serve.service import Service
+from harness.serve.submissions import Submission
+from harness.serve.wire import Id
+from reference.model.tokenizer.special_tokens import Span
+from reference.runner import LOGITS
+
+MOST_DOCUMENTS = 1024
+TEMPLATE_KEY = "tokenizer.chat_template.rerank"
+"""Where files of llama.cpp have the prompt, with {query} and {document} in it."""
+NAME_KEYS = ("general.name", "general.basename", "general.base_model.0.name")
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+TEMPLATE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+"""The prompt of Qwen3-Reranker."""
+PRECISE = Context(prec=50)
+
+
+class RerankDocument(Struct):
+    """A document as an object; other fields of it are given back with it."""
+
+    text: str
+
+
+class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/rerank``. With ``top_n`` only the best documents are told, and with
+    ``return_documents`` false no texts. ``instruction`` says what the documents are for."""
+
+    query: str
+    documents: Annotated[list[str | RerankDocument], Meta(min_length=1, max_length=MOST_DOCUMENTS)]
+    model: Id | None = None
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+    user: Id | None = None
+
+
+RERANK_ROUTES = (
+    Route("POST", "/v1/rerank", "rerank", "How well documents answer a query.", RerankRequest),
+)
+
+
+class RerankHandlers:
+    """One method for each of RERANK_ROUTES, named by it."""
+
+    def rerank(self, raw: bytes) -> Json:
+        g.generates = True
+        body = decoded(raw, RerankRequest)
+        return rerank(g.service, body, g.account.tenant, caller_of_request())
+
+
+@dataclass(slots=True)
+class _Judged:
+    """Receives the logits at the end of a prompt of ``tokens`` tokens, and keeps two of them."""
+
+    tokens: int
+    yes: int
+    no: int
+    logits: tuple[float, float] | None = None
+
+    @property
+    def rows_from(self) -> int:
+        """The first position whose row is needed."""
+        return self.tokens - 1
+
+    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+        self.logits = float(rows[-1, self.yes]), float(rows[-1, self.no])
+
+    def score(self) -> float:
+        """The probability of yes."""
+        assert self.logits is not None
+        return score_of(*self.logits)
+
+
+def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller) -> Json:
+    """The answer to a request. Raises as ``embed`` does."""
+    service.check_accepting()
+    model = service.model
+    model.check_name(body.model)
+    yes, no = (_word(model, word) for word in ("yes", "no"))
+    texts = [one if isinstance(one, str) else one.text for one in body.documents]
+    prompts = [rerank_prompt(model, body.query, text, body.instruction) for text in texts]
+    most = min(model.context, tenant.max_context)
+    for index, prompt in enumerate(prompts):
+        if len(prompt) > most:
+            raise ApiError(
+                400,
+                f"documents[{index}] with the query is {len(prompt)} tokens, the context is {most}",
+                param="documents",
+                code="context_length_exceeded",
+            )
+
+    def begin(index: int) -> tuple[Submission, Callable[[], float]]:
+        judged = _Judged(len(prompts[index]), yes, no)
+        return rows_of(model, prompts[index], judged, LOGITS, tenant), judged.score
+
+    lengths = list(map(len, prompts))
+    tokens, scores = sum(lengths), read_texts(service, lengths, begin, tenant, caller)
+    best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    results: list[Json] = [
+        {"index": index, "relevance_score": scores[index]} for index in best[: body.top_n]
+    ]
+    if body.return_documents is not False:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    extra: Json = {"tenant": tenant.name, "tier": model.tier}
+    if caller.ignored:
+        extra["ignored"] = caller.ignored
+    return {
+        "object": "list",
+        "model": model.name,
+        "results": results,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "system_fingerprint": model.fingerprint,
+        "x_zinc": extra,
+    }
+
+
+def score_of(yes: float, no: float) -> float:
+    """The probability of yes of two logits."""
+    exponent = PRECISE.subtract(PRECISE.create_decimal(no), PRECISE.create_decimal(yes))
+    return float(PRECISE.divide(1, PRECISE.add(1, PRECISE.exp(exponent))))
+
+
+def rerank_prompt(
+    model: ServedModel, query: str, document: str, instruction: str | None
+) -> list[int]:
+    """The tokens after which a model says whether a document meets a query; control tokens are the
+    template's alone. Raises ApiError for a model that was not made for it."""
+    metadata = model.model.file.metadata
+    template = metadata.get(TEMPLATE_KEY)
+    if isinstance(template, bytes):
+        template = template.decode(errors="replace")
+    names = " ".join(_name(metadata.get(key)) for key in NAME_KEYS).lower()
+    if not isinstance(template, str) and "rerank" not in names:
+        raise ApiError(
+            400, f"{model.name} ranks no documents: it is no reranker", code="no_reranker"
+        )
+    if not isinstance(template, str):
+        template = TEMPLATE
+    elif instruction is not None and "{instruction}" not in template:
+        template = template.replace(INSTRUCTION, "{instruction}", 1)
+    values = {"query": query, "document": document, "instruction": instruction or INSTRUCTION}
+    text, spans = _filled(template, values)
+    model.check_length(text)
+    return model.tokenizer.encode_spans(text, spans)
+
+
+def _filled(template: str, values: dict[str, str]) -> tuple[str, list[Span]]:
+    """A template with its names in braces replaced, and the spans that are its own."""
+    pieces: list[str] = []
+    spans: list[Span] = []
+    length = 0
+    rest = template
+    while rest:
+        found = min(
+            ((at, name) for name in values if (at := rest.find(f"{{{name}}}")) >= 0),
+            default=(len(rest), None),
+        )
+        at, name = found
+        if at:
+            spans.append((length, length + at))
+        piece = rest[:at] + ("" if name is None else values[name])
+        pieces.append(piece)
+        length += len(piece)
+        rest = "" if name is None else rest[at + len(name) + 2 :]
+    return "".join(pieces), spans
+
+
+def _name(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
+
+
+def _word(model: ServedModel, word: str) -> int:
+    """The one token of a word."""
+    ids = model.tokenizer.encode(word, add_bos=False)
+    if len(ids) != 1:
+        raise RequestError("model", f"{model.name} has no token that is {word!r}")
+    return ids[0]

@@ -1,0 +1,149 @@
+"""``POST /v1/score``: how likely the tokens of texts are, as many at a time as there are slots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from flask import g
+from msgspec import Meta, Struct
+
+from contract.errors import RequestError
+from contract.types import MAX_INT32, Request, SamplingParams, Tenant, TokenEvent
+from harness.serve.answers import Json
+from harness.serve.caller import Caller
+from harness.serve.errors import ApiError
+from harness.serve.gate import caller_of_request, decoded
+from harness.serve.openapi import Route
+from harness.serve.prompt_scores import PromptScores
+from harness.serve.readings import read_texts, told_of_input
+from harness.serve.receipts.canonical import canonical
+from harness.serve.receipts.make import keep_results
+from harness.serve.service import Service
+from harness.serve.submissions import Submission
+from harness.serve.wire import Id, TopLogprobs
+
+MOST_INPUTS = 2048
+Start = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+
+
+class ScoreRequest(Struct, forbid_unknown_fields=True):
+    """``POST /v1/score``. ``input`` is a text, a list of texts, the ids of one text, or a list of
+    lists of ids. Scored are the tokens from position ``start`` on, which may be a number for each
+    text; the first token comes after nothing and has no score. ``top`` of the likeliest tokens are
+    listed at every position. The text of a control token is that token, unless ``parse_special`` is
+    false; with ``add_special_tokens`` false no BOS is put in front."""
+
+    input: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    start: Start | list[Start] = 1
+    top: TopLogprobs = 0
+    model: Id | None = None
+    parse_special: bool = True
+    add_special_tokens: bool = True
+    user: Id | None = None
+
+
+SCORE_ROUTES = (Route("POST", "/v1/score", "score", "Log-probabilities of texts.", ScoreRequest),)
+
+
+class ScoreHandlers:
+    """One method for each of SCORE_ROUTES, named by it."""
+
+    def score(self, raw: bytes) -> Json:
+        g.generates = True
+        body = decoded(raw, ScoreRequest)
+        return score(g.service, body, g.account.tenant, caller_of_request())
+
+
+def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) -> Json:
+    """The answer to a request for scores. Raises ApiError, RequestError, QueueFull and
+    EngineStopped before anything was computed, and Began after that."""
+    service.check_accepting()
+    model = service.model
+    model.check_name(body.model)
+    prompts = texts_to_score(service, body, tenant)
+    starts = _starts(body, prompts)
+
+    def begin(index: int) -> tuple[Submission, Callable[[], PromptScores]]:
+        prompt = tuple(prompts[index])
+        request = Request(
+            model.driver.new_id(),
+            prompt,
+            max_tokens=0,
+            sampling=SamplingParams(repeat_last_n=0),
+            tenant=tenant.id,
+            score_from=starts[index] if len(prompt) > 1 else None,
+            score_top=max(1, body.top),
+        )
+        scores = PromptScores(request)
+        receivers = {request.id: scores} if request.score_from else {}
+        return Submission([request], scores=receivers), lambda: scores
+
+    extra: Json = {"tenant": tenant.name, "tier": model.tier}
+    data: list[Json] = []
+
+    def keep(found: Sequence[PromptScores]) -> None:
+        for index, (scores, start) in enumerate(zip(found, starts, strict=True)):
+            data.append(_told(index, scores.tokens, start, body.top))
+        results = list(map(canonical, data))
+        extra.update(keep_results(service, "score", body, tenant, prompts, results))
+
+    read_texts(service, list(map(len, prompts)), begin, tenant, caller, keep)
+    tokens = sum(map(len, prompts))
+    return {
+        "object": "list",
+        "data": data,
+        "model": model.name,
+        "system_fingerprint": model.fingerprint,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "x_zinc": extra | ({"ignored": caller.ignored} if caller.ignored else {}),
+    }
+
+
+def texts_to_score(service: Service, body: ScoreRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
+    def encode(text: str) -> list[int]:
+        return service.model.encode(
+            text, parse_special=body.parse_special, add_special_tokens=body.add_special_tokens
+        )
+
+    try:
+        prompts = service.prompts_of(body.input, "input", MOST_INPUTS, encode)
+    except RequestError as error:
+        raise told_of_input(error) from None
+    return checked_inputs(service.model, prompts, tenant)
+
+
+def _starts(body: ScoreRequest, prompts: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The first scored position of every text."""
+    starts = [body.start] * len(prompts) if isinstance(body.start, int) else body.start
+    if len(starts) != len(prompts):
+        raise RequestError("start", f"has {len(starts)} numbers for {len(prompts)} texts")
+    for index, (start, prompt) in enumerate(zip(starts, prompts, strict=True)):
+        if start > max(1, len(prompt) - 1):
+            problem = f"of input[{index}] is {start}, which has {len(prompt)} tokens"
+            raise ApiError(400, f"start: {problem}", param="start")
+    return starts
+
+
+def _told(index: int, events: Sequence[TokenEvent], start: int, top: int) -> Json:
+    return {
+        "object": "score",
+        "index": index,
+        "tokens": [event.token for event in events],
+        "logprobs": [event.log_probability for event in events],
+        "ranks": [_rank(event) for event in events],
+        "top_logprobs": [
+            None
+            if event.log_probability is None
+            else [{"id": token, "logprob": log} for token, log in event.top[:top]]
+            for event in events
+        ],
+        "sum": math.fsum(event.log_probability or 0.0 for event in events[start:]),
+    }
+
+
+def _rank(event: TokenEvent) -> int | None:
+    """1 for the likeliest; None where a token is not among those listed."""
+    ids = [token for token, _ in event.top]
+    return ids.index(event.token) + 1 if event.token in ids else None

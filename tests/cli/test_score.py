@@ -1,0 +1,93 @@
+"""``zinc-rt score``: how likely the tokens of a text are."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reference.ops.log_probabilities import log_probabilities
+from tests.cli.conftest import Result
+from tests.cli.test_bad_input import refused
+
+Zinc = Callable[..., Result]
+TEXT = "the quick brown fox"
+
+
+def scored(zinc: Zinc, *words: object) -> Any:
+    result = zinc("score", *words, "--json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_scores_are_those_of_the_definition(
+    zinc: Zinc, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same from a text, a file, standard input and token ids, in any chunk."""
+    said = scored(zinc, "--prompt", TEXT, "--model", tiny_model, "--top", 3)
+    out = tmp_path / "logits.npy"
+    zinc("logits", "--prompt", TEXT, "--model", tiny_model, "--out", out)
+    tokens = np.array(said["tokens"], np.int32)
+    chosen, ids, _ = log_probabilities(logits=np.load(out)[:-1], token=tokens[1:], top=3)
+    assert [one["log_probability"] for one in said["scored"]] == chosen.tolist()
+    for one, value, likeliest in zip(said["scored"], chosen, ids.tolist(), strict=True):
+        assert struct.pack(">f", value).hex() == one["bits"]
+        assert [top["token"] for top in one["top"]] == likeliest
+        place = likeliest.index(one["token"]) + 1 if one["token"] in likeliest else None
+        assert one["rank"] == place
+    assert said["sum"] == math.fsum(chosen.tolist())
+    assert said["perplexity"] == math.exp(-said["sum"] / len(chosen))
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    listed = ",".join(map(str, said["tokens"]))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    for words in (
+        (file,),
+        ("-",),
+        ("--tokens", listed, "--chunk", 1),
+        ("--prompt", TEXT, "--tier", "native"),
+    ):
+        again = scored(zinc, *words, "--model", tiny_model, "--top", 3)
+        assert (again["scored"], again["sum"]) == (said["scored"], said["sum"])
+
+
+def test_a_part_of_a_text(zinc: Zinc, tiny_model: Path) -> None:
+    whole = scored(zinc, "--prompt", TEXT, "--model", tiny_model)["scored"]
+    part = scored(zinc, "--prompt", TEXT, "--from", 5, "--model", tiny_model)["scored"]
+    assert part == whole[4:]
+
+
+def test_scores_for_people(zinc: Zinc, tiny_model: Path) -> None:
+    result = zinc("score", "--prompt", TEXT, "--model", tiny_model)
+    lines = result.out.splitlines()
+    said = scored(zinc, "--prompt", TEXT, "--model", tiny_model)
+    assert len(lines) == len(said["scored"]) + 1
+    assert f"sum {said['sum']:.4f}, perplexity {said['perplexity']:.3f}" in lines[-1]
+    assert "likeliest: " in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "required"),
+        (("--prompt", ""), "empty"),
+        (("--tokens", "5"), "one token"),
+        (("--tokens", "5,999999"), "319"),
+        (("--tokens", "5,x"), "'x'"),
+        (("--prompt", "abc", "--top", 0), "--top"),
+        (("--prompt", "abc", "--top", 21), "--top"),
+        (("--prompt", "abc", "--from", 0), "--from"),
+        (("--prompt", "abc", "--from", 3), "--from"),
+        (("--tokens", "1,2,3" * 9, "--context", 16), "context"),
+        (("/no/such/file",), "cannot read"),
+    ],
+)
+def test_refusals(zinc: Zinc, tiny_model: Path, words: tuple[object, ...], says: str) -> None:
+    refused(zinc("score", *words, "--model", tiny_model), says)

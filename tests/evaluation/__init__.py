@@ -1,0 +1,1 @@
+"""Evaluation harnesses against this runtime, with tasks made from local data."""

@@ -1,0 +1,155 @@
+"""Packages that agents are written with, unchanged: pydantic-ai and langchain-openai."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import httpx
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+from openai import AsyncOpenAI
+from pydantic import BaseModel, SecretStr
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import (
+    OpenAIChatModel,
+    OpenAIChatModelSettings,
+    OpenAIResponsesModel,
+)
+from pydantic_ai.output import NativeOutput
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from harness.serve.run import Running
+
+SETTINGS = OpenAIChatModelSettings(
+    max_tokens=300, seed=7, extra_body={"enable_thinking": False}, parallel_tool_calls=False
+)
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    city: Literal["Oslo", "Rome"]
+    sunny: bool
+
+
+async def with_provider(server: Running, work: Callable[[OpenAIProvider], Awaitable[None]]) -> None:
+    """Do ``work`` with a provider whose connections are closed after it."""
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+        await work(OpenAIProvider(openai_client=client))
+
+
+def langchain(server: Running, **fields: Any) -> ChatOpenAI:
+    return ChatOpenAI(
+        model="tiny",
+        base_url=f"{server.url}/v1",
+        api_key=SecretStr("unused"),
+        max_retries=0,
+        max_completion_tokens=300,
+        **fields,
+    )
+
+
+def test_pydantic_ai_gets_objects(hermes: Running) -> None:
+    """By a tool that the model must call, and by a schema of the answer."""
+
+    async def ask(provider: OpenAIProvider) -> None:
+        model = OpenAIChatModel("tiny", provider=provider)
+        outputs: tuple[Any, ...] = (Weather, NativeOutput(Weather))
+        for output in outputs:
+            agent: Agent[None, Weather] = Agent(model, output_type=output, model_settings=SETTINGS)
+            result = await agent.run("How is it in Oslo?")
+            assert result.output.city in ("Oslo", "Rome")
+
+    asyncio.run(with_provider(hermes, ask))
+
+
+@pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
+def test_pydantic_ai_goes_on_with_its_history(hermes: Running, kind: Any) -> None:
+    """By chat completions and by responses: the second prompt holds the first and its answer."""
+    tokens: list[int] = []
+
+    async def ask(provider: OpenAIProvider) -> None:
+        agent = Agent(kind("tiny", provider=provider), model_settings={"max_tokens": 12})
+        first = await agent.run("Hello")
+        second = await agent.run("And?", message_history=first.all_messages())
+        tokens.extend(one.response.usage.input_tokens for one in (first, second))
+
+    asyncio.run(with_provider(hermes, ask))
+    assert tokens[1] > tokens[0] > 0
+
+
+def test_langchain_answers_and_streams(hermes: Running) -> None:
+    chat = langchain(hermes, extra_body={"enable_thinking": False}, temperature=0.0)
+    whole = chat.invoke([HumanMessage("Hello")])
+    parts = list(chat.stream([HumanMessage("Hello")]))
+    assert "".join(str(part.content) for part in parts) == whole.content
+    assert whole.usage_metadata is not None
+    assert whole.usage_metadata["input_tokens"] > 0
+
+
+def test_langchain_gets_objects_and_calls(hermes: Running) -> None:
+    chat = langchain(hermes, extra_body={"enable_thinking": False}, seed=7)
+    for method in ("json_schema", "function_calling"):
+        answer = chat.with_structured_output(Weather, method=method).invoke("How is it in Oslo?")
+        assert isinstance(answer, Weather)
+    caller = chat.bind_tools([Weather], tool_choice="Weather", parallel_tool_calls=False)
+    question = HumanMessage("How is it?")
+    calls = (caller.invoke([question], seed=seed) for seed in range(20))
+    call = next(one for one in calls if isinstance(one, AIMessage) and one.tool_calls)
+    (made,) = call.tool_calls
+    assert made["name"] == "Weather"
+    result = ToolMessage("sunny", tool_call_id=made["id"])
+    assert isinstance(chat.invoke([question, call, result]), AIMessage)
+
+
+def test_langchain_continues_stored_responses(hermes: Running) -> None:
+    chat = langchain(hermes, use_responses_api=True, use_previous_response_id=True)
+    first = chat.invoke([HumanMessage("Hello")], max_completion_tokens=8)
+    second = chat.invoke([HumanMessage("Hello"), first, HumanMessage("And?")])
+    assert first.usage_metadata is not None
+    assert second.usage_metadata is not None
+    assert second.usage_metadata["input_tokens"] > first.usage_metadata["input_tokens"]
+    assert second.response_metadata["id"] != first.response_metadata["id"]
+
+
+BENCHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-benchy": (
+        "/v1/chat/completions",
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "a b c"}],
+            "max_tokens": 8,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "min_tokens": None,
+            "cache_prompt": False,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        },
+    ),
+    "guidellm": (
+        "/v1/completions",
+        {
+            "model": "tiny",
+            "prompt": "a b c",
+            "max_tokens": 8,
+            "max_completion_tokens": 8,
+            "stop": None,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_bodies_of_benches(hermes: Running, name: str) -> None:
+    """They count the tokens that they asked for."""
+    path, body = BENCHES[name]
+    answer = httpx.post(hermes.url + path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert '"completion_tokens":8' in answer.text
