@@ -17,7 +17,7 @@ from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.openapi import Route
 from harness.serve.prompt_scores import PromptScores
-from harness.serve.readings import read_texts, told_of_input
+from harness.serve.readings import checked_inputs, read_texts, told_of_input
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
