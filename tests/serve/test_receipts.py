@@ -121,7 +121,7 @@ def opened(
             if key not in known:
                 session = SessionOptions(
                     tier=tier, context=1024, slots=2, biases=8, kv_dtype=kv_dtype,
-                    repeat_last_n=80, top_log_probabilities=1,
+                    repeat_last_n=80, top_log_probabilities=20,
                 )  # fmt: skip
                 options = ModelOptions(session, "other", kept, sampling=ALL_TOKENS)
                 known[key] = open_model(path, options, [LOCAL_TENANT], owned)
