@@ -78,9 +78,11 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
     tokens = sum(map(len, prompts))
     extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
 
+    store = service.receipts
+
     def keep(vectors: Sequence[Vector]) -> None:
         results = list(map(_octets, vectors))
-        extra.update(keep_results(service, "embedding", body, tenant, prompts, results))
+        extra.update(keep_results(store, model, "embedding", body, tenant, prompts, results))
 
     vectors = read_texts(service, list(map(len, prompts)), begin, tenant, caller, keep)
     return {

@@ -83,11 +83,13 @@ def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) 
     extra: Json = {"tenant": tenant.name, "tier": model.tier}
     data: list[Json] = []
 
+    store = service.receipts
+
     def keep(found: Sequence[PromptScores]) -> None:
         for index, (scores, start) in enumerate(zip(found, starts, strict=True)):
             data.append(_told(index, scores.tokens, start, body.top))
         results = list(map(canonical, data))
-        extra.update(keep_results(service, "score", body, tenant, prompts, results))
+        extra.update(keep_results(store, model, "score", body, tenant, prompts, results))
 
     read_texts(service, list(map(len, prompts)), begin, tenant, caller, keep)
     tokens = sum(map(len, prompts))

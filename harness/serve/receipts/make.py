@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from harness.sampling_defaults import SamplingDefaults
     from harness.serve.generation import Generation
     from harness.serve.model import ServedModel
-    from harness.serve.service import Service
     from reference.model.open import Model
 
 Json = dict[str, Any]
@@ -60,7 +59,8 @@ def store_answer(
 
 
 def keep_results(
-    service: Service,
+    store: ReceiptStore | None,
+    model: ServedModel,
     kind: str,
     body: msgspec.Struct,
     tenant: Tenant,
@@ -70,10 +70,10 @@ def keep_results(
     """Make and store the receipt of results that are not tokens, such as vectors: the bytes of
     each; its id and digest, by the name ``receipt``, or nothing where no receipts are made. Raises
     StorageProblem."""
-    if service.receipts is None:
+    if store is None:
         return {}
     name = f"{kind}-{secrets.token_hex(12)}"
-    payload = base_payload(name, kind) | served_facts(service.model, tenant)
+    payload = base_payload(name, kind) | served_facts(model, tenant)
     payload |= {
         "request": request_text(body),
         "prompts": [list(prompt) for prompt in prompts],
@@ -81,7 +81,7 @@ def keep_results(
         "results": [hashlib.sha256(result).hexdigest() for result in results],
         "usage": {name: sum(map(len, prompts)) for name in ("prompt_tokens", "total_tokens")},
     }
-    return {"receipt": _noted(service.receipts.add(tenant.id, payload, []), name)}
+    return {"receipt": _noted(store.add(tenant.id, payload, []), name)}
 
 
 def served_facts(model: ServedModel, tenant: Tenant) -> Json:
