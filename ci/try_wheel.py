@@ -20,7 +20,7 @@ from pathlib import Path
 
 NOBODY = 65534
 QUESTION = "Why is the sky blue?"
-ASKED = {"prompt": QUESTION, "max_tokens": 8, "seed": 7}
+ASKED = {"prompt": QUESTION, "max_tokens": 8, "seed": 7, "ignore_eos": True}
 SECONDS = 600
 
 

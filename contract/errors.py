@@ -162,12 +162,12 @@ class UnsupportedOp(TierError):
 class OutOfMemory(TierError):
     """An allocation that does not fit. Sizes are in bytes."""
 
-    def __init__(self, what: str, asked: int, used: int, free: int) -> None:
-        self.asked = asked
+    def __init__(self, what: str, needed: int, used: int, free: int) -> None:
+        self.needed = needed
         self.used = used
         self.free = free
         super().__init__(
-            f"out of memory for {what}: need {format_bytes(asked)}, "
+            f"out of memory for {what}: need {format_bytes(needed)}, "
             f"{format_bytes(used)} in use, {format_bytes(free)} free"
         )
 

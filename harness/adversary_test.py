@@ -1,5 +1,5 @@
-"""``python -m harness.adversary_test``: the engine among those who would bend it, in simulated
-schedules."""
+"""``python -m harness.adversary_test``: simulated schedules in which clients and operators try to
+make the engine break its rules."""
 
 import sys
 

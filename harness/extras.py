@@ -15,9 +15,9 @@ EXTRA_OF: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             ("flask", "llguidance", "msgspec", "prometheus_client", "tomlkit", "waitress"), SERVER
         ),
-        "cryptography": RECEIPTS,
         "matplotlib": BENCH,
         "ray": RAY,
+        "cryptography": RECEIPTS,
         "llama_cpp": PEER,
     }
 )

@@ -46,7 +46,7 @@ _TELLING = Lock()
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One step: ``query`` QUERY_TOKEN[tokens], the rows wanted and how each is sampled.
+    """One step: ``query`` QUERY_TOKEN[tokens], the requested rows and how each is sampled.
 
     ``output_rows`` int32[rows] indexes query; ``sampling`` is SAMPLING[rows]; ``page_table``
     int32[slots, slot_pages]. ``requested`` names the OUTPUT buffers to keep, such as LOGITS.
@@ -72,7 +72,7 @@ class StepInput:
 class StepOutput:
     """What a step produced: ``token`` int32[rows], -1 where a logit was not finite.
 
-    ``outputs`` are the bytes of the buffers that were wanted. The arrays are the step's own.
+    ``outputs`` are the bytes of the requested buffers. The arrays are the step's own.
     """
 
     token: NDArray[np.int32]
@@ -80,27 +80,27 @@ class StepOutput:
 
     @property
     def logits(self) -> NDArray[np.float32]:
-        """float32[rows, vocab]; the step must have wanted LOGITS."""
+        """float32[rows, vocab]; the step must have requested LOGITS."""
         return self.rows(LOGITS)
 
     def rows(self, name: str) -> NDArray[np.float32]:
-        """float32[rows, n] of the output ``name``, which the step must have wanted."""
+        """float32[rows, n] of the output ``name``, which the step must have requested."""
         return self._rows(name, np.float32)
 
     @property
     def log_probability(self) -> NDArray[np.float32]:
         """float32[rows] of the sampled tokens (rule R10), NaN for token -1; the step must have
-        wanted CHOSEN."""
+        requested CHOSEN."""
         return self.outputs[CHOSEN].view(np.float32)
 
     @property
     def top_ids(self) -> NDArray[np.int32]:
-        """int32[rows, top], the likeliest first; the step must have wanted TOP_IDS."""
+        """int32[rows, top], the likeliest first; the step must have requested TOP_IDS."""
         return self._rows(TOP_IDS, np.int32)
 
     @property
     def top_log_probabilities(self) -> NDArray[np.float32]:
-        """float32[rows, top] of ``top_ids``; the step must have wanted TOP_LOGS."""
+        """float32[rows, top] of ``top_ids``; the step must have requested TOP_LOGS."""
         return self._rows(TOP_LOGS, np.float32)
 
     def _rows(self, name: str, dtype: Any) -> NDArray[Any]:
@@ -205,7 +205,7 @@ class ModelRunner(ContextManager):
 
     def page_copies(self) -> PageCopies | None:
         """Copies of whole KV pages in the queue of steps; None for a model that has none. Made when
-        first asked for: it lowers three graphs."""
+        first needed: it lowers three graphs."""
         if self._copies is None and self._page_table is not None:
             self._copies = PageCopies(self.tier, self.graph, self._buffers)
             self._saved.callback(self._copies.close)

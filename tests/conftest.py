@@ -24,6 +24,7 @@ from harness.synth import SynthSpec, sized_spec, write_synthetic
 from reference.cpu import threads
 from reference.cpu import tier as cpu_tier
 from reference.model.open import Model, open_model
+from tests import costs
 from tests.kernels.rolled import rolled_source
 from tests.needs import missing
 from tests.opencl_parts import little_optimized
@@ -40,10 +41,11 @@ settings.register_profile("long", deadline=None, max_examples=1000)
 settings.load_profile("any machine")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let an interrupt reach the programs that tests interrupt: a shell's background job ignores
     it, and so would they. Tests of all formats share one OpenCL program of everything. Kernels that
     tests build by themselves PoCL then compiles as those of tiers."""
+    costs.register(config)
     contents.ALWAYS = contents.EVERYTHING
     os.environ.setdefault(*POCL_COMPILES_ONCE)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,8 @@
-"""A plugin of pytest that reports what tests cost: seconds and memory by folder of tests."""
+"""A plugin of pytest: what tests cost, by folder, and memory given back between tests."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from collections import defaultdict
@@ -10,12 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 KIBIBYTE = 1024
 GIGABYTE = 1e9
 LIMIT_GIGABYTES = 1.5
 """Most memory that a process of tests should have: a machine with 8 GB runs several of them."""
+GROWTH_GIGABYTES = 0.1
+"""How much a process may grow until what it freed is given back to the system."""
+FEWEST_TESTS = 500
+"""A smaller run prints no costs."""
 
 
 @dataclass
@@ -26,18 +32,17 @@ class Folder:
     seconds: float = 0.0
     processor_seconds: float = 0.0
     memory: float = 0.0
-    grown: float = 0.0
 
 
 @dataclass
 class Costs:
-    """Costs by folder, and the largest memory of each process."""
+    """Costs by folder, and the largest memory of each process, in GB."""
 
     folders: dict[str, Folder] = field(default_factory=lambda: defaultdict(Folder))
     processes: dict[str, float] = field(default_factory=dict)
 
 
-COSTS = pytest.StashKey[Costs]()
+START = pytest.StashKey[float]()
 
 
 def processor_seconds() -> float:
@@ -51,38 +56,49 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE / GIGABYTE
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Notes what a test starts from."""
-    item.stash[START] = (processor_seconds(), peak_memory())
-    return (yield)
+class FreedMemory:
+    """Gives freed memory back where the C library can: it keeps what compilers have used."""
+
+    def __init__(self) -> None:
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._process = psutil.Process()
+        self._least = self._resident()
+
+    def give_back(self) -> None:
+        """Trims a process that has grown since the last time."""
+        now = self._resident()
+        if self._trim is not None and now > self._least + GROWTH_GIGABYTES:
+            self._trim(0)
+            now = self._resident()
+        self._least = now
+
+    def _resident(self) -> float:
+        return float(self._process.memory_info().rss) / GIGABYTE
 
 
-START = pytest.StashKey[tuple[float, float]]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Adds the costs of a test to the report of its last phase."""
-    report = yield
-    if report.when == "teardown":
-        seconds, memory = item.stash[START]
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-        report.costs = [worker, processor_seconds() - seconds, peak_memory(), memory]
-    return report
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Begins with no costs."""
-    config.stash[COSTS] = Costs()
-    config.pluginmanager.register(Collector(config.stash[COSTS]), "costs of tests")
-
-
-class Collector:
-    """Adds up reports, those of other processes too."""
+class CostsOfTests:
+    """Notes costs where tests run, and adds up those of all processes where they are reported."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
+        self._freed = FreedMemory()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Notes what a test starts from."""
+        item.stash[START] = processor_seconds()
+        result = yield
+        self._freed.give_back()
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Adds the costs of a test to the report of its last phase."""
+        report = yield
+        if report.when == "teardown":
+            worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+            report.costs = [worker, processor_seconds() - item.stash[START], peak_memory()]
+        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Adds the costs of one phase of a test to its folder."""
@@ -91,12 +107,25 @@ class Collector:
         noted = getattr(report, "costs", None)
         if noted is None:
             return
-        worker, seconds, memory, before = noted
+        worker, seconds, memory = noted
         folder.tests += 1
         folder.processor_seconds += seconds
         folder.memory = max(folder.memory, memory)
-        folder.grown += memory - before
         self._costs.processes[worker] = max(self._costs.processes.get(worker, 0.0), memory)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Prints a line a folder, the longest first, and the memory of each process."""
+        folders = self._costs.folders
+        if sum(one.tests for one in folders.values()) < FEWEST_TESTS:
+            return
+        terminalreporter.section("costs by folder")
+        terminalreporter.write_line("tests  seconds  processor seconds  GB so far  folder")
+        for name, one in sorted(folders.items(), key=lambda pair: -pair[1].seconds):
+            figures = f"{one.tests:5} {one.seconds:8.1f} {one.processor_seconds:18.1f}"
+            terminalreporter.write_line(f"{figures} {one.memory:10.2f}  {name}")
+        for worker, memory in sorted(self._costs.processes.items()):
+            note = f", more than {LIMIT_GIGABYTES}" if memory > LIMIT_GIGABYTES else ""
+            terminalreporter.write_line(f"process {worker}: at most {memory:.2f} GB{note}")
 
 
 def folder_of(nodeid: str) -> str:
@@ -105,19 +134,6 @@ def folder_of(nodeid: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Prints a line a folder, the dearest first, and the processes with too much memory."""
-    costs = config.stash[COSTS]
-    if not costs.processes:
-        return
-    terminalreporter.section("costs by folder")
-    terminalreporter.write_line("tests  seconds  processor s  peak GB  grown GB  folder")
-    order = sorted(costs.folders.items(), key=lambda one: -one[1].seconds)
-    for name, one in order:
-        figures = f"{one.tests:5} {one.seconds:8.1f} {one.processor_seconds:12.1f}"
-        terminalreporter.write_line(f"{figures} {one.memory:8.2f} {one.grown:9.2f}  {name}")
-    for worker, memory in sorted(costs.processes.items()):
-        note = f", more than {LIMIT_GIGABYTES}" if memory > LIMIT_GIGABYTES else ""
-        terminalreporter.write_line(f"process {worker}: at most {memory:.2f} GB{note}")
+def register(config: pytest.Config) -> None:
+    """Makes the plugin one of this run."""
+    config.pluginmanager.register(CostsOfTests(Costs()), "costs of tests")

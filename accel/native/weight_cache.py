@@ -20,7 +20,6 @@ import hashlib
 import json
 import mmap
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +48,7 @@ SYNCED, UNSYNCED, PARTIAL = ".weights", ".unsynced", ".partial"
 SOURCE_CHARACTERS, NAME_CHARACTERS = 16, 32
 LOCK_SECONDS = 300.0
 """Longest wait for another process that writes the same entry."""
+LOCK_POLL_SECONDS = 0.02
 RECENT_NANOSECONDS = 20_000_000
 """A file that changed so recently may change again without another time of change."""
 MOST_READ_AHEAD = 1 << 30
@@ -162,7 +162,8 @@ def write_entry(folder: Path, entry: Entry, fill: Callable[[Bytes], bool]) -> By
         for stale in folder.glob(f"{entry.name}.*{PARTIAL}"):
             stale.unlink(missing_ok=True)
         _make_room(folder, HEADER_BYTES + entry.nbytes)
-        handle, partial = tempfile.mkstemp(PARTIAL, f"{entry.name}.", folder)
+        partial = folder / f"{entry.name}.{os.urandom(8).hex()}{PARTIAL}"
+        handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             if not _written(handle, entry, fill):
                 return None
@@ -303,15 +304,24 @@ def _make_room(folder: Path, nbytes: int) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by the one process that writes an entry. Raises OSError after LOCK_SECONDS."""
-    import filelock
+    """Held by the one process that writes an entry; the system releases it when that process ends.
 
-    lock = filelock.FileLock(f"{path}.lock", timeout=LOCK_SECONDS)
+    Raises OSError after LOCK_SECONDS.
+    """
+    # Other systems have no such module, and write no entries.
+    import fcntl
+
+    handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise OSError(errno.EBUSY, "another process has not finished it") from None
-    try:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(LOCK_POLL_SECONDS)
         yield
     finally:
-        lock.release()
+        os.close(handle)

@@ -25,7 +25,7 @@ TEXTS = {Content: "content", Thought: "reasoning_content"}
 
 
 class AnswerFormat(Protocol):
-    """How a generation is told on one route."""
+    """How one route writes an answer."""
 
     @property
     def ping(self) -> bytes:
@@ -220,7 +220,7 @@ class ChatShape(OpenAiStream):
 
     @property
     def _tokenwise(self) -> bool:
-        """Whether every token is told, also one without text."""
+        """Whether every token has a chunk, also one without text."""
         return self.listed or self.answer.token_ids
 
     def _more(self, index: int, part: Part) -> bytes:
@@ -304,7 +304,7 @@ class ChatShape(OpenAiStream):
 
 
 def _delta_of(part: Part) -> Json:
-    """A part as a chunk tells it."""
+    """The delta of a chunk for a part of an answer."""
     match part:
         case Content(text):
             return {"content": text}

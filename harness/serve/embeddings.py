@@ -35,7 +35,8 @@ Vector = NDArray[np.float32]
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True):
     """``POST /v1/embeddings``. ``input`` is a text, a list of texts, the ids of one text, or a list
-    of lists of ids. With ``dimensions`` the first so many are kept, before normalising."""
+    of lists of ids. With ``dimensions`` only the first so many numbers of a vector
+    are used, before it is normalised."""
 
     input: str | Inputs
     model: Id | None = None

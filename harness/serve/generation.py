@@ -50,8 +50,8 @@ COMPLETION_TOKENS = 16
 """What ``/v1/completions`` generates when nobody says how much."""
 
 
-Told = Callable[[Callable[[], Sequence[Piece]]], bool]
-"""Tells pieces, which it makes, at once; False where they have to be taken."""
+SendPieces = Callable[[Callable[[], Sequence[Piece]]], bool]
+"""Sends the pieces that the given function makes; False where they have to be taken instead."""
 
 
 class Generation:
@@ -187,13 +187,13 @@ class Generation:
         scores = self._scores.get(request.id)
         return PromptScores(request).tokens if scores is None else scores.tokens
 
-    def pieces(self, wait: float, tell: Told | None = None) -> Iterator[list[Piece]]:
+    def pieces(self, wait: float, send: SendPieces | None = None) -> Iterator[list[Piece]]:
         """What became certain, until every choice has ended; an empty list after each ``wait``
         seconds in which nothing did. Raises ApiError when a choice fails.
 
-        Pieces that ``tell`` tells on the engine's thread are left out: it is asked while this
-        waits, for what is little work."""
-        offer = None if tell is None or not self._light else partial(self._offered, tell)
+        While this waits, ``send`` may send pieces on the engine's thread where they make little
+        work; those are left out."""
+        offer = None if send is None or not self._light else partial(self._offered, send)
         while not self.done:
             taken = self._events.take(wait, offer)
             if not self.done:
@@ -217,9 +217,9 @@ class Generation:
             for choice in self.choices
         )
 
-    def _offered(self, tell: Told, events: Sequence[Delivered]) -> bool:
-        """Tell what events say; on the engine's thread."""
-        if not tell(lambda: self._received(events)):
+    def _offered(self, send: SendPieces, events: Sequence[Delivered]) -> bool:
+        """Send the pieces of events, on the engine's thread."""
+        if not send(lambda: self._received(events)):
             return False
         if self.done:
             self._events.wake()

@@ -44,9 +44,9 @@ def read_texts(
     begin: Begin[Result],
     tenant: Tenant,
     caller: Caller,
-    keep: Callable[[Sequence[Result]], None] | None = None,
+    store: Callable[[Sequence[Result]], None] = lambda results: None,
 ) -> list[Result]:
-    """The results of texts of so many tokens, which are counted for the tenant, after ``keep`` has
+    """The results of texts of so many tokens, which are counted for the tenant once ``store`` has
     stored them. Raises what the first refused text is refused with before anything was computed,
     and Began after that."""
     model, results, tokens = service.model, list[Result](), sum(lengths)
@@ -56,8 +56,7 @@ def read_texts(
             wave = [begin(index) for index in range(len(results), last)]
             taken = _compute(model, [submission for submission, _ in wave], caller.gone)
             results += [result() for _, result in wave[:taken]]
-        if keep is not None:
-            keep(results)
+        store(results)
     except Exception as error:
         told = told_of_input(error)
         if not results and isinstance(error, QueueFull | RequestError | EngineStopped):

@@ -42,23 +42,23 @@ def event_stream(
     def lines(pieces: Sequence[Piece]) -> bytes:
         return silent.broken_by(b"".join([x for piece in pieces for x in shape.lines(piece)]))
 
-    def tell(make: Callable[[], Sequence[Piece]]) -> bool:
+    def send(make: Callable[[], Sequence[Piece]]) -> bool:
         return caller.send_at_once(lambda: lines(make()))
 
     try:
-        for pieces in generation.pieces(LOOK_SECONDS, tell):
+        for pieces in generation.pieces(LOOK_SECONDS, send):
             if not pieces and caller.gone():
                 return
             yield lines(pieces)
         end(None)
         yield shape.end(usage)
     except Exception as error:
-        told = as_api_error(error)
-        if told is None:
+        refusal = as_api_error(error)
+        if refusal is None:
             log_fault("a stream failed", error)
-            told = internal_error()
-        end(told)
-        yield shape.failed(told)
+            refusal = internal_error()
+        end(refusal)
+        yield shape.failed(refusal)
     finally:
         generation.cancel()
         end(CLIENT_LEFT)
@@ -72,7 +72,7 @@ class Silence:
         self._since = time.monotonic()
 
     def broken_by(self, data: bytes) -> bytes:
-        """``data``, or a comment in place of nothing after ``PING_SECONDS`` of silence."""
+        """``data``, or a comment in its stead after ``PING_SECONDS`` of silence."""
         now = time.monotonic()
         if not data and now - self._since >= PING_SECONDS:
             data = self._ping

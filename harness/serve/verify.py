@@ -1,4 +1,5 @@
-"""Replaying an answer: the same request on the same function gives the same bytes, or a place."""
+"""Replays an answer: the same request on the same function gives the same bytes, or the first
+difference is named."""
 
 from __future__ import annotations
 
@@ -64,9 +65,9 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     for name in now:
         if name == "usage" and tells_no_usage(response):
             continue
-        place = _difference(name, then[name], now[name])
-        if place is not None:
-            return place
+        difference = _difference(name, then[name], now[name])
+        if difference is not None:
+            return difference
     return None
 
 
@@ -78,8 +79,8 @@ def tells_no_usage(response: Json) -> bool:
 def _defaults_of(response: Json) -> SamplingDefaults:
     """What the server that answered was sampling with; an answer that does not say so is older than
     such defaults."""
-    told = _extra(response).get("sampling_defaults")
-    return sampling_defaults({}, given=told if isinstance(told, dict) else NO_DEFAULTS)
+    values = _extra(response).get("sampling_defaults")
+    return sampling_defaults({}, given=values if isinstance(values, dict) else NO_DEFAULTS)
 
 
 def _told(response: Json) -> Json:
@@ -187,19 +188,19 @@ def _ask_as_ollama(service: Service, asked: Json) -> Answered:
     return answer_prompt(service, decode(raw, GenerateRequest, []), LOCAL_TENANT, Caller())
 
 
-def _difference(place: str, then: object, now: object) -> str | None:
-    """The first place where two JSON values differ, and how."""
+def _difference(path: str, then: object, now: object) -> str | None:
+    """The first path at which two JSON values differ, and how."""
     if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
-        parts = [(f"{place}.{key}", then[key], now[key]) for key in now]
+        parts = [(f"{path}.{key}", then[key], now[key]) for key in now]
     elif isinstance(then, list) and isinstance(now, list):
         pairs = enumerate(zip_longest(then, now, fillvalue=NOTHING))
-        parts = [(f"{place}[{i}]", *pair) for i, pair in pairs]
+        parts = [(f"{path}[{i}]", *pair) for i, pair in pairs]
     elif isinstance(then, str) and isinstance(now, str) and then != now:
         at = next((i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), None)
         at = min(len(then), len(now)) if at is None else at
-        return f"{place}: character {at}: {then[at : at + 20]!r} then, {now[at : at + 20]!r} now"
+        return f"{path}: character {at}: {then[at : at + 20]!r} then, {now[at : at + 20]!r} now"
     else:
-        return None if then == now else f"{place}: {_shown(then)} then, {_shown(now)} now"
+        return None if then == now else f"{path}: {_shown(then)} then, {_shown(now)} now"
     for part in parts:
         found = _difference(*part)
         if found is not None:

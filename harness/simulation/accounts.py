@@ -1,4 +1,4 @@
-"""What clients and observers count, to be compared with the engine's ledger."""
+"""Counts of what clients and observers saw, to be compared with the engine's ledger."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from reference.ledger import Ledger
 
 
 class ExpectedCounts:
-    """By tenant, how often something named as in ``TenantLedger`` was seen to happen."""
+    """For each tenant, the counts that its ``TenantLedger`` should have."""
 
     def __init__(self) -> None:
         self._seen: defaultdict[int, Counter[str]] = defaultdict(Counter)
 
     def add(self, tenant: int, what: str, count: int = 1) -> None:
-        """Seen, so many times. A finished request is counted by its reason's value."""
+        """Add to the count called ``what``, a field of ``TenantLedger``, or the value of the reason
+        of a finished request."""
         self._seen[tenant][what] += count
 
     def keep_only(self, tenants: Container[int]) -> None:
-        """Forget those that are gone: so does the ledger."""
+        """Forget all other tenants, as the ledger does."""
         for tenant in [tenant for tenant in self._seen if tenant not in tenants]:
             del self._seen[tenant]
 
     def compare(self, ledger: Ledger, *, interrupted: bool = False) -> None:
-        """Raise Violation where the ledger says something else. Where steps were ``interrupted`` an
-        admission may be noted of which nobody was told, but no token."""
+        """Raise Violation where the ledger differs. Where steps were ``interrupted``, the ledger
+        may have admissions and preemptions that no observer was called for, but never tokens."""
         for tenant, seen in self._seen.items():
             entry = ledger.of(tenant)
             said = Counter(

@@ -1,4 +1,5 @@
-"""What those do who would bend an engine: the actions that a schedule has of them."""
+"""The actions of adversaries in a schedule: clients and operators that try to break the engine's
+rules."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from harness.simulation.schedule import (
 )
 
 FIRST_ID = 5000
-"""Ids of the requests of a flood; those of the others are below."""
+"""The first id of the requests of a flood; ids of other requests are below."""
 MOST_INTERRUPTS = 6
 LABELS = (None, *QosClass)
 GROUPS = (None, None, 7, 8)
@@ -29,7 +30,7 @@ GROUPS = (None, None, 7, 8)
 def draw_adversaries(
     random: Random, shape: EngineShape, tenants: Sequence[Tenant], steps: int, *, copies: bool
 ) -> list[Action]:
-    """Some of what adversaries do in ``steps`` steps, on a device whose ``copies`` can fail."""
+    """Draw adversaries' actions within ``steps`` steps; copies fail where ``copies`` is true."""
     actions: list[Action] = []
     if random.random() < 0.6:
         actions += _flood(random, shape, tenants, random.randrange(steps))
@@ -53,8 +54,8 @@ def draw_adversaries(
 def _flood(
     random: Random, shape: EngineShape, tenants: Sequence[Tenant], step: int
 ) -> list[Action]:
-    """One tenant asks many times at once, with a label after the other, for prompts as long as
-    there are or as short, and gives up half of them."""
+    """One tenant submits many requests at once, labelled with each class in turn, with the longest
+    and shortest prompts, and cancels half of them."""
     tenant, context = random.choice(tenants), shape.limits.context
     actions: list[Action] = []
     for number in range(random.randint(6, 24)):
@@ -78,7 +79,7 @@ def _flood(
 def _leaves_and_comes_back(
     random: Random, shape: EngineShape, tenant: Tenant, steps: int
 ) -> list[Action]:
-    """Whoever has the id afterwards is another tenant, whatever it may."""
+    """A tenant is removed, and another one gets its id, with other limits."""
     gone = random.randrange(steps)
     back = gone + random.choice([0, 1, 4, 20])
     another = replace(_changed(random, shape, tenant), name=f"another-{tenant.id}")
@@ -86,7 +87,7 @@ def _leaves_and_comes_back(
 
 
 def _changed(random: Random, shape: EngineShape, tenant: Tenant) -> Tenant:
-    """The tenant in another group, or with other pages reserved."""
+    """The tenant with another isolation group or other reserved pages."""
     pages = shape.limits.pages
     reserved = random.choice([0, 0, pages // 6, pages // 2])
     return replace(

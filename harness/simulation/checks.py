@@ -1,4 +1,4 @@
-"""The invariants of an engine's state, as functions of plain data that know nothing of engines."""
+"""The invariants of an engine's state, as functions of plain data that do not depend on engines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from harness.simulation.invariants import Invariant, Violation, require
 
 
 class Resident(NamedTuple):
-    """A request that has a slot and pages, and asks for a class. One that waited too long is
-    ``protected`` until it has got on; the consumer of one may have ``stalled``."""
+    """A request that has a slot and pages, and ``asked`` for a class. It is ``protected`` if it had
+    waited too long and has not made progress; it has ``stalled`` if its consumer takes no
+    tokens."""
 
     request_id: int
     tenant: int
@@ -24,8 +25,8 @@ class Resident(NamedTuple):
 
 
 class QueuePosition(NamedTuple):
-    """What may be computed for a request that has a slot. It ``decodes`` when its next token is the
-    device's to sample and there is one to come; its consumer may have ``stalled``."""
+    """What may be computed for a request that has a slot. It ``decodes`` when the device samples
+    its next token; it has ``stalled`` if its consumer takes no tokens."""
 
     request_id: int
     slot: int
@@ -34,8 +35,8 @@ class QueuePosition(NamedTuple):
 
 
 class State(NamedTuple):
-    """An engine between two steps. ``references`` and ``payers``, the tenant who is charged for a
-    page that somebody holds, are by page."""
+    """The state of an engine between two steps. For each page, ``references`` is its number of
+    holders, and ``payers`` is the tenant it is charged to."""
 
     slots: int
     free_slots: Sequence[int]
@@ -48,16 +49,15 @@ class State(NamedTuple):
     cached_pages: int
 
     def charged(self, tenant: int) -> int:
-        """Pages the tenant pays for."""
+        """Pages charged to the tenant."""
         pairs = zip(self.references, self.payers, strict=True)
         return [payer for count, payer in pairs if count].count(tenant)
 
 
 class Candidate(NamedTuple):
-    """The request whose turn it would be among those of a tenant that ask for the same class: its
-    place in the order of arrival, whether its tenant is aged, since when these wait where that is
-    too long, and at that moment the class of its turn, the tenant's dominant share and rate of
-    tokens by weight."""
+    """The first of a tenant's waiting requests that ask for the same class: its number in the order
+    of arrival, whether its tenant is aged, since when its line is aged (None if it is not), the
+    class of its turn, and the tenant's dominant share and token rate divided by weight."""
 
     order: int
     tenant: int
@@ -69,7 +69,8 @@ class Candidate(NamedTuple):
 
 
 def check_slots(state: State) -> None:
-    """Every slot is free or has one request, every request is in one place."""
+    """Check that every slot is free or has one request, and every live request either runs or
+    waits."""
     slots = [*(resident.slot for resident in state.slot_manager), *state.free_slots]
     if len(slots) != state.slots or len(set(slots)) != state.slots:
         raise Violation(
@@ -86,8 +87,8 @@ def check_slots(state: State) -> None:
 
 
 def check_pages(state: State) -> None:
-    """References are the residents', every page is free, cached or held, and a page that is held
-    is charged to a tenant that holds it."""
+    """Check that a page's references are its holders, that every page is free, cached or held, and
+    that a held page is charged to a tenant that holds it."""
     referrers = [0] * len(state.references)
     paid: set[int] = set()
     for resident in state.slot_manager:
@@ -118,8 +119,8 @@ def check_pages(state: State) -> None:
 
 
 def check_decodes(places: Iterable[QueuePosition], computed: Collection[int]) -> None:
-    """The step that computes for the slots ``computed`` delays no decode, and computes nothing for
-    a consumer that takes no tokens."""
+    """Check that a step for the slots ``computed`` has every sequence that decodes, and computes
+    nothing for a consumer that takes no tokens."""
     for request_id, slot, decodes, stalled in places:
         if stalled and slot in computed:
             raise Violation(Invariant.BACKPRESSURE, f"request {request_id} is computed")
@@ -132,10 +133,11 @@ def check_decodes(places: Iterable[QueuePosition], computed: Collection[int]) ->
 def check_quota(
     states: Sequence[State], tenant: Tenant, decode_rate: float, prefill_rate: float
 ) -> None:
-    """What ``tenant`` has of all engines just after an admission. Rates are tokens a second over
-    the window.
+    """Check that ``tenant`` is within its quotas in all engines together, just after an admission.
+    Rates are tokens a second over the window.
 
-    The only request of a tenant may have its pages: the quota it was accepted under was larger.
+    The only running request of a tenant may have the pages it needs, since its quota may have been
+    lowered after its submission.
     """
     own = [one for state in states for one in state.slot_manager if one.tenant == tenant.id]
     pages = sum(state.charged(tenant.id) for state in states)
@@ -157,9 +159,10 @@ def check_quota(
 def check_admission(
     chosen: int | None, candidates: Sequence[Candidate], without_room: Collection[int]
 ) -> None:
-    """The choice ``chosen`` among ``candidates``, each the first of a line within its quotas.
+    """Check that ``chosen`` is the right one of ``candidates``, each of which is the first of its
+    line and within its quotas.
 
-    ``without_room`` are those for which there was no room when they were asked.
+    ``without_room`` are the candidates for which the engine found no room.
     """
     picked = next((c for c in candidates if c.order == chosen), None)
     require(
@@ -207,9 +210,10 @@ def check_preemption(
     tenants: Mapping[int, Tenant],
     growth: int,
 ) -> None:
-    """``state``, one of all ``states``, is just before ``leaver`` loses its place. An interactive
-    request leaves only where all that run are or are protected, for its own tenant's page quota, a
-    request growing by at most ``growth`` pages at once, or while its consumer takes nothing."""
+    """Check that ``leaver`` may be preempted; ``state``, one of all ``states``, is the one before.
+    An interactive request may be preempted in three cases: all running requests are interactive or
+    protected; its tenant is at its page quota, where a request grows by at most ``growth`` pages at
+    once; or its consumer takes no tokens."""
 
     def interactive(resident: Resident) -> bool:
         qos = tenants[resident.tenant].qos.lowered_to(resident.asked)

@@ -1,4 +1,4 @@
-"""The clients' side: what each request should get, and what it got. It sees events only."""
+"""The clients: the events that each request should get, and those it got."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from harness.simulation.invariants import Invariant, Violation, require
 class Client:
     """One request as its client sees it.
 
-    ``expected`` are the events of its solo run; ``faults`` counts those that hit it while it ran;
-    ``stalled_since`` is the engine step at which it stopped taking tokens. Its tenant's id may be
-    ``another``'s by now, and others may have reserved the pages it needs: it ``may_fail`` then.
+    ``expected`` are the events of its solo run; ``faults`` counts the faults while it ran;
+    ``stalled_since`` is the engine step at which it stopped taking tokens. ``another`` is true when
+    another tenant has got the id of its tenant. It ``may_fail`` when other tenants have reserved
+    the pages it needs.
     """
 
     request: Request
@@ -33,12 +34,12 @@ class Client:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Those it got so far."""
+        """The tokens it has got so far."""
         return tuple(event.token for event in self.expected[: self.received])
 
     @property
     def rest(self) -> Request:
-        """What is still to be done, as a request of its own: that of a client whose server
+        """A request for the rest of its answer, as a client submits it after the server
         restarted."""
         tokens = self.tokens
         return replace(
@@ -50,11 +51,8 @@ class Client:
 
 @dataclass(slots=True)
 class Clients:
-    """All requests that were accepted. ``solo`` gives the events of a request to a model, by its
-    number, that is alone.
-
-    ``most_faults`` is how many faults a request may have to survive, less one.
-    """
+    """The clients of all accepted requests. ``solo`` gives the events of a request that runs alone
+    on the model of a number. A request may end with an error after ``most_faults`` faults."""
 
     solo: Callable[[int, Request, Constraint | None], tuple[TokenEvent, ...]]
     stall_steps: int
@@ -63,24 +61,24 @@ class Clients:
 
     @property
     def live(self) -> list[Client]:
-        """Those that wait for more."""
+        """The clients whose requests have not ended."""
         return [client for client in self.by_id.values() if client.ended is None]
 
     def accepted(
         self, request: Request, logits: bool, constraint: Constraint | None, model: int
     ) -> None:
-        """The engine of a model took the request."""
+        """Note that the engine of a model accepted a request."""
         expected = self.solo(model, request, constraint)
         self.by_id[request.id] = Client(request, expected, logits, constraint, model)
 
     def cancelled(self, request_id: int) -> None:
-        """The client gave up; nothing may follow."""
+        """Note that a client cancelled its request: no event may follow."""
         client = self.by_id.get(request_id)
         if client is not None and client.ended is None:
             client.ended = FinishReason.CANCELLED
 
     def take(self, event: TokenEvent, step: int) -> None:
-        """An event arrived after ``step`` steps of the engine. Raises Violation."""
+        """Check an event that arrived after ``step`` steps of the engine. Raises Violation."""
         client = self.by_id.get(event.request_id)
         if client is None:
             raise Violation(Invariant.TOKENS, f"{event} belongs to no request")
@@ -93,7 +91,8 @@ class Clients:
         client.ended = event.finish_reason
 
     def _may_end_early(self, client: Client, event: TokenEvent, step: int) -> bool:
-        """Whether a request may end here, without a token, though alone it would go on."""
+        """Whether a request may end with this event, without a token, though its solo run goes
+        on."""
         if event.token != -1 or event.position != client.expected[client.received].position:
             return False
         if event.finish_reason is FinishReason.ERROR:

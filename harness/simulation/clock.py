@@ -1,4 +1,4 @@
-"""Time that passes only when the simulation says so."""
+"""Virtual time, which passes only when the simulation advances it."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class VirtualClock:
         self.advance_to(self._now + seconds)
 
     def advance_to(self, moment: float) -> None:
-        """Let time pass up to ``moment``; one that is over changes nothing."""
+        """Let time pass up to ``moment``; a moment in the past changes nothing."""
         self._now = max(self._now, moment)

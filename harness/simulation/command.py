@@ -1,4 +1,5 @@
-"""The command line of ``python -m harness.sched_test`` and ``python -m harness.mem_test``."""
+"""The command line of ``python -m harness.sched_test``, ``harness.mem_test`` and
+``harness.adversary_test``."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ DEFAULT_SCHEDULES = 1000
 
 
 def build_parser(profile: Profile, purpose: str) -> argparse.ArgumentParser:
-    """The flags, and what a newcomer has to know."""
+    """The parser, whose help explains the simulation to a new reader."""
     invariants = "\n".join(f"  {i.name:<23} {i.value}" for i in Invariant)
     name = f"harness.{profile.name}_test"
     parser = argparse.ArgumentParser(
@@ -77,7 +78,7 @@ def build_parser(profile: Profile, purpose: str) -> argparse.ArgumentParser:
 
 
 def main(profile: Profile, purpose: str, argv: Sequence[str] | None = None) -> int:
-    """See ``build_parser``."""
+    """Run the command; returns its exit code."""
     args = build_parser(profile, purpose).parse_args(argv)
     try:
         _check(args)
@@ -137,7 +138,7 @@ def _play_all(profile: Profile, args: argparse.Namespace) -> int:
 
 
 def _explain(profile: Profile, seed: int) -> None:
-    """The smallest form of a failing schedule, as a line that reproduces it."""
+    """Shrink a failing schedule and print the command that reproduces it."""
     violation = play_seed(profile, seed, twice=True).violation
     if violation is None or violation.invariant in NOT_IN_A_SCHEDULE:
         print(f"reproduce: {reproducing_line(profile, seed, None)}")

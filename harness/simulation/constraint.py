@@ -1,4 +1,4 @@
-"""What a client may ask of its tokens: which may come next depends on those before."""
+"""Token constraints of clients: which token may come next depends on the tokens before it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ FREE_ONE_IN = 4
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A rule that goes on after ``before``: the next token is one more than the last, modulo
-    ``modulus``; after ``dead_end`` tokens none may come."""
+    """A rule that continues after the tokens ``before``: the next token is one more than the last,
+    modulo ``modulus``; after ``dead_end`` tokens no token may come."""
 
     modulus: int
     dead_end: int | None = None
     before: tuple[int, ...] = ()
 
     def after(self, generated: Sequence[int]) -> Constraint:
-        """The rule for whoever has these tokens already."""
+        """The rule for the rest of an answer that begins with these tokens."""
         return replace(self, before=(*self.before, *generated))
 
     def allowed(self, generated: Sequence[int], vocab: int) -> range | None:
@@ -37,7 +37,7 @@ class Constraint:
         return range(first, vocab, self.modulus)
 
     def mask(self, generated: Sequence[int], vocab: int) -> Mask | None:
-        """The same as an engine wants it."""
+        """The same tokens as a packed mask, None for all."""
         allowed = self.allowed(generated, vocab)
         if allowed is None:
             return None
@@ -45,8 +45,8 @@ class Constraint:
 
 
 def nearest(token: int, allowed: Sequence[int] | None) -> int:
-    """What the simulated model samples under a mask: the next allowed token from ``token`` on, in
-    a circle; -1 where none is, or where it samples none anyway. ``allowed`` is in order."""
+    """The token that the simulated model samples under a mask: the first allowed one from ``token``
+    on, cyclically; -1 where none is allowed or ``token`` is -1. ``allowed`` is in order."""
     if allowed is None or token < 0:
         return token
     if not allowed:

@@ -1,4 +1,5 @@
-"""Competitions with those who would bend the rules: what labels win, how long a flood delays."""
+"""Contests with adversaries: what a tenant gains by labels, and how long a flood delays a
+request."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from reference.sched.tenants import Tenants
 
 STEP_SECONDS = 0.05
 SLOWEST_STEP = 0.07
-"""What a step takes at most: it has at most CHUNK tokens and a few."""
+"""The most seconds a step takes: it has at most CHUNK prompt tokens and a few others."""
 CHUNK = 32
 CONTEXT = 512
 WINDOW_SECONDS = 10.0
@@ -31,8 +32,8 @@ WEIGHTS = ((1.0, 1.0), (1.0, 1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (1.0, 3.0))
 
 
 class Crowd:
-    """Keeps so many requests of each tenant in an engine; ``ask`` makes the next one of a tenant.
-    ``delivered`` are the (moment, tenant) of every token."""
+    """Tenants with a constant number of requests, ``sizes``, in an engine. ``ask`` makes the next
+    request of a tenant. ``delivered`` has (moment, tenant) of every token."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Crowd:
         self._live: Counter[int] = Counter()
 
     def refill(self, events: Iterable[TokenEvent] = ()) -> None:
-        """Note what came, and ask again."""
+        """Note events, and submit a request for each that ended."""
         for event in events:
             tenant = self._owner.get(event.request_id)
             if tenant is None:
@@ -75,9 +76,9 @@ class Crowd:
 
 
 def play_labels(seed: int) -> Violation | None:
-    """Tenants that always have work; one of them asks for a class after the other, and gives up
-    requests now and then: it gets no more than its weight's part of any ten seconds, and nobody
-    else gets less."""
+    """Let tenants compete that always have requests. One of them asks for each class in turn and
+    sometimes cancels: it must not get more than its weight's part of any ten seconds, and no other
+    tenant much less than its own."""
     random = Random(seed)
     weights = random.choice(WEIGHTS)
     slots = int(sum(weights)) * random.choice([1, 2])
@@ -114,8 +115,8 @@ def play_labels(seed: int) -> Violation | None:
 
 
 def most_loss(tokens: int) -> float:
-    """The largest fraction of its part that an honest tenant may miss in any WINDOW_SECONDS beside
-    a tenant that gives up slots and takes them again, where answers have so many ``tokens``.
+    """The largest fraction of its part that an honest tenant may miss in any WINDOW_SECONDS next
+    to a tenant that gives up slots and takes them again, where answers have so many ``tokens``.
 
     Nobody is preempted for fairness within a class, and no slot idles: a slot that is given up goes
     to another tenant for one answer. When the tenant that gave it up returns, it takes the next
@@ -157,8 +158,8 @@ def check_parts(
 
 
 def play_flood(seed: int) -> Violation | None:
-    """One request beside interactive tenants that could fill every slot for ever, and that label
-    and cancel: it ends within the bound of docs/scheduling.md."""
+    """Let one request compete with interactive tenants that could fill every slot for ever, and
+    that label and cancel: it must end within the bound of docs/scheduling.md."""
     random = Random(seed)
     slots, floods = random.randint(1, 4), random.randint(1, 3)
     prompt, tokens = random.choice([1, 60, 200, 400]), random.choice([1, 8, 100])
@@ -202,10 +203,10 @@ def play_flood(seed: int) -> Violation | None:
 
 
 def longest(reach: int, answer: int, floods: int, slots: int) -> float:
-    """The seconds after which a request of ``reach`` positions has ended beside tenants whose
-    requests have ``answer`` tokens: the bound of docs/scheduling.md. Room appears at the latest
-    when what runs has ended, each request of the flood reading a page or two and answering; those
-    that are preempted for pages begin again, once for each slot."""
+    """The seconds within which a request of ``reach`` positions ends next to tenants whose requests
+    have ``answer`` tokens: the bound of docs/scheduling.md. Room appears at the latest when the
+    running requests have ended: each of the flood reads a page or two and answers, and those that
+    are preempted for pages begin again, once for each slot."""
     room = (answer + 4) * (slots + 1) * SLOWEST_STEP
     turns = most_turns(reach)
     return turns * (AGING_SECONDS + (floods + 1) * room) + 4 * reach * SLOWEST_STEP

@@ -1,9 +1,9 @@
 """The memory of the simulated device: which tokens every page, state and ring entry stands for.
 
-A KV position holds the history of the tokens up to it, and a page that of the tokens before it, as
-keys and values depend on both. A step reads all positions before its own through the page table and
-requires that they are one unbroken sequence from position 0 on: a stale, leaked, swapped,
-overwritten or not restored page is noticed when it is read, even if no token would be wrong for it.
+A KV position holds the history of the tokens up to it, and a page the history before its first
+token, as keys and values depend on both. A step reads all positions before its own through the page
+table and requires that they are one unbroken sequence from position 0 on. So a stale, leaked,
+swapped, overwritten or not restored page is noticed when it is read, even if all tokens are right.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reference.limits import Limits
 from reference.runner import StepInput
 
 LOST = -1
-"""A history that nothing has: what memory holds after a fault."""
+"""A history that no tokens have: the contents of memory after a fault."""
 NO_SCOPE = -1
 
 _FIELDS: tuple[str, ...] = SAMPLING.names or ()
@@ -58,8 +58,8 @@ def tokens_of(mask: NDArray[np.uint32]) -> list[int]:
 
 
 class StepCopy(NamedTuple):
-    """A snapshot of a step's inputs, ``allowed`` the tokens of each mask in order, ``bias`` the
-    records of all slots, and ``scopes``: for whom each slot computes."""
+    """A snapshot of a step's inputs. ``allowed`` are the tokens of each mask in order, ``bias`` the
+    records of all slots, and ``scopes`` the isolation scope of each slot."""
 
     query: list[tuple[int, int, int, int]]
     rows: list[int]
@@ -71,7 +71,7 @@ class StepCopy(NamedTuple):
 
     @classmethod
     def of(cls, step: StepInput, scopes: Sequence[int]) -> StepCopy:
-        """What ``step`` says now."""
+        """A snapshot of ``step``."""
         return cls(
             step.query.tolist(),
             step.output_rows.tolist(),
@@ -85,19 +85,20 @@ class StepCopy(NamedTuple):
 
 @dataclass(slots=True)
 class Page:
-    """16 positions: the history ``before`` the first, and those up to each that was written."""
+    """16 positions: the history ``before`` the first, and the history up to each written one."""
 
     before: int = LOST
     after: list[int] = field(default_factory=list)
     scope: int = NO_SCOPE
 
     def copy(self) -> Page:
-        """The same contents in a page of its own."""
+        """A copy that shares nothing with this page."""
         return Page(self.before, list(self.after), self.scope)
 
 
 class DeviceMemory:
-    """What steps read and write: KV pages, what is kept of a slot, saved recurrent states."""
+    """The memory that steps read and write: KV pages, slots' last tokens, saved recurrent
+    states."""
 
     def __init__(self, limits: Limits, *, recurrent: bool, model: int = 0) -> None:
         self.limits = limits
@@ -107,7 +108,7 @@ class DeviceMemory:
         self.lose()
 
     def lose(self) -> None:
-        """Forget everything: what is read before it is written is noticed."""
+        """Lose all contents: memory that is read before it is written is noticed."""
         limits = self.limits
         self.pages[:] = [Page() for _ in range(limits.pages)]
         self.last_token = [0] * limits.slots
@@ -166,7 +167,8 @@ class DeviceMemory:
         return max(self.last_token[slot], 0)
 
     def _read(self, slot: int, row: list[int], position: int, scope: int) -> int:
-        """The history before ``position``; every page before it must continue the one before."""
+        """The history before ``position``. Raises Violation where a page does not continue the one
+        before it."""
         history = 0
         for number in range(-(-position // PAGE_TOKENS)):
             page = self.pages[row[number]]
@@ -206,14 +208,14 @@ class DeviceMemory:
                     recent += OF_TOKEN[ring[seen % len(ring)]] * OF_POSITION[seen]
             seed = int(record[_LOW]) | int(record[_HIGH]) << 32
             history = after[query_row]
-            beside = recent + self._model
+            others = recent + self._model
             if count := int(record[_BIAS_COUNT]):
                 first = int(record[_BIAS_FIRST])
                 biases = step.bias[first : first + count]
                 if len(biases) != count:
                     raise Violation(Invariant.TOKENS, f"slot {slot} has biases that a step lacks")
-                beside += bias_number(biases)
-            token = sample(history, seed, beside)
+                others += bias_number(biases)
+            token = sample(history, seed, others)
             if record[_MASK]:
                 token = nearest(token, step.allowed[int(record[_MASK]) - 1])
             self.last_token[slot], self.last_position[slot] = token, position

@@ -1,4 +1,4 @@
-"""What an engine may accept, as its clients know it."""
+"""Which requests an engine may accept, derived from the documentation alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from reference.sched.tenants import Tenants
 
 
 def acceptable(request: Request, limits: Limits, tenants: Tenants, vocab: int) -> bool:
-    """Whether a request may be accepted, apart from the depth of a queue and from its id."""
+    """Whether a request may be accepted, if the queue has room and its id is not in use."""
     if request.tenant not in tenants or tenants.is_removed(request.tenant):
         return False
     tenant = tenants[request.tenant]
@@ -24,7 +24,7 @@ def acceptable(request: Request, limits: Limits, tenants: Tenants, vocab: int) -
 
 
 def has_room(request: Request, limits: Limits, tenants: Tenants) -> bool:
-    """Whether there are pages for all of a request beside those that others have reserved."""
+    """Whether the pages that other tenants have not reserved are enough for a request."""
     if request.tenant not in tenants:
         return False
     reserved = tenants.reservations

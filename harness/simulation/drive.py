@@ -1,4 +1,4 @@
-"""Plays one schedule on a real engine, and checks it with every step."""
+"""Plays one schedule on a real engine, and checks the invariants after every step."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from reference.sched.constraints import Mask
 IDLE_SECONDS = 0.5
 """How long a server with nothing to compute waits before it looks again."""
 PATIENCE_STEPS = 40
-"""Steps a request may take beyond its tokens: those under way when it is preempted, and waiting
-until rates over five seconds have fallen."""
+"""Steps a request may take in addition to its tokens: steps in flight when it is preempted, and
+steps in which it waits until its rates have fallen."""
 RECOMPUTATIONS = 4
-"""How often, on average, the tokens of a request may be computed because it was preempted."""
+"""How often, on average, the tokens of a request may be computed because of preemptions."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a schedule. ``counts`` says how often something happened, steps among it."""
+    """The result of a schedule. ``counts`` has how often each kind of thing happened."""
 
     violation: Violation | None
     log_hash: str
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def simulated_worlds(schedule: Schedule) -> list[World]:
-    """One for each model of a schedule, in the same time."""
+    """A world for each model of a schedule, with one clock."""
     clock = VirtualClock()
     return [SimulatedWorld(schedule.shape, clock, n) for n in range(schedule.shape.models)]
 
@@ -130,7 +130,7 @@ class Simulation:
         self._machine.leave()
 
     def _bound(self) -> int:
-        """Steps after which everybody is served, if every step computes one token for somebody."""
+        """Steps after which all requests have ended, if every step computes a token of one."""
         limits, shape = self.schedule.shape.limits, self.schedule.shape
         steps = shape.stall_steps + PATIENCE_STEPS
         for client in self.clients.live:
@@ -178,7 +178,7 @@ class Simulation:
         return sum(world.runner.failures for world in self.worlds)
 
     def _note_interrupt(self, *, failed: bool) -> None:
-        """A step was interrupted, perhaps while the engine recovered from a failure."""
+        """Note that a step was interrupted, perhaps while the engine recovered from a failure."""
         self.counts["interrupts"] += 1
         self.log.append(("interrupt", self.clock()))
         for served in self._machine.served.values():
@@ -259,8 +259,8 @@ class Simulation:
             self.clients.accepted(request, arrival.logits, constraint, arrival.model)
 
     def _may_wait(self, arrival: Arrive) -> bool:
-        """Whether there is a place in the queue of the model: of several tenants none may have more
-        than are free."""
+        """Whether the queue of the model has room for a request: with several tenants, none may
+        have more waiting requests than the queue has free entries."""
         waiting = self._machine.waiting(arrival.model)
         free = self.schedule.shape.queue_depth - len(waiting)
         tenant = arrival.request.tenant
@@ -268,14 +268,14 @@ class Simulation:
         return free > 0 and (own < free or len(self._machine.tenants) == 1)
 
     def _rejected(self, arrival: Arrive) -> None:
-        """What an engine, not the door before it, refused is in its ledger."""
+        """Count a refused request, which the engine's ledger must count too."""
         tenant, tenants = arrival.request.tenant, self._machine.tenants
         known = tenant in tenants and not tenants.is_removed(tenant)
         if not self._is_live(arrival.request.id) and known:
             self._account(arrival.model, tenant, "requests_rejected")
 
     def _account(self, model: int, tenant: int, what: str, count: int = 1) -> None:
-        """The ledger of a model's engine should say this."""
+        """Add to the counts that the ledger of a model's engine should have."""
         self._machine.served[model].watch.accounts.add(tenant, what, count)
 
     def _is_live(self, request_id: int) -> bool:
@@ -295,7 +295,7 @@ class Simulation:
             self._note_failures()
 
     def _change(self, change: Callable[[], None]) -> None:
-        """Change the tenants; what cannot be reserved is refused, and changes nothing."""
+        """Change the tenants. A change with too many reserved pages must be refused whole."""
         before = tuple(self._machine.tenants), self._machine.tenants.reservations
         try:
             change()
@@ -313,7 +313,7 @@ class Simulation:
             client.may_fail |= not has_room(client.request, limits, tenants)
 
     def _note_failures(self) -> None:
-        """An engine failed while it was told something."""
+        """Note the faults of engines that failed during a call other than a step."""
         self.counts["faults"] += 1
         for served in self._machine.without_requests():
             for request_id in served.watch.running:
@@ -321,13 +321,13 @@ class Simulation:
             served.watch.running.clear()
 
     def _acceptable(self, request: Request) -> bool:
-        """Whether an engine may accept the request, apart from the depth of its queue."""
+        """Whether an engine may accept the request, if its queue has room."""
         return not self._is_live(request.id) and acceptable(
             request, self.schedule.shape.limits, self._machine.tenants, self._vocab
         )
 
     def _masks(self, constraint: Constraint | None) -> MaskProvider | None:
-        """What an engine asks which tokens may come next."""
+        """The mask provider for a constraint."""
         if constraint is None:
             return None
 
@@ -338,7 +338,7 @@ class Simulation:
         return mask
 
     def _sink(self, request: Request, model: int) -> Any:
-        """Takes the logits of a request, each position once and in order."""
+        """A sink that checks the logits of a request: each position once and in order."""
         position, world = 0, self.worlds[model]
 
         def take(start: int, logits: NDArray[np.float32]) -> None:

@@ -1,4 +1,4 @@
-"""Tenants alike that always have work: what each of them gets of any five seconds."""
+"""A contest of equal tenants that always have requests: their shares of any five seconds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from reference.sched.tenants import Tenants
 WINDOW_SECONDS = 5.0
 LEAST_JAIN_INDEX = 0.98
 BEGIN_SECONDS = 2.0
-"""How long it takes until everybody's first requests are under way."""
+"""Seconds after which the first requests of all tenants run."""
 END_SECONDS = 14.0
 STEP_SECONDS = 0.02
 CONTEXT = 64
 
 
 def play_mix(seed: int) -> Violation | None:
-    """Let two to four tenants alike compete, who ask for very different amounts at once."""
+    """Let two to four equal tenants compete, with very different numbers of waiting requests."""
     random = Random(seed)
     slots = random.choice([2, 3, 4, 6])
     pages = slots * pages_for(CONTEXT)
@@ -83,7 +83,8 @@ def check_shares(
 def _compete(
     shape: EngineShape, tenants: Sequence[Tenant], backlogs: Sequence[int], random: Random
 ) -> list[tuple[float, int]]:
-    """Keep each tenant's backlog full until the end: when whose tokens came."""
+    """Run until the end, with a constant number of requests of each tenant; returns (moment,
+    tenant) of every token."""
     world: World = SimulatedWorld(shape, VirtualClock())
     world.runner.slot_scopes = [0] * shape.limits.slots
     engine = Engine(

@@ -1,8 +1,8 @@
-"""One seed, one schedule: sizes and events drawn so that what is rare in service is common.
+"""Draws the schedule of a seed: sizes and events that are rare in service are common here.
 
-Each schedule leaves out about half of all features (swarm testing, Groce et al., ISSTA 2012): what
-never happens together with something else would otherwise never happen. Pages are scarce, lengths
-cluster at page boundaries, steps may take so long that requests age.
+Each schedule leaves out about half of all features (swarm testing, Groce et al., ISSTA 2012), so
+that features also occur without each other. Pages are scarce, lengths cluster at page boundaries,
+and steps may take so long that requests age.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ UNKNOWN_TENANT = 999
 MOST_BIASES = 3
 MOST_LISTED = 3
 
+STATE_INTERVALS = {0: 1024, 1: 16, 2: 48, 6: 32}
+"""How often a recurrent state is saved in a prompt, by the room for saved states."""
+
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Which sorts of events a schedule has."""
+    """Which kinds of events a schedule has."""
 
     shared_prefixes: bool
     cancels: bool
@@ -59,9 +62,9 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What schedules are drawn: at most so many slots, positions and requests, prompts of tokens
-    below ``vocab``, and ``features`` that none of them leaves out. With ``model`` they are played
-    on a tiny real model; with ``adversaries`` somebody tries to bend the engine."""
+    """A kind of schedules: at most so many slots, positions and requests, tokens below ``vocab``,
+    and ``features`` that every schedule has. With ``model`` they are played on a tiny real model;
+    with ``adversaries`` they have actions that try to break the engine's rules."""
 
     name: str
     slots: int = 4
@@ -118,7 +121,8 @@ def _shape(random: Random, features: Features, profile: Profile) -> EngineShape:
             recent_tokens=16,
             step_tokens=slots + chunk,
             step_rows=slots + random.choice([0, 1, 8]),
-            saved_states=random.choice([1, 2, 6]) if recurrent else 0,
+            saved_states=(saved := random.choice([1, 2, 6]) if recurrent else 0),
+            state_interval=STATE_INTERVALS[saved],
             masks=slots if features.constraints else 0,
             biases=MOST_BIASES if features.biases else 0,
             top_log_probabilities=MOST_LISTED if features.log_probabilities else 0,
@@ -224,7 +228,7 @@ class _Actions:
 
     def _request(self, id: int, model: int) -> Request:
         random, context = self._random, self._shape.limits.context
-        # Pages run out while answers grow.
+        # Long answers make pages run out.
         longest = [context] * (3 if self._features.scarce_pages else 1)
         prompt = self._prompt(context)
         sampling = SamplingParams(seed=random.getrandbits(64))
@@ -245,6 +249,7 @@ class _Actions:
             qos=random.choice([None, *QosClass]) if self._features.lowered_classes else None,
             logit_bias=self._biases(),
             log_probabilities=self._listed(),
+            turns=(len(prompt) // 3, len(prompt) - 1),
         )
         if self._features.shared_prefixes:
             tokens = solo_run(request, context, model=model).tokens
@@ -281,7 +286,7 @@ class _Actions:
         )
 
     def _with_request(self, step: int, id: int) -> list[Action]:
-        """What its client does later."""
+        """Draw what the client of a request does later."""
         random = self._random
         actions: list[Action] = []
         if self._features.cancels and random.random() < 0.3:
@@ -312,14 +317,14 @@ class _Actions:
         elif kind == 6:
             listed = MOST_LISTED + 1
         else:
-            # Refused while that one lives, whichever model either is for.
+            # An id in use is refused, also where the other request is for another model.
             id = good.id
         return replace(
             good, id=id, prompt=tokens, tenant=tenant, logit_bias=bias, log_probabilities=listed
         )
 
     def _at_large(self, steps: int) -> list[Action]:
-        """What happens to everybody."""
+        """Draw events that concern the whole engine."""
         random, features = self._random, self._features
         actions: list[Action] = []
         if features.faults:

@@ -1,4 +1,4 @@
-"""A drafter that knows what comes next and is now and then wrong."""
+"""A drafter that knows the next tokens and is sometimes wrong on purpose."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from reference.engine.drafter import DraftRequest
 
 WRONG_ONE_IN = 4
-"""How often a guessed token is wrong."""
+"""One drafted token in so many is wrong."""
 READY_PARTS = 0.7
-"""In how many cases there is a guess."""
+"""The fraction of cases in which there is a draft."""
 
 
 class Guesses:

@@ -1,11 +1,12 @@
-"""What the simulated model computes: every token is a hash of all tokens before it.
+"""The simulated model: every token is a hash of all tokens before it.
 
 The *history* of a prefix is the sum, modulo 2^64, of a random number for each (token, position) in
 it, as in Zobrist hashing: one number that stands for exactly these tokens in this order. A token is
-sampled from the history of everything before it, so one wrong, missing or foreign position anywhere
-changes all tokens after it, and what a request must produce is known without running anything.
+sampled from the history of all tokens before it. So one wrong or missing position changes all
+tokens after it, and the answer of a request is known without running an engine.
 
-All of it is plain integers: for the few tokens of a simulated step numpy takes ten times as long.
+All numbers are Python integers: for the few tokens of a simulated step numpy takes ten times as
+long.
 """
 
 from __future__ import annotations
@@ -25,38 +26,38 @@ MOST_POSITIONS = 1024
 END_OF_GENERATION = frozenset(range(24))
 """Each sampled token ends its sequence with a probability of 24 in 1024."""
 NON_FINITE_ONE_IN = 512
-"""Each sampled token is with this probability none: its logits were not finite."""
+"""One sampled token in so many is -1, as if its logits were not finite."""
 
 WORD = (1 << 64) - 1
 _SEED_FACTOR = 0x9E3779B97F4A7C15
-_BESIDE_FACTOR = 0xD1B54A32D192ED03
+_OTHERS_FACTOR = 0xD1B54A32D192ED03
 _MIX_FACTOR = 0xBF58476D1CE4E5B9
 _MODEL_FACTOR = 0x94D049BB133111EB
 _RANDOM = np.random.PCG64(20)
 OF_TOKEN: list[int] = _RANDOM.random_raw(VOCAB).tolist()
 OF_POSITION: list[int] = (_RANDOM.random_raw(MOST_POSITIONS) | np.uint64(1)).tolist()
-"""What a token at a position adds to a history: the product of both, modulo 2^64."""
+"""A token at a position adds the product of its two numbers to a history, modulo 2^64."""
 
 
-def sample(history: int, seed: int, beside: int) -> int:
+def sample(history: int, seed: int, others: int) -> int:
     """The token that follows, -1 where the logits are not finite.
 
-    ``beside`` sums up what else it depends on: the history of the tokens that penalties look at,
-    ``bias_number`` and ``model_number``.
+    ``others`` is the sum of the other numbers it depends on: the history of the tokens that
+    penalties look at, ``bias_number`` and ``model_number``.
     """
-    mixed = (history + seed * _SEED_FACTOR + beside * _BESIDE_FACTOR) & WORD
+    mixed = (history + seed * _SEED_FACTOR + others * _OTHERS_FACTOR) & WORD
     mixed = ((mixed ^ (mixed >> 32)) * _MIX_FACTOR) & WORD
     mixed ^= mixed >> 29
     return -1 if (mixed >> 40) % NON_FINITE_ONE_IN == 0 else mixed % VOCAB
 
 
 def model_number(model: int) -> int:
-    """What tells the model of this number from others, whose weights are others; 0 for model 0."""
+    """A number that makes the tokens of each model different; 0 for model 0."""
     return model * _MODEL_FACTOR
 
 
 def bias_number(pairs: Iterable[tuple[int, float]]) -> int:
-    """What tells logit biases, multiples of 1/2, from others; 0 for none."""
+    """A number that makes tokens depend on logit biases, multiples of 1/2; 0 for no biases."""
     return sum(
         OF_TOKEN[token] * OF_POSITION[place] * int(2 * bias)
         for place, (token, bias) in enumerate(pairs)
@@ -64,8 +65,8 @@ def bias_number(pairs: Iterable[tuple[int, float]]) -> int:
 
 
 def listed(history: int, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """The log-probability of ``token`` after ``history``, and of ``count`` tokens in its place:
-    numbers that binary32 holds."""
+    """The log-probability of ``token`` after ``history``, and (token, log-probability) of ``count``
+    likeliest tokens: numbers that binary32 holds exactly."""
     mixed = ((history + 1) * _MIX_FACTOR) & WORD
     chosen = -((mixed + OF_TOKEN[token]) >> 32 & 0xFFFF) / 1024
     top = [(mixed >> 10 * place) % VOCAB for place in range(1, count + 1)]
@@ -74,11 +75,8 @@ def listed(history: int, token: int, count: int) -> tuple[float, tuple[tuple[int
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """What a request produces when it is alone.
-
-    ``events`` are all its events; ``tokens`` prompt and generated tokens; ``histories`` the history
-    of the first 0, 1, ... tokens.
-    """
+    """The result of a request that runs alone: all its ``events``, its ``tokens`` with the prompt,
+    and ``histories``, the history of its first 0, 1, ... tokens."""
 
     events: tuple[TokenEvent, ...]
     tokens: tuple[int, ...]
@@ -86,7 +84,7 @@ class Solo:
 
 
 def histories_of(tokens: Sequence[int]) -> list[int]:
-    """The history of the first 0, 1, ... all tokens."""
+    """The history of the first 0, 1, ..., len(tokens) tokens."""
     histories, history = [0], 0
     for position, token in enumerate(tokens):
         history = (history + OF_TOKEN[token] * OF_POSITION[position]) & WORD
@@ -98,7 +96,7 @@ def histories_of(tokens: Sequence[int]) -> list[int]:
 def solo_run(
     request: Request, context: int, constraint: Constraint | None = None, model: int = 0
 ) -> Solo:
-    """What ``request`` produces within ``context`` positions."""
+    """The result of ``request`` alone, within ``context`` positions."""
     tokens = list(request.prompt)
     histories = histories_of(tokens)
     last = min(len(tokens) + request.max_tokens, context) - 1
@@ -112,10 +110,10 @@ def solo_run(
     ends = frozenset() if request.ignore_end else END_OF_GENERATION
     reason = None if not events else FinishReason.LENGTH
     while reason is None:
-        beside = always
+        others = always
         if window:
-            beside += (history - histories[max(0, position - window)]) & WORD
-        token = sample(history, seed, beside)
+            others += (history - histories[max(0, position - window)]) & WORD
+        token = sample(history, seed, others)
         if constraint is not None:
             generated = tokens[len(request.prompt) :]
             token = nearest(token, constraint.allowed(generated, VOCAB))
@@ -139,7 +137,7 @@ def solo_run(
 def _logs_of(
     request: Request, history: int, token: int
 ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
-    """What an event of ``token`` has of log-probabilities."""
+    """The log-probabilities in the event of ``token``."""
     if request.log_probabilities is None or token < 0:
         return NOT_LISTED
     return listed(history, token, request.log_probabilities)

@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at a line of the product."""
+"""Raises a KeyboardInterrupt before a chosen line of the product."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 INTERRUPTED = "/reference/"
-"""Files whose lines count."""
+"""Lines of files with this in their path count."""
 
 
 def interrupted_at(line: int, call: Callable[[], T]) -> T:
-    """What ``call`` gives, unless so many lines of the product are run in it: then a
-    KeyboardInterrupt comes before the last of them. Finalizers, which could run anywhere, wait."""
+    """The result of ``call``. If it runs so many lines of the product, a KeyboardInterrupt is
+    raised before the last of them. Garbage collection is off meanwhile, so that the count is the
+    same in every run."""
     left = line
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:

@@ -1,4 +1,4 @@
-"""What must be true of every schedule, as names; who finds one broken raises ``Violation``."""
+"""The invariants of every schedule. A check that finds one broken raises ``Violation``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Invariant(Enum):
-    """The value says what holds. The first twelve are checked with every step."""
+    """The value says what must be true. The first twelve are checked with every step."""
 
     SLOT_OWNER = "a slot belongs to at most one request"
     PAGE_REFERENCES = "a page's reference count is the number of its referrers"
@@ -43,6 +43,6 @@ class Violation(AssertionError):
 
 
 def require(holds: bool, invariant: Invariant, detail: Callable[[], str]) -> None:
-    """Raise Violation unless ``holds``, with a detail that is made only then."""
+    """Raise Violation unless ``holds``; ``detail`` is called only then."""
     if not holds:
         raise Violation(invariant, detail())

@@ -1,4 +1,4 @@
-"""The models of a schedule in memory that has room for some of them, and the turns they take."""
+"""The models of a schedule: memory has room for some of them, and they take turns."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from reference.runner import StepInput
 from reference.sched.tenants import Tenants
 
 TURNS_SPREAD = 2.0
-"""How many of the largest weighted steps the shares of models at work may lie apart: as many as two
-of them may have been ahead when they began to be compared."""
+"""The most that the weighted times of busy models may differ, in units of the longest weighted
+step: two models may each have been a step ahead when the comparison began."""
 
 
 def nobody(step: StepInput) -> None:
-    """Watches a runner of which no engine is left."""
+    """The ``watch`` of a runner that has no engine any more."""
 
 
 class Machine:
     """``Models`` of ``schedule``, each with a world of ``worlds``, for ``tenants``.
 
-    ``served`` are those in memory, ``latest`` the one whose step was the last.
+    ``served`` are the models in memory, ``latest`` is the one that was stepped last.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Machine:
 
     @property
     def violation(self) -> Violation | None:
-        """What was found broken while an engine was working."""
+        """The first violation that a watch found while an engine worked."""
         for served in self.served.values():
             if (found := served.violation) is not None:
                 return found
@@ -88,8 +88,8 @@ class Machine:
         sink: LogitsSink | None,
         allowed: MaskProvider | None,
     ) -> None:
-        """Submit to the engine of a model, loaded if need be. Raises RequestError for the id of a
-        request in flight, and Violation where a model finds no room though one is idle."""
+        """Submit to the engine of a model, which is loaded if it is not. Raises RequestError for an
+        id in use, and Violation where a model finds no room though another is idle."""
         if request.id in self._model_of:
             raise RequestError("id", f"is {request.id}, that of a request still under way")
         idle = [number for number, served in self.served.items() if served.engine.idle]
@@ -105,20 +105,20 @@ class Machine:
                 self._use(model)
 
     def cancel(self, request_id: int) -> None:
-        """The client gives up its request, if it has not ended."""
+        """Cancel a request, if it has not ended."""
         served = self._served(request_id)
         if served is not None:
             del self._model_of[request_id]
             served.engine.cancel(request_id)
 
     def stall(self, request_id: int, *, over: bool) -> None:
-        """The client takes no tokens, or takes them again."""
+        """Stall a request, or end its stall if it is ``over``."""
         served = self._served(request_id)
         if served is not None:
             (served.engine.unstall if over else served.engine.stall)(request_id)
 
     def put_tenant(self, tenant: Tenant) -> None:
-        """Change what a tenant may have."""
+        """Add or change a tenant."""
         self._check_reserved(self.tenants.reservations | {tenant.id: tenant.reserved_pages})
         self._renew([tenant.id])
         if self.served:
@@ -127,7 +127,7 @@ class Machine:
             self.tenants.put(tenant)
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
-        """Let these be the tenants."""
+        """Make these the only tenants."""
         tenants = tuple(tenants)
         self._renew([tenant.id for tenant in tenants])
         if self.served:
@@ -137,7 +137,7 @@ class Machine:
                 self.tenants.put(tenant)
 
     def remove_tenant(self, id: int) -> None:
-        """Remove a tenant; one that is gone already is."""
+        """Remove a tenant; one that was removed is ignored."""
         if id not in self.tenants or self.tenants.is_removed(id):
             return
         if self.served:
@@ -147,19 +147,19 @@ class Machine:
             self.tenants.finish_removals()
 
     def _check_reserved(self, reserved: dict[int, int]) -> None:
-        """What no engine could hold is refused, though none is loaded that could say so."""
+        """Raise ValueError for more pages than an engine has, also where no engine is loaded."""
         if sum(reserved.values()) > self._schedule.shape.limits.pages:
             raise ValueError("more pages would be reserved than there are")
 
     def without_requests(self) -> list[Served]:
-        """The engines in which somebody ran, as far as anybody was told, and nobody does: they
-        failed in between."""
+        """The engines in which requests ran by their watches, and none runs now: they failed in
+        between."""
         served = self.served.values()
         return [s for s in served if s.watch.running and not s.engine.statistics.running]
 
     def _renew(self, ids: Iterable[int]) -> None:
-        """Whoever is put with the id of one that was removed is another: nothing of that one is
-        counted any more, and what is left of its requests may end with an error."""
+        """Note that tenants with these ids are put. Where a tenant with the id was removed, its
+        counts are forgotten, and its requests may end with an error."""
         there = {tenant.id for tenant in self.tenants}
         for served in self.served.values():
             served.watch.accounts.keep_only(there)
@@ -193,13 +193,13 @@ class Machine:
             served.leave(self._counts)
 
     def empty(self) -> None:
-        """Check that nothing is left of anybody."""
+        """Check that the engines have no requests and no pages in use."""
         for served in self.served.values():
             served.empty()
 
     def close(self) -> None:
-        """Let go of everything at once: engines and those that watch them refer to each other, and
-        to find that out of what is left takes a twentieth of a schedule's time."""
+        """Clear all engines and their watches: they refer to each other, and collecting such cycles
+        takes a twentieth of a schedule's time."""
         for served in self.served.values():
             served.world.runner.watch = nobody
             for one in (served.engine, served.watch):
@@ -227,7 +227,8 @@ class Machine:
         return Loaded(served.engine, 1, partial(self._unload, served))
 
     def _unload(self, served: Served) -> None:
-        """A model makes room for another: one that is idle, the one unused for longest."""
+        """Unload a model. Raises Violation unless it is the idle model that was unused for
+        longest."""
         idle = {number for number, other in self.served.items() if other.engine.idle}
         oldest = min(idle, key=lambda number: self._used[number], default=None)
         require(
@@ -252,7 +253,7 @@ class Machine:
         began = self._clock()
         clients = (self._clients.by_id[id] for id in served.watch.live())
         tenants = {one.request.tenant for one in clients}
-        # Where there are only events to hand out, nobody computes.
+        # An engine that has only events to hand out has no active tenant.
         weight = sum(self.tenants[id].weight for id in tenants) or 1.0
         try:
             advance()
@@ -261,7 +262,7 @@ class Machine:
             share = (self._clock() - began) / weight
             self._largest = max(self._largest, share)
             if served.engine.blocked:
-                # It took part in no competition, and has no claim from it.
+                # A blocked model used no turn, so the comparison begins again.
                 self._given = {}
             elif served.number in self._given:
                 self._given[served.number] += share

@@ -32,7 +32,7 @@ END_OF_GENERATION = frozenset(range(0, MODEL_VOCAB, 64))
 
 
 class BreakableRunner:
-    """A ``ModelRunner`` that can be watched and lost on purpose, see ``SimulatedRunner``."""
+    """A ``ModelRunner`` that can be watched and made to fail, as ``SimulatedRunner``."""
 
     def __init__(self, inner: ModelRunner, clock: VirtualClock, seconds: float) -> None:
         self.slot_scopes = [NO_SCOPE] * inner.limits.slots
@@ -79,7 +79,7 @@ class BreakableRunner:
 class ModelWorld:
     """A tiny Qwen 3, or a hybrid of attention and delta nets where the shape is recurrent.
 
-    What is right is what the request gives alone, one step at a time, on a runner of its own.
+    The right answer of a request is what it gets alone, one step at a time, on a second runner.
     """
 
     end_of_generation = END_OF_GENERATION
@@ -141,7 +141,7 @@ class ModelWorld:
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Where this process keeps its models; removed when it ends."""
+    """The folder of this process's models, removed when the process ends."""
     return tempfile.TemporaryDirectory(prefix="zinc-rt-simulation-")
 
 

@@ -1,4 +1,4 @@
-"""Many schedules, on several processes: what happened in all, and the first that failed."""
+"""Plays many schedules on several processes: counts of all of them, and the first that failed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from harness.simulation.shrink import shrink
 from harness.simulation.world import World
 
 BATCH = 50
-"""Seeds a process is given at once, the first of which is played twice."""
+"""Seeds that a process plays at a time; the first of them is played twice."""
 MIX_EVERY = 500
-"""One seed in so many is also that of a competition of tenants alike."""
+"""One seed in so many is also the seed of a contest of equal tenants."""
 CONTESTS = (play_mix, play_labels, play_flood)
 CONTEST_EVERY = 50
-"""One seed in so many is also that of contests with adversaries, where there are any."""
+"""One seed in so many is also the seed of contests, in a profile with adversaries."""
 NOT_IN_A_SCHEDULE = frozenset(
     {Invariant.SAME_SEED_SAME_LOG, Invariant.FAIRNESS, Invariant.SHARES, Invariant.PROGRESS}
 )
-"""Invariants that shrinking a schedule cannot show broken."""
+"""Invariants that playing a single schedule cannot check, so its failure cannot be shrunk."""
 AHEAD = 4
 """Batches that wait for each process."""
 DIGEST_BITS = 128
@@ -41,10 +41,10 @@ DIGEST_BITS = 128
 
 @dataclass(slots=True)
 class SimulationReport:
-    """What so many ``schedules`` came to.
+    """The result of so many ``schedules``.
 
-    ``counts`` says how often something happened. ``digest`` is of all logs of events: the same for
-    the same seeds and the same source. ``failure`` is the first failing seed and what it broke.
+    ``counts`` has how often each kind of thing happened. ``digest`` is over all logs: the same for
+    the same seeds and the same source. ``failure`` is the first failing seed and its violation.
     """
 
     schedules: int = 0
@@ -53,7 +53,7 @@ class SimulationReport:
     failure: tuple[int, str] | None = None
 
     def add(self, other: SimulationReport) -> None:
-        """Take in what came after."""
+        """Add the report of later seeds."""
         self.schedules += other.schedules
         self.counts += other.counts
         self.digest = (self.digest + other.digest) % (1 << DIGEST_BITS)
@@ -62,7 +62,7 @@ class SimulationReport:
 
 @contextmanager
 def worlds_of(profile: Profile, schedule: Schedule) -> Iterator[list[World]]:
-    """What schedules of the profile are played on."""
+    """The worlds that a schedule of the profile is played on, closed at the end."""
     if profile.model:
         worlds: list[World] = [ModelWorld(schedule.shape, VirtualClock())]
     else:
@@ -81,7 +81,7 @@ def play_on(profile: Profile, schedule: Schedule) -> Outcome:
 
 
 def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
-    """Play the schedule of a seed, and if it is one of a few, the competition of that seed too.
+    """Play the schedule of a seed, and the contests of this seed if it has any.
 
     Played ``twice``, the logs must be the same.
     """
@@ -115,8 +115,8 @@ def run_batch(profile: Profile, first: int, count: int) -> SimulationReport:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Leave cycles of garbage where they are until the end: fifty schedules leave some megabytes,
-    and looking for them over and over takes a fourteenth of the time."""
+    """Turn garbage collection off: fifty schedules leave some megabytes of cycles, and collecting
+    takes a fourteenth of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -155,7 +155,7 @@ def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Simu
         for start, size in batches:
             yield run_batch(profile, start, size)
         return
-    # A forked child would inherit the locks of threads that it does not have.
+    # A forked child would inherit locks held by threads that it does not have.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         queue: list[Future[SimulationReport]] = []
@@ -173,8 +173,8 @@ def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Simu
 def smallest(
     profile: Profile, seed: int, found: Violation
 ) -> tuple[tuple[SavedSchedule, ...], Violation]:
-    """What of a seed's schedule is enough to break the invariant it was ``found`` to break, and
-    how it then does."""
+    """The smallest part of a seed's schedule that still breaks the same invariant as ``found``, and
+    its violation."""
     last = found
 
     def fails(smaller: Schedule) -> bool:
@@ -189,7 +189,7 @@ def smallest(
 
 
 def reproducing_line(profile: Profile, seed: int, kept: tuple[SavedSchedule, ...] | None) -> str:
-    """The command that plays a schedule again, or what was kept of it."""
+    """The command that plays a schedule, or its ``kept`` part, again."""
     line = f"python -m harness.{profile.name}_test --schedules 1 --seed {seed}"
     line += " --model" if profile.model else ""
     return line if kept is None else f"{line} --keep {format_saved(kept)}"

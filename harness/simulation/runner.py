@@ -1,7 +1,7 @@
-"""A runner without a model: it checks what it is given, takes virtual time and may fail.
+"""A runner without a model: it checks its inputs, takes virtual time and may fail.
 
-It has the interface of ``reference.runner.ModelRunner``. Like a device at its most awkward it runs
-nothing before somebody waits for it, in the order of the submissions, copies among them.
+It has the interface of ``reference.runner.ModelRunner``. Like the slowest possible device, it runs
+a submission only when its result is waited for. Steps and copies run in the order of submission.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from reference.runner import CHOSEN, LOGITS, TOP_IDS, TOP_LOGS, StepInput, StepO
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Seconds a step takes: in any case, for a query token, for a position attended to, and for the
-    host to plan it."""
+    """The seconds of a step: fixed, for each query token, for each position attended to, and for
+    the host to plan it."""
 
     fixed: float = 4e-3
     token: float = 1e-4
@@ -43,7 +43,7 @@ class StepSeconds:
 
 @dataclass(slots=True, eq=False)
 class Late:
-    """Something submitted; ``run`` is called when its turn comes and somebody waits."""
+    """A submission. ``run`` is called when it, or a later one, is waited for."""
 
     run: Callable[[], StepOutput | None]
     number: int = 0
@@ -65,7 +65,7 @@ class SimulatedStates:
         return 8 if self._runner.memory.recurrent else 0
 
     def save(self, slot: int, place: int) -> None:
-        """Keep the slot's state in ``place``."""
+        """Copy the slot's state to ``place``."""
         self._runner.copying()
         memory = self._runner.memory
 
@@ -75,7 +75,7 @@ class SimulatedStates:
         self._runner.enqueue(run)
 
     def load(self, place: int, slot: int) -> None:
-        """Let ``slot`` continue from what ``place`` keeps."""
+        """Copy the state saved in ``place`` to ``slot``."""
         memory = self._runner.memory
 
         def run() -> None:
@@ -98,7 +98,7 @@ class SimulatedCopies:
         self._runner = runner
 
     def copy(self, source: int, target: int) -> None:
-        """What is in page ``source`` into page ``target``."""
+        """Copy page ``source`` to page ``target``."""
         self._runner.copying()
         pages = self._runner.memory.pages
 
@@ -108,7 +108,7 @@ class SimulatedCopies:
         self._runner.enqueue(run)
 
     def save(self, page: int) -> SavedPage:
-        """What is in ``page`` into host memory."""
+        """Copy ``page`` to host memory."""
         self._runner.copying()
         pages, saved = self._runner.memory.pages, SavedPage()
 
@@ -119,7 +119,7 @@ class SimulatedCopies:
         return saved
 
     def load(self, saved: SavedPage, page: int) -> None:
-        """What was saved into ``page``."""
+        """Copy a saved page to ``page``."""
         self._runner.copying()
         pages = self._runner.memory.pages
 
@@ -135,9 +135,8 @@ class SimulatedRunner:
     """Executes steps of the model of this number on a ``DeviceMemory``; all time is that of
     ``clock``.
 
-    ``slot_scopes`` is whoever watches the engine's to keep: the isolation scope each slot computes
-    for. ``watch`` is called with every step before it is queued. ``failures`` counts those on
-    purpose.
+    ``slot_scopes`` is the isolation scope of each slot, which the engine's watch sets. ``watch`` is
+    called with every step before it is queued. ``failures`` counts the faults raised on purpose.
     """
 
     def __init__(
@@ -175,28 +174,28 @@ class SimulatedRunner:
         return self._copies
 
     def fail_next(self, where: str) -> None:
-        """The next step is lost with the device: when it is submitted or "collect"-ed."""
+        """Lose the device with the next step: ``where`` is "submit" or "collect"."""
         self._fault = where
 
     def fail_next_copy(self) -> None:
-        """The next copy of a page or a state is not made."""
+        """Let the next copy of a page or a state fail."""
         self._copy_fails = True
 
     def copying(self) -> None:
-        """Something is about to be copied. Raises DeviceLost where that fails."""
+        """Raise DeviceLost if the copy that is about to be queued should fail."""
         if self._copy_fails:
             self._copy_fails = False
             self.failures += 1
             raise DeviceLost("a copy failed on purpose")
 
     def restart(self) -> None:
-        """Forget what is queued, as when the process that queued it is gone; memory stays."""
+        """Forget the queue, as if the process had ended; the device's memory stays."""
         self._queue.clear()
         self._fault = None
         self._copy_fails = False
 
     def unload(self) -> None:
-        """The model is in memory no more: what was queued and what its pages held is gone."""
+        """Forget the queue and lose the memory, as if the model were unloaded."""
         self.restart()
         self.memory.lose()
 
@@ -247,7 +246,7 @@ class SimulatedRunner:
             first.done = True
 
     def enqueue(self, run: Callable[[], StepOutput | None]) -> Late:
-        """Queue something that is not a step."""
+        """Queue a submission that is not a step."""
         late = Late(run, number=self.steps, ends=self._device_free)
         self._queue.append(late)
         return late
@@ -269,7 +268,7 @@ class SimulatedRunner:
         raise DeviceLost("the simulated device was lost on purpose")
 
     def _broken(self, invariant: Invariant, detail: str) -> NoReturn:
-        """Raise Violation, remembered: an engine may survive an exception of its runner."""
+        """Raise Violation and remember it, since the engine may recover from the exception."""
         violation = Violation(invariant, detail)
         self.violation = self.violation or violation
         raise violation
@@ -296,6 +295,6 @@ def simulated_logs(
 
 
 def history_of_logits(logits: NDArray[np.float32]) -> list[int]:
-    """What ``simulated_logits`` were made of."""
+    """The histories that ``simulated_logits`` were made of."""
     histories: list[int] = np.ascontiguousarray(logits).view(np.uint64)[:, 0].tolist()
     return histories

@@ -1,4 +1,4 @@
-"""What happens to an engine and when: a schedule, and how one is written in a line."""
+"""Schedules: what happens to an engine and when; and how part of one is written in a line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from reference.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """The engine a schedule is for. ``page_order`` is the order pages are handed out in;
-    ``step_seconds`` is what a step takes at least. With ``guesses`` the engine decodes
-    speculatively. There are ``models`` of this shape, and memory for ``room`` of them at once."""
+    """The engines of a schedule. ``page_order`` is the order in which pages are handed out;
+    ``step_seconds`` is the fixed time of a step. With ``guesses`` the engine decodes speculatively.
+    There are ``models`` of this shape, and memory for ``room`` of them."""
 
     limits: Limits
     page_order: tuple[int, ...]
@@ -36,8 +36,8 @@ class EngineShape:
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """A client submits ``request`` to ``model``; with ``logits`` it wants those of every position,
-    with a ``constraint`` only certain tokens."""
+    """A client submits ``request`` to ``model``, perhaps with a sink for ``logits`` and a
+    ``constraint`` on its tokens."""
 
     step: int
     request: Request
@@ -48,7 +48,7 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A client gives up."""
+    """A client cancels its request."""
 
     step: int
     request_id: int
@@ -56,7 +56,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A client takes no more tokens, or, if ``over``, takes them again."""
+    """A client stops taking tokens, or takes them again if ``over``."""
 
     step: int
     request_id: int
@@ -65,7 +65,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """An operator changes what a tenant may have."""
+    """An operator adds or changes a tenant."""
 
     step: int
     tenant: Tenant
@@ -83,14 +83,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The engine is gone; a new one on the same device gets what was not finished."""
+    """The engine is replaced by a new one on the same device; clients submit the rest of their
+    requests to it."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Nobody calls the engine for some time."""
+    """The engine is not called for some seconds."""
 
     step: int
     seconds: float
@@ -125,10 +126,8 @@ Action = Arrive | Cancel | Stall | Quota | Fault | Restart | Pause | Remove | Fa
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Everything that happens: ``actions`` in order, each before the engine's step of its number.
-
-    When the engine has nothing to do before the next one, that one happens at once.
-    """
+    """All ``actions`` in order, each before the engine's step of its number. When the engine is
+    idle before the next action, this action happens at once."""
 
     seed: int
     shape: EngineShape
@@ -138,8 +137,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class SavedSchedule:
-    """An action of a schedule that a smaller one keeps; an arrival may be cut to its first
-    ``prompt`` tokens and ``tokens`` to generate."""
+    """An action of a schedule that is part of a smaller one; an arrival may be cut to its first
+    ``prompt`` tokens and ``tokens`` generated tokens."""
 
     action: int
     prompt: int | None = None
@@ -151,7 +150,8 @@ class SavedSchedule:
 
 
 def keep(schedule: Schedule, kept: Sequence[SavedSchedule]) -> Schedule:
-    """The smaller schedule. Raises ConfigError for an action there is not."""
+    """The schedule with these actions only. Raises ConfigError for an action that does not
+    exist."""
     actions: list[Action] = []
     for item in kept:
         if not 0 <= item.action < len(schedule.actions):
@@ -172,7 +172,7 @@ def keep(schedule: Schedule, kept: Sequence[SavedSchedule]) -> Schedule:
 
 
 def parse_saved(text: str) -> tuple[SavedSchedule, ...]:
-    """What ``format_saved`` wrote. Raises ConfigError for anything else."""
+    """Parse the text of ``format_saved``. Raises ConfigError for other text."""
     kept = []
     for item in text.split(","):
         parts = item.split("/")
@@ -185,5 +185,5 @@ def parse_saved(text: str) -> tuple[SavedSchedule, ...]:
 
 
 def format_saved(kept: Sequence[SavedSchedule]) -> str:
-    """One word for the command line."""
+    """The actions as one word for the command line."""
     return ",".join(map(str, kept))

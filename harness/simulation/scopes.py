@@ -1,4 +1,5 @@
-"""Numbers for the scopes in which prefixes are shared: a scope that begins anew is another one."""
+"""Numbers of the scopes in which prefixes are shared. A scope that ended and exists again gets a
+new number."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ Scope = tuple[str, int]
 
 
 class Scopes:
-    """Who may read what was written for whom, as the clients of ``tenants`` see it: a scope ends
-    with the last tenant that belongs to it."""
+    """The scope of each of ``tenants``: pages written in a scope may be read in this scope only. A
+    scope ends with the last tenant that belongs to it."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
@@ -21,13 +22,13 @@ class Scopes:
         self.refresh()
 
     def number_of(self, tenant: int) -> int:
-        """The number of the scope of a tenant now."""
+        """The number of a tenant's present scope."""
         self.refresh()
         return self._numbers[_scope(self._tenants[tenant])]
 
     def refresh(self, ended: Collection[int] = ()) -> None:
-        """Note the scopes there are; the own ones of tenants that ``ended``, whose ids are others'
-        now, are new."""
+        """Number the present scopes. The own scopes of tenants that ``ended`` get new numbers,
+        since other tenants have their ids now."""
         alive = {_scope(tenant) for tenant in self._tenants}
         for scope in self._numbers.keys() - alive | {("tenant", id) for id in ended}:
             self._numbers.pop(scope, None)

@@ -1,4 +1,4 @@
-"""One model as a simulation serves it: a watched engine on a world."""
+"""One model in memory: an engine with its watch, on a world."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reference.sched.tenants import Tenants
 
 
 class Served:
-    """The engine of the model of this ``number``, its watch, and the world both are on."""
+    """The engine of model ``number``, its watch, and its world."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class Served:
 
     @property
     def violation(self) -> Violation | None:
-        """What was found broken while the engine was working."""
+        """The first violation that was found while the engine worked."""
         return self.watch.violation or self.world.runner.violation
 
     def leave(self, counts: Counter[str]) -> None:
-        """Check what an engine must have right at its end, and add what it did to ``counts``.
-        Raises Violation."""
+        """Check the engine when it is not used any more, and add its counts to ``counts``. Raises
+        Violation."""
         self.watch.at_end()
         statistics = self.engine.statistics
         for what in ("tokens_hit", "evicted", "spilled", "restored", "copied"):
@@ -73,7 +73,7 @@ class Served:
         counts["preemptions"] += statistics.preempted
 
     def empty(self) -> None:
-        """Nobody is left, and neither is anything they had. Raises Violation."""
+        """Check that no request and no slot is left. Raises Violation."""
         require(
             self.engine.idle, Invariant.LIVENESS, lambda: "the engine has requests without clients"
         )

@@ -1,4 +1,4 @@
-"""Making a failing schedule small: fewer actions, shorter prompts, fewer tokens."""
+"""Shrinks a failing schedule: fewer actions, shorter prompts, fewer tokens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from harness.simulation.schedule import Arrive, SavedSchedule, Schedule, keep
 
 MOST_TRIALS = 2000
-"""Runs that shrinking may take."""
+"""The most schedules that are played to shrink one."""
 
 
 def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> tuple[SavedSchedule, ...]:
-    """What of ``schedule`` is enough to make it fail; it fails as a whole.
+    """A small part of ``schedule``, which fails, that still fails.
 
     Delta debugging (Zeller and Hildebrandt 2002) on the actions, then halving of the lengths.
     """
@@ -35,7 +35,7 @@ class _Shrinking:
         return tuple(self._kept)
 
     def _accept(self, kept: list[SavedSchedule]) -> bool:
-        """Go on from ``kept`` if that fails too."""
+        """Continue from ``kept`` if it fails too."""
         if self._trials >= MOST_TRIALS:
             return False
         self._trials += 1
@@ -64,7 +64,7 @@ class _Shrinking:
             self._lower(index, "tokens", action.request.max_tokens, 0)
 
     def _lower(self, index: int, field: str, full: int, least: int) -> None:
-        """Lower one length as far as it goes, in steps that get smaller."""
+        """Lower one length as far as the schedule still fails, in steps that get smaller."""
         now = getattr(self._kept[index], field)
         now = full if now is None else now
         by = now - least

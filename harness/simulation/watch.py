@@ -1,6 +1,6 @@
-"""Looks into an engine while it works, and has what it sees checked.
+"""Reads an engine's state while it works, and passes it to the checks.
 
-This is the one place that knows how an engine is made inside.
+This is the only module of the simulation that uses an engine's private parts.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from reference.sched.admission import WaitingRequest
 from reference.sched.tenants import WINDOW_SECONDS
 
 MOST_DECISIONS = 1000
-"""Admissions, preemptions and submissions in one call of an engine: more is a loop without end."""
+"""Admissions, preemptions and submissions in one call of an engine; more is taken for an endless
+loop."""
 DEEP_CHECK_STEPS = 16
-"""How many steps lie between two checks of everything the memory keeps."""
+"""How many steps lie between two checks of the whole memory."""
 
 
 class EngineWatch(NullObserver):
     """Observes one engine on a runner with ``slot_scopes``; ``log`` receives its decisions.
-    ``states`` gives those of all engines that share its tenants, its own among them.
+    ``states`` gives the states of all engines that share its tenants, its own among them.
 
-    ``running`` are the ids of the requests that have a slot, ``accounts`` what was seen of the
-    engine so far.
-    ``violation`` is the first one found while the engine was working: the engine may have taken it
-    for a fault of its own.
+    ``running`` are the ids of the requests that have a slot, ``accounts`` what the ledger should
+    have. ``violation`` is the first one found while the engine worked; the engine may have
+    recovered from it as from any other exception.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EngineWatch(NullObserver):
         scheduler.queue.next, scheduler.preempt = self._watched_next, self._watched_preempt
 
     def state(self) -> State:
-        """The engine as it is now."""
+        """The engine's present state."""
         engine = self._engine
         slot_manager, memory = engine._slot_manager, engine.memory
         meta = memory.meta
@@ -112,7 +112,7 @@ class EngineWatch(NullObserver):
         """Check the engine's state. Raises Violation."""
         self._decisions = 0
         if not self._engine._whole:
-            # Interrupted while it recovered: it does that first when it is called again.
+            # It was interrupted while it recovered, and recovers again in its next call.
             return
         state = self.state()
         check_slots(state)
@@ -122,7 +122,7 @@ class EngineWatch(NullObserver):
             self.deeply()
 
     def at_end(self) -> None:
-        """Check what an engine must have right when it is left. Raises Violation."""
+        """Check an engine that is not used any more. Raises Violation."""
         self.deeply()
         self.accounts.keep_only(self._engine.tenants)
         self.accounts.compare(self._engine.ledger, interrupted=self.interrupted)
@@ -137,14 +137,14 @@ class EngineWatch(NullObserver):
         return list(self._engine._live)
 
     def deeply(self) -> None:
-        """Check everything the memory keeps. Raises Violation."""
+        """Check the whole memory. Raises Violation."""
         try:
             self._engine.memory.check()
         except AssertionError as error:
             raise Violation(Invariant.PAGE_SUM, str(error)) from error
 
     def submitted_step(self, step: StepInput) -> None:
-        """A runner was given ``step``. Raises Violation."""
+        """Check a step that was submitted to the runner. Raises Violation."""
         self._guarded(lambda: self._check_step(step))
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
@@ -168,12 +168,12 @@ class EngineWatch(NullObserver):
         self._log.append(("finished", at, request_id, slot, reason.value))
 
     def keep_only(self, tenants: Container[int]) -> None:
-        """Forget what was counted of all but these tenants."""
+        """Forget the counts of all other tenants."""
         self.accounts.keep_only(tenants)
         self._delivered = deque(each for each in self._delivered if each[1] in tenants)
 
     def delivered(self, tenant: int) -> None:
-        """A token of the tenant reached its client."""
+        """Note that a token of the tenant reached its client."""
         self.accounts.add(tenant, "tokens_generated")
         self._delivered.append((self._clock(), tenant))
 
@@ -210,7 +210,7 @@ class EngineWatch(NullObserver):
         return bool(slot_manager.free_slots) and slot_manager.fits(sequence, [], quantum)
 
     def _check_gone(self) -> None:
-        """Nothing is kept of tenants that are not there."""
+        """Check that the engine has nothing of removed tenants."""
         engine = self._engine
         tenants = {tenant.id: tenant for tenant in engine.tenants}
         scopes = {scope_of(tenant) for tenant in tenants.values()}
@@ -225,7 +225,7 @@ class EngineWatch(NullObserver):
         )
 
     def _guarded(self, check: Callable[[], None]) -> None:
-        """A check in the middle of the engine's work, of which there can only be so much."""
+        """Run a check inside a call of the engine, and count it against MOST_DECISIONS."""
         try:
             self._decisions += 1
             if self._decisions >= MOST_DECISIONS:
@@ -262,7 +262,7 @@ class EngineWatch(NullObserver):
                 )
 
     def _places(self) -> Iterable[QueuePosition]:
-        """What may be computed for whoever has a slot."""
+        """What may be computed for each request that has a slot."""
         slot_manager = self._engine._slot_manager
         table = slot_manager.table
         computed, known, end, lockstep = table.computed, table.known, table.end, table.lockstep
@@ -281,7 +281,7 @@ class EngineWatch(NullObserver):
         check_quota(self._states(), tenant, decode_rate, usage.prefill_tokens_per_s)
 
     def _watched_next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
-        """The queue's choice, compared with what the candidates were."""
+        """Check the queue's choice against all candidates."""
         self._looked = True
         candidates = list(self._candidates())
         without_room = []
@@ -298,7 +298,7 @@ class EngineWatch(NullObserver):
         return chosen
 
     def _watched_preempt(self, sequence: Sequence, **how: bool) -> None:
-        """The loss of a place, while the state before it can still be seen."""
+        """Check a preemption against the state before it."""
         states = self._states()
         leaver = next(r for r in self.state().slot_manager if r.slot == sequence.slot)
         tenants = {tenant.id: tenant for tenant in self._engine.tenants}
@@ -308,7 +308,7 @@ class EngineWatch(NullObserver):
         self._preempt(sequence, **how)
 
     def _candidates(self) -> Iterable[Candidate]:
-        """The first of each tenant and class asked for that is within its quotas."""
+        """The first request of each line that is within its tenant's quotas."""
         engine = self._engine
         queue, tenants = engine._scheduler.queue, engine.tenants
         heads: dict[tuple[int, QosClass | None], WaitingRequest] = {}
@@ -318,7 +318,7 @@ class EngineWatch(NullObserver):
             if head is None or waiting.order < head.order:
                 heads[key] = waiting
         within = [head for head in heads.values() if tenants.within_quota(head.tenant, head.pages)]
-        # Who is alone comes before or after nobody.
+        # A single candidate is compared with no other.
         states = self._states() if len(within) > 1 else []
         for head in within:
             id, asked = head.tenant, head.qos
@@ -328,7 +328,8 @@ class EngineWatch(NullObserver):
             yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, rate)
 
     def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
-        """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
+        """The largest part of its quotas that the tenant uses, and its rate, divided by its
+        weight."""
         tenant = self._engine.tenants[id]
         slots = [one.tenant for state in states for one in state.slot_manager].count(id)
         rate: float = self._engine.tenants.usage(id).decode_tokens_per_s

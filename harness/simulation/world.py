@@ -1,4 +1,5 @@
-"""What an engine is simulated on: a runner that can be watched and broken, and what is right."""
+"""What an engine is simulated on: a runner that can be watched and made to fail, and the right
+answers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from harness.simulation.schedule import EngineShape
 
 
 class World(Protocol):
-    """A model's runner, the clock, which is everybody's, and the solo run of any request.
+    """A model's runner, the clock of the whole simulation, and the solo run of any request.
 
     ``runner`` has what ``SimulatedRunner`` has beyond ``ModelRunner``: ``slot_scopes``, ``watch``,
     ``violation``, ``steps``, ``fail_next``, ``restart`` and ``unload``.
@@ -29,20 +30,21 @@ class World(Protocol):
     def solo(
         self, request: Request, constraint: Constraint | None = None
     ) -> tuple[TokenEvent, ...]:
-        """All events of ``request`` when it is alone."""
+        """All events of ``request`` when it runs alone."""
 
     def unload(self) -> None:
-        """Let go of what the model kept in memory."""
+        """Lose the contents of the model's memory."""
 
     def logits_match(self, request: Request, start: int, logits: NDArray[np.float32]) -> bool:
-        """Whether these are the logits of its solo run from position ``start`` on."""
+        """Whether these are the logits of the solo run from position ``start`` on."""
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free what the world has allocated."""
 
 
 class SimulatedWorld:
-    """No model: tokens are hashes of what came before them, and of the number of the model."""
+    """A world without a model: tokens are hashes of the tokens before them and of the number of the
+    model."""
 
     end_of_generation = END_OF_GENERATION
 
@@ -62,12 +64,12 @@ class SimulatedWorld:
     def solo(
         self, request: Request, constraint: Constraint | None = None
     ) -> tuple[TokenEvent, ...]:
-        """In closed form."""
+        """Computed in closed form."""
         self._solos[request.id] = solo_run(request, self._context, constraint, self.model)
         return self._solos[request.id].events
 
     def unload(self) -> None:
-        """Whatever was computed is gone."""
+        """Lose all contents of the device's memory."""
         self.runner.unload()
 
     def logits_match(self, request: Request, start: int, logits: NDArray[np.float32]) -> bool:

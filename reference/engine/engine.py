@@ -215,7 +215,8 @@ class Engine(TenantCalls):
 
     def _check_queue(self, tenant: Tenant) -> None:
         """Raise QueueFull where one more request of a tenant may not wait."""
-        own, waiting = self._scheduler.queue.of_tenant(tenant.id), len(self._scheduler.waiting)
+        waiting = len(self._scheduler.waiting)
+        own = sum([s.tenant == tenant.id for s in self._scheduler.waiting.values()])
         within = own < tenant.max_waiting
         if within and may_wait(own, waiting, self.options.queue_depth, len(self.tenants)):
             return
@@ -359,9 +360,8 @@ class Engine(TenantCalls):
                 self._output_processor.end_early(sequence, reason)
 
     def _set_stalled(self, sequence: Sequence, stalled: bool) -> None:
-        sequence.stalled, sequence.stalled_steps = stalled, 0
-        if sequence.running:
-            self._slot_manager.table.stalled[sequence.slot] = stalled
+        sequence.stalled_steps = 0
+        self._scheduler.set_stalled(sequence, stalled)
         self._pipeline.changed()
 
     def _recover(self, *, fault: bool) -> None:

@@ -53,7 +53,8 @@ class SchedulerCounts:
 class Scheduler:
     """Decides who waits and who runs, and what the next step computes.
 
-    ``waiting`` are the sequences that wait, by order of arrival. ``unfit`` are those of them that
+    ``waiting`` are the sequences that wait, by order of arrival; those of them that are not stalled
+    are in the ``queue``. ``unfit`` are those of them that
     can never have room, since others have reserved too many pages. ``chunk_tokens`` is the most
     prompt tokens in a step, ``chunk_while_decoding`` the most in a step that also decodes.
     """
@@ -124,11 +125,28 @@ class Scheduler:
         self._push(sequence)
 
     def _push(self, sequence: Sequence) -> None:
-        pages, qos = sequence.pages_to_begin, sequence.request.qos
-        self.queue.push(WaitingRequest(sequence.order, sequence.tenant, sequence.since, pages, qos))
+        if not sequence.stalled:
+            request, pages = sequence.request, sequence.pages_to_begin
+            self.queue.push(
+                WaitingRequest(sequence.order, request.tenant, sequence.since, pages, request.qos)
+            )
         self._changed = True
         if not self._fits_ever(sequence):
             self.unfit.append(sequence)
+
+    def set_stalled(self, sequence: Sequence, stalled: bool) -> None:
+        """Note that a sequence's consumer stops or continues to take tokens. While it takes none
+        the sequence computes nothing: it is no candidate for a slot, and blocks no other."""
+        if sequence.stalled == stalled:
+            return
+        sequence.stalled = stalled
+        if sequence.running:
+            self.slot_manager.table.stalled[sequence.slot] = stalled
+        elif stalled:
+            self.queue.remove(sequence.order)
+            self._changed = True
+        else:
+            self._push(sequence)
 
     def check_room(self) -> None:
         """Find the waiting sequences that can never have room, after reservations changed."""
@@ -271,7 +289,7 @@ class Scheduler:
         slot_manager = self.slot_manager
         claimant = self._tenants.class_of(sequence.request)
         stalled: list[Sequence] = []
-        if aged and not sequence.stalled:
+        if aged:
             claimant = self._tenants[sequence.tenant].qos
             stalled = [other for other in slot_manager.running.values() if other.stalled]
         slots = {other.slot for other in stalled}

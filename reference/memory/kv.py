@@ -87,11 +87,6 @@ class KvMemory:
         charged = self._pool.charged(tenant)
         return charged + self._pool.effect_of(leaving)[1][tenant] if leaving else charged
 
-    def reserve(self, tenant: int, pages: int) -> None:
-        """Reserve so many pages for the tenant. Raises ValueError when all reservations together
-        exceed the pool."""
-        self.reservations.set_one(tenant, pages)
-
     def available(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
         """Pages the tenant could take now, or after ``leaving``, (tenant, pages) each, is released.
 

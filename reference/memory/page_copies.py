@@ -81,16 +81,16 @@ class PageCopies:
             pool.name: buffer_bytes(pool, ONE_PAGE) // self.pages // F32.block_bytes
             for pool in pools
         }
-        kept = {pool.name: buffers[pool.name] for pool in pools}
+        bound = {pool.name: buffers[pool.name] for pool in pools}
         saving = _saving(self._widths, self.pages)
         staging = saving.buffers[SAVED]
         self._staging = tier.alloc(staging, buffer_bytes(staging, ONE_PAGE))
         # Each pool is bound twice: source and target of a copy are different pages of it.
-        sources = {_source(name): buffer for name, buffer in kept.items()}
+        sources = {_source(name): buffer for name, buffer in bound.items()}
         copying, loading = (make(self._widths, self.pages) for make in (_copying, _loading))
-        self._copy = ExecutableGraph(tier, copying, {**kept, **sources}, ONE_PAGE)
-        self._save = ExecutableGraph(tier, saving, {**kept, SAVED: self._staging}, ONE_PAGE)
-        self._load = ExecutableGraph(tier, loading, kept, ONE_PAGE)
+        self._copy = ExecutableGraph(tier, copying, {**bound, **sources}, ONE_PAGE)
+        self._save = ExecutableGraph(tier, saving, {**bound, SAVED: self._staging}, ONE_PAGE)
+        self._load = ExecutableGraph(tier, loading, bound, ONE_PAGE)
         for executable in (self._copy, self._save, self._load):
             for bucket in executable.buckets:
                 executable.record(bucket)

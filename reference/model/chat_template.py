@@ -39,7 +39,7 @@ DEFAULT = "default"
 TOOL_USE = "tool_use"
 """The names of a file's two templates, as ``transformers`` knows them."""
 TEMPLATE_TOKENS = ("pad", "unk", "sep", "cls", "mask")
-"""Tokens beside BOS and EOS whose text a template may print, where the vocabulary has them."""
+"""Tokens other than BOS and EOS whose text a template may print, where the vocabulary has them."""
 NO_TOKENS: Mapping[str, str] = MappingProxyType({})
 PROBE_TIME = datetime(2025, 1, 1)
 PROBE_TOOL = {
@@ -181,10 +181,10 @@ class ChatTemplate(ContextManager):
         known = self._openings.get((tools, enable_thinking))
         if known is not None:
             return known
-        asked = self._forms_of(tools).adapted([{"role": "user", "content": "hi"}])
+        messages = self._forms_of(tools).adapted([{"role": "user", "content": "hi"}])
         conversation: dict[str, object] = {
             "template": TOOL_USE if tools else DEFAULT,
-            "messages": asked,
+            "messages": messages,
             "now": PROBE_TIME.isoformat(),
         }
         if tools:

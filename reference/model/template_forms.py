@@ -1,9 +1,10 @@
 """Which forms of messages a chat template takes, found out by trying it.
 
 Templates differ in what the content of a message is: a text, or a list of parts; in what it is
-beside calls of tools: null, an empty text, or missing; and in what the arguments of calls are: an
-object, or its JSON text. What a template does not take it drops without a word. So each form is
-rendered once, with texts that nothing else would print, and a form whose texts come out is taken.
+in a message with tool calls: null, an empty text, or missing; and in what the arguments of calls
+are: an object, or its JSON text. A template silently drops a form that it does not take. So each
+form is rendered once, with texts that nothing else would print, and a form whose texts come out is
+taken.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class TemplateForms:
 
     @cached_property
     def _call_forms(self) -> tuple[Sequence[Any], bool]:
-        """The contents beside which calls are printed, and whether their arguments are texts."""
+        """The contents with which calls are printed, and whether their arguments are texts."""
         other = self._try_out(self._calling(MARK, as_text=False))
         others = 0 if other is None else other.count("None")
         for as_text in (False, True):

@@ -118,11 +118,6 @@ class WaitQueue:
                 counts[self._tenants[tenant].qos.lowered_to(asked)] += line.live
         return counts
 
-    def of_tenant(self, tenant: int) -> int:
-        """How many requests of a tenant wait."""
-        group = self._groups.get(tenant)
-        return 0 if group is None else sum([line.live for line in group.lines.values()])
-
     def push(self, waiting: WaitingRequest) -> None:
         """Add a request. Raises RequestError when its tenant is not known."""
         assert waiting.order not in self._waiting, f"request {waiting.order} waits twice"

@@ -110,7 +110,7 @@ def test_absurd_allocation_is_refused() -> None:
     decl = BufferDecl("kv.0", BufferKind.STATE, F32, (1 << 58,))
     with CpuTier(1) as tier, pytest.raises(OutOfMemory, match=r"kv\.0") as caught:
         tier.alloc(decl, 1 << 60)
-    assert caught.value.asked == 1 << 60
+    assert caught.value.needed == 1 << 60
 
 
 def test_upload_is_a_view() -> None:

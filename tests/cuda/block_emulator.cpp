@@ -207,6 +207,12 @@ static void close_block(Block &closed) {
     delete[] closed.warps;
 }
 
+// The stacks of every library of kernels together would be gigabytes.
+static void free_idle() {
+    for (Fiber *fiber : idle) delete fiber;
+    idle.clear();
+}
+
 static void run_block(unsigned threads, void (*kernel)()) {
     Block only;
     block = &only;
@@ -220,6 +226,7 @@ static void run_block(unsigned threads, void (*kernel)()) {
 
 void run_blocks(unsigned blocks, unsigned threads, void (*kernel)()) {
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) run_block(threads, kernel);
+    free_idle();
 }
 
 void run_clusters(unsigned clusters, unsigned size, unsigned threads, void (*kernel)()) {
@@ -248,6 +255,7 @@ void run_clusters(unsigned clusters, unsigned size, unsigned threads, void (*ker
             free(one.memory);
         }
     }
+    free_idle();
 }
 
 void publish(unsigned *place, unsigned word) { under_way.push_back({place, word}); }
@@ -292,6 +300,7 @@ bool run_together(unsigned blocks, unsigned threads, uint64_t seed, void (*kerne
         close_block(one);
         free(one.memory);
     }
+    free_idle();
     return turns < MOST_TURNS;
 }
 

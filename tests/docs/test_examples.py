@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from harness.serve.run import Running
@@ -92,12 +92,12 @@ def test_stream(play: Play, tiny_model_path: Path) -> None:
     assert printed == f"{output.text}\n{end}\n"
 
 
-def test_logits(play: Play, server: Running) -> None:
-    """The scores are those that ``echo`` gives over HTTP, as far as they are printed."""
+def test_score(play: Play, server: Running) -> None:
+    """The scores are those that ``echo`` gives over HTTP, and their sum is exact."""
     from openai import OpenAI
 
-    printed = play("logits")
-    text = str(constant("logits", "TEXT"))
+    printed = play("score")
+    text = str(constant("score", "TEXT"))
     with OpenAI(base_url=f"{server.url}/v1", api_key="unused") as client:
         scored = client.completions.create(
             model="tiny", prompt=text, echo=True, logprobs=1, max_tokens=0
@@ -105,9 +105,9 @@ def test_logits(play: Play, server: Running) -> None:
     logprobs = scored.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.token_logprobs is not None
-    found = [float(score) for score in re.findall(r"^ *(-[\d.]+)  b", printed, re.MULTILINE)]
-    assert len(found) > 5
-    np.testing.assert_allclose(found, logprobs.token_logprobs[1:], atol=1e-4)
+    values = logprobs.token_logprobs[1:]
+    assert re.findall(r"^ *(-[\d.]+)  '", printed, re.MULTILINE) == [f"{v:.4f}" for v in values]
+    assert f"sum {math.fsum(values)!r}, perplexity " in printed
 
 
 def test_tools(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,3 +129,28 @@ def test_without_a_look_at_what_waits_the_engine_is_blocked(
     clock.advance(11)
     engine.submit(wide(3, 2, tenant=3))
     assert ends(engine, clock) == {}
+
+
+def test_who_takes_no_tokens_holds_up_nobody_however_long_it_waits() -> None:
+    """A request that waits, is aged and has no room, and whose consumer takes nothing: others pass
+    it, of its own tenant too; when the consumer takes tokens again it is admitted and ends."""
+    engine, clock = engine_of(OWNER, OTHER, LATE, slots=2, pages=12, stall_steps=100_000)
+    engine.submit(Request(1, tuple(range(90)), 20, tenant=OWNER.id, ignore_end=True))
+    engine.step()
+    engine.stall(1)
+    engine.submit(Request(2, tuple(range(100, 200)), 20, tenant=OTHER.id, ignore_end=True))
+    engine.stall(2)
+    clock.advance(60.0)
+    engine.submit(Request(3, (7,) * 3, 4, tenant=LATE.id, ignore_end=True))
+    engine.submit(Request(4, (8,) * 3, 4, tenant=OTHER.id, ignore_end=True))
+    ended = set()
+    for _ in range(60):
+        ended |= {e.request_id for e in engine.step() if e.finish_reason is not None}
+        clock.advance(0.1)
+    assert ended == {3, 4}
+    engine.unstall(1)
+    engine.unstall(2)
+    for event in engine.run():
+        assert event.finish_reason is None or event.finish_reason is FinishReason.LENGTH
+        ended |= {event.request_id} if event.finish_reason is not None else set()
+    assert ended == {1, 2, 3, 4}

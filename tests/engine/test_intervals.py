@@ -17,7 +17,7 @@ from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.device import StepCopy
 from harness.simulation.runner import SimulatedRunner, StepSeconds
-from reference.engine import pipeline
+from reference.engine import scheduler
 from reference.sched import budget, step_time_curve
 
 MOST_SPREAD = 1.3
@@ -115,7 +115,7 @@ def test_batch_work_spreads_the_intervals_little(device: str, lengths: str) -> N
 @pytest.mark.parametrize("device", DEVICES)
 def test_chunks_of_any_size_would_spread_them(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a planner to which the interactive class is as good as any other."""
-    monkeypatch.setitem(pipeline.INTERVAL_RATIO, QosClass.INTERACTIVE, 30.0)
+    monkeypatch.setitem(scheduler.INTERVAL_RATIO, QosClass.INTERACTIVE, 30.0)
     assert measured(DEVICES[device]).spread > MOST_SPREAD
 
 
@@ -142,5 +142,5 @@ def test_batch_work_goes_on_beside_it(device: str, monkeypatch: pytest.MonkeyPat
     """Where prompts are long, an interactive tenant leaves the batch tenant a good part of what it
     would have beside a tenant of its own class."""
     beside = measured(DEVICES[device], LENGTHS["prompts"]).batch_rate
-    monkeypatch.delitem(pipeline.INTERVAL_RATIO, QosClass.INTERACTIVE)
+    monkeypatch.delitem(scheduler.INTERVAL_RATIO, QosClass.INTERACTIVE)
     assert beside > 0.2 * measured(DEVICES[device], LENGTHS["prompts"]).batch_rate

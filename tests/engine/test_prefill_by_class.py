@@ -10,7 +10,7 @@ from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine import Engine, EngineOptions
-from reference.engine.pipeline import INTERVAL_RATIO
+from reference.engine.scheduler import INTERVAL_RATIO
 from reference.limits import Limits
 from reference.observer import NullObserver, StepObservation
 from reference.sched.tenants import Tenants

@@ -17,7 +17,7 @@ from contract.tier import Tier
 from contract.types import LOCAL_TENANT, FinishReason, Request, SamplingParams, TokenEvent
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -136,7 +136,7 @@ def cpu(path: Path) -> Iterator[ModelRunner]:
 def test_they_are_those_of_the_definition(runner: ModelRunner, path: Path) -> None:
     """Alone, and only from some position on, which makes fewer rows."""
     for start in (1, 2, 17, len(PROMPT) - 1):
-        engine = Engine(runner, prefix_cache=False)
+        engine = Engine(runner, EngineOptions(prefix_cache=False))
         receiver = submit(engine, score(1, start=start))
         (event,) = run(engine)[1]
         assert (event.token, event.finish_reason) == (-1, FinishReason.LENGTH)
@@ -148,9 +148,9 @@ def test_company_and_chunks_change_no_bit(
     runner: ModelRunner, path: Path, chunk: int, ahead: int
 ) -> None:
     """Beside others that sample, are biased, or are scored, too."""
-    engine = Engine(runner, chunk_tokens=chunk, steps_ahead=ahead)
+    engine = Engine(runner, EngineOptions(chunk_tokens=chunk, steps_ahead=ahead))
     bias = ((7, 100.0), (9, -3.0))
-    alone = Engine(runner, prefix_cache=False)
+    alone = Engine(runner, EngineOptions(prefix_cache=False))
     biased = Request(3, PROMPT[:9], 20, SamplingParams(temperature=0.8), logit_bias=bias)
     alone.submit(replace(biased, ignore_end=True))
     expected = [event.token for event in run(alone)[3]]
@@ -165,7 +165,7 @@ def test_company_and_chunks_change_no_bit(
 
 def test_preempted_and_shared_prompts_have_the_same_bits(runner: ModelRunner, path: Path) -> None:
     """More requests than pages hold, which begin alike: cached, evicted, preempted, recomputed."""
-    engine = Engine(runner, chunk_tokens=7)
+    engine = Engine(runner, EngineOptions(chunk_tokens=7))
     received = []
     for number in range(6):
         engine.submit(Request(100 + number, PROMPT[: 3 + number], 60, ignore_end=True))
@@ -193,7 +193,7 @@ def test_a_prefix_before_the_scored_tokens_is_not_computed_again(cpu: ModelRunne
 def test_only_rows_that_are_read_are_computed(cpu: ModelRunner) -> None:
     """A long context before few scored tokens is read in whole chunks, with a row a token."""
     steps: list[StepInput] = []
-    engine = Engine(cpu, prefix_cache=False)
+    engine = Engine(cpu, EngineOptions(prefix_cache=False))
     submitted = cpu.submit
 
     def watched(inputs: StepInput) -> Any:
@@ -225,10 +225,10 @@ def test_a_prompt_is_scored_and_continued(
         "ignore_end": True,
     }
     for allowed in (None, lambda generated: mask):
-        plain = Engine(runner, prefix_cache=False)
+        plain = Engine(runner, EngineOptions(prefix_cache=False))
         plain.submit(Request(1, prompt, **more), allowed=allowed)
         expected = run(plain)[1]
-        engine = Engine(runner, prefix_cache=False, drafter=drafter)
+        engine = Engine(runner, EngineOptions(prefix_cache=False), drafter=drafter)
         receiver = submit(engine, score(1, prompt, **more), allowed=allowed)
         assert run(engine)[1] == expected
         assert receiver.bits == by_definition(path, prompt)
@@ -237,7 +237,7 @@ def test_a_prompt_is_scored_and_continued(
 def test_a_grammar_does_not_forbid_what_is_scored(runner: ModelRunner, path: Path) -> None:
     """Rule R10 is about the logits before any mask, so a mask of a scored text changes nothing."""
     nothing = np.zeros_like(pack_mask((), runner.model.config.vocab))
-    engine = Engine(runner, prefix_cache=False)
+    engine = Engine(runner, EngineOptions(prefix_cache=False))
     receiver = submit(engine, score(1), allowed=lambda generated: nothing)
     assert run(engine)[1][-1].finish_reason is FinishReason.LENGTH
     assert receiver.bits == by_definition(path)
@@ -245,7 +245,7 @@ def test_a_grammar_does_not_forbid_what_is_scored(runner: ModelRunner, path: Pat
 
 def test_logits_and_scores_at_once(runner: ModelRunner, path: Path) -> None:
     rows: list[tuple[int, NDArray[np.float32]]] = []
-    engine = Engine(runner, prefix_cache=False)
+    engine = Engine(runner, EngineOptions(prefix_cache=False))
     receiver = submit(
         engine, score(1, start=9), on_logits=lambda *part: rows.append(part), logits_from=30
     )
@@ -273,7 +273,7 @@ def test_two_tenants_do_not_meet(cpu: ModelRunner, path: Path) -> None:
 
 def test_a_cancelled_request_is_told_nothing_more(cpu: ModelRunner, path: Path) -> None:
     """Cancelled between two steps, and by the receiver itself; the other goes on."""
-    engine = Engine(cpu, chunk_tokens=8, steps_ahead=2, prefix_cache=False)
+    engine = Engine(cpu, EngineOptions(chunk_tokens=8, steps_ahead=2, prefix_cache=False))
     cancelled, other = submit(engine, score(1)), submit(engine, score(2))
     own: list[TokenScores] = []
 
@@ -295,7 +295,7 @@ def test_a_cancelled_request_is_told_nothing_more(cpu: ModelRunner, path: Path) 
 def test_the_whole_context_and_two_tokens(cpu: ModelRunner, path: Path) -> None:
     longest = tuple((i * 11) % 250 for i in range(LIMITS.context))
     for prompt in (longest, longest[:2]):
-        engine = Engine(cpu, prefix_cache=False)
+        engine = Engine(cpu, EngineOptions(prefix_cache=False))
         receiver = submit(engine, score(1, prompt))
         assert run(engine)[1][-1].finish_reason is FinishReason.LENGTH
         assert receiver.bits == by_definition(path, prompt)
@@ -348,7 +348,7 @@ def test_an_engine_without_scores_refuses_them(path: Path) -> None:
 
 def test_a_broken_row_ends_its_request(cpu: ModelRunner) -> None:
     """A token that the device did not give, as where a logit is not finite, has no score."""
-    engine = Engine(cpu, prefix_cache=False)
+    engine = Engine(cpu, EngineOptions(prefix_cache=False))
     collected = cpu.collect
 
     def broken(submission: Any) -> Any:

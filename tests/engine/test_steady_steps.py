@@ -32,7 +32,7 @@ def play(limits: Limits, requests: list[Request], monkeypatch: pytest.MonkeyPatc
         planned.append(len(chunks))
         return chunks
 
-    monkeypatch.setattr("reference.engine.pipeline.plan_step", counted)
+    monkeypatch.setattr("reference.engine.scheduler.plan_step", counted)
     for one in requests:
         engine.submit(one)
     events = list(engine.run())

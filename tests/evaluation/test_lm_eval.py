@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,8 @@ DEFINITIONS = {
         "  max_gen_toks: 12\nmetric_list:\n  - metric: exact_match\n",
     ),
 }
+IN_PROCESS = (ROOT / "docs" / "examples" / "evaluate.py",)
+UNCHANGED = ("-m", "lm_eval")
 Samples = dict[str, list[Any]]
 Evaluate = Callable[..., Samples]
 
@@ -92,13 +94,13 @@ def evaluate(tmp_path_factory: pytest.TempPathFactory) -> Evaluate:
         (folder / f"{name}.yaml").write_text(text)
     paths = [str(ROOT), str(ROOT / "harness" / "python"), *filter(None, [FOLDER])]
 
-    def run(output: Path, *arguments: object) -> Samples:
+    def run(output: Path, *arguments: object, program: Sequence[object] = IN_PROCESS) -> Samples:
         named = {
             **environment(), "PYTHONPATH": os.pathsep.join(paths), "HF_HOME": str(folder / "hub"),
             "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "none",
         }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, ROOT / "docs" / "examples" / "evaluate.py", *map(str, arguments),
+            [sys.executable, *map(str, (*program, *arguments)),
              "--include_path", folder, "--tasks", ",".join(f"zinc_{name}" for name in TASKS),
              "--output_path", output, "--log_samples"],
             env=named, capture_output=True, text=True, timeout=500,
@@ -161,7 +163,7 @@ def test_the_server_gives_the_same_results(
         )
         found = evaluate(
             tmp_path / "out", "--model", "local-completions", "--model_args", named,
-            "--batch_size", 2,
+            "--batch_size", 2, program=UNCHANGED,
         )  # fmt: skip
     assert found == on_cpu
 

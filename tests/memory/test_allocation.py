@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel.native.tier import Choices as NativeChoices
+from accel.native.tier import NativeTier
 from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
 from accel.vulkan.runtime import Choices as VulkanChoices
@@ -55,8 +57,14 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         with CpuTier() as tier:
             yield tier
         return
-    if way in ("native", "cuda"):
+    if way == "cuda":
         with need_device(partial(open_tier, way)) as tier:
+            yield tier
+        return
+    if way == "native":
+        # Arranged weights that are mapped from a file are not the interpreter's memory.
+        own_choices = NativeChoices(cache=cache)
+        with need_device(lambda: NativeTier(choices=own_choices)) as tier:
             yield tier
         return
     if way.startswith("vulkan"):

@@ -156,7 +156,9 @@ def test_the_first_steps(newcomer: Newcomer) -> None:
     assert newcomer.zinc("check").endswith("READY\n")
     answer = newcomer.zinc("run", "Why?", "-n", "8")
     assert newcomer.zinc("run", "-", "-n", "8", given="Why?\n") == answer
-    assert newcomer.run("python", "-m", "harness", "run", "Why?", "-n", "8").stdout == answer
+    for module in ("harness", "zinc_rt"):
+        assert newcomer.run("python", "-m", module, "run", "Why?", "-n", "8").stdout == answer
+        assert newcomer.run("python", "-m", module, "run", "-m", "none.gguf").returncode == 2
     assert len(newcomer.zinc("chat", "-n", "8", "--quiet", given="Why?\nAnd?\n").splitlines()) >= 2
 
 

@@ -221,7 +221,7 @@ class FakeBlitEncoder(FakeEncoder):
         written = self.objc.state(target, FakeBuffer, "the target of a copy")
         if read is None or written is None:
             return
-        if any(place % COPY_ALIGNMENT for place in (start, offset, nbytes)):
+        if any(value % COPY_ALIGNMENT for value in (start, offset, nbytes)):
             self.objc.tell(f"a copy from {start} to {offset} of {nbytes}: all multiples of 4")
         if start + nbytes > read.nbytes or offset + nbytes > written.nbytes:
             self.objc.tell("a copy beyond a buffer's end")

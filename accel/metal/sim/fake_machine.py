@@ -73,8 +73,8 @@ class Machine:
         """Store an NSError where ``error`` points, and return nil."""
         if error:
             made = self.objc.make("NSError", FakeError(self, said))
-            place = self.objc.ffi.cast("uint64_t *", error)
-            place[0] = self.objc.pooled(made)
+            target = self.objc.ffi.cast("uint64_t *", error)
+            target[0] = self.objc.pooled(made)
         return 0
 
 

@@ -26,7 +26,7 @@ void objc_registerClassPair(Class kind);
 _Bool class_addMethod(Class kind, SEL selector, void *implementation, const char *types);
 id class_createInstance(Class kind, size_t extra);
 id objc_autorelease(id object);
-_Bool fake_responds(id object, SEL selector, SEL asked);
+_Bool fake_responds(id object, SEL selector, SEL queried);
 void fake_listen(void (*problems)(const char *), void (*released)(void *));
 long fake_alive(void);
 const char *fake_name_of(long number);
@@ -77,12 +77,12 @@ class FakeObjc:
         self.calls: list[str] | None = None
         self.owner: Any = None
         self._states: dict[int, Any] = {}
-        self._kept: list[Any] = []
+        self._callbacks: list[Any] = []
         ffi = self.ffi
-        told = ffi.callback("void(char *)", lambda text: self.tell(ffi.string(text).decode()))
+        problem = ffi.callback("void(char *)", lambda text: self.tell(ffi.string(text).decode()))
         gone = ffi.callback("void(void *)", self._released)
-        self._kept += [told, gone]
-        self.library.fake_listen(told, gone)
+        self._callbacks += [problem, gone]
+        self.library.fake_listen(problem, gone)
 
     def tell(self, problem: str) -> None:
         """Record a mistake of the caller."""
@@ -95,8 +95,8 @@ class FakeObjc:
         kind = library.objc_allocateClassPair(parent, name.encode(), 0)
         library.objc_registerClassPair(kind)
         for each in methods:
-            place = library.object_getClass(kind) if each.of_class else kind
-            self._add(place, name, each)
+            holder = library.object_getClass(kind) if each.of_class else kind
+            self._add(holder, name, each)
 
     def add_root(self) -> None:
         """Add NSObject, which knows the methods of an object."""
@@ -157,10 +157,10 @@ class FakeObjc:
         signature = f"{gives}({', '.join(takes)})"
         called = partial(self._called, f"{name} {each.selector}", each.function)
         implementation = self.ffi.callback(signature, called)
-        self._kept.append(implementation)
+        self._callbacks.append(implementation)
         selector = self.library.sel_registerName(each.selector.encode())
-        place = self.ffi.cast("void *", implementation)
-        self.library.class_addMethod(kind, selector, place, each.types.encode())
+        address = self.ffi.cast("void *", implementation)
+        self.library.class_addMethod(kind, selector, address, each.types.encode())
 
     def _called(
         self, name: str, function: Callable[..., Any], me: int, _: int, *arguments: Any

@@ -161,7 +161,7 @@ void objc_autoreleasePoolPop(void *pool) {
     }
 }
 
-bool fake_responds(Object *object, Selector, Selector asked) { return method_of(object->isa, asked); }
+bool fake_responds(Object *object, Selector, Selector queried) { return method_of(object->isa, queried); }
 
 void fake_listen(Told problems, Gone released) {
     told = problems;

@@ -1,6 +1,10 @@
 """``python -m zinc_rt`` is ``zinc-rt``."""
 
-from harness.cli.main import entry
+from __future__ import annotations
+
+import sys
+
+from harness.console_script import entry
 
 if __name__ == "__main__":
-    entry()
+    sys.exit(entry())

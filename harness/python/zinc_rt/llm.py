@@ -48,8 +48,8 @@ class LLM(LoadedModel):
     DoesNotFit.
 
     >>> llm = LLM("model.gguf", tier="cpu", slots=2, context=64, progress=False)
-    >>> llm
-    LLM('tiny-llama', tier='cpu', slots=2, context=64)
+    >>> llm.tier, llm.slots, llm.context
+    ('cpu', 2, 64)
     >>> [len(output.tokens) for output in llm.generate(["a", "b"], SamplingParams(max_tokens=3))]
     [3, 3]
     >>> llm.close()

@@ -80,7 +80,7 @@ def chat_of(body: ResponsesRequest, earlier: Sequence[InputItem] = ()) -> Json:
 
 
 def lists_tokens(body: ResponsesRequest) -> bool:
-    """Whether the tokens of the text are told."""
+    """Whether the answer lists the tokens of its text."""
     return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
 
 
@@ -135,17 +135,17 @@ def _given_to_model(item: InputItem, index: int) -> Json:
     return {"role": role, "content": _text(content)}
 
 
-def _turn(told: Json) -> Iterable[Json]:
-    """The message of the model that a turn is, if it is one: thoughts alone are none."""
-    if told.keys() - {THOUGHTS, TOKENS}:
-        yield {"role": "assistant", "content": None, **told}
+def _turn(turn: Json) -> Iterable[Json]:
+    """The message of a turn of the model; none for a turn of reasoning alone."""
+    if turn.keys() - {THOUGHTS, TOKENS}:
+        yield {"role": "assistant", "content": None, **turn}
 
 
 def _given(item: InputItem, index: int, name: str) -> Any:
     value = getattr(item, name)
     if value is None:
-        place = f"input[{index}].{name}"
-        raise ApiError(400, f"{place}: a {item.type} has one", param=place, code="invalid_value")
+        field = f"input[{index}].{name}"
+        raise ApiError(400, f"{field}: a {item.type} has one", param=field, code="invalid_value")
     return value
 
 
@@ -161,8 +161,8 @@ def _format(requested: ResponseTextFormat) -> Json:
     schema = {"name": requested.name, "schema": requested.schema_}
     for name, value in schema.items():
         if value is None:
-            place = f"text.format.{name}"
-            raise ApiError(400, f"{place} is missing", param=place, code="invalid_value")
+            field = f"text.format.{name}"
+            raise ApiError(400, f"{field} is missing", param=field, code="invalid_value")
     for name in ("description", "strict"):
         if getattr(requested, name) is not None:
             schema[name] = getattr(requested, name)

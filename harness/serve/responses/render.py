@@ -52,8 +52,8 @@ class ResponseShape:
 
     def failed(self, error: ApiError) -> bytes:
         """The event of an answer that failed."""
-        told: Json = msgspec.json.decode(error.encoded())
-        return self._events.failed(told["error"])
+        body: Json = msgspec.json.decode(error.encoded())
+        return self._events.failed(body["error"])
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         """The response."""
@@ -104,7 +104,7 @@ class ResponseEvents:
         self._listed: list[Json] = []
 
     def chunk(self, chunk: Json) -> Iterator[bytes]:
-        """What one chunk is told as."""
+        """The events for one chunk."""
         if not self._head:
             self._head = _head(self._body, chunk)
             for name in ("created", "in_progress"):
@@ -127,8 +127,8 @@ class ResponseEvents:
 
     def failed(self, error: Json) -> bytes:
         """The last event of an answer that failed. The client raises what ``error`` says."""
-        told = {name: error.get(name) for name in ("code", "message", "param")}
-        return self._event("error", **told, error=error)
+        fields = {name: error.get(name) for name in ("code", "message", "param")}
+        return self._event("error", **fields, error=error)
 
     def _completed(self, chunk: Json) -> Iterator[bytes]:
         if not self._items:
@@ -154,15 +154,15 @@ class ResponseEvents:
             new = self._tokens_of(text)
             item.tokens += new
             more = {"logprobs": response_logprobs(new)}
-        yield self._event(f"response.{item.part}.delta", **self._place(), delta=text, **more)
+        yield self._event(f"response.{item.part}.delta", **self._address(), delta=text, **more)
 
     def _tokens_of(self, text: str) -> list[Json]:
-        """The listed tokens that say ``text``; they and those before them are told only once."""
-        told = tokens_of_text(text, self._listed)
-        if told:
-            last = next(n for n, one in enumerate(self._listed) if one is told[-1])
+        """The listed tokens that make up ``text``. They leave the list, with those before them."""
+        tokens = tokens_of_text(text, self._listed)
+        if tokens:
+            last = next(n for n, one in enumerate(self._listed) if one is tokens[-1])
             del self._listed[: last + 1]
-        return told
+        return tokens
 
     def _call(self, call: Json) -> Iterator[bytes]:
         function = call["function"]
@@ -173,7 +173,7 @@ class ResponseEvents:
         if text:
             self._items[-1].text += text
             name = "response.function_call_arguments.delta"
-            yield self._event(name, **self._place(), delta=text)
+            yield self._event(name, **self._address(), delta=text)
 
     def _begin(self, item: _Item) -> Iterator[bytes]:
         self._items.append(item)
@@ -183,7 +183,7 @@ class ResponseEvents:
         yield self._event("response.output_item.added", output_index=index, item=begun)
         if item.kind != "function_call":
             part = {**item.content, "text": ""}
-            yield self._event("response.content_part.added", **self._place(), part=part)
+            yield self._event("response.content_part.added", **self._address(), part=part)
 
     def _close(self) -> Iterator[bytes]:
         if not self._open:
@@ -192,26 +192,26 @@ class ResponseEvents:
         item = self._items[-1]
         if item.kind == "function_call":
             name = "response.function_call_arguments.done"
-            yield self._event(name, **self._place(), name=item.name, arguments=item.text)
+            yield self._event(name, **self._address(), name=item.name, arguments=item.text)
         else:
             listed = response_logprobs(item.tokens)
             more: Json = {"logprobs": listed} if item.kind == "message" else {}
-            place = self._place()
-            yield self._event(f"response.{item.part}.done", **place, text=item.text, **more)
-            yield self._event("response.content_part.done", **place, part=item.content)
+            address = self._address()
+            yield self._event(f"response.{item.part}.done", **address, text=item.text, **more)
+            yield self._event("response.content_part.done", **address, part=item.content)
         index = len(self._items) - 1
         done = item.json("completed")
         yield self._event("response.output_item.done", output_index=index, item=done)
 
-    def _place(self) -> Json:
+    def _address(self) -> Json:
         item = self._items[-1]
-        place = {"item_id": item.id, "output_index": len(self._items) - 1}
-        return place if item.kind == "function_call" else place | {"content_index": 0}
+        address = {"item_id": item.id, "output_index": len(self._items) - 1}
+        return address if item.kind == "function_call" else address | {"content_index": 0}
 
     def _event(self, kind: str, /, **fields: object) -> bytes:
-        told = {"type": kind, "sequence_number": self._number, **fields}
+        event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
-        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(told) + b"\n\n"
+        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
 
 PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
@@ -220,8 +220,8 @@ PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 @dataclass(slots=True)
 class _Item:
-    """A part of an answer: a message, whose ``tokens`` may be listed, thoughts, or a call, whose
-    ``text`` are its arguments."""
+    """An item of a response: a message, whose ``tokens`` may be listed, reasoning, or a call, whose
+    ``text`` is its arguments."""
 
     kind: str
     text: str = ""
@@ -247,7 +247,7 @@ class _Item:
         return piece | {"annotations": [], "logprobs": response_logprobs(self.tokens)}
 
     def json(self, status: str) -> Json:
-        """The item as it is told."""
+        """The item as JSON."""
         item: Json = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
             call = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
@@ -258,7 +258,7 @@ class _Item:
 
 
 def _head(body: ResponsesRequest, chat: Json) -> Json:
-    """What is known of an answer from its beginning on."""
+    """The fields of a response that are known when it begins."""
     text = body.text.format if body.text is not None else None
     defaults = chat.get("x_zinc", {}).get("sampling_defaults", {})
     return {
@@ -298,7 +298,7 @@ def _given(value: float | None, default: float | None) -> float | None:
 
 
 def _end(finish: str | None, usage: Json) -> Json:
-    """What is known at its end."""
+    """The fields that are known when it ends."""
     cut = finish == LENGTH
     return {
         "status": "incomplete" if cut else "completed",

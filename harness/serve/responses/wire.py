@@ -23,8 +23,8 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class InputPart(Struct, forbid_unknown_fields=True):
-    """A piece of a message, sent or given back as it was answered. What else answers have beside
-    their text says nothing to a model."""
+    """A part of a message, from a client or from an earlier answer. The fields of an answer other
+    than its text change nothing."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"]
     text: str | None = None

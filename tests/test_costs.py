@@ -1,0 +1,35 @@
+"""What a run of tests reports about its costs."""
+
+from __future__ import annotations
+
+import ctypes
+
+from tests.costs import GROWTH_GIGABYTES, FreedMemory, folder_of
+
+
+def test_a_test_belongs_to_its_folder() -> None:
+    """Or to its file, where there is none."""
+    assert folder_of("tests/cuda/test_plan.py::test_one[a/b::c]") == "cuda"
+    assert folder_of("tests/test_needs.py::test_two") == "test_needs.py"
+
+
+def test_freed_memory_is_given_back() -> None:
+    """Many pieces below one that is kept: without a trim the C library keeps all of them."""
+    freed = FreedMemory()
+    if freed._trim is not None:
+        freed._trim(0)
+    before = freed._resident()
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    library.free.argtypes = [ctypes.c_void_p]
+    pieces = [library.malloc(60_000) for _ in range(6_000)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, 60_000)
+    for piece in pieces[:-1]:
+        library.free(piece)
+    held = freed._resident()
+    freed.give_back()
+    library.free(pieces[-1])
+    if freed._trim is not None:
+        assert held > before + 2 * GROWTH_GIGABYTES
+        assert freed._resident() < before + GROWTH_GIGABYTES
