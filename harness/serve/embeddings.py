@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
@@ -22,7 +21,7 @@ from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.pooling import Pool, Pooling, pooling_of, tokens_to_embed
 from harness.serve.readings import checked_inputs, read_texts, rows_of, told_of_input
-from harness.serve.receipts.make import store_results
+from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
 from harness.serve.submissions import Submission
 from harness.serve.wire import Id
@@ -80,14 +79,13 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
     tokens = sum(map(len, prompts))
     extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
 
-    def store(vectors: Sequence[Vector]) -> None:
-        if service.receipts is not None:
-            name, results = f"embd-{secrets.token_hex(12)}", list(map(_octets, vectors))
-            extra["receipt"] = store_results(
-                service.receipts, model, "embedding", body, tenant, name, prompts, results
-            )
+    store = service.receipts
 
-    vectors = read_texts(service, list(map(len, prompts)), begin, tenant, caller, store)
+    def keep(vectors: Sequence[Vector]) -> None:
+        results = list(map(_octets, vectors))
+        extra.update(keep_results(store, model, "embedding", body, tenant, prompts, results))
+
+    vectors = read_texts(service, list(map(len, prompts)), begin, tenant, caller, keep)
     return {
         "object": "list",
         "data": [

@@ -18,6 +18,8 @@ from harness.serve.gate import caller_of_request, decoded
 from harness.serve.openapi import Route
 from harness.serve.prompt_scores import PromptScores
 from harness.serve.readings import checked_inputs, read_texts, told_of_input
+from harness.serve.receipts.canonical import canonical
+from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
 from harness.serve.submissions import Submission
 from harness.serve.wire import Id, TopLogprobs
@@ -60,7 +62,7 @@ def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) 
     service.check_accepting()
     model = service.model
     model.check_name(body.model)
-    prompts = _inputs(service, body, tenant)
+    prompts = texts_to_score(service, body, tenant)
     starts = _starts(body, prompts)
 
     def begin(index: int) -> tuple[Submission, Callable[[], PromptScores]]:
@@ -78,23 +80,30 @@ def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) 
         receivers = {request.id: scores} if request.score_from else {}
         return Submission([request], scores=receivers), lambda: scores
 
-    found = read_texts(service, list(map(len, prompts)), begin, tenant, caller)
+    extra: Json = {"tenant": tenant.name, "tier": model.tier}
+    data: list[Json] = []
+
+    store = service.receipts
+
+    def keep(found: Sequence[PromptScores]) -> None:
+        for index, (scores, start) in enumerate(zip(found, starts, strict=True)):
+            data.append(_told(index, scores.tokens, start, body.top))
+        results = list(map(canonical, data))
+        extra.update(keep_results(store, model, "score", body, tenant, prompts, results))
+
+    read_texts(service, list(map(len, prompts)), begin, tenant, caller, keep)
     tokens = sum(map(len, prompts))
     return {
         "object": "list",
-        "data": [
-            _told(index, scores.tokens, start, body.top)
-            for index, (scores, start) in enumerate(zip(found, starts, strict=True))
-        ],
+        "data": data,
         "model": model.name,
         "system_fingerprint": model.fingerprint,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "x_zinc": {"tenant": tenant.name, "tier": model.tier}
-        | ({"ignored": caller.ignored} if caller.ignored else {}),
+        "x_zinc": extra | ({"ignored": caller.ignored} if caller.ignored else {}),
     }
 
 
-def _inputs(service: Service, body: ScoreRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
+def texts_to_score(service: Service, body: ScoreRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
     def encode(text: str) -> list[int]:
         return service.model.encode(
             text, parse_special=body.parse_special, add_special_tokens=body.add_special_tokens

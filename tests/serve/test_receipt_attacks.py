@@ -121,7 +121,7 @@ def opened(
 
         def model(name: str) -> ServedModel:
             if name not in known:
-                session = SessionOptions(tier="cpu", context=256, slots=1, top_log_probabilities=1)
+                session = SessionOptions(tier="cpu", context=256, slots=1, top_log_probabilities=20)
                 options = ModelOptions(session, "m", digests, sampling=ALL_TOKENS)
                 known[name] = open_model(models[name], options, [LOCAL_TENANT], owned)
             return known[name]

@@ -30,6 +30,7 @@ from harness.synth import sized_spec, write_synthetic
 from tests.paths import ROOT
 from tests.serve.conftest import ALL_TOKENS, Serve
 from tests.serve.http import Http
+from tests.serve.receipt_lies import LIES, change_digest
 
 Json = dict[str, Any]
 STORED_MODEL = sized_spec("tiny", architecture="qwen3", quant="q4_k_m", seed=21)
@@ -69,6 +70,7 @@ REQUESTS: dict[str, tuple[str, Json]] = {
         "/v1/messages",
         {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 8},
     ),
+    "score": ("/v1/score", {"input": ["hello there", "you"], "top": 2, "start": 1}),
     "embedding": ("/v1/embeddings", {"input": ["hello", "you"], "dimensions": 16}),
 }
 
@@ -120,7 +122,7 @@ def opened(
             if key not in known:
                 session = SessionOptions(
                     tier=tier, context=1024, slots=2, biases=8, kv_dtype=kv_dtype,
-                    repeat_last_n=80, top_log_probabilities=1,
+                    repeat_last_n=80, top_log_probabilities=20,
                 )  # fmt: skip
                 options = ModelOptions(session, "other", kept, sampling=ALL_TOKENS)
                 known[key] = open_model(path, options, [LOCAL_TENANT], owned)
@@ -169,93 +171,6 @@ def test_every_answer_has_a_receipt_that_verifies(
 def test_all_steps_may_be_sampled(made: Made, opened: Callable[..., ServedModel]) -> None:
     for name in ("several choices", "tools", "penalties and biases"):
         assert problems(made(name), opened(), sample=10_000) == []
-
-
-def change_token(document: Json) -> None:
-    document["payload"]["choices"][0]["tokens"][7] ^= 1
-
-
-def change_digest(document: Json) -> None:
-    document["leaves"][0][7] = "5" * 64
-
-
-def change_seed(document: Json) -> None:
-    document["payload"]["choices"][0]["seed"] = "6"
-    request = json.loads(document["payload"]["request"])
-    document["payload"]["request"] = json.dumps({**request, "seed": 6})
-
-
-def change_temperature(document: Json) -> None:
-    document["payload"]["choices"][0]["sampling"]["temperature"] = 1.6
-    request = json.loads(document["payload"]["request"])
-    document["payload"]["request"] = json.dumps({**request, "temperature": 1.6})
-
-
-def change_parameter(document: Json) -> None:
-    document["payload"]["choices"][0]["sampling"]["temperature"] = 0.7
-
-
-def change_choice_seed(document: Json) -> None:
-    request = json.loads(document["payload"]["request"])
-    document["payload"]["request"] = json.dumps({**request, "seed": 6})
-
-
-def cut_prompt(document: Json) -> None:
-    document["payload"]["prompts"][0].pop()
-    usage = document["payload"]["usage"]
-    usage["prompt_tokens"] -= 1
-    usage["total_tokens"] -= 1
-
-
-def change_usage(document: Json) -> None:
-    document["payload"]["usage"]["completion_tokens"] += 1
-
-
-def cut_answer(document: Json) -> None:
-    """Tokens, digests and counts alike, as if the answer had ended earlier."""
-    document["payload"]["choices"][0]["tokens"].pop()
-    document["leaves"][0].pop()
-    usage = document["payload"]["usage"]
-    usage["completion_tokens"] -= 1
-    usage["total_tokens"] -= 1
-
-
-def change_finish(document: Json) -> None:
-    document["payload"]["choices"][0]["finish"] = "stop"
-
-
-def change_template(document: Json) -> None:
-    document["payload"]["template"] = "0" * 64
-
-
-def change_arithmetic(document: Json) -> None:
-    document["payload"]["arithmetic"] = 1
-
-
-def change_kv(document: Json) -> None:
-    document["payload"]["model"]["kv_dtype"] = "f16"
-
-
-def other_request(document: Json) -> None:
-    document["payload"]["request"] = json.dumps({"prompt": "abd", "max_tokens": 24, "seed": 5})
-
-
-LIES: dict[str, tuple[Callable[[Json], None], str]] = {
-    "one token replaced": (change_token, "tokens: choice 0: step 7"),
-    "a step's digest replaced, the tree consistent": (change_digest, "bits: choice 0: step 7"),
-    "the seed, in request and record": (change_seed, "tokens: choice 0: step"),
-    "the temperature, in request and record": (change_temperature, "tokens: choice 0: step"),
-    "a parameter in the record alone": (change_parameter, "parameters: choice 0: temperature"),
-    "the seed in the request alone": (change_choice_seed, "parameters: choice 0: seed"),
-    "the prompt cut": (cut_prompt, "prompt: choice 0"),
-    "the counts": (change_usage, "usage: completion_tokens"),
-    "the answer cut": (cut_answer, "tokens: choice 0"),
-    "the finish reason": (change_finish, "finish: choice 0"),
-    "the template": (change_template, "template: "),
-    "the arithmetic": (change_arithmetic, "version: the arithmetic"),
-    "the storage of keys and values": (change_kv, "kv_dtype: f16"),
-    "the request": (other_request, "prompt: choice 0"),
-}
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -408,3 +323,22 @@ def test_a_stored_receipt_still_verifies(
     if tier != "cpu":
         (verdict,) = verify_receipts([receipt], opened(tier, path), ReceiptDemands())
         assert verdict.problems == []
+
+
+@pytest.mark.parametrize("name", ["score", "embedding"])
+def test_a_changed_result_is_found(
+    made: Made, opened: Callable[..., ServedModel], sign: Sign, name: str
+) -> None:
+    """The digest of a result, the text, the counts, a result left out."""
+    changes: dict[str, Callable[[Json], object]] = {
+        "bits: result 1": lambda payload: payload["results"].__setitem__(1, "0" * 64),
+        "prompt: ": lambda payload: payload.update(request=json.dumps({"input": ["hello", "me"]})),
+        "request: ": lambda payload: payload.update(request='{"input": []}'),
+        "usage: prompt_tokens": lambda payload: payload["usage"].update(prompt_tokens=9999),
+        "results: 1 of 2": lambda payload: payload["results"].pop(),
+    }
+    for named, change in changes.items():
+        document = made(name)
+        change(document["payload"])
+        found = problems(sign(document), opened())
+        assert any(problem.startswith(named) for problem in found), (named, found)

@@ -23,6 +23,9 @@ from harness.serve.service import Service, most_chat_tokens, most_completed
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import ChatRequest, CompletionRequest, decode
 
+READINGS = ("embedding", "score")
+"""The kinds of receipts of texts that are read and not continued."""
+
 
 @dataclass(frozen=True)
 class DerivedRequests:
@@ -69,7 +72,7 @@ def record_problems(
 def _usage_problems(receipt: Receipt) -> Iterator[str]:
     payload = receipt.payload
     counted = usage_of(payload.prompts, [choice.tokens for choice in payload.choices])
-    if payload.kind == "embedding":
+    if payload.kind in READINGS:
         del counted["completion_tokens"]
     for name in sorted(counted.keys() | payload.usage.keys()):
         if counted.get(name) != payload.usage.get(name):
@@ -137,7 +140,7 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
             asked["seed"] = int(payload.choices[0].seed)
         given = dict(payload.sampling_defaults)
         window = int(given.pop(WINDOW, 0))
-        if payload.kind != "embedding" and asked.get(WINDOW) is None:
+        if asked.get(WINDOW) is None:
             asked[WINDOW] = window
         raw = payload_bytes(asked)
         defaults = sampling_defaults({}, given={n: _whole(x) for n, x in given.items()})

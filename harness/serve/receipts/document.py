@@ -67,7 +67,7 @@ class ReceiptPayload(Struct, forbid_unknown_fields=True):
 
     receipt: int
     id: str
-    kind: Literal["chat", "completion", "embedding"]
+    kind: Literal["chat", "completion", "embedding", "score"]
     time: str
     tenant: ReceiptTenant
     number: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -57,18 +58,21 @@ def store_answer(
     return _noted(store.add(tenant.id, payload, leaves), name)
 
 
-def store_results(
-    store: ReceiptStore,
+def keep_results(
+    store: ReceiptStore | None,
     model: ServedModel,
     kind: str,
     body: msgspec.Struct,
     tenant: Tenant,
-    name: str,
     prompts: Sequence[Sequence[int]],
     results: Sequence[bytes],
-) -> dict[str, str]:
+) -> Json:
     """Make and store the receipt of results that are not tokens, such as vectors: the bytes of
-    each. Raises StorageProblem."""
+    each; its id and digest, by the name ``receipt``, or nothing where no receipts are made. Raises
+    StorageProblem."""
+    if store is None:
+        return {}
+    name = f"{kind}-{secrets.token_hex(12)}"
     payload = base_payload(name, kind) | served_facts(model, tenant)
     payload |= {
         "request": request_text(body),
@@ -77,7 +81,7 @@ def store_results(
         "results": [hashlib.sha256(result).hexdigest() for result in results],
         "usage": {name: sum(map(len, prompts)) for name in ("prompt_tokens", "total_tokens")},
     }
-    return _noted(store.add(tenant.id, payload, []), name)
+    return {"receipt": _noted(store.add(tenant.id, payload, []), name)}
 
 
 def served_facts(model: ServedModel, tenant: Tenant) -> Json:

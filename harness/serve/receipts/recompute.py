@@ -9,23 +9,31 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import comb
+from typing import TypeVar
 
+from msgspec import Struct
+
+from contract.errors import ZincError
 from contract.types import LOCAL_TENANT, FinishReason
 from harness.digest import RowDigests
 from harness.serve.answer_grammar import masks_of
 from harness.serve.caller import Caller
 from harness.serve.choices import TOOL_CALLS
-from harness.serve.embeddings import EmbeddingRequest, embed
+from harness.serve.embeddings import EmbeddingRequest, embed, texts_of
+from harness.serve.errors import ApiError
 from harness.serve.event_queue import Delivered
 from harness.serve.generation import Generation
+from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.check import DerivedRequests, payload_bytes
 from harness.serve.receipts.document import ChoiceFacts, Receipt
-from harness.serve.service import Service
-from harness.serve.strict_json import loads
+from harness.serve.scores import ScoreRequest, score, texts_to_score
+from harness.serve.service import Began, Service
+from harness.serve.strict_json import BadJson, loads
 from harness.serve.submissions import Submission
 from harness.serve.wire import decode
 from reference.model.text_stream import TextStream
 
+Body = TypeVar("Body", bound=Struct)
 WAIT_SECONDS = 1.0
 OTHER_BITS = "the logits are not those of the receipt"
 
@@ -182,34 +190,56 @@ def _may_end(derived: DerivedRequests, number: int, choice: ChoiceFacts) -> bool
 
 
 def recompute_results(receipt: Receipt, service: Service, count: int | None) -> Recomputed:
-    """Compute the vectors of a receipt again, or ``count`` of them."""
+    """Compute the vectors or scores of a receipt again, and compare all or ``count`` of them."""
     payload = receipt.payload
     whole = len(payload.prompts)
     chosen = list(range(whole))
     if count is not None and count < whole:
         chosen = sorted(secrets.SystemRandom().sample(chosen, count))
-    asked = loads(payload.request.encode())
-    asked = {name: asked[name] for name in ("input", "dimensions") if asked.get(name) is not None}
-    body = decode(payload_bytes(asked | {"encoding_format": "base64"}), EmbeddingRequest, [])
-    answered = embed(service, body, LOCAL_TENANT, Caller())
-    found = [base64.b64decode(each["embedding"]) for each in answered["data"]]
+    try:
+        found = _results(receipt, service)
+    except (ZincError, ApiError, Began) as error:
+        reason = error.error if isinstance(error, Began) else error
+        return Recomputed(len(chosen), whole, f"request: this model refuses it: {reason}")
     for number in chosen:
-        if number >= len(found) or number >= len(payload.results):
-            return Recomputed(len(chosen), whole, f"results: there is none for prompt {number}")
         if hashlib.sha256(found[number]).hexdigest() != payload.results[number]:
-            problem = f"bits: result {number}: the vector is not that of the receipt"
+            problem = f"bits: result {number}: it is not that of the receipt"
             return Recomputed(len(chosen), whole, problem)
     return Recomputed(len(chosen), whole, None)
 
 
-def derived_prompts(service: Service, receipt: Receipt) -> Iterator[str]:
-    """How the prompts of a receipt of vectors differ from those its request asks for."""
-    from harness.serve.embeddings import texts_of
+def _results(receipt: Receipt, service: Service) -> list[bytes]:
+    if receipt.payload.kind == "score":
+        scored = score(service, _reading(receipt, ScoreRequest), LOCAL_TENANT, Caller())
+        return [canonical(entry) for entry in scored["data"]]
+    body = _reading(receipt, EmbeddingRequest)
+    body.encoding_format = "base64"
+    embedded = embed(service, body, LOCAL_TENANT, Caller())
+    return [base64.b64decode(entry["embedding"]) for entry in embedded["data"]]
 
-    asked = loads(receipt.payload.request.encode())
-    body = decode(payload_bytes({**asked, "model": None}), EmbeddingRequest, [])
-    prompts = [list(prompt) for prompt in texts_of(service, body, LOCAL_TENANT)]
-    if prompts != receipt.payload.prompts:
+
+def _reading(receipt: Receipt, kind: type[Body]) -> Body:
+    """The request in a receipt. Raises ApiError."""
+    try:
+        asked = loads(receipt.payload.request.encode())
+    except BadJson as error:
+        raise ApiError(400, str(error)) from None
+    if not isinstance(asked, dict):
+        raise ApiError(400, "it is no JSON object")
+    return decode(payload_bytes({**asked, "model": None}), kind, [])
+
+
+def reading_problems(service: Service, receipt: Receipt) -> Iterator[str]:
+    """How the prompts of a receipt of vectors or scores differ from those its request asks for."""
+    try:
+        if receipt.payload.kind == "score":
+            prompts = texts_to_score(service, _reading(receipt, ScoreRequest), LOCAL_TENANT)
+        else:
+            prompts = texts_of(service, _reading(receipt, EmbeddingRequest), LOCAL_TENANT)
+    except (ZincError, ApiError) as error:
+        yield f"request: this model refuses it: {error}"
+        return
+    if list(map(list, prompts)) != receipt.payload.prompts:
         yield "prompt: the request's texts give other tokens"
-    if len(receipt.payload.results) != len(prompts):
-        yield f"results: {len(receipt.payload.results)} of {len(prompts)} prompts"
+    if len(receipt.payload.results) != len(receipt.payload.prompts):
+        yield f"results: {len(receipt.payload.results)} of {len(receipt.payload.prompts)} prompts"

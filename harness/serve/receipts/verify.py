@@ -13,6 +13,7 @@ from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
 from harness.serve.receipts.check import (
+    READINGS,
     DerivedRequests,
     chain_problems,
     derive_requests,
@@ -23,7 +24,7 @@ from harness.serve.receipts.check import (
 from harness.serve.receipts.document import Receipt
 from harness.serve.receipts.recompute import (
     Recomputed,
-    derived_prompts,
+    reading_problems,
     recompute_all,
     recompute_results,
     recompute_sample,
@@ -91,8 +92,8 @@ def chain_verdict(receipts: Sequence[Receipt]) -> list[str]:
 def _verdict(receipt: Receipt, service: Service, demands: ReceiptDemands) -> ReceiptVerdict:
     problems = record_problems(receipt, demands.trusted, demands.tenant)
     problems += model_problems(receipt, service.model)
-    if receipt.payload.kind == "embedding":
-        problems += derived_prompts(service, receipt)
+    if receipt.payload.kind in READINGS:
+        problems += reading_problems(service, receipt)
         if problems:
             return ReceiptVerdict(receipt, problems, None)
         done = recompute_results(receipt, service, demands.sample)
