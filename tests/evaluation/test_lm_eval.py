@@ -15,7 +15,7 @@ import pytest
 
 from harness.tiers import open_tier
 from tests.cli.conftest import environment
-from tests.needs import need_device
+from tests.needs import missing, need_device
 from tests.paths import ROOT
 from zinc_rt import LLM, serve
 
@@ -24,13 +24,16 @@ FOLDER = os.environ.get("ZINC_RT_LM_EVAL", "")
 CONTEXT = 96
 TIERS = ("cpu", "native", "opencl")
 TASKS = ("arc", "hellaswag", "lambada", "wikitext", "answers")
-pytestmark = [
-    pytest.mark.lm_eval,
-    pytest.mark.skipif(
-        not FOLDER and find_spec("lm_eval") is None,
-        reason="lm_eval is not installed: pip install 'lm_eval[api]', or name its folder",
-    ),
-]
+pytestmark = pytest.mark.lm_eval
+
+
+@pytest.fixture(autouse=True, scope="module")
+def lm_eval_is_there() -> None:
+    """``pip install 'lm_eval[api]'``, or a folder that ZINC_RT_LM_EVAL names."""
+    if not FOLDER and find_spec("lm_eval") is None:
+        missing("lm_eval is not installed", "pip install 'lm_eval[api]', or name its folder")
+
+
 QUESTIONS = [
     {"question": f"What is {n} and {n + 1}?", "choices": [f"It is {2 * n + d}" for d in (0, 1, 5)],
      "answer": 1}

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from accel.kernels.compiled import (
     has_compiled,
     read_compiled,
 )
+from tests.needs import need_installed
 from tests.paths import ROOT
 
 ACCEL = ROOT / "accel"
@@ -78,12 +78,9 @@ def test_without_an_archive_files_are_read(tmp_path: Path) -> None:
     assert read_compiled(tmp_path, "add") == b"x"
 
 
-@pytest.mark.skipif(
-    find_spec("setuptools.command.bdist_wheel") is None,
-    reason="the installed setuptools is older than the one that builds wheels",
-)
 def test_a_wheel_has_archives_in_place_of_files(tmp_path: Path) -> None:
     """Built by the project's own backend, of a copy of the sources without a native library."""
+    need_installed("setuptools.command.bdist_wheel", "test")
     copy = tmp_path / "sources"
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
