@@ -15,10 +15,11 @@ from harness.settings_table import GROUPS
 WIDTH = 96
 EXAMPLES = f"""\
 examples:
-  zinc-rt config init                     write the file that every command reads
-  zinc-rt config init --config ./my.toml  another one: zinc-rt run --config ./my.toml
+  zinc-rt config init                      the file that every command reads
+  zinc-rt config init --config ./my.toml   another file, which --config also reads
 
-A flag wins over its environment variable, that wins over the file, and that wins over the default.
+A flag wins over its environment variable, that wins over the file, and that
+wins over the default.
 {CONFIG_ENV} names another file, too.
 """
 HEAD = """\

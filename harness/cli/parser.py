@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         kind = CompleteFormatter if complete else Formatter
         formatter = kind(prog=self.prog)
         formatter.add_usage(self._usage(), self._actions, [])
-        formatter.add_text(textwrap.fill(self.description or "", MOST_COLUMNS))
+        formatter.add_text(textwrap.fill(_sentence(self.description or ""), MOST_COLUMNS))
         hidden = False
         for group in sorted(self._action_groups, key=_order):
             shown = [
@@ -205,6 +205,11 @@ def _nested(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParse
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
     return None
+
+
+def _sentence(text: str) -> str:
+    """The text with a capital letter first and a full stop last."""
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}." if text else ""
 
 
 def _order(group: argparse._ArgumentGroup) -> int:

@@ -68,7 +68,8 @@ examples:
   zinc-rt verify request.json response.json --tier cpu   the same bits elsewhere
   zinc-rt verify receipt.json --sample 8                 8 steps of a receipt
 
-Exit code 0: the answer is identical; 1: it differs, with the first difference.
+Exit code 0: identical; 1: different, and where; 2: bad input; 3: identical, but
+the chain of receipts has no beginning.
 The model and --kv-dtype must be those of the server, and so must --context
 where the request names no max_tokens.
 """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from harness.cli.main import COMMANDS, build_parser
-from harness.cli.parser import Parser, commands
+from harness.cli.parser import Parser, commands, named_parser
 from harness.cli.tools_command import TOOLS
 from harness.settings_table import GROUPS, SETTINGS
 from tests.cli.conftest import Result
@@ -19,8 +19,10 @@ OWN = [name for name in COMMANDS if name not in TOOLS]
 
 
 def all_parsers() -> Iterator[Parser]:
+    """The root, every command, and the commands that only group others."""
     root = build_parser()
-    for parser in (root, *commands(root)):
+    groups = (named_parser(root, [name])[0] for name in OWN)
+    for parser in dict.fromkeys((root, *commands(root), *groups)):
         if isinstance(parser, Parser) and parser.prog.split()[-1] not in TOOLS:
             yield parser
 
@@ -30,6 +32,13 @@ def test_no_line_is_wider_than_a_terminal() -> None:
         for text in (parser.format_help(), parser.format_help(complete=True)):
             wide = [line for line in text.splitlines() if len(line) > COLUMNS and "/" not in line]
             assert wide == [], parser.prog
+
+
+def test_every_description_is_a_sentence() -> None:
+    for parser in all_parsers():
+        described = parser.format_help().split("\n\n")[1]
+        assert re.match(r"[A-Z]", described), parser.prog
+        assert described.endswith("."), parser.prog
 
 
 @pytest.mark.parametrize("name", ["run", "serve", "chat"])
