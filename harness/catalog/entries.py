@@ -134,7 +134,7 @@ def suggestion(model_id: str) -> str:
     import difflib
 
     near = difflib.get_close_matches(model_id.lower().replace(":", "-"), ENTRIES, n=3)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", model_id):
+    if re.fullmatch(r"\w[\w.-]*/(?!\S*\.gguf$)[\w.-]+(:[\w.-]+)?", model_id):
         return f"a repository of the hub is written hf.co/{model_id}, and must have GGUF files"
     if near:
         return f"did you mean {' or '.join(near)}?"

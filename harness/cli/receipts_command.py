@@ -26,10 +26,10 @@ MOST_WINDOW = 1 << 20
 """The longest reach of penalties that a verification makes room for."""
 EXAMPLES = """\
 examples:
-  zinc-rt receipts key > keys.jsonl           the public keys, for those who verify
-  zinc-rt receipts key --rotate               sign with a new key from now on
-  zinc-rt receipts list                       how many receipts each tenant has
-  zinc-rt receipts export 0 > chain.jsonl     the receipts of tenant 0, one a line
+  zinc-rt receipts key > keys.jsonl         the public keys, for verifiers
+  zinc-rt receipts key --rotate             sign with a new key from now on
+  zinc-rt receipts list                     how many receipts each tenant has
+  zinc-rt receipts export 0 > chain.jsonl   the receipts of tenant 0, one a line
 """
 
 
@@ -40,12 +40,12 @@ def default_folder() -> Path:
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``receipts`` command; its parsers set ``func(args) -> exit code``."""
-    text = "the keys and the receipts of a server, or of this machine's user"
+    text = "show the keys and the receipts of a server, or of this machine's user"
     parser = subparsers.add_parser("receipts", help=text, description=text, epilog=EXAMPLES)
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     for name, what, function in (
         ("key", "print the public keys, the oldest first; the first use makes one", _key),
-        ("list", "how many receipts each tenant has", _list),
+        ("list", "show how many receipts each tenant has", _list),
         ("export", "print the receipts of a tenant, one a line", _export),
     ):
         action = actions.add_parser(name, help=what, description=what)
@@ -60,8 +60,22 @@ def add_parser(subparsers: Any) -> None:
         if function is _key:
             action.add_argument("--rotate", action="store_true", help="make a new key first")
         if function is _export:
-            action.add_argument("tenant", type=int, metavar="TENANT", help="a tenant's number")
+            action.add_argument(
+                "tenant",
+                type=_tenant_number,
+                metavar="TENANT",
+                help="a tenant's number, as `zinc-rt receipts list` shows it",
+            )
         action.set_defaults(func=function)
+
+
+def _tenant_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a tenant's number; `zinc-rt receipts list` shows the numbers"
+        ) from None
 
 
 def _key(args: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ MOST_LISTED = 20
 EXAMPLES = """\
 examples:
   zinc-rt score --prompt "The sky is blue."
-  zinc-rt score essay.txt --json --top 5    with the likeliest tokens
+  zinc-rt score essay.txt --json --top 5       with the likeliest tokens
   zinc-rt score --tokens 1,2,3,4 --from 3      of the token at position 3 only
 """
 
@@ -81,7 +81,8 @@ def _text_of(args: argparse.Namespace) -> str:
         data = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).read_bytes()
         return data.decode()
     except OSError as error:
-        raise ConfigError(f"{args.file}: cannot read: {error.strerror}") from None
+        hint = "; give a text with --prompt" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{args.file}: cannot read: {error.strerror}{hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{args.file}: byte {error.start} is not UTF-8") from None
 

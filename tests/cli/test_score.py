@@ -87,6 +87,7 @@ def test_scores_for_people(zinc: Zinc, tiny_model: Path) -> None:
         (("--prompt", "abc", "--from", 3), "--from"),
         (("--tokens", "1,2,3" * 9, "--context", 16), "context"),
         (("/no/such/file",), "cannot read"),
+        (("The sky is blue.",), "give a text with --prompt"),
     ],
 )
 def test_refusals(zinc: Zinc, tiny_model: Path, words: tuple[object, ...], says: str) -> None:

@@ -166,6 +166,10 @@ def test_model_named_by_id_or_left_to_the_active_one(tmp_path: Path) -> None:
     [
         ("qwen3-8", "no file or catalog entry named 'qwen3-8'; did you mean qwen3-8b"),
         ("missing.gguf", "no file or catalog entry named 'missing.gguf'"),
+        ("./missing.gguf", "named './missing.gguf'; see `zinc-rt model list`"),
+        ("models/missing.gguf", "named 'models/missing.gguf'; see `zinc-rt model list`"),
+        ("../missing", "named '../missing'; see `zinc-rt model list`"),
+        ("org/repo:Q8_0", "a repository of the hub is written hf.co/org/repo:Q8_0"),
         ("", "no file or catalog entry|is a folder"),
         ("a\0b", "no file or catalog entry"),
         ("~nobody-of-that-name/x", "no file or catalog entry"),

@@ -189,6 +189,8 @@ def test_the_command_makes_rotates_and_exports(
     assert capsys.readouterr().out.startswith(first)
     assert main(["receipts", "list", *flags]) == 0
     assert "7         2" in capsys.readouterr().out
+    assert main(["receipts", "export", "local", *flags]) == 2
+    assert "'local' is not a tenant's number" in capsys.readouterr().err
     assert main(["receipts", "export", "7", *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     receipts = [parse_receipt(line.encode(), "r") for line in lines]
