@@ -227,7 +227,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     refuse_foreign_flags(command, words)
     args, rest = parser.parse_known_args(words)
     if rest:
-        refuse_arguments(command, rest, build_parser())
+        refuse_arguments(command, rest, build_parser(), getattr(args, "prompt", None))
     return args
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from contract.errors import ConfigError, RequestError
 from harness.cli.serving import RUN_SETTINGS, open_session, sampling_of
+from harness.cli.suggestions import names_model
 from harness.console import note
 from harness.setting_kinds import KEY_ENV
 from harness.settings import Settings, add_flags, resolve
@@ -146,6 +147,8 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.progress import progress_on
 
     prompt = read_prompt(args.prompt, args.file)
+    if names_model(prompt):
+        note(f"{prompt!r} is the prompt; a model is named with --model")
     receipt = None
     if args.receipt is not None:
         from harness.cli.run_receipt import receipt_of_run

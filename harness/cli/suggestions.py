@@ -69,6 +69,16 @@ COMMAND_ADVICE: Mapping[str, str] = MappingProxyType(
 """Commands of other programs, and those that do the same here."""
 
 
+def names_model(word: str) -> bool:
+    """Whether the word looks like a name of the catalog or the hub, or of a model file."""
+    from harness.catalog.entries import ENTRIES
+    from harness.catalog.names import is_hub_name
+
+    return len(word.split()) == 1 and (
+        word in ENTRIES or is_hub_name(word) or word.endswith(".gguf")
+    )
+
+
 def refuse_foreign_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Raise ConfigError for a flag of another program, with advice.
 
@@ -84,19 +94,25 @@ def refuse_foreign_flags(parser: argparse.ArgumentParser, words: Sequence[str]) 
 
 
 def refuse_arguments(
-    parser: argparse.ArgumentParser, rest: Sequence[str], root: argparse.ArgumentParser
+    parser: argparse.ArgumentParser,
+    rest: Sequence[str],
+    root: argparse.ArgumentParser,
+    prompt: str | None = None,
 ) -> NoReturn:
     """Raise ConfigError for what the command did not understand.
 
     The suggestion is a flag of the command itself; else the command of ``root`` that has the flag.
+    ``prompt`` is the argument before the rest, which may be meant as a model.
     """
     unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
     if unknown is None:
-        takes = (
-            "put a prompt of several words in quotes"
-            if parser.prog.endswith(" run")
-            else "leave it out"
-        )
+        first = rest[0] if prompt is None else prompt
+        if "--model" in flags_of(parser) and names_model(first):
+            takes = f"to name a model, write --model {first}"
+        elif parser.prog.endswith(" run"):
+            takes = "put a prompt of several words in quotes"
+        else:
+            takes = "leave it out"
         raise ConfigError(f"unexpected argument {rest[0]!r}: {takes}; see {parser.prog} --help")
     own = flags_of(parser)
     near = nearest(unknown, own)

@@ -80,6 +80,10 @@ def test_advice_names_flags_and_commands_that_exist() -> None:
         (("run", "hi", "--slots", "3"), "it is a flag of zinc-rt serve"),
         (("run", "hi", "--qqqq", "3"), "no command has it"),
         (("run", "Why", "is", "it"), "in quotes"),
+        (("run", "smollm2-135m-instruct", "hi"), "write --model smollm2-135m-instruct"),
+        (("chat", "hf.co/org/repo"), "write --model hf.co/org/repo"),
+        (("serve", "./model.gguf"), "write --model ./model.gguf"),
+        (("serve", "model"), "leave it out"),
         (("serv",), "did you mean zinc-rt serve?"),
         (("list",), "use zinc-rt model list"),
         (("Why is the sky blue?",), "zinc-rt run"),
@@ -121,3 +125,11 @@ def test_addresses_that_mean_nothing_here_say_what_would(zinc: Zinc) -> None:
     assert "only main can be fetched" in zinc("run", "hi", "--model", old).err
     assert "hf.co/org/repo" in zinc("run", "hi", "--model", "org/repo").err
     assert "did you mean qwen3-0.6b" in zinc("run", "hi", "--model", "qwen3:0.6b").err
+
+
+def test_a_prompt_that_is_the_name_of_a_model_has_a_note(zinc: Zinc, tiny_model: Path) -> None:
+    prompts = {"smollm2-135m-instruct": True, "smollm2": False, "What is in a.gguf": False}
+    for prompt, noted in prompts.items():
+        result = zinc("run", prompt, "--model", tiny_model, "--max-tokens", 1)
+        assert result.code == 0
+        assert (f"'{prompt}' is the prompt; a model is named with --model" in result.err) == noted
