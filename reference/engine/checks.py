@@ -33,7 +33,7 @@ def check_request(
         raise RequestError(
             "prompt",
             f"is {len(request.prompt)} tokens, the context is {most}; "
-            "shorten it or give a larger context (--context, context=)",
+            "shorten it or give a larger context",
         )
     if request.sampling.penalizes and request.sampling.repeat_last_n > limits.recent_tokens:
         raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")

@@ -106,7 +106,7 @@ def test_overflow_is_an_error_of_logits_too(zinc: Zinc, variant: Callable[[Chang
 
 def test_prompt_longer_than_the_context(zinc: Zinc, tiny_model: Path) -> None:
     result = zinc("run", "--raw", "xyz " * 20, "--model", tiny_model, "--context", 16)
-    refused(result, "80 tokens", "16", "--context")
+    refused(result, "80 tokens", "16", "larger context")
     ids = ",".join(["7"] * 17)
     result = zinc("logits", "--tokens", ids, "--model", tiny_model, "--context", 16)
     refused(result, "17 tokens", "16")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import zinc_rt
-from harness.settings import SETTINGS, TIERS
+from harness.settings_table import SETTINGS, TIERS
 from tests.cli.conftest import environment
 from tests.paths import ROOT
 from tests.python.conftest import CONTEXT

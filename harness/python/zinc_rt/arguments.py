@@ -72,6 +72,7 @@ class ServerSettings(ModelSettings, total=False):
     drain_seconds: float | None
     ray: int | None
     record: str | Path | None
+    receipts: str | Path | None
     unknown_fields: Literal["ignore", "reject"] | None
     cors: str | None
     temperature: float | None
