@@ -194,6 +194,9 @@ class OutputProcessor:
         )
         # One line, so that an interrupt comes before both assignments or after both.
         sequence.next_score, _ = stop, sequence.on_scores(scores)
+        if sequence.running:
+            # Tokens that are computed again after wrong drafts need no row each.
+            self._slot_manager.table.rows_from[sequence.slot] = sequence.rows_from
         if sequence.running and np.isnan(scores.log_probability).any():
             self.end_early(sequence, FinishReason.ERROR)
         return sequence.running

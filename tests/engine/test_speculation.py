@@ -127,6 +127,32 @@ def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> N
     assert tokens_of(engine, requests) == expected
 
 
+@pytest.mark.parametrize("wrong", [1, 4, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_scored_prompt_and_guesses(
+    synthetic_model: Callable[..., Path], name: str, wrong: int
+) -> None:
+    """Tokens that a recurrent model computes again after wrong guesses are told once."""
+    model = open_model(synthetic_model(**MODELS[name]))
+    limits = replace(LIMITS, top_log_probabilities=1, scores=True)
+    prompt = tuple(range(9, 30))
+    scored = Request(1, prompt, 40, ignore_end=True, score_from=1, score_top=1)
+    with model.file, TIERS["cpu"]() as tier, ModelRunner(model, tier, limits) as scoring:
+
+        def run(drafter: Drafter | None) -> tuple[list[tuple[int, int]], list[float]]:
+            engine = Engine(scoring, EngineOptions(steps_ahead=0), drafter=drafter)
+            scores: list[float] = []
+            engine.submit(
+                scored, on_scores=lambda part: scores.extend(part.log_probability.tolist())
+            )
+            return [(event.position, event.token) for event in engine.run()], scores
+
+        plain = run(None)
+        assert [position for position, _ in plain[0]] == list(range(len(prompt), len(prompt) + 40))
+        answer = [token for _, token in plain[0]]
+        assert run(Told({prompt: answer}, wrong)) == plain
+
+
 def test_right_guesses_save_steps(runner: ModelRunner) -> None:
     """Every guess right: a step gives several tokens, where a state must be kept too."""
     request = Request(1, tuple(range(20)), 60, SamplingParams(temperature=0.9, seed=5))

@@ -126,6 +126,12 @@ def test_a_key_that_changes_the_arithmetic_is_read_or_refused(
             assert read(with_keys(architecture, {name: value}), tmp_path) != before, name
 
 
+def test_an_error_shows_the_beginning_of_a_long_value(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel) as refused:
+        read(with_keys("llama", {"logit_scale": "x" * 100_000}), tmp_path)
+    assert 100 < len(str(refused.value)) < 1000
+
+
 @pytest.mark.parametrize("name", ["logit_scale", "attention.scale", "expert_weights_scale"])
 def test_a_value_without_effect_is_accepted(name: str, tmp_path: Path) -> None:
     value = CHANGING[name][-1]

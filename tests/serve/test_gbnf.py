@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from harness.serve.structured.gbnf import (
     Repeated,
     RuleName,
     Text,
-    _Reader,
+    _GbnfReader,
     gbnf_rules,
 )
 from harness.serve.structured.grammars import GrammarRefused, Grammars
@@ -125,6 +126,8 @@ REFUSED: list[tuple[str, int, int, str]] = [
     ("root ::= <think>", 1, 10, "tokens"),
     ("root ::= !<[1]>", 1, 10, "tokens"),
     ("root ::= " + "(" * 200, 1, 110, "groups"),
+    ('root ::= "x"*+?', 1, 15, "more than 2 repetitions"),
+    ('root ::= "x"' + "*" * 5000, 1, 15, "more than 2 repetitions"),
 ]  # fmt: skip
 
 
@@ -134,6 +137,28 @@ def test_what_is_refused_and_where(grammar: str, line: int, column: int, says: s
         gbnf_rules(grammar)
     assert str(refused.value).startswith(f"line {line}, column {column}: ")
     assert says in str(refused.value)
+
+
+def test_the_deepest_grammar_is_read() -> None:
+    """The recursion that reads it is within Python's limit, from within a server's stack too."""
+    inner = '"x"'
+    for _ in range(99):
+        inner = f'("y" {inner} | "z")*+'
+    assert len(gbnf_rules(f"root ::= {inner}")) > 99
+    assert len(gbnf_rules(f'root ::= {inner} | "(" root ")"')) > 99
+
+
+def test_a_short_grammar_does_not_become_a_long_expression() -> None:
+    """A rule of thousands of characters that is named a thousand times stays one rule."""
+    rules = 'a ::= "' + "a" * 10_000 + '"\nroot ::= ' + "a " * 1000
+    tracemalloc.start()
+    try:
+        written = gbnf_rules(rules)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert written.startswith("body: rule1\n")
+    assert peak < 10 << 20
 
 
 def ends(rules: dict[str, GbnfNode], node: GbnfNode, text: str, at: int, deep: int) -> set[int]:
@@ -199,7 +224,7 @@ def test_random_grammars_mean_what_their_definition_says(
 ) -> None:
     """Every text of up to three letters passes exactly where the definition lets it."""
     grammar = random_grammar(random.Random(seed))
-    rules = _Reader(grammar).rules()
+    rules = _GbnfReader(grammar).rules()
     for text in texts():
         expected = len(text) in ends(rules, rules["root"], text, 0, 0)
         assert accepts(model, grammars, grammar, text) == expected, (grammar, text)

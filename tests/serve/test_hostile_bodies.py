@@ -13,6 +13,7 @@ from contract.types import Request
 from harness.serve import strict_json, wire
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
+from harness.serve.structured.schema_tree import referenced
 from reference.model.tokenizer import Tokenizer
 from tests.serve.conftest import CONTEXT, Cancellations, Serve
 from tests.serve.http import JSON, Http
@@ -83,6 +84,34 @@ def test_too_many_prompts_are_refused_before_the_first_is_read(
 def test_many_biases_are_refused(http: Http) -> None:
     body = {"prompt": "a", "logit_bias": {str(number): 1 for number in range(60_000)}}
     assert http.post(COMPLETIONS, body).error["param"] == "logit_bias"
+
+
+class ComparedName(str):
+    """A name that counts how often it is compared with another."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        ComparedName.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_name_that_stands_twice_is_found_in_linear_time() -> None:
+    """The two last names of an object are the same one."""
+    numbers = [*range(2000), 1999]
+    with pytest.raises(strict_json.BadJson, match="'a1999' twice"):
+        strict_json._distinct([(ComparedName(f"a{number}"), 0) for number in numbers])
+    assert 0 < ComparedName.compared < 10 * len(numbers)
+
+
+def test_a_reference_to_a_number_of_thousands_of_digits_leads_nowhere() -> None:
+    """Python does not read such a number; a shorter one names an entry."""
+    root = {"anyOf": [{"const": 1}, {"const": 2}]}
+    assert referenced("#/anyOf/" + "1" * 5000, root) is True
+    assert referenced("#/anyOf/2", root) is True
+    assert referenced("#/anyOf/1", root) == {"const": 2}
 
 
 def test_long_bodies_are_parsed_one_at_a_time(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,6 +253,19 @@ def test_a_hostile_choice_is_named(
         assert problems(document, opened("own"), sample)
 
 
+@pytest.mark.parametrize("change", [{"results": ["0" * 64]}, {"number": -5}, {"number": 0}])
+def test_what_no_receipt_of_an_answer_says_is_named(
+    made: Callable[[str], Json], opened: Callable[[str], ServedModel], tmp_path: Path, change: Json
+) -> None:
+    """Results of another kind of receipt, which nothing computes again, and an impossible number;
+    signed."""
+    document = made("own")["text"]
+    payload = document["payload"] | change
+    document = signed_document(payload, document["leaves"], open_key(tmp_path))
+    (problem,) = problems(document, opened("own"), None)
+    assert problem.startswith(("results: ", "chain: "))
+
+
 @pytest.mark.parametrize(
     "request_text",
     ["", "[]", "{", "{}", '{"prompt": []}', '{"prompt": "abc", "n": 128}', '{"prompt": [999999]}'],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.document import parse_receipt
 from harness.serve.receipts.keys import (
     HISTORY,
+    LOCK,
     PRIVATE,
     open_key,
     public_keys,
@@ -27,6 +30,7 @@ from harness.serve.receipts.keys import (
 from harness.serve.receipts.store import ReceiptStore, base_payload
 from harness.serve.receipts.tree import tree_root
 from harness.serve.receipts.verify import chain_verdict
+from harness.serve.storage import StorageProblem
 
 FACTS = {
     "tenant": {"id": 7, "name": "x"}, "arithmetic": 2, "template": None, "sampling_defaults": {},
@@ -72,6 +76,86 @@ def test_a_rotated_key_is_signed_by_the_one_before(tmp_path: Path) -> None:
         path.write_text("\n".join(wrong))
         with pytest.raises(ConfigError):
             public_keys(path)
+
+
+def test_all_who_open_a_new_folder_at_once_have_one_key(tmp_path: Path) -> None:
+    """As two servers do that start together."""
+    for number in range(10):
+        folder, begin = tmp_path / str(number), threading.Barrier(4)
+
+        def opened(folder: Path = folder, begin: threading.Barrier = begin) -> str:
+            begin.wait()
+            return open_key(folder).public
+
+        with ThreadPoolExecutor(4) as threads:
+            keys = {each.result() for each in [threads.submit(opened) for _ in range(4)]}
+        assert keys == set(public_keys(folder)) == {open_key(folder).public}
+
+
+def test_rotations_at_once_follow_each_other(tmp_path: Path) -> None:
+    first = open_key(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        rotated = [threads.submit(rotate_receipt_key, tmp_path) for _ in range(8)]
+        made = {each.result().public for each in rotated}
+    keys = public_keys(tmp_path)
+    assert keys[0] == first.public
+    assert set(keys[1:]) == made
+    assert len(keys) == 9
+    assert keys[-1] == open_key(tmp_path).public
+
+
+@pytest.mark.parametrize("name", [PRIVATE, HISTORY])
+def test_a_rotation_without_room_on_the_disk_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The old key signs, and the next rotation follows it."""
+    first, replace = open_key(tmp_path), Path.replace
+
+    def full(path: Path, target: Path) -> Path:
+        if target.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(ConfigError, match="No space"):
+            rotate_receipt_key(tmp_path)
+    assert open_key(tmp_path).public == first.public
+    second = rotate_receipt_key(tmp_path)
+    assert public_keys(tmp_path) == [first.public, second.public]
+    assert {path.name for path in tmp_path.iterdir()} == {PRIVATE, HISTORY, LOCK}
+
+
+def test_a_key_without_its_public_half_gets_it_again(tmp_path: Path) -> None:
+    """A process that ended between the two files; without the private key nothing is made."""
+    key = open_key(tmp_path)
+    (tmp_path / HISTORY).unlink()
+    assert open_key(tmp_path).public == key.public
+    assert public_keys(tmp_path) == [key.public]
+    (tmp_path / PRIVATE).unlink()
+    with pytest.raises(ConfigError, match="is missing"):
+        open_key(tmp_path)
+    assert public_keys(tmp_path) == [key.public]
+
+
+def test_a_key_that_goes_while_a_store_is_open_is_a_problem_of_storage(tmp_path: Path) -> None:
+    """Gone, readable by others, or no key at all; then it is back, and the chain goes on."""
+    with ReceiptStore(tmp_path) as store:
+        store.add(7, payload(1), [])
+        path = tmp_path / PRIVATE
+        pem = path.read_bytes()
+
+        def readable() -> None:
+            path.write_bytes(pem)
+            path.chmod(0o644)
+
+        for spoil in (path.unlink, readable, lambda: path.write_text("nothing")):
+            spoil()
+            with pytest.raises(StorageProblem, match="cannot be stored"):
+                store.add(7, payload(2), [])
+        path.write_bytes(pem)
+        path.chmod(0o600)
+        assert store.add(7, payload(2), [])["payload"]["number"] == 2
 
 
 def test_a_running_store_signs_with_a_rotated_key(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def test_refusals_name_what_is_wrong(http: Http) -> None:
         404, "previous_response_id", "previous_response_not_found",
     )  # fmt: skip
     stored = http.post("/v1/responses", body).json["id"]
-    for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=nothing"):
+    long = ("limit=000000001" + "0" * 5000, "limit=0000000019999")
+    for query in ("limit=0", "limit=101", "limit=x", *long, "order=up", "after=nothing"):
         refused = http.get(f"/v1/responses/{stored}/input_items?{query}")
         assert refused.status == 400
         assert refused.error["param"] == query.partition("=")[0]

@@ -66,6 +66,12 @@ def record_problems(
             problems.append(f"steps: choice {number}: the root is not that of the digests")
         if not 0 <= choice.prompt < len(payload.prompts):
             problems.append(f"prompt: choice {number}: there is no prompt {choice.prompt}")
+    reads = payload.kind in READINGS
+    if payload.choices if reads else payload.results:
+        what = "choices" if reads else "results"
+        problems.append(f"{what}: a receipt of kind {payload.kind} has none")
+    if payload.number < 1:
+        problems.append(f"chain: the first receipt is number 1, this is {payload.number}")
     return problems + list(_usage_problems(receipt))
 
 

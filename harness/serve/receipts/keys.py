@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,9 @@ from harness.serve.receipts.canonical import canonical
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-PRIVATE, HISTORY = "key.pem", "keys.jsonl"
+PRIVATE, HISTORY, LOCK = "key.pem", "keys.jsonl", "key.lock"
+LOCK_SECONDS = 10.0
+"""Longest wait for another process that makes a key."""
 OWNER_ONLY = 0o600
 MOST_HISTORY_BYTES = 1 << 20
 SIGNATURE_BYTES, KEY_BYTES = 64, 32
@@ -57,11 +60,12 @@ def verifies(public: str, signature: str, data: bytes) -> bool:
 def open_key(folder: Path) -> ReceiptKey:
     """The key of a folder, made where there is none. Raises ConfigError."""
     need_cryptography()
-    path = folder / PRIVATE
+    path, history = folder / PRIVATE, folder / HISTORY
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
-            _make(folder, None)
+        if not (path.exists() and history.exists()):
+            with _locked(folder):
+                _complete(folder)
         return _read(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be the key: {error.strerror}") from None
@@ -69,9 +73,15 @@ def open_key(folder: Path) -> ReceiptKey:
 
 def rotate_receipt_key(folder: Path) -> ReceiptKey:
     """A new key in place of the folder's, signed by that one. Raises ConfigError."""
-    before = open_key(folder)
+    open_key(folder)
     try:
-        return _make(folder, before)
+        with _locked(folder):
+            before = _read(folder / PRIVATE)
+            key = _generated()
+            # The public key first: a private key that nobody could verify would be worse than none.
+            _write_history(folder, [*_lines_to(folder, before.public), _entry(key, before)])
+            _write_private(folder, key)
+            return key
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
 
@@ -111,36 +121,91 @@ def _checked(path: Path, entries: Sequence[Any]) -> list[str]:
     return keys
 
 
-def _make(folder: Path, before: ReceiptKey | None) -> ReceiptKey:
-    from cryptography.hazmat.primitives import serialization
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Held by the one process that changes the keys of a folder, until it ends at the latest."""
+    path = folder / LOCK
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, OWNER_ONLY))
+    with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as lock:
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path}: cannot be locked: {error}") from None
+        yield
+
+
+def _complete(folder: Path) -> None:
+    """Make the key that a folder does not have, or the public half that it does not have."""
+    path, history = folder / PRIVATE, folder / HISTORY
+    if not path.exists():
+        if history.exists():
+            raise ConfigError(
+                f"{path}: is missing, and {HISTORY} names its public key; put it back, or begin "
+                f"with other keys where {HISTORY} is moved away"
+            )
+        _write_private(folder, _generated())
+    if not history.exists():
+        _write_history(folder, [_entry(_read(path), None)])
+
+
+def _generated() -> ReceiptKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     private = Ed25519PrivateKey.generate()
-    key = ReceiptKey(private, private.public_key().public_bytes_raw().hex())
-    text = private.private_bytes(
+    return ReceiptKey(private, private.public_key().public_bytes_raw().hex())
+
+
+def _entry(key: ReceiptKey, before: ReceiptKey | None) -> bytes:
+    """The line of the history for ``key``, signed by the key before it or by itself."""
+    previous = None if before is None else before.public
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    said = {"key": key.public, "previous": previous, "since": since}
+    return canonical(said | {"signature": (before or key).sign(canonical(said))})
+
+
+def _lines_to(folder: Path, public: str) -> list[bytes]:
+    """The lines of the history as far as that of a key; a rotation that failed left one behind."""
+    lines = [line for line in (folder / HISTORY).read_bytes().splitlines() if line.strip()]
+    at = next((n for n, line in enumerate(lines) if _names(line, public)), len(lines))
+    return lines[: at + 1]
+
+
+def _names(line: bytes, public: str) -> bool:
+    with suppress(ValueError):
+        entry = json.loads(line)
+        return isinstance(entry, dict) and entry.get("key") == public
+    return False
+
+
+def _write_history(folder: Path, lines: Sequence[bytes]) -> None:
+    _replace(folder / HISTORY, b"".join(line + b"\n" for line in lines), 0o644)
+
+
+def _write_private(folder: Path, key: ReceiptKey) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    text = key.private.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    previous = None if before is None else before.public
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    said = {"key": key.public, "previous": previous, "since": since}
-    entry = said | {"signature": (before or key).sign(canonical(said))}
-    partial = folder / f"{PRIVATE}.{os.getpid()}"
+    _replace(folder / PRIVATE, text, OWNER_ONLY)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file that is there whole or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
-    with os.fdopen(
-        os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY), "wb"
-    ) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    # The public key first: a private key that nobody could verify would be worse than none.
-    with (folder / HISTORY).open("ab") as history:
-        history.write(canonical(entry) + b"\n")
-        history.flush()
-        os.fsync(history.fileno())
-    partial.replace(folder / PRIVATE)
-    return key
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def _read(path: Path) -> ReceiptKey:

@@ -33,7 +33,8 @@ class ReceiptStore(ContextManager):
         """Opens or creates ``folder``. Raises ConfigError when it cannot be used."""
         self.folder = folder
         self._lock = threading.Lock()
-        self._key, self._key_state = open_key(folder), _state(folder)
+        self._key = open_key(folder)
+        self._key_state: tuple[int, int] | None = None
         path = folder / FILE
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, OWNER_ONLY))
@@ -73,7 +74,7 @@ class ReceiptStore(ContextManager):
                     if self._file.in_transaction:
                         self._file.execute("ROLLBACK")
                     raise
-            except sqlite3.OperationalError as error:
+            except (sqlite3.Error, OSError, ConfigError) as error:
                 full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
                 problem = f"the receipt cannot be stored: {error}"
                 raise StorageProblem(problem, full) from None

@@ -132,7 +132,7 @@ def _page_of(items: Sequence[InputItem]) -> Json:
     order, limit = arguments.get("order", "desc"), arguments.get("limit", str(USUAL_ITEMS))
     if order not in ("asc", "desc"):
         raise ApiError(400, "order is asc or desc", param="order", code="invalid_value")
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MOST_ITEMS:
+    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= MOST_ITEMS:
         raise ApiError(400, f"limit is 1 to {MOST_ITEMS}", param="limit", code="invalid_value")
     listed: list[Json] = [msgspec.to_builtins(item) for item in items]
     for item in listed:

@@ -24,6 +24,8 @@ MOST_REPEATS = 100_000
 """Largest number within braces."""
 DEEPEST = 100
 """Most groups within each other."""
+MOST_SUFFIXES = 2
+"""Most repetitions written behind one part, so that a grammar is not deeper than its groups."""
 NAME = re.compile(r"[a-zA-Z0-9-]+")
 BLANK = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -199,7 +201,11 @@ class _GbnfReader:
         return inner
 
     def _repeated(self, part: GbnfNode, blanks: re.Pattern[str]) -> GbnfNode:
+        suffixes = 0
         while (character := self._text[self._at : self._at + 1]) and character in "*+?{":
+            suffixes += 1
+            if suffixes > MOST_SUFFIXES:
+                self.refuse(f"more than {MOST_SUFFIXES} repetitions of one part")
             least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(character, (0, 0))
             if character == "{":
                 least, most = self._counts()
@@ -315,27 +321,39 @@ def _whole_regex(rules: Mapping[str, GbnfNode], order: list[str]) -> str | None:
     """The root as a regular expression; None where that is too long."""
     known: dict[str, str] = {}
     for name in order:
-        known[name] = _regex(rules[name], known)
-        if len(known[name]) > LONGEST_REGEX:
-            return None
+        pieces, length = [], 0
+        for piece in _regex(rules[name], known):
+            pieces.append(piece)
+            length += len(piece)
+            if length > LONGEST_REGEX:
+                return None
+        known[name] = "".join(pieces)
     return known[ROOT]
 
 
-def _regex(node: GbnfNode, known: Mapping[str, str]) -> str:
+def _regex(node: GbnfNode, known: Mapping[str, str]) -> Iterator[str]:
+    """The pieces of a part as a regular expression."""
     match node:
         case Text(text):
-            return "".join(map(_coded, text))
+            yield from map(_coded, text)
         case CharacterClass(regex):
-            return regex
+            yield regex
         case RuleName(name):
-            return f"(?:{known[name]})"
+            yield f"(?:{known[name]})"
         case InOrder(parts):
-            return "".join(f"(?:{_regex(part, known)})" for part in parts)
+            for part in parts:
+                yield "(?:"
+                yield from _regex(part, known)
+                yield ")"
         case OneOf(parts):
-            return "(?:" + "|".join(_regex(part, known) for part in parts) + ")"
+            for number, part in enumerate(parts):
+                yield "|" if number else "(?:"
+                yield from _regex(part, known)
+            yield ")"
         case Repeated(part, least, most):
-            times = f"{{{least},{'' if most is None else most}}}"
-            return f"(?:{_regex(part, known)}){times}"
+            yield "(?:"
+            yield from _regex(part, known)
+            yield f"){{{least},{'' if most is None else most}}}"
 
 
 def _lark(node: GbnfNode, ids: Mapping[str, str]) -> str:

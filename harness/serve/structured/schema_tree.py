@@ -68,6 +68,11 @@ def names_of_reference(reference: object) -> list[str] | None:
     return [name.replace("~1", "/").replace("~0", "~") for name in pointer.split("/")[1:]]
 
 
+def _is_index(name: str, part: list[Any]) -> bool:
+    """Whether a name is the number of an entry; Python reads no number of thousands of digits."""
+    return name.isdecimal() and len(name) <= len(str(len(part))) and int(name) < len(part)
+
+
 def referenced(reference: object, root: object) -> Any:
     """What a reference leads to in ``root``; True, which allows anything, for one that leads
     nowhere."""
@@ -75,7 +80,7 @@ def referenced(reference: object, root: object) -> Any:
     for name in names_of_reference(reference) or []:
         if isinstance(part, Mapping):
             part = part.get(name, True)
-        elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+        elif isinstance(part, list) and _is_index(name, part):
             part = part[int(name)]
         else:
             return True

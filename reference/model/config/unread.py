@@ -43,6 +43,8 @@ CHANGING: Mapping[str, tuple[object, ...]] = {
     "use_parallel_residual": NOTHING,
 }
 """Keys that change some family's formulas, and the values with which they change nothing."""
+MOST_TOLD = 100
+"""Characters of a value that an error shows."""
 
 
 def refuse_unread(keys: Keys) -> None:
@@ -55,9 +57,10 @@ def refuse_unread(keys: Keys) -> None:
         value = keys.file.metadata[f"{keys.architecture}.{name}"]
         values = value.tolist() if isinstance(value, np.ndarray) else [value]
         if any(entry not in neutral for entry in values):
+            told = str(value)[:MOST_TOLD]
             raise keys.unsupported(
                 name,
-                f"is {value}, which this build does not compute for {keys.architecture}",
+                f"is {told}, which this build does not compute for {keys.architecture}",
                 "the file belongs to a variant this build does not know",
             )
 
