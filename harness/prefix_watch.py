@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contract.types import FinishReason, Request
+from reference.memory.prefix import Difference
 from reference.observer import Observer, StepObservation
 
 
-class PrefixWatch:
+class PrefixWatch(Observer):
     """An observer that counts reused tokens, and passes everything on to another observer."""
 
     def __init__(self, then: Observer) -> None:
@@ -27,6 +28,10 @@ class PrefixWatch:
         if request_id != self._request_id:
             self._request_id, self._reused = request_id, reused
         self._then.admitted(at, request_id, slot, known, reused)
+
+    def differed(self, at: float, request_id: int, difference: Difference) -> None:
+        """Pass it on."""
+        self._then.differed(at, request_id, difference)
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """Pass it on."""

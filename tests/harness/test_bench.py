@@ -180,7 +180,8 @@ def test_an_impossible_plot_is_refused_before_anything_is_measured(
 def test_a_missing_plotting_library_is_named_with_its_remedy(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["--plot", str(tmp_path / "plot.svg")]) == 2
-    assert "pip install 'zinc-rt[bench]'" in capsys.readouterr().err
+    assert "pip install" in (said := capsys.readouterr().err)
+    assert "'.[bench]'" in said
 
 
 def test_a_first_ever_start_finds_no_cache_of_this_user(tiny_model_path, tmp_path):
@@ -381,4 +382,5 @@ def test_command_refuses_in_one_line(tiny_model_path, capsys, argv, problem):
 def test_a_missing_peer_is_named_with_its_remedy(tiny_model_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["--model", str(tiny_model_path), "--peer", PEER]) == 2
-    assert "pip install 'zinc-rt[peer]'" in capsys.readouterr().err
+    assert "pip install" in (said := capsys.readouterr().err)
+    assert "'.[peer]'" in said

@@ -17,6 +17,7 @@ from contract.tier import Tier
 from contract.types import FinishReason, SamplingParams
 from harness.generate import Session, SessionOptions, prepare_session
 from harness.memory import pages_in
+from harness.prefix_watch import PrefixWatch
 from harness.synth import SynthSpec, sized_spec, write_synthetic
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
@@ -24,6 +25,7 @@ from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.chat_template import ChatTemplate
 from reference.model.open import open_model
+from reference.observer import NOBODY
 from reference.runner import ModelRunner
 from tests.late_tier import LateTier
 from tests.needs import need_device
@@ -84,8 +86,9 @@ def open_session(model_path: Path, tier: Tier, steps_ahead: int) -> Session:
     model = open_model(model_path)
     options = SessionOptions(context=64, chunk=8)
     runner = ModelRunner(model, tier, options.limits(64))
-    engine = Engine(runner, EngineOptions(chunk_tokens=8, steps_ahead=steps_ahead))
-    return Session(model, tier, runner, engine)
+    watch = PrefixWatch(NOBODY)
+    engine = Engine(runner, EngineOptions(chunk_tokens=8, steps_ahead=steps_ahead), observer=watch)
+    return Session(model, tier, runner, engine, watch)
 
 
 def tier_of(name: str) -> Tier:
@@ -176,7 +179,8 @@ def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
         model = open_model(model_path)
         limits = SessionOptions(context=64, chunk=8, all_logits=True).limits(64)
         with ModelRunner(model, tier, limits) as runner:
-            session = Session(model, tier, runner, Engine(runner, EngineOptions(chunk_tokens=8)))
+            engine = Engine(runner, EngineOptions(chunk_tokens=8))
+            session = Session(model, tier, runner, engine, PrefixWatch(NOBODY))
             expected, got = (np.empty((9, model.config.vocab), np.float32) for _ in range(2))
             session.logits(PROMPTS[1], expected)
             generation = session.generate(PROMPTS[0], SAMPLED, 20)

@@ -32,6 +32,11 @@ SyntheticModel = Callable[..., Path]
 
 MODELS = {
     "llama-8-experts": ("q4_k_m", F16),
+    "smollm3": ("q4_k_m", F16),
+    "granite": ("f32", F32),
+    "glm4-biases": ("q8_0", F16),
+    "phi3-window": ("q4_k_m", F16),
+    "olmo2-windows": ("q5_1", F32),
     "qwen3moe": ("f32", F32),
     "qwen3moe-untied-fused-qkv": ("q5_1", F16),
     "qwen35": ("q8_0", F16),
