@@ -73,7 +73,8 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
 
 def tells_no_usage(response: Json) -> bool:
     """Whether an answer is a stream of which nobody asked for a count: whole answers have one."""
-    return response.get("usage") is None and "object" not in response and "type" not in response
+    named = ("object", "type", "eval_count")  # other answers' kinds, and the count of Ollama's
+    return response.get("usage") is None and not any(name in response for name in named)
 
 
 def _defaults_of(response: Json) -> SamplingDefaults:

@@ -94,7 +94,7 @@ def test_at_a_terminal(tiny_model: Path, hold: Path) -> None:
         user.wait_for(">>> ", 3)
         user.type("x" * 2000 + "\n")
         user.wait_for("error: prompt")
-        user.wait_for("/reset forgets")
+        user.wait_for("/reset starts")
         user.wait_for(">>> ", 4)
         user.type("\x04")
         assert user.process.wait(PATIENCE_SECONDS) == 0
