@@ -19,7 +19,6 @@ from accel.kernels.compiled import (
     has_compiled,
     read_compiled,
 )
-from tests.needs import need_installed
 from tests.paths import ROOT
 
 ACCEL = ROOT / "accel"
@@ -80,7 +79,6 @@ def test_without_an_archive_files_are_read(tmp_path: Path) -> None:
 
 def test_a_wheel_has_archives_in_place_of_files(tmp_path: Path) -> None:
     """Built by the project's own backend, of a copy of the sources without a native library."""
-    need_installed("setuptools.command.bdist_wheel", "test")
     copy = tmp_path / "sources"
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -121,7 +121,9 @@ def newcomer(wheel: Path) -> Iterator[Newcomer]:
         python = environment / "bin" / "python"
         words = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet")
         offline = ("--no-deps", "--no-index", "--no-compile", str(wheel))
-        subprocess.run([*words, *offline], check=True, capture_output=True, timeout=120)
+        # A path of this process would make pip find the package installed already.
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        subprocess.run([*words, *offline], check=True, capture_output=True, timeout=120, env=own)
         packages = sysconfig.get_paths()["purelib"]
         (site,) = environment.glob("lib/python*/site-packages")
         # The dependencies are those of the tests, behind the wheel's own packages.

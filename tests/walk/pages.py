@@ -32,7 +32,7 @@ def words_of(line: str) -> tuple[str, ...]:
     """The words of a command line as a shell sees them, up to a pipe or a second command."""
     words = shlex.split(line.partition(" | ")[0].partition("; ")[0], comments=True)
     for number, word in enumerate(words):
-        if word in ("&&", ">", "<"):
+        if word in ("&&", "&", ">", "<"):
             words = words[:number]
             break
     return tuple(words)

@@ -113,8 +113,9 @@ def runnable() -> list[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def settled(newcomer: Newcomer) -> Newcomer:
-    """A newcomer with a model of their own."""
+    """A newcomer with a model of their own, and a text in the file that the pages call FILE."""
     newcomer.zinc("model", "use", f"./{MODEL}")
+    newcomer.run("sh", "-c", "cat > FILE", given="A text.\n")
     return newcomer
 
 
@@ -150,6 +151,8 @@ def test_what_is_missing_is_said_in_one_line(settled: Newcomer, line: str) -> No
 def test_the_first_steps(newcomer: Newcomer) -> None:
     """From nothing to an answer: what is missing, a model, a setting, a pipe."""
     assert "zinc-rt" in newcomer.zinc("--version")
+    # Another command of the pages may have written one into this home before.
+    (newcomer.home / ".config" / "zinc-rt" / "config.toml").unlink(missing_ok=True)
     written = newcomer.zinc("config", "init").strip()
     assert Path(written).is_relative_to(newcomer.home)
     newcomer.zinc("model", "use", f"./{MODEL}")
