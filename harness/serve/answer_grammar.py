@@ -125,6 +125,8 @@ def format_rule(requested: ResponseFormat | None) -> str | None:
 
 
 def enforced(place: str, rules: Callable[[], str], param: str | None = None) -> str:
+    """The grammar that ``rules`` builds of a schema at ``place``. Raises ApiError for a schema that
+    could not be enforced."""
     try:
         return rules()
     except SchemaRefused as refused:

@@ -104,6 +104,8 @@ def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) 
 
 
 def texts_to_score(service: Service, body: ScoreRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
+    """The token ids of every text of a request. Raises RequestError and ApiError."""
+
     def encode(text: str) -> list[int]:
         return service.model.encode(
             text, parse_special=body.parse_special, add_special_tokens=body.add_special_tokens

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from contract.errors import DoesNotFit, ModelFileError, RequestError
 from contract.types import SamplingParams
+from harness import generate
 from harness.cli.main import main
 from harness.generate import Session, SessionOptions, prepare_session
 from harness.serve.model import ModelOptions
@@ -69,8 +71,12 @@ def test_answers_are_those_without_it(
 
 
 def test_another_vocabulary_is_refused_before_anything_is_loaded(
-    target: Path, synthetic_model: SyntheticModel
+    target: Path, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def loaded(*arguments: object) -> NoReturn:
+        raise AssertionError("the model was loaded first")
+
+    monkeypatch.setattr(generate, "load_runner", loaded)
     other = synthetic_model(architecture="gemma3", quant="q8_0")
     with pytest.raises(RequestError, match=r"draft_model: .*token 0 is '<pad>'"):
         Session.open(target, options("cpu", other))
