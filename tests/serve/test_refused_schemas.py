@@ -1,4 +1,4 @@
-"""Schemas that no grammar holds exactly: every route refuses them with 400 and names the keyword."""
+"""Schemas that no grammar holds exactly: every route answers 400 and names the keyword."""
 
 from __future__ import annotations
 
