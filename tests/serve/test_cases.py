@@ -25,7 +25,7 @@ def path_of(file: str) -> Path:
 
 
 @cache
-def tests_in(path: Path) -> dict[str, set[str]]:
+def declared_in(path: Path) -> dict[str, set[str]]:
     """The tests of a file, each with the words of its marks."""
     body = ast.parse(path.read_text()).body
     return {
@@ -47,7 +47,7 @@ def problems_of(row: dict[str, Any]) -> list[str]:
     for test in row.get("tests", ()):
         file, _, function = test.partition("::")
         path = path_of(file)
-        known = tests_in(path) if path.is_file() else {}
+        known = declared_in(path) if path.is_file() else {}
         if function not in known:
             found.append(f"there is no test {test}")
         found += [
