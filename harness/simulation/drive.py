@@ -151,6 +151,7 @@ class Simulation:
             self._note_fault()
         except KeyboardInterrupt:
             self._note_interrupt(failed=self._failures() > failures)
+        machine.hold()
         found = machine.violation
         if found is not None:
             raise found

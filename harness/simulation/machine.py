@@ -187,6 +187,11 @@ class Machine:
             if len(self._given) > 1:
                 self._check_turns()
 
+    def hold(self) -> None:
+        """Note for each engine since when counted events wait to be taken, if any do."""
+        for served in self.served.values():
+            served.watch.hold()
+
     def leave(self) -> None:
         """Check what engines must have right when they are left."""
         for served in self.served.values():

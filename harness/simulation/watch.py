@@ -69,6 +69,8 @@ class EngineWatch(NullObserver):
         self._unfit: set[int] = set()
         self._looked = False
         self.interrupted = False
+        self._held_since: float | None = None
+        self._counted_at: float | None = None
         self._engine: Any = None
         self._delivered: deque[tuple[float, int]] = deque()
         self._next: Callable[[Callable[[WaitingRequest], bool]], WaitingRequest | None]
@@ -172,10 +174,20 @@ class EngineWatch(NullObserver):
         self.accounts.keep_only(tenants)
         self._delivered = deque(each for each in self._delivered if each[1] in tenants)
 
+    def hold(self) -> None:
+        """Note that a step ended: what it handed out was counted when events began to wait, if any
+        did, and in this step otherwise."""
+        self._counted_at = self._held_since
+        if not self._engine.has_events:
+            self._held_since = None
+        elif self._held_since is None:
+            self._held_since = self._clock()
+
     def delivered(self, tenant: int) -> None:
         """Note that a token of the tenant reached its client."""
         self.accounts.add(tenant, "tokens_generated")
-        self._delivered.append((self._clock(), tenant))
+        now = self._clock() if self._counted_at is None else self._counted_at
+        self._delivered.append((now, tenant))
 
     def check_rest(self) -> None:
         """Raise Violation where an engine that was just advanced looked at those that wait and

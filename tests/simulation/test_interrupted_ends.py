@@ -10,7 +10,16 @@ import pytest
 from contract.types import Request, Tenant
 from harness.simulation.drive import play
 from harness.simulation.generate import ADVERSARY, generate
-from harness.simulation.schedule import Action, Arrive, Interrupt, Restart, Schedule, Stall
+from harness.simulation.schedule import (
+    Action,
+    Arrive,
+    Interrupt,
+    Restart,
+    Schedule,
+    Stall,
+    keep,
+    parse_saved,
+)
 
 TENANT = Tenant(1, "one")
 SHAPE = replace(generate(0, ADVERSARY).shape, models=1, room=1, stall_steps=1, guesses=False)
@@ -58,3 +67,11 @@ def test_a_restart_before_counted_tokens_are_handed_out(step: int) -> None:
     while interrupts(left, step, lines):
         lines += 2
     assert lines > 100
+
+
+def test_tokens_that_a_fault_held_up_count_when_they_were_counted() -> None:
+    """A rate is over the moments at which the engine counted its tokens."""
+    actions = parse_saved("6/2/14,9/23,10,12/1/18,15/65/0")
+    outcome = play(keep(generate(615272, ADVERSARY), actions))
+    assert outcome.violation is None, outcome.violation
+    assert outcome.counts["faults"] > 0
