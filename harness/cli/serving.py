@@ -11,7 +11,8 @@ from harness.settings_table import names_in
 
 if TYPE_CHECKING:
     from contract.types import SamplingParams
-    from harness.host.session import Recording, Session, SessionOptions
+    from harness.host.options import Recording, SessionOptions
+    from harness.host.session import Session
     from harness.tiers import TierOptions
 
 MODEL_SETTINGS = names_in("model")
@@ -83,7 +84,7 @@ def session_options(
     settings: Settings, *, all_logits: bool = False, chat: bool = False
 ) -> SessionOptions:
     """The session options in the settings."""
-    from harness.host.session import SessionOptions
+    from harness.host.options import SessionOptions
 
     return SessionOptions(
         tier=settings["tier"],

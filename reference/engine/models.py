@@ -131,14 +131,17 @@ class Models:
         """One step of the model whose turn it is; of the next model where all its requests wait for
         a quota or a consumer. The events stay with their engine until the last line, so an
         interrupt loses none."""
+        if len(self._models) == 1:
+            ((name, model),) = self._models.items()
+            self._let_join({} if model.loaded.engine.idle else {name: model})
+            return model.loaded.engine.step()
         engine = self._advance()
         return [] if engine is None else engine.take_events()
 
     def _advance(self) -> Engine | None:
         """Advance the model whose turn it is: the engine that has events or computed something."""
-        if len(self._models) > 1:
-            # The last request of a removed tenant may have ended in another engine.
-            self._in_all(Engine.forget_left)
+        # The last request of a removed tenant may have ended in another engine.
+        self._in_all(Engine.forget_left)
         busy = {name: p for name, p in self._models.items() if not p.loaded.engine.idle}
         self._let_join(busy)
         passed: list[_LoadedModel] = []
@@ -188,9 +191,6 @@ class Models:
 
     def _step(self, model: _LoadedModel) -> None:
         engine = model.loaded.engine
-        if len(self._models) == 1:
-            engine.advance()
-            return
         # An engine that has only events to hand out has no active tenant.
         began, weight = self._clock(), engine.active_weight or 1.0
         try:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from contract.types import LOCAL_TENANT
-from harness.host.session import SessionOptions
+from harness.host.engine_thread import EngineThread
+from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.document import (
@@ -125,7 +125,7 @@ def opened(
                     repeat_last_n=80, top_log_probabilities=20,
                 )  # fmt: skip
                 options = ModelOptions(session, "other", kept, sampling=ALL_TOKENS)
-                known[key] = open_model(path, options, [LOCAL_TENANT], owned)
+                known[key] = open_model(path, options, owned.enter_context(EngineThread()), owned)
             return known[key]
 
         yield model
