@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contract.types import SamplingParams
-from harness.generate import Session, SessionOptions
+from harness.host.session import Session, SessionOptions
 from tests.cli.conftest import Change, zinc_process
 from tests.cli.terminal import terminal
 from tests.patience import PATIENCE_SECONDS

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.client import ServerClient, ServerError
-from harness.generate import SessionOptions
+from harness.host.session import SessionOptions
 from harness.serve.keys import key_digest, new_key
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running

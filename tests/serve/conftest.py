@@ -14,11 +14,11 @@ import pytest
 from openai import OpenAI
 
 from harness import tiers
-from harness.generate import SessionOptions
-from harness.serve.driver import EngineDriver
+from harness.host.driver import EngineDriver
+from harness.host.session import SessionOptions
+from harness.host.structured.grammars import Grammars
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
-from harness.serve.structured.grammars import Grammars
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.model.open import Model, open_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from harness.serve.background_work import BackgroundWork
+from harness.host.background_work import BackgroundWork
 
 
 def test_work_that_is_done_in_time_holds_up_nobody() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from contract.errors import DeviceLost, QueueFull, RequestError
 from contract.types import FinishReason, Request
-from harness.serve.driver import EngineDriver, EventStream
-from harness.serve.submissions import EngineStopped, Submission
+from harness.host.driver import EngineDriver, EventStream
+from harness.host.submissions import EngineStopped, Submission
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits

@@ -15,12 +15,12 @@ from openai import OpenAI
 
 from contract.errors import QueueFull
 from contract.types import LOCAL_TENANT, Request
+from harness.host.pooling import Pool, Pooling
 from harness.serve import readings
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.errors import ApiError
 from harness.serve.keys import key_digest, new_key
-from harness.serve.pooling import Pool, Pooling
 from harness.serve.run import Running
 from harness.serve.service import Began
 from harness.serve.streams import CLIENT_LEFT

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from contract.types import TokenEvent
-from harness.serve.event_queue import Delivered, EventQueue
-from harness.serve.submissions import EngineStopped
+from harness.host.event_queue import Delivered, EventQueue
+from harness.host.submissions import EngineStopped
 
 LONG = 30.0
 

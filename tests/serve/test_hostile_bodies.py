@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from contract.types import Request
+from harness.host.structured.schema_tree import referenced
 from harness.serve import strict_json, wire
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
-from harness.serve.structured.schema_tree import referenced
 from reference.model.tokenizer import Tokenizer
 from tests.serve.conftest import CONTEXT, Cancellations, Serve
 from tests.serve.http import JSON, Http

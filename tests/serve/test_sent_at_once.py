@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from harness.host.driver import EventStream
 from harness.serve import listen, streams
-from harness.serve.driver import EventStream
 from harness.serve.generation import LIGHT_STOP_CHARACTERS, Generation
 from harness.serve.run import Running
 from reference.engine import Engine

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import Request, SamplingParams
-from harness.serve.background_work import BackgroundWork
-from harness.serve.dialect.calls import json_rule
-from harness.serve.driver import EngineDriver, EventStream
-from harness.serve.structured.grammars import (
+from harness.host.background_work import BackgroundWork
+from harness.host.dialect.calls import json_rule
+from harness.host.driver import EngineDriver, EventStream
+from harness.host.structured.grammars import (
     GrammarBroke,
     GrammarLimits,
     GrammarRefused,

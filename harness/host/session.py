@@ -24,8 +24,9 @@ from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.arranged_weights import needs_model_file
-from harness.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
-from harness.generation import SILENT, TextGeneration
+from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
+from harness.host.generation import SILENT, TextGeneration
+from harness.host.prefix_watch import PrefixWatch
 from harness.memory import (
     LimitsAt,
     budget_of,
@@ -35,7 +36,6 @@ from harness.memory import (
     prompt_steps,
     room_for_prompts,
 )
-from harness.prefix_watch import PrefixWatch
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine, EngineOptions
