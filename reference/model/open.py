@@ -11,6 +11,7 @@ from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import build_graph
+from reference.model.families.draft_block import build_draft_block, has_draft_block
 from reference.model.families.smooth_keys import Powers, equalising_powers
 from reference.model.families.tensors import ModelTensors
 from reference.model.gguf import GgufFile, open_gguf
@@ -50,11 +51,22 @@ class Model:
         """
         graph = self._latest.get(limits)
         if graph is None:
-            tensors = ModelTensors(str(self.file.path), self.file.tensors, self._powers)
-            graph = build_graph(self.config, tensors, limits)
+            graph = build_graph(self.config, self._tensors(), limits)
             self._latest.clear()
             self._latest[limits] = graph
         return graph
+
+    @property
+    def has_draft_block(self) -> bool:
+        """Whether the file has a block that drafts tokens."""
+        return has_draft_block(self.config)
+
+    def draft_graph(self, limits: Limits) -> Graph:
+        """The verified graph of the draft block for an engine with ``limits``."""
+        return build_draft_block(self.config, self._tensors(), limits)
+
+    def _tensors(self) -> ModelTensors:
+        return ModelTensors(str(self.file.path), self.file.tensors, self._powers)
 
 
 def open_model(path: str | Path) -> Model:
