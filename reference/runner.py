@@ -242,12 +242,7 @@ class ModelRunner(ContextManager):
     def shared_buffers(self, graph: Graph) -> dict[str, Buffer]:
         """The buffers that ``graph``, of another part of the model, has in common with this one:
         weights, tables and hidden states."""
-        found: dict[str, Buffer] = {}
-        for name, decl in graph.buffers.items():
-            constant = decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT)
-            if self.graph.buffers.get(name) == decl and (constant or name == HIDDEN_TABLE):
-                found[name] = self._buffers[name]
-        return found
+        return {name: self._buffers[name] for name in shared_names(self.graph, graph)}
 
     def buffer(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a non-scratch buffer, for tests and diagnosis."""
@@ -323,6 +318,16 @@ class ModelRunner(ContextManager):
 
     def _optional_input(self, name: str, dtype: Any) -> NDArray[Any] | None:
         return self._input(name, dtype) if name in self.graph.buffers else None
+
+
+def shared_names(graph: Graph, other: Graph) -> set[str]:
+    """The buffers that two graphs of one model have in common."""
+    return {
+        name
+        for name, decl in other.buffers.items()
+        if graph.buffers.get(name) == decl
+        and (decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT) or name == HIDDEN_TABLE)
+    }
 
 
 def _in_turn(progress: Progress | None) -> Progress:

@@ -263,7 +263,8 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
     """The fields from which ``spec_of`` makes the same specification, without absent groups and
     counts."""
     absent = dict.fromkeys(GROUPS) | {
-        "nextn_layers": 0, "mtp_agreement": None, "key_outliers": 0.0, "long_rope": False, "window": 0,
+        "nextn_layers": 0, "mtp_agreement": None, "key_outliers": 0.0, "long_rope": False,
+        "window": 0,
     }  # fmt: skip
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 

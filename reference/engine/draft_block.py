@@ -22,15 +22,22 @@ from reference.sched.slots import SlotTable
 LEAST_RING = 32
 """Fewest positions of a slot whose hidden states stay on the device."""
 
+LEAST_STATES = 2
+"""Fewest saved recurrent states: one to return to from wrong drafts, and one of the prefix
+cache."""
 NO_STEP = 1 << 30
 """A position that no sequence has."""
 
 
-def with_hidden_rows(limits: Limits, drafts: int) -> Limits:
+def drafting_limits(limits: Limits, drafts: int) -> Limits:
     """``limits`` with room for the hidden states that a block needs which drafts at most ``drafts``
-    tokens of a sequence at once."""
+    tokens of a sequence at once, and for recurrent states that wrong drafts would spoil."""
     rows = 2 * (drafts + 1 + RING_STEPS)
-    return replace(limits, hidden_rows=max(LEAST_RING, 1 << (rows - 1).bit_length()))
+    return replace(
+        limits,
+        hidden_rows=max(LEAST_RING, 1 << (rows - 1).bit_length()),
+        saved_states=max(LEAST_STATES, limits.saved_states),
+    )
 
 
 def block_limits(target: Limits) -> Limits:
@@ -216,7 +223,9 @@ class DraftBlock:
         """Where the hidden states of the positions before those of ``part`` are."""
         own, rows = part.own, self._rows
         before = np.arange(part.first - 1, part.stop - 1, dtype=np.int32)
-        found = np.where(before >= part.start, rows.in_step(before - part.start + part.index), rows.zeros)
+        found = np.where(
+            before >= part.start, rows.in_step(before - part.start + part.index), rows.zeros
+        )
         in_ring = before >= own.top - rows.ring
         found = np.where(in_ring, rows.in_ring(own.slot, before), found)
         return np.where(before < own.begin, rows.zeros, found).astype(np.int32)

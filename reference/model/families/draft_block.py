@@ -31,11 +31,6 @@ HEAD = "nextn.shared_head_head"
 """Tensors that a block may have for itself instead of the model's."""
 
 
-def has_draft_block(config: ModelConfig) -> bool:
-    """Whether a model's file has a block that this build can draft with."""
-    return config.draft_blocks > 0 and config.architecture in WITH_DRAFT_BLOCK
-
-
 def build_draft_block(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     """The graph of the first draft block. Of each query token it reads the row of the table of
     hidden states that belongs to the position before, and stores those of the output rows there.
@@ -43,9 +38,12 @@ def build_draft_block(config: ModelConfig, tensors: ModelTensors, limits: Limits
     Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModel for a model
     without a block, and for a tensor of the block that no formula reads.
     """
-    if not has_draft_block(config):
+    if not config.draft_blocks or config.architecture not in WITH_DRAFT_BLOCK:
         raise UnsupportedModel(
-            tensors.path, "the file", "has no draft block", "take another way to draft tokens"
+            tensors.path,
+            f"the {config.architecture} model",
+            f"has {config.draft_blocks} draft blocks",
+            f"this build reads one of {', '.join(WITH_DRAFT_BLOCK)}",
         )
     block = config.layers
     e = Emitter(GraphBuilder(f"{config.architecture} draft"), _with_block(config), tensors, limits)
@@ -82,8 +80,7 @@ def _with_block(config: ModelConfig) -> ModelConfig:
         windows=more(config.windows),
         attention_scales=more(config.attention_scales),
         kv_layers=(*config.kv_layers, config.layers),
-        experts=mixture
-        and replace(mixture, used=more(mixture.used), widths=more(mixture.widths)),
+        experts=mixture and replace(mixture, used=more(mixture.used), widths=more(mixture.widths)),
         delta_net=net and replace(net, layers=(*net.layers, False)),
     )
 
