@@ -30,8 +30,8 @@ class Limits:
     log-probabilities are listed. When one of these is 0 the graph has no operand for it. With
     ``hidden_states`` the input of the output projection, the normed state of the last layer, can be
     read too. With ``scores`` every row of a step can give the log-probability of a token of its
-    prompt, which needs ``top_log_probabilities``. With ``hidden_rows`` the normed states of the last
-    so many positions of every slot stay on the device, for a draft block to read.
+    prompt, which needs ``top_log_probabilities``. With ``hidden_rows`` the normed states of the
+    last so many positions of every slot stay on the device, for a draft block to read.
 
     Raises ValueError for a storage type that keys and values cannot have, and for ``masks``,
     ``biases`` or ``top_log_probabilities`` out of range.

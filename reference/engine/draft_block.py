@@ -69,14 +69,14 @@ class _Followed:
 
 class _Part(NamedTuple):
     """Positions ``first`` to ``stop`` - 1 of a sequence of these ``tokens``, for the block to
-    compute. Token ``index`` of the model's latest step was at position ``start``, if given."""
+    compute. Token ``token`` of the model's latest step was at position ``start``, if given."""
 
     own: _Followed
     first: int
     stop: int
     tokens: Tokens
     start: int = NO_STEP
-    index: int = 0
+    token: int = 0
 
 
 class DraftBlock:
@@ -224,7 +224,7 @@ class DraftBlock:
         own, rows = part.own, self._rows
         before = np.arange(part.first - 1, part.stop - 1, dtype=np.int32)
         found = np.where(
-            before >= part.start, rows.in_step(before - part.start + part.index), rows.zeros
+            before >= part.start, rows.in_step(before - part.start + part.token), rows.zeros
         )
         in_ring = before >= own.top - rows.ring
         found = np.where(in_ring, rows.in_ring(own.slot, before), found)
