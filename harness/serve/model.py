@@ -270,7 +270,7 @@ def open_model(
             session,
             tenants=together.tenants if together else Tenants(tenants, clock=time.monotonic),
             clock=time.monotonic,
-            drafter=load_drafter(prepared.drafting, model, tier, session.draft, owned, progress),
+            drafter=load_drafter(prepared.drafting, runner, session.draft, owned, progress),
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,

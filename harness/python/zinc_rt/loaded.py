@@ -74,9 +74,7 @@ class LoadedModel(ContextManager):
                 load_runner(prepared.model, prepared.tier, prepared.limits, self._progress(True))
             )
             bar = self._progress(True)
-            drafter = load_drafter(
-                prepared.drafting, prepared.model, prepared.tier, options.draft, owned, bar
-            )
+            drafter = load_drafter(prepared.drafting, runner, options.draft, owned, bar)
             engine = partial(
                 make_engine,
                 runner,
