@@ -36,6 +36,8 @@ TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
 LOG_PROBABILITIES = (CHOSEN, TOP_IDS, TOP_LOGS)
 """The outputs of rule R10, which a graph has whose limits list some."""
+RING = "output.ring"
+"""The events of steps, of which hosts read the sampled tokens."""
 PAGE_TABLE = "request.page_table"
 """The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
@@ -185,9 +187,14 @@ class ModelRunner(ContextManager):
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
-        events = tier.map(self._buffers["output.ring"]).reshape(-1).view(OUTPUT_EVENT)
+        events = tier.map(self._buffers[RING]).reshape(-1).view(OUTPUT_EVENT)
         self._event_tokens = events["token"]
         self._event_count = 0
+
+    @property
+    def executable(self) -> ExecutableGraph:
+        """The graph on the tier, with its buffers."""
+        return self._executable
 
     def step(self, inputs: StepInput) -> StepOutput:
         """Execute one step and wait for it."""

@@ -126,14 +126,21 @@ def _loaded(
     if cache is None:
         return _opened_once(file, build())
     path = cache / file
+    data = stored_library(path, build)
+    return (path, _open(path)) if data is None else _opened_once(file, data)
+
+
+def stored_library(path: Path, build: Callable[[], bytes]) -> bytes | None:
+    """Build the library at ``path`` of the cache unless it is there; its bytes where they cannot
+    be stored."""
     if not _whole(path):
         with _lock(path):
             # Another process may have built it while this one waited for the lock.
             if not _whole(path):
                 data = build()
                 if not _store(path, data):
-                    return _opened_once(file, data)
-    return path, _open(path)
+                    return data
+    return None
 
 
 @functools.cache
