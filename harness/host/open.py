@@ -67,13 +67,15 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     budget = budget_of(tier.available_bytes, options.memory_budget)
     by_chunk = [limits_at(model, replace(options, chunk=n)) for n in options.chunks(tier)]
     plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget)
-    if draft is None:
-        return Prepared(model, tier, template, plan, sizes(plan.context))
-    # The draft model of the longest context leaves that much less; a shorter one needs no more.
-    beside = plan_drafting(draft, tier, sizes(plan.context)).plan.budgeted
-    plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget - beside)
     limits = sizes(plan.context)
-    return Prepared(model, tier, template, plan, limits, plan_drafting(draft, tier, limits))
+    # What drafts for the longest context leaves that much less; a shorter one needs no more.
+    drafting = plan_drafting(draft, model, tier, limits)
+    if drafting is not None:
+        left = budget - drafting.plan.budgeted
+        plan, sizes = plan_steps(model, tier, by_chunk, options.context, left)
+        limits = sizes(plan.context)
+        drafting = plan_drafting(draft, model, tier, limits)
+    return Prepared(model, tier, template, plan, limits, drafting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def load_model(
     recorded = _recorded_tier(prepared, options.recording, owned, patient)
     tier: Tier = prepared.tier if recorded is None else recorded
     runner = owned.enter_context(load_runner(prepared.model, tier, prepared.limits, progress))
-    drafter = load_drafter(prepared.drafting, prepared.model, tier, options.draft, owned, progress)
+    drafter = load_drafter(prepared.drafting, runner, options.draft, owned, progress)
     return LoadedModel(prepared, options, runner, drafter, recorded)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from contract.arithmetic import PAGE_TOKENS
@@ -12,6 +13,7 @@ from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from harness.memory import LimitsAt, prompt_steps, room_for_prompts
 from harness.tiers import DEFAULT_OPTIONS, TierOptions
+from reference.engine.draft_block import drafting_limits
 from reference.limits import Limits, whole_contexts
 from reference.memory.recurrent import state_bytes
 from reference.model.open import Model
@@ -111,9 +113,17 @@ class SessionOptions:
 
 
 def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
-    """``options.limits`` with as many saved states as there is room for."""
+    """``options.limits`` with as many saved states as there is room for, and with the hidden states
+    that the model's draft block reads if it drafts."""
+    sizes: LimitsAt = options.limits
+    if options.draft and options.draft_model is None and model.draft_problem is None:
+        sizes = partial(_drafting_limits, options)
     if options.state_cache is None:
-        return options.limits
-    each = state_bytes(model.graph(options.limits(PAGE_TOKENS)))
-    places = options.state_cache // each if each else 0
-    return lambda context: replace(options.limits(context), saved_states=places)
+        return sizes
+    each = state_bytes(model.graph(sizes(PAGE_TOKENS)))
+    states = options.state_cache // each if each else 0
+    return lambda context: replace(sizes(context), saved_states=states)
+
+
+def _drafting_limits(options: SessionOptions, context: int) -> Limits:
+    return drafting_limits(options.limits(context), options.draft)
