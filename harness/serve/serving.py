@@ -28,6 +28,7 @@ from harness.serve.metrics import Metrics
 from harness.serve.model import LATEST, ServedModel, other_names
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.service import Service
+from reference.engine.models import load_with_room
 
 Opener = Callable[[Path, str, ExitStack, int], ServedModel]
 """Loads the model in a file, to be called by a name; it ends with the stack. The last argument are
@@ -256,14 +257,13 @@ class Serving:
     def _load(self, path: Path, name: str, leaving: Collection[_Place] = ()) -> _Place:
         """Load a model, in place of others that nobody uses where there is no room. Raises what
         opening it raises."""
-        while True:
+
+        def load() -> _Place:
             with self._changed:
                 stay = [p for p in self._places if not p.retiring and p not in leaving]
-            try:
-                return self._opened(path, name, stay)
-            except (DoesNotFit, OutOfMemory):
-                if not self._unload_one():
-                    raise
+            return self._opened(path, name, stay)
+
+        return load_with_room(load, self._unload_one)
 
     def _opened(self, path: Path, name: str, beside: Iterable[_Place]) -> _Place:
         """Load a model, beside others that stay. Raises what opening it raises."""
