@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +23,7 @@ from harness.setting_kinds import ENV_PREFIX, NO_DEFAULT, Setting, path_of
 from harness.settings_table import GROUP_OF, SETTINGS
 from harness.toml_file import read_toml, unknown_key
 
-__all__ = ["ENV_PREFIX", "SETTINGS", "Setting", "Settings", "add_flags", "resolve"]
+__all__ = ["ENV_PREFIX", "SETTINGS", "Setting", "Settings", "add_flags", "resolve", "values_for"]
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 
 
@@ -123,6 +124,13 @@ def resolve(
             sources[name] = "default"
             values[name] = setting.default_value()
     return Settings(values, sources, path)
+
+
+def values_for(record: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are fields of a dataclass, by name; those without a value are left out, so
+    that the field keeps its default."""
+    names = {field.name for field in fields(record)}
+    return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
 def config_path(

@@ -1,4 +1,4 @@
-"""What requests need beside the engine's thread, while it steps for others.
+"""Work of requests on other threads, while the engine's thread computes steps for others.
 
 A mask takes some microseconds, and now and then, where a grammar comes to something new, a good
 part of a second. The engine's thread waits for short work only; a request whose work is late sits
@@ -67,7 +67,7 @@ class BackgroundWork:
             del self._jobs[request_id]
         self.late.update(new)
         for request_id in new:
-            self._tell(request_id)
+            self._notify(request_id)
         return new
 
     def settled(self, request_id: int) -> bool:
@@ -76,7 +76,7 @@ class BackgroundWork:
         if request_id not in self.late:
             return False
         if not self._jobs[request_id].done():
-            self._tell(request_id)
+            self._notify(request_id)
             return False
         self.late.discard(request_id)
         del self._jobs[request_id]
@@ -87,7 +87,7 @@ class BackgroundWork:
         if "_pool" in vars(self):
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _tell(self, request_id: int) -> None:
+    def _notify(self, request_id: int) -> None:
         self._jobs[request_id].add_done_callback(lambda job: self._done(request_id))
 
     @cached_property

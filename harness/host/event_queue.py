@@ -1,9 +1,9 @@
-"""Events from the thread that has them to the one that takes them.
+"""A queue of events from the engine's thread to one reader.
 
-Waking a thread for every token costs more than what it does then. So who takes may leave an offer
-while it waits: what comes is offered to it first, on the thread that has it, and only what is not
-accepted there is put into the queue and wakes who waits. Either way events come in order, and what
-takes them and what is offered them never run at the same time.
+Waking a thread for every token costs more than what it does then. So a reader that waits may
+register a callback, the offer: the giving thread calls it with new events, and only events that it
+does not accept are put into the queue and wake the reader. Either way events come in order, and the
+reader and its callback never run at the same time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Offer = Callable[[Sequence[Delivered]], bool]
 
 
 class EventQueue:
-    """A queue of events with two ends. One thread takes; others ``give``, which never waits for it
-    longer than it takes to look whether there is something."""
+    """A queue of events. One thread takes; others ``give``, which never waits for the reader for
+    longer than it takes to look into the queue."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Delivered | Exception | None] = SimpleQueue()
@@ -40,11 +40,11 @@ class EventQueue:
         self._accepted = float("-inf")
 
     def __len__(self) -> int:
-        """How many events nobody has taken."""
+        """The number of events in the queue."""
         return self._queue.qsize()
 
     def give(self, events: Sequence[Delivered]) -> None:
-        """Hand over events that come together. What an offer raises, who takes is told."""
+        """Pass on events that come together. The reader gets what its offer raises."""
         with self._turn:
             if self._offer is not None:
                 try:
@@ -59,19 +59,20 @@ class EventQueue:
                 self._queue.put(event)
 
     def fail(self, error: ZincError) -> None:
-        """Have who takes told that nothing more comes."""
+        """Let the reader get ``error`` instead of more events."""
         with self._turn:
             self._offer = None
             self._queue.put(error)
 
     def wake(self) -> None:
-        """End the waiting of who takes, and its offer. For offers, which hold the turn."""
+        """End the reader's waiting, and its offer. Only an offer calls it, which holds the lock."""
         self._offer = None
         self._queue.put(None)
 
     def take(self, timeout: float, offer: Offer | None = None) -> list[Delivered]:
-        """What there is, after waiting for the first event until for ``timeout`` seconds none came
-        that ``offer`` accepted; empty if none did, or when it was woken. Raises the error in it."""
+        """The events there are, after waiting for the first one. The wait ends ``timeout`` seconds
+        after the last event that ``offer`` accepted, or when it is woken; then there are none.
+        Raises the error that was given."""
         until = time.monotonic() + timeout
         if offer is not None:
             with self._turn:

@@ -21,7 +21,7 @@ from reference.model.open import Model
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """New files for what a session does: all that its tier is told, and a timeline of its engine
+    """New files that record a session: a trace of its tier's work, and a timeline of its engine
     (docs/tools.md)."""
 
     trace: Path | None = None
@@ -44,8 +44,8 @@ class SessionOptions:
     for what is available. ``chunk`` is the most prompt tokens of a step, None what ``chunks``
     finds; ``repeat_last_n`` is the longest reach a request's penalties may have. What was
     computed for a prompt is used again for one that begins alike: of the pages that no sequence
-    holds, at most ``prefix_cache`` bytes are kept for that, None for all, 0 for none at all,
-    and ``host_cache`` bytes more in memory of the host beside the budget. What recurrent layers
+    holds, at most ``prefix_cache`` bytes stay for that, None for all, 0 for none at all,
+    and ``host_cache`` bytes more in memory of the host besides the budget. What recurrent layers
     remember at ends of pages has room in ``state_cache`` bytes of the budget, None for one
     state a slot where there are several.
 

@@ -5,7 +5,7 @@ tier. Everything from there on is binary64, and every step of it rounds once, as
 
 1. MEAN adds the rows one after the other, by position, and divides each sum by their number; FIRST
    and LAST take one row as it is.
-2. Where fewer ``dimensions`` are wanted the first so many are kept.
+2. Of fewer ``dimensions`` the vector has the first ones.
 3. The squares are summed exactly and rounded once (``math.fsum``); each number is divided by the
    square root of that and rounded to binary32. A vector of zeros stays one.
 
@@ -86,11 +86,11 @@ class Pool:
         """
         assert self._sum is not None, "no row came"
         count = self._tokens if self.pooling is Pooling.MEAN else 1
-        kept = (self._sum / count)[:dimensions]
-        if not np.isfinite(kept).all():
+        mean = (self._sum / count)[:dimensions]
+        if not np.isfinite(mean).all():
             raise ValueError("a hidden state is not finite")
-        length = math.sqrt(math.fsum((kept * kept).tolist()))
-        return (kept / length if length else kept).astype(np.float32)
+        length = math.sqrt(math.fsum((mean * mean).tolist()))
+        return (mean / length if length else mean).astype(np.float32)
 
     @property
     def _requested(self) -> int:

@@ -184,14 +184,14 @@ class ReplyParser:
         if self._awaits_stray(final):
             return
         marks = self._marks()
-        places = [(at, mark) for mark in marks if (at := self._place_of(mark)) >= 0]
-        if not places:
+        found = [(at, mark) for mark in marks if (at := self._index_of(mark)) >= 0]
+        if not found:
             text = self._take_certain(marks, final)
             if text:
                 self._said = True
                 yield Content(text)
             return
-        at, mark = min(places)
+        at, mark = min(found)
         before, self._held = self._held[:at], self._held[at + len(mark) :]
         text = before.rstrip(BLANKS)
         if text:
@@ -219,7 +219,7 @@ class ReplyParser:
         bare = self._syntax.bare
         return [self._syntax.begin, *([bare[0]] if bare and self._tolerant else [])]
 
-    def _place_of(self, mark: str) -> int:
+    def _index_of(self, mark: str) -> int:
         """Where a mark stands, -1 for nowhere: some stand only where nothing was said before."""
         at = self._held.find(mark)
         anywhere = self._syntax is not None and mark in self._call_marks()
@@ -366,7 +366,7 @@ class ReplyParser:
 class _OpenCall:
     """A call that has begun: ``opening`` is its mark, with the blanks before it; the mark of a
     ``bare`` one is part of its body, as is its ``end``. ``arguments`` are followed once they are
-    told as they come; ends are searched from ``searched`` on."""
+    sent as they come; ends are searched from ``searched`` on."""
 
     opening: str
     body: str = ""

@@ -38,7 +38,7 @@ class Submission:
     """Requests that are accepted together or not at all.
 
     ``logits`` receive, by request id and on the engine's thread, those of every position from
-    ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
+    ``logits_from`` on, by default those that tokens are sampled from, or else the rows of
     ``output``; each before the event with the last such token. ``masks``, by request id, say which
     token may come next, and ``scores`` receive the log-probabilities of prompts.
     """
@@ -135,7 +135,7 @@ def joined_sinks(
 
 @dataclass(frozen=True, slots=True)
 class EndWords:
-    """What callers are told of an engine that was closed, and what to do after a failure."""
+    """The messages for clients of an engine that was closed, and the remedy after a failure."""
 
     closed: str = "the server is shutting down"
     remedy: str = "restart the server"

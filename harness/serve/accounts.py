@@ -24,7 +24,7 @@ log = logging.getLogger("zinc_rt.serve")
 
 
 class Tenanted(Protocol):
-    """Whoever is told of tenants: an engine, or all of them."""
+    """What has tenants: an engine, or all engines of a server."""
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
         """See ``Engine``."""

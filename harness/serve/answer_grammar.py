@@ -81,7 +81,7 @@ def masks_of(
 
 
 def grammar_error(param: str, problem: str) -> ApiError:
-    """What a client is told of a grammar that its request asks for and that cannot be held to."""
+    """The refusal of a request whose grammar cannot be enforced."""
     return ApiError(400, f"{param} {problem}", param=param, code="unsupported_schema", retry=False)
 
 
@@ -111,12 +111,12 @@ def format_rule(requested: ResponseFormat | None) -> str | None:
             return None
         case JsonObjectFormat():
             return json_rule(ANY_OBJECT)
-        case JsonSchemaFormat(json_schema=told):
-            place = "response_format.json_schema.schema"
-            schema = told.schema_
+        case JsonSchemaFormat(json_schema=named):
+            field = "response_format.json_schema.schema"
+            schema = named.schema_
             if schema is None:
-                raise ApiError(400, f"{place} is missing", param=place, code="invalid_value")
-            return enforced(place, lambda: json_rule(schema), param="response_format")
+                raise ApiError(400, f"{field} is missing", param=field, code="invalid_value")
+            return enforced(field, lambda: json_rule(schema), param="response_format")
         case RegexFormat(regex=regex):
             try:
                 return regex_rule(regex)
@@ -124,15 +124,15 @@ def format_rule(requested: ResponseFormat | None) -> str | None:
                 raise grammar_error("response_format", str(refused)) from None
 
 
-def enforced(place: str, rules: Callable[[], str], param: str | None = None) -> str:
-    """The grammar that ``rules`` builds of a schema at ``place``. Raises ApiError for a schema that
-    could not be enforced."""
+def enforced(field: str, rules: Callable[[], str], param: str | None = None) -> str:
+    """The grammar that ``rules`` builds of the schema in ``field``. Raises ApiError for a schema
+    that could not be enforced."""
     try:
         return rules()
     except SchemaRefused as refused:
         raise ApiError(
             400,
-            f"{place}: {refused}; it would have to be ignored, so the request is refused",
-            param=param or place,
+            f"{field}: {refused}; it would have to be ignored, so the request is refused",
+            param=param or field,
             code="unsupported_schema",
         ) from None

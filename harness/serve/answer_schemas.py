@@ -113,7 +113,7 @@ class TokenLogprob(Struct):
 
 
 class ListedToken(TokenLogprob):
-    """A token with the likeliest in its place."""
+    """A token, with the likeliest tokens at its position."""
 
     top_logprobs: list[TokenLogprob]
 

@@ -176,17 +176,19 @@ def _refused(error: Exception) -> Response:
     began = isinstance(error, Began)
     if isinstance(error, Began):
         error = error.error
-    told = _told(error)
-    if not isinstance(error, ApiError) and told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    refusal = _refusal_of(error)
+    if not isinstance(error, ApiError) and refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log_fault(f"{request.method} failed", error)
     if isinstance(error, TemplateError) and not isinstance(error, TemplateRefused):
         log.error("%s", error.summary)
     account: Account | None = g.get("account")
     if account is not None and g.get("generates") and not began:
-        g.service.reject(account.tenant, told)
+        g.service.reject(account.tenant, refusal)
     name = "" if request.url_rule is None else request.url_rule.endpoint.partition(":")[0]
     encode = ERRORS.get(name, ApiError.encoded)
-    return Response(encode(told), told.status, headers=told.headers, mimetype="application/json")
+    return Response(
+        encode(refusal), refusal.status, headers=refusal.headers, mimetype="application/json"
+    )
 
 
 class _Body:
@@ -241,7 +243,7 @@ def _handler(handlers: Iterable[object], name: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], handler)
 
 
-def _told(error: Exception) -> ApiError:
+def _refusal_of(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
         code = HTTPStatus(status).name.lower()

@@ -124,14 +124,14 @@ def render_chat(
     with ``opens_turn`` it ends with the beginning of an answer. Raises ApiError and
     TemplateError."""
     turns = turns_of(messages)
-    told = [_without_strict(tool) for tool in tools]
+    descriptions = [_without_strict(tool) for tool in tools]
     if generic:
         if tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns):
-            turns = written_as_text(turns, told, template.takes_system)
-        told = []
+            turns = written_as_text(turns, descriptions, template.takes_system)
+        descriptions = []
     return template.render(
         turns,
-        tools=told or None,
+        tools=descriptions or None,
         enable_thinking=enable_thinking,
         add_generation_prompt=opens_turn,
     )
@@ -140,7 +140,7 @@ def render_chat(
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
     """Messages as templates know them, the arguments of calls as texts."""
     turns = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         turn: Turn = {"role": _role_of(message), "content": _content_of(message)}
         if message.name is not None:
             turn["name"] = message.name
@@ -149,12 +149,12 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
         if isinstance(message, AssistantMessage):
             said = message.content is not None or message.refusal is not None
             if not said and not message.tool_calls:
-                param = f"messages[{place}].content"
+                param = f"messages[{index}].content"
                 raise ApiError(400, f"{param} is missing", param=param, code="invalid_value")
             if message.reasoning_content is not None:
                 turn["reasoning_content"] = message.reasoning_content
             if message.tool_calls:
-                turn["tool_calls"] = _calls_of(message.tool_calls, place)
+                turn["tool_calls"] = _calls_of(message.tool_calls, index)
         turns.append(turn)
     return turns
 
@@ -172,28 +172,28 @@ def _content_of(message: Message) -> str | list[Turn] | None:
     return [{"type": "text", "text": part.text} for part in message.content]
 
 
-def _calls_of(calls: Sequence[ToolCall], place: int) -> list[Turn]:
-    told = []
+def _calls_of(calls: Sequence[ToolCall], message: int) -> list[Turn]:
+    rendered = []
     for number, call in enumerate(calls):
         arguments = call.function.arguments if call.function.arguments.strip() else "{}"
-        _check_arguments(arguments, place, number)
+        _check_arguments(arguments, message, number)
         function = {"name": call.function.name, "arguments": arguments}
-        told.append({"id": call.id, "type": "function", "function": function})
-    return told
+        rendered.append({"id": call.id, "type": "function", "function": function})
+    return rendered
 
 
 def _check_arguments(text: str, message: int, call: int) -> None:
-    place = f"messages[{message}].tool_calls[{call}].function.arguments"
+    param = f"messages[{message}].tool_calls[{call}].function.arguments"
     try:
         value = loads(text.encode())
     except (BadJson, UnicodeEncodeError) as error:
-        raise ApiError(400, f"{place}: {error}", param=place, code="invalid_value") from None
+        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
     if not isinstance(value, dict):
-        raise ApiError(400, f"{place} is no JSON object", param=place, code="invalid_value")
+        raise ApiError(400, f"{param} is no JSON object", param=param, code="invalid_value")
 
 
 def _tools_in_force(body: ChatRequest) -> list[Tool]:
-    """The tools the model is told of."""
+    """The tools that the prompt describes to the model."""
     tools = body.tools or []
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
@@ -256,7 +256,7 @@ def _grammar_of(
     generic: bool,
 ) -> tuple[str | None, bool]:
     """The rules of an answer, if it has some, and whether its calls are made by them: always where
-    the model was told of calls in a ``generic`` way."""
+    the prompt describes calls in a ``generic`` way."""
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
     requested = list(functions.values())
     answer = answer_rule(body)
@@ -282,9 +282,9 @@ def _function_of(tool: Tool) -> Function:
 
 def _without_strict(tool: Tool) -> dict[str, Any]:
     """A tool as templates know it; whether calls are enforced is not the model's business."""
-    told: dict[str, Any] = msgspec.to_builtins(tool)
-    told["function"].pop("strict", None)
-    return told
+    description: dict[str, Any] = msgspec.to_builtins(tool)
+    description["function"].pop("strict", None)
+    return description
 
 
 def _unsupported(param: str, problem: str) -> ApiError:

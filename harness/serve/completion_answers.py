@@ -36,7 +36,7 @@ class CompletionShape(OpenAiStream):
 
     @property
     def _tokenwise(self) -> bool:
-        """Whether every token is told, also one without text."""
+        """Whether every token has a line, also one without text."""
         return self.listed or self.answer.token_ids
 
     def _more(self, index: int, text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Answers that continue the last message of a conversation in place of beginning a turn."""
+"""Answers that continue the last message of a conversation instead of beginning a turn."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
-from harness.serve.readings import checked_inputs, read_texts, rows_of, told_of_input
+from harness.serve.readings import checked_inputs, input_refusal, read_texts, rows_of
 from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
 from harness.serve.wire import Id
@@ -114,7 +114,7 @@ def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequen
     try:
         prompts = service.prompts_of(body.input, "input", MOST_INPUTS)
     except RequestError as error:
-        raise told_of_input(error) from None
+        raise input_refusal(error) from None
     of_texts = isinstance(body.input, str) or isinstance(body.input[0], str)
     prompts = [tokens_to_embed(model.model, prompt, of_texts) for prompt in prompts]
     return checked_inputs(model, prompts, tenant)

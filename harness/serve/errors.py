@@ -99,7 +99,7 @@ class ApiError(Exception):
 
 
 def as_api_error(error: Exception) -> ApiError | None:
-    """What a client is told about an error of the engine; None for one that is a fault of ours."""
+    """The refusal that an error of the engine means; None for a fault of the server."""
     match error:
         case ApiError():
             return error
@@ -136,7 +136,7 @@ def as_api_error(error: Exception) -> ApiError | None:
 
 
 def internal_error() -> ApiError:
-    """A fault of the server, of which the client is told nothing more."""
+    """The refusal after a fault of the server, which says nothing of its cause."""
     return ApiError(500, "the server failed; its log says where", code="internal_error")
 
 

@@ -199,7 +199,7 @@ class Generation:
 
         While this waits, ``send`` may send pieces on the engine's thread where they make little
         work; those are left out."""
-        offer = None if send is None or not self._light else partial(self._offered, send)
+        offer = None if send is None or not self._light else partial(self._send_at_once, send)
         while not self.done:
             taken = self._events.take(wait, offer)
             if not self.done:
@@ -223,8 +223,8 @@ class Generation:
             for choice in self.choices
         )
 
-    def _offered(self, send: SendPieces, events: Sequence[Delivered]) -> bool:
-        """Send the pieces of events, on the engine's thread."""
+    def _send_at_once(self, send: SendPieces, events: Sequence[Delivered]) -> bool:
+        """Send the pieces of events on the engine's thread; False where the reader has to."""
         if not send(lambda: self._received(events)):
             return False
         if self.done:

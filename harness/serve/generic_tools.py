@@ -1,5 +1,5 @@
 """Tools for a model whose chat template knows none: they are described in the system text, and what
-calls and results there are is told as text.
+calls and results there are is written as text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.host.structured.schema_tree import SchemaRefused
 
 Turn = dict[str, Any]
 CALLS = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
-"""How such a model is told to write calls: most models have seen calls of this form."""
+"""The instruction how to write calls for such a model: most models have seen calls of this form."""
 DESCRIPTION = """\
 # Tools
 

@@ -78,7 +78,7 @@ class InfillShape:
 
     def end(self, usage: bool) -> bytes:
         """The last line, with the counts."""
-        return data_line(encode(self._told("")))
+        return data_line(encode(self._body("")))
 
     def failed(self, error: ApiError) -> bytes:
         """The last line of an answer that failed."""
@@ -87,9 +87,9 @@ class InfillShape:
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         """The answer of a request that is not streamed."""
         (choice,) = pieces
-        return self._told("".join(piece.text for piece in choice))
+        return self._body("".join(piece.text for piece in choice))
 
-    def _told(self, text: str) -> Json:
+    def _body(self, text: str) -> Json:
         generation = self.answer.generation
         cut = generation.choices[0].finish == FinishReason.LENGTH.value
         return {

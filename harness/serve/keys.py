@@ -1,4 +1,4 @@
-"""API keys: random, shown once, kept as digests, compared in constant time.
+"""API keys: random, shown once, stored as digests, compared in constant time.
 
 A key has 256 random bits, so one SHA-256 of it can be stored: nothing shorter can be guessed.
 """
@@ -22,7 +22,7 @@ def new_key() -> str:
 
 
 def key_digest(key: str) -> str:
-    """How a key is kept: ``sha256:`` and 64 hex digits."""
+    """How a key is stored: ``sha256:`` and 64 hex digits."""
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 

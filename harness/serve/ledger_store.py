@@ -73,9 +73,9 @@ class LedgerStore(ContextManager):
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"{path}: cannot be the ledger: {error}") from None
         sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in NAMES)
-        places = ", ".join("?" for _ in range(len(NAMES) + 2))
+        parameters = ", ".join("?" for _ in range(len(NAMES) + 2))
         self._add = (
-            f"INSERT INTO usage (tenant, day, {', '.join(NAMES)}) VALUES ({places})"
+            f"INSERT INTO usage (tenant, day, {', '.join(NAMES)}) VALUES ({parameters})"
             f" ON CONFLICT (tenant, day) DO UPDATE SET {sums}"
         )
 
@@ -138,7 +138,7 @@ class LedgerStore(ContextManager):
             return {day: Counts(*values) for day, *values in rows.fetchall()}
 
     def activate(self, began_with: Path, name: str | None) -> None:
-        """Note which model answers in place of the one in the file that servers are started with;
+        """Note which model answers instead of the one in the file that servers are started with;
         None when that one does. Raises StorageProblem."""
         row = (str(began_with.resolve()), name)
         with self._lock:

@@ -29,7 +29,7 @@ MAX_HEADER_BYTES = 32 << 10
 RECEIVE_SECONDS = 30
 """How long a request may take to arrive, from its first byte to its last."""
 IDLE_SECONDS = 60
-"""How long a connection without a request is kept."""
+"""Seconds that a connection without a request stays open."""
 UNREAD_SECONDS = 10
 """How long a client may leave an answer unread, once the buffers for it are full."""
 UNSENT_BYTES = 64 << 10
@@ -54,8 +54,8 @@ class _RefusalTask(ErrorTask):  # type: ignore[misc]
     def execute(self) -> None:
         error = self.request.error
         message = f"{error.reason}: the request cannot be read"
-        told = ApiError(error.code, message, code=error.reason.lower().replace(" ", "_"))
-        body = told.encoded()
+        refusal = ApiError(error.code, message, code=error.reason.lower().replace(" ", "_"))
+        body = refusal.encoded()
         self.status = f"{error.code} {error.reason}"
         self.response_headers.append(("Content-Type", "application/json"))
         self.set_close_on_finish()

@@ -119,7 +119,7 @@ TENANT_GAUGES = {
     "decode_tokens_per_s": "Tokens generated for a tenant, a second, over the last five.",
     "prefill_tokens_per_s": "Prompt tokens computed for a tenant, a second, over the last five.",
 }
-"""What is told of every tenant, by the field of its usage."""
+"""The metrics of every tenant, by the field of its usage."""
 
 
 def _usages(engine: Engine) -> list[tuple[Tenant, Usage]]:
@@ -142,7 +142,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[EngineStatistics], float]], ...] = (
     ("preemptions", "Requests that lost their slot.", lambda now: now.preempted),
     ("engine_steps", "Steps of the engine.", lambda now: now.steps),
 )
-"""What is told of the engine of every model, each with its text and its value."""
+"""The metrics of the engine of every model, each with its text and its value."""
 
 
 def _used(now: EngineStatistics) -> int:

@@ -63,7 +63,7 @@ class ModelHandlers:
         self._pulls = pulls
 
     def models(self) -> Json:
-        """OpenAI's list is of what requests may name: the model that answers, and those beside."""
+        """OpenAI's list is of the models that requests may name, the one that answers first."""
         tenant = g.account.tenant
         data = [_described(g.service.model), *self._background()]
         return {
@@ -94,7 +94,7 @@ class ModelHandlers:
         raise _unknown(model)
 
     def _background(self) -> Iterator[Json]:
-        """The models that may be named beside the one that answers."""
+        """The other models that requests may name."""
         for name, model in self._serving.others.items():
             if model is not None:
                 yield _described(model)
@@ -180,7 +180,7 @@ def _memory_available(served: ServedModel) -> int | None:
 
 
 def _for_anthropic(name: str, created: int) -> Json:
-    """What Anthropic's clients read of a model beside what OpenAI's do."""
+    """What Anthropic's clients read of a model besides what OpenAI's do."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
     return {"type": "model", "display_name": name, "created_at": at}
 

@@ -1,4 +1,4 @@
-"""Models on their way into the cache: each in a thread of its own, watched by whoever asks."""
+"""Models on their way into the cache: each in a thread whose progress clients follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.serve.streams import PING_SECONDS
 
 MOST_PULLS = 2
 """Models that are fetched at the same time."""
-TOLD_SECONDS = 0.1
+PROGRESS_SECONDS = 0.1
 """The least time between two lines of progress."""
 END_SECONDS = 10.0
 """How long a pull that is given up may take to notice."""
@@ -88,7 +88,7 @@ class Pull:
             yield state if fresh else None
             if state["status"] in ("done", "failed"):
                 return
-            time.sleep(TOLD_SECONDS)
+            time.sleep(PROGRESS_SECONDS)
 
     def _note(self, status: str, completed: int, total: int | None) -> None:
         if self._given_up:

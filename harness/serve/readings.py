@@ -58,14 +58,14 @@ def read_texts(
             results += [result() for _, result in wave[:taken]]
         store(results)
     except Exception as error:
-        told = told_of_input(error)
+        refusal = input_refusal(error)
         if not results and isinstance(error, QueueFull | RequestError | EngineStopped):
-            raise told from error
-        left = told is CLIENT_LEFT
+            raise refusal from error
+        left = refusal is CLIENT_LEFT
         service.metrics.embedded(tenant, 0, "cancelled" if left else "error")
         counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
         service.ledger.add(tenant.id, counts)
-        raise Began(told) from error
+        raise Began(refusal) from error
     service.metrics.embedded(tenant, tokens, "stop")
     service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
     return results
@@ -98,17 +98,17 @@ def checked_inputs(
     return prompts
 
 
-def told_of_input(error: Exception) -> ApiError:
-    """What a client is told of an error, which names the engine's field for a text otherwise."""
+def input_refusal(error: Exception) -> ApiError:
+    """The refusal of a text; clients call the engine's field ``prompt`` their ``input``."""
     if isinstance(error, ValueError):
         return ApiError(500, "the model failed on this text", code="model_failed", retry=False)
-    told = as_api_error(error) or internal_error()
-    return replace(told, param="input") if told.param == "prompt" else told
+    refusal = as_api_error(error) or internal_error()
+    return replace(refusal, param="input") if refusal.param == "prompt" else refusal
 
 
 def _compute(model: ServedModel, submissions: Sequence[Submission], gone: Gone) -> int:
     """Have submissions of one request each computed; so many of them, the first ones, for which
-    there was a place in the queue. Raises QueueFull when there was none."""
+    there was room in the queue. Raises QueueFull when there was none."""
     stream = model.driver.open_stream()
     try:
         refused = model.driver.submit_to(stream, submissions)

@@ -55,7 +55,7 @@ class RerankDocument(Struct):
 
 
 class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/rerank``. With ``top_n`` only the best documents are told, and with
+    """``POST /v1/rerank``. With ``top_n`` only the best documents are listed, and with
     ``return_documents`` false no texts. ``instruction`` says what the documents are for."""
 
     query: str

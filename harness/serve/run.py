@@ -192,7 +192,7 @@ def _replicas(options: ServeOptions) -> Opener:
 
 
 def _new_trace(folder: Path, name: str) -> Path:
-    """A file for what a model is told from now on. Raises ConfigError."""
+    """A new file for the trace of a model. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

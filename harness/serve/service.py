@@ -45,7 +45,7 @@ class Began(Exception):
 
 @dataclass
 class Service:
-    """A model, who may ask it, and what is kept of their requests."""
+    """A model, the accounts that may use it, and the records of their requests."""
 
     model: ServedModel
     accounts: Accounts

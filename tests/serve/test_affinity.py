@@ -62,7 +62,7 @@ def test_a_busy_replica_is_passed_by() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     affinity = PrefixAffinity(most_pages=4)
     affinity.sent(1, PROMPT, "a")
-    assert len(affinity._places) == 4
+    assert len(affinity._replicas_of) == 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(NAMES)), max_size=40))

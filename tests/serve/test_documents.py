@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.serve.fingerprint import kept_digest
+from harness.serve.fingerprint import cached_digest
 from harness.serve.page import HEADERS, read_page
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
@@ -117,14 +117,14 @@ def test_a_digest_is_kept_until_the_file_changes(
 ) -> None:
     file, kept = tmp_path / "model", tmp_path / "cache" / "digests.json"
     file.write_bytes(b"one")
-    first = kept_digest(file, kept)
+    first = cached_digest(file, kept)
     with monkeypatch.context() as patch:
         patch.setattr("harness.serve.fingerprint.file_digest", lambda path: pytest.fail("computed"))
-        assert kept_digest(file, kept) == first
+        assert cached_digest(file, kept) == first
     file.write_bytes(b"other")
-    assert kept_digest(file, kept) != first
+    assert cached_digest(file, kept) != first
     kept.write_text("[")
-    assert kept_digest(file, kept) != first
+    assert cached_digest(file, kept) != first
 
 
 def test_streams_are_of_a_type_of_their_own(http: Http) -> None:

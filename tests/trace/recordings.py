@@ -116,7 +116,7 @@ def record_both(paths: Sequence[Path], trace: Path) -> None:
         for model in models:
             owned.callback(model.file.close)
         first = owned.enter_context(record_on(CpuTier(), trace, models[0], LIMITS))
-        faces = [first, first.beside(models[1], LIMITS)]
+        faces = [first, first.for_model(models[1], LIMITS)]
         runners = [
             owned.enter_context(ModelRunner(model, face, LIMITS))
             for model, face in zip(models, faces, strict=True)
@@ -138,7 +138,7 @@ def record_draft(paths: Sequence[Path], trace: Path) -> int:
         tier = owned.enter_context(record_on(CpuTier(), trace, model, LIMITS))
         runner = owned.enter_context(ModelRunner(model, tier, LIMITS))
         limits = draft_limits(LIMITS)
-        beside = owned.enter_context(ModelRunner(small, tier.beside(small, limits), limits))
+        beside = owned.enter_context(ModelRunner(small, tier.for_model(small, limits), limits))
         engine = Engine(runner, drafter=DraftModel(beside, model))
         for request in REQUESTS:
             engine.submit(request)

@@ -181,49 +181,49 @@ class _Rules:
         self.rules.append(f"{name}: {body}")
         return name
 
-    def value(self, schema: Any, root: Mapping[str, Any], place: str, depth: int = 0) -> str:
-        """What writes a value of ``schema``, which is at ``place`` in ``root``."""
+    def value(self, schema: Any, root: Mapping[str, Any], path: str, depth: int = 0) -> str:
+        """What writes a value of ``schema``, which is at ``path`` in ``root``."""
         schema = resolved(schema, root)
         if not isinstance(schema, Mapping):
-            raise SchemaRefused(place, "a boolean", "is no type of this model's calls")
+            raise SchemaRefused(path, "a boolean", "is no type of this model's calls")
         keywords = keywords_of(schema)
         if depth > DEEPEST:
-            raise SchemaRefused(place, "$ref", "goes too deep for this model's calls")
+            raise SchemaRefused(path, "$ref", "goes too deep for this model's calls")
         if "enum" in keywords or "const" in keywords:
-            only(keywords, {"type", "enum", "const"}, place)
+            only(keywords, {"type", "enum", "const"}, path)
             values = [schema["const"]] if "const" in schema else schema["enum"]
-            return choice([self._constant(value, place) for value in values])
+            return choice([self._constant(value, path) for value in values])
         if "anyOf" in keywords:
-            only(keywords, {"anyOf"}, place)
+            only(keywords, {"anyOf"}, path)
             options = [
-                self.value(one, root, f"{place}/anyOf/{n}", depth + 1)
+                self.value(one, root, f"{path}/anyOf/{n}", depth + 1)
                 for n, one in enumerate(schema["anyOf"])
             ]
             return choice(options)
         match schema.get("type"):
             case "string":
-                only(keywords, {"type"}, place)
+                only(keywords, {"type"}, path)
                 return "string"
             case "array":
-                only(keywords, {"type", "items"}, place)
+                only(keywords, {"type", "items"}, path)
                 if "items" not in schema:
-                    raise SchemaRefused(place, "items", "is needed in this model's calls")
-                item = self.value(schema["items"], root, f"{place}/items", depth + 1)
+                    raise SchemaRefused(path, "items", "is needed in this model's calls")
+                item = self.value(schema["items"], root, f"{path}/items", depth + 1)
                 return self.add(f'"[" ({item} ("," {item})*)? "]"')
             case "object":
-                only(keywords, OBJECT_KEYWORDS, place)
-                return self._object(schema, root, place, depth)
+                only(keywords, OBJECT_KEYWORDS, path)
+                return self._object(schema, root, path, depth)
             case kind if kind in SCALARS:
                 return json_rule({key: schema[key] for key in keywords})
-        raise SchemaRefused(place, "type", "must be one type in this model's calls")
+        raise SchemaRefused(path, "type", "must be one type in this model's calls")
 
-    def _object(self, schema: Any, root: Mapping[str, Any], place: str, depth: int) -> str:
+    def _object(self, schema: Any, root: Mapping[str, Any], path: str, depth: int) -> str:
         members = []
         # In the order in which the model's template writes them.
-        for name, told, needed in sorted(members_of(schema, place), key=lambda m: m[0].lower()):
+        for name, member, needed in sorted(members_of(schema, path), key=lambda m: m[0].lower()):
             if KEY.fullmatch(name) is None:
-                raise SchemaRefused(place, repr(name), "cannot be a name in this model's calls")
-            value = self.value(told, root, f"{place}/properties/{name}", depth + 1)
+                raise SchemaRefused(path, repr(name), "cannot be a name in this model's calls")
+            value = self.value(member, root, f"{path}/properties/{name}", depth + 1)
             members.append((self.add(f"{literal(f'{name}:')} {value}"), needed))
         return self.add(f'"{{" {self._sequence(members)} "}}"')
 
@@ -240,11 +240,11 @@ class _Rules:
             firsts.append('""')
         return choice(firsts)
 
-    def _constant(self, value: object, place: str) -> str:
+    def _constant(self, value: object, path: str) -> str:
         """A value that is given."""
         if isinstance(value, str) and self._quote not in value:
             quote = self._marks.written(self._quote)
             return f"({quote} {literal(value)} {quote})"
         if isinstance(value, str | Mapping | list):
-            raise SchemaRefused(place, "enum", "cannot be written in this model's calls")
+            raise SchemaRefused(path, "enum", "cannot be written in this model's calls")
         return literal(json.dumps(value))

@@ -19,10 +19,10 @@ def keywords_of(schema: Mapping[str, Any]) -> set[str]:
     return (set(schema) & ENFORCED) - ROOT_KEYWORDS
 
 
-def only(keywords: Collection[str], allowed: Collection[str], place: str) -> None:
-    """Raises SchemaRefused for a keyword at ``place`` that is not ``allowed``."""
+def only(keywords: Collection[str], allowed: Collection[str], path: str) -> None:
+    """Raises SchemaRefused for a keyword at ``path`` that is not ``allowed``."""
     if more := set(keywords) - set(allowed):
-        raise SchemaRefused(place, min(more), "cannot be enforced in this model's calls")
+        raise SchemaRefused(path, min(more), "cannot be enforced in this model's calls")
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
@@ -35,11 +35,11 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     return True
 
 
-def members_of(schema: Mapping[str, Any], place: str) -> list[tuple[str, Any, bool]]:
+def members_of(schema: Mapping[str, Any], path: str) -> list[tuple[str, Any, bool]]:
     """Name and schema of every property of an object, and whether it is required. Raises
     SchemaRefused where a required one has no schema."""
     properties: Mapping[str, Any] = schema.get("properties", {})
     required = set(schema.get("required", ()))
     if unknown := required - properties.keys():
-        raise SchemaRefused(place, "required", f"names {min(unknown)!r}, which has no schema")
+        raise SchemaRefused(path, "required", f"names {min(unknown)!r}, which has no schema")
     return [(name, one, name in required) for name, one in properties.items()]

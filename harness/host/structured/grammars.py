@@ -28,8 +28,8 @@ from reference.worker_process import WorkerEnded, WorkerProcess
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-KEPT_GRAMMARS = 64
-"""Compiled grammars that are kept for later requests."""
+CACHED_GRAMMARS = 64
+"""Most compiled grammars in the cache."""
 LONGEST_GRAMMAR = 1 << 20
 """Characters of a grammar."""
 PARSER_LIMITS: dict[str, Any] = {
@@ -212,7 +212,7 @@ class Grammars:
         with self._lock:
             self._compiled[whole] = matcher
             self._compiled.move_to_end(whole)
-            while len(self._compiled) > KEPT_GRAMMARS:
+            while len(self._compiled) > CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
 
             def fresh() -> LLMatcher:
@@ -341,7 +341,7 @@ def _dead_end(matcher: LLMatcher) -> str | None:
 
 
 def _problem_of(error: str) -> str:
-    """What llguidance has against a grammar, without the place, which is not its author's."""
+    """What llguidance has against a grammar, without the position in rules of ours."""
     text = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
     text = re.sub(r"\n\s*\d+ \|.*", "", text, flags=re.DOTALL)
     return " ".join(text.split())[:LONGEST_ERROR]

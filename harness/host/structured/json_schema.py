@@ -234,7 +234,7 @@ def _escapes_of(schema: object) -> str:
     """The escapes that texts under a schema may have.
 
     Under a negated class of a pattern llguidance would let an escaped quotation mark pass, whether
-    the class excludes it or not. Where an object may have keys beside those it declares, an escaped
+    the class excludes it or not. Where an object may have more keys than it declares, an escaped
     spelling of a declared key would pass as another one.
     """
     dropped = ""
@@ -268,8 +268,8 @@ def _check_texts(schema: object) -> None:
             for text in _texts_in([*demanded, *_keys(part.get("properties"))]):
                 found = unwritable.search(text)
                 if found is not None:
-                    beside = "a pattern with [^...]" if found[0] == '"' else "keys that are open"
-                    problem = f"cannot be enforced beside {beside}"
+                    other = "a pattern with [^...]" if found[0] == '"' else "keys that are open"
+                    problem = f"cannot be enforced beside {other}"
                     raise SchemaRefused(pointer, f"the text with {_shown(found[0])}", problem)
 
 

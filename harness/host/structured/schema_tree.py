@@ -23,8 +23,8 @@ class SchemaRefused(Exception):
     problem: str
 
     def __str__(self) -> str:
-        place = self.pointer or "its root"
-        return f"{self.keyword} at {place} {self.problem}"
+        where = self.pointer or "its root"
+        return f"{self.keyword} at {where} {self.problem}"
 
 
 def subschemas(schema: object, pointer: str = "") -> Iterator[tuple[str, Any]]:

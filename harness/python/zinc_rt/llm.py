@@ -97,7 +97,7 @@ class LLM(OpenModel):
         the text of a user's one message.
 
         ``thinking`` None leaves it to the model's template. ``tools`` and ``response_format`` are
-        what they are for the server, as are the fields beside them, and need its extra: then
+        what they are for the server, as are the fields after them, and need its extra: then
         messages may have calls and their answers, and a completion has a ``message``.
 
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:

@@ -26,7 +26,7 @@ from zinc_rt.shapes import Prompt, token_ids, wrong
 Result = TypeVar("Result")
 WORDS = EndWords("the LLM was closed; open another one", "open another LLM")
 WAITING = 16
-"""Requests of a batch that wait beside those that run, so that a slot is never empty."""
+"""Requests of a batch that wait besides those that run, so that a slot is never empty."""
 
 
 OPEN: weakref.WeakSet[OpenModel] = weakref.WeakSet()

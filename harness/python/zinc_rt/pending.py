@@ -119,10 +119,10 @@ class Pending:
     @property
     def submission(self) -> Submission:
         """What the engine's driver is given."""
-        kept: dict[int, Callable[[int, NDArray[np.float32]], None]] = {}
+        sinks: dict[int, Callable[[int, NDArray[np.float32]], None]] = {}
         if self._parameters.logits:
-            kept = {number: choice.keep for number, choice in self._choices.items()}
-        return Submission(self.requests, kept, masks=self._masks)
+            sinks = {number: choice.keep for number, choice in self._choices.items()}
+        return Submission(self.requests, sinks, masks=self._masks)
 
     def take(self, event: TokenEvent, stream: EventStream) -> Piece | None:
         """What became certain with an event. Raises ZincError when the model fails."""

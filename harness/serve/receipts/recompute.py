@@ -107,7 +107,7 @@ def recompute_sample(
     receipt: Receipt, derived: DerivedRequests, count: int, chosen: Sequence[int] | None = None
 ) -> Recomputed:
     """Compute ``count`` steps again, drawn by chance: each is one row behind its prefix, and
-    prefixes are shared. ``chosen`` are numbers of steps in place of the draw."""
+    prefixes are shared. ``chosen`` are numbers of steps instead of the draw."""
     choices = receipt.payload.choices
     all_steps = [
         (n, step) for n, choice in enumerate(choices) for step in range(len(choice.tokens))

@@ -90,14 +90,14 @@ class _Pump:
         self._replica, self._before = "", len(self._tokens)
         try:
             self._response = self._driver.handle.generate.remote(work)
-            for told in self._response:
+            for update in self._response:
                 if self.cancelled:
                     self._response.cancel()
                     return True
-                if isinstance(told, Refusal):
-                    return self._refused(told.error)
-                self._replica = told.replica
-                self._receive(told)
+                if isinstance(update, Refusal):
+                    return self._refused(update.error)
+                self._replica = update.replica
+                self._receive(update)
         except RayActorError:
             log.warning(
                 "replica %s is gone: a request goes on elsewhere after %d tokens",
@@ -123,7 +123,7 @@ class _Pump:
         self.events.give([Delivered(now, event) for event in batch.events])
 
     def _refused(self, error: ZincError) -> bool:
-        """A request that had begun elsewhere waits for a place; any other is refused."""
+        """A request that had begun elsewhere waits for room in a queue; any other is refused."""
         if self.taken.done() and isinstance(error, QueueFull):
             time.sleep(error.retry_after)
             return False
@@ -191,11 +191,11 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             return total
 
     def listen(self, listener: Listener) -> None:
-        """As of ``EngineDriver``, but steps are not told of: they are too many to be sent."""
+        """As of ``EngineDriver``, but steps are not reported: they are too many to be sent."""
         self._listener = listener
 
     def open_stream(self) -> ReplicatedStream:
-        """As of ``EngineDriver``; nobody asks for a capacity or to be told."""
+        """As of ``EngineDriver``, without its other arguments."""
         return ReplicatedStream()
 
     def new_id(self) -> int:
@@ -273,7 +273,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             pump.events.fail(EngineStopped("the server is shutting down"))
 
     def heard(self, tenant: Tenant, batch: RequestUpdate) -> None:
-        """A replica told how it stands, and what became of a tenant's request."""
+        """A replica reported its counts, and what became of a tenant's request."""
         with self._lock:
             self._stands[batch.replica] = batch.statistics
         tokens = sum(event.token >= 0 for event in batch.events)

@@ -67,7 +67,7 @@ class Replica:
                 events = tuple(one.event for one in delivered)
                 ended = any(event.finish_reason is not None for event in events)
                 if ended:
-                    # So that what is told of the engine no longer counts this request.
+                    # The statistics in the last update do not count this request any more.
                     await self._blocking(self._driver.call, lambda engine: engine.statistics)
                 sent += sum(event.token >= 0 for event in events)
                 yield self._batch(stream, job, events, ended)
@@ -119,9 +119,9 @@ class _Job:
     def __init__(self, work: Work, model: ServedModel) -> None:
         self.work = work
         self._scores = PromptScores(work.request) if work.request.score_from else None
-        self._scores_told = False
+        self._scores_sent = False
         self._digest = RunningDigest() if work.digested else None
-        self._told = 0
+        self._digests_sent = 0
         request = work.left
         number = request.id
         masks = {}
@@ -141,13 +141,13 @@ class _Job:
         """Those since the last call, and after which row they begin."""
         if self._digest is None:
             return 0, ()
-        first, found = self._told, tuple(self._digest.digests[self._told :])
-        self._told += len(found)
+        first, found = self._digests_sent, tuple(self._digest.digests[self._digests_sent :])
+        self._digests_sent += len(found)
         return first, found
 
     def new_scores(self) -> tuple[TokenEvent, ...]:
         """The log-probabilities of the prompt, once, when all of them are there."""
-        if self._scores is None or self._scores_told or not self._scores.complete:
+        if self._scores is None or self._scores_sent or not self._scores.complete:
             return ()
-        self._scores_told = True
+        self._scores_sent = True
         return tuple(self._scores.tokens)

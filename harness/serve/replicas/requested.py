@@ -1,4 +1,4 @@
-"""What is wanted of a request beside its tokens: asked of its replica, and received from there."""
+"""What a request asks of its replica besides tokens, and who receives it."""
 
 from __future__ import annotations
 
