@@ -45,27 +45,27 @@ class EventStream:
         self._stalled = False
 
     def take(self, timeout: float, offer: Offer | None = None) -> list[Delivered]:
-        """What there is, after waiting up to ``timeout`` seconds for the first event; empty if
-        none came. Raises EngineStopped when none will. What comes meanwhile is offered to
-        ``offer`` first, on the engine's thread: see ``EventQueue``."""
+        """The events there are, after waiting up to ``timeout`` seconds for the first one; empty if
+        none came. The engine's thread offers events to ``offer`` meanwhile: see ``EventQueue``.
+        Raises EngineStopped when no more events will come."""
         if self._stalled:
             self._driver.unstall(self)
-        if not len(self._events):
-            self._driver.advance()
+        if not len(self._events) and self._driver.advance():
+            timeout = 0.0
         return self._events.take(timeout, offer)
 
     def wake(self) -> None:
-        """End the waiting of who takes. For offers."""
+        """End the reader's waiting. Only an offer calls it."""
         self._events.wake()
 
     def cancel(self, request_id: int | None = None, used: int | None = None) -> None:
-        """End one request, or all of them: before the next step, without waiting for it. Where its
-        answer has ``used`` so many tokens, the others that were put here count for nobody."""
+        """End one request, or all of them, before the next step, and do not wait for it. Of a
+        request whose answer has ``used`` tokens, its tenant is charged no others."""
         ids = [request_id] if request_id is not None else list(self.facts)
         self._driver.cancel(self, ids, used=used)
 
     def release(self, request_ids: Sequence[int]) -> None:
-        """As ``cancel``, and their facts are gone: for a stream of requests without end."""
+        """As ``cancel``, and forget their facts: for a stream that never stops getting requests."""
         self._driver.cancel(self, request_ids, release=True)
 
     def _put(self, item: Sequence[Delivered] | ZincError) -> None:
@@ -105,7 +105,7 @@ class EngineDriver(Submits[EventStream]):
 
     @property
     def statistics(self) -> EngineStatistics:
-        """The engine's counts as they were a moment ago."""
+        """The engine's counts."""
         return self._engine.statistics
 
     @property
@@ -126,10 +126,12 @@ class EngineDriver(Submits[EventStream]):
         EngineStopped when the engine has ended."""
         return work(self._engine)
 
-    def advance(self) -> None:
-        """Compute a step, for a reader that waits for events."""
+    def advance(self) -> bool:
+        """Compute a step for a reader without events; True where no other thread computes any, so
+        that the reader must not wait."""
         if not self._engine.idle:
             self.deliver(self._engine.step())
+        return True
 
     def open_stream(
         self, capacity: int | None = None, ready: Callable[[], None] | None = None
@@ -140,8 +142,8 @@ class EngineDriver(Submits[EventStream]):
     def submit_to(
         self, stream: EventStream, submissions: Sequence[Submission]
     ) -> list[ZincError | None]:
-        """Queue what is submitted, all between the same two steps; for each why it was refused, or
-        None. Raises EngineStopped."""
+        """Queue submissions, all between the same two steps; returns for each the error that
+        refused it, or None. Raises EngineStopped."""
         now = time.monotonic()
 
         def begin(engine: Engine) -> list[ZincError | None]:
@@ -164,7 +166,7 @@ class EngineDriver(Submits[EventStream]):
         release: bool = False,
         used: int | None = None,
     ) -> None:
-        """End requests of a stream; unknown and finished ones are. See ``EventStream``."""
+        """End requests of a stream; unknown and finished ones are ignored. See ``EventStream``."""
 
         def end() -> None:
             for request_id in request_ids:
@@ -180,7 +182,7 @@ class EngineDriver(Submits[EventStream]):
         self._post(end)
 
     def unstall(self, stream: EventStream) -> None:
-        """Somebody takes from the stream again."""
+        """Continue the requests of a stream whose reader takes events again."""
 
         def go_on() -> None:
             stream._stalled = False
@@ -213,13 +215,13 @@ class EngineDriver(Submits[EventStream]):
                     self._background.add(request.id, mask)
                 stream._live.add(request.id)
         except BaseException as error:
-            nobody_else = engine.statistics.waiting == len(accepted)
+            no_others = engine.statistics.waiting == len(accepted)
             for request in submission.requests:
                 self._forget(stream, request.id)
                 stream.facts.pop(request.id, None)
             for request_id in accepted:
                 engine.cancel(request_id)
-            if isinstance(error, QueueFull) and nobody_else:
+            if isinstance(error, QueueFull) and no_others:
                 most = len(accepted)
                 problem = f"times the prompts is above {most}, the most that may wait at once"
                 raise RequestError("n", problem) from None
@@ -254,14 +256,14 @@ class EngineDriver(Submits[EventStream]):
                 stream._stalled = True
                 for request_id in stream._live:
                     self._engine.stall(request_id)
-        # Without tokens for anybody there is nothing better to do than to wait for late work.
+        # A step without tokens may wait longer for late work: no request has a use for the time.
         for request_id in self._background.settle(
             IN_TIME_SECONDS if events else STALLED_STEP_SECONDS
         ):
             self._engine.stall(request_id, patient=True)
 
     def _work_done(self, request_id: int) -> None:
-        """Late work is done, on a thread of its own: its request goes on."""
+        """Continue a request whose late work is done. Called on the thread that did it."""
 
         def go_on() -> None:
             stream = self._streams.get(request_id)
@@ -271,7 +273,8 @@ class EngineDriver(Submits[EventStream]):
         self._post(go_on)
 
     def _count(self, given: Sequence[Tenant]) -> None:
-        """Tell the listener who was given how many tokens, from whose each of them is."""
+        """Report to the listener how many tokens each tenant got; ``given`` has the tenant of each
+        token."""
         listener = self._watch.listener
         if listener is None:
             return

@@ -82,8 +82,9 @@ class ThreadedDriver(EngineDriver):
             self._thread.changed.notify()
         return future.result()
 
-    def advance(self) -> None:
-        """Do nothing: the thread computes the steps."""
+    def advance(self) -> bool:
+        """Compute nothing: the thread does."""
+        return False
 
     def carry_out(self) -> None:
         """Do the work that other threads posted."""

@@ -1,4 +1,4 @@
-"""What is noted of requests and steps while an engine runs. On the engine's thread."""
+"""Notes on the requests and steps of an engine, made on the engine's thread."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from reference.observer import NOBODY, Observer, StepObservation
 
 @dataclass(slots=True)
 class RequestFacts:
-    """What became of one request, in seconds of ``time.monotonic``. Written by the engine's thread.
+    """The history of one request, with times in seconds of ``time.monotonic``. The engine's thread
+    writes it.
 
-    ``tenant`` is whose it was when it came; ``cached`` prompt tokens came from the prefix cache
-    when it was first admitted, and ``difference`` is where a cached prompt of its tenant went on
-    otherwise. ``tokens`` were put on its stream, those behind the end of its answer among them
-    until that is noticed.
+    ``tenant`` is its tenant when it was submitted. ``cached`` prompt tokens came from the prefix
+    cache at its first admission, and ``difference`` is where a cached prompt of its tenant went on
+    otherwise. ``tokens`` were put on its stream; tokens past the end of its answer count until the
+    reader cancels the request.
     """
 
     submitted: float
@@ -32,7 +33,7 @@ class RequestFacts:
 
 
 class Listener(Protocol):
-    """Told of every step, on the engine's thread, before its events are delivered."""
+    """Observes every step on the engine's thread, before the step's events are delivered."""
 
     def stepped(self, seconds: float, tokens: int) -> None:
         """A step of so many query tokens took so long beyond the one before it."""

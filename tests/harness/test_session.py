@@ -16,6 +16,7 @@ from contract.errors import DoesNotFit
 from contract.tier import Tier
 from contract.types import FinishReason, SamplingParams
 from harness.host.driver import EngineDriver
+from harness.host.event_queue import Delivered, EventQueue, Offer
 from harness.host.open import prepare_session
 from harness.host.options import SessionOptions
 from harness.host.session import Session
@@ -191,6 +192,27 @@ def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
             generation.cancel()
             session.logits(PROMPTS[1], got)
             assert (got == expected).all()
+
+
+def test_a_reader_that_computes_its_own_steps_does_not_wait(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other thread could bring it an event, also where a prompt takes steps without any."""
+    waits: list[float] = []
+    take = EventQueue.take
+
+    def noted(queue: EventQueue, timeout: float, offer: Offer | None = None) -> list[Delivered]:
+        waits.append(timeout)
+        return take(queue, timeout, offer)
+
+    monkeypatch.setattr(EventQueue, "take", noted)
+    options = SessionOptions(tier="cpu", context=64, chunk=8, all_logits=True)
+    with Session.open(model_path, options) as session:
+        out = np.empty((len(PROMPTS[0]), session.model.config.vocab), np.float32)
+        session.logits(PROMPTS[0], out)
+        assert len(list(session.generate(PROMPTS[0], SAMPLED, 3))) == 3
+    assert len(waits) > len(PROMPTS[0]) // 8
+    assert not any(waits)
 
 
 def test_a_step_of_as_many_prompt_tokens_as_the_tier_reads_best(
