@@ -1,4 +1,4 @@
-"""What holds an answer to a form: the rules of formats and grammars, and masks of tokens."""
+"""The grammars that requests put on their answers, and the masks of tokens that enforce them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORMAT, GRAMMAR = "response_format", "grammar"
 
 
 class Constrained(Protocol):
-    """What has a grammar in llguidance's form of Lark, and the field of a request it comes from."""
+    """A grammar in llguidance's form of Lark, and the field of the request that it comes from."""
 
     @property
     def grammar(self) -> str | None:
@@ -86,7 +86,8 @@ def grammar_error(param: str, problem: str) -> ApiError:
 
 
 def answer_rule(body: ChatRequest) -> str | None:
-    """What an answer is in Lark, by a format or a grammar. Raises ApiError."""
+    """The rule of an answer in Lark, from a format or a grammar; None for any text. Raises
+    ApiError."""
     answer = format_rule(body.response_format)
     if body.grammar is None:
         return answer
@@ -105,7 +106,7 @@ def gbnf_body(gbnf: str) -> str:
 
 
 def format_rule(requested: ResponseFormat | None) -> str | None:
-    """What an answer of a form is in Lark; None for any text. Raises ApiError."""
+    """The rule of an answer's format in Lark; None for any text. Raises ApiError."""
     match requested:
         case None | TextFormat():
             return None

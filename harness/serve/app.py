@@ -1,4 +1,4 @@
-"""The WSGI application: what every request must be, the routes, and one shape for every refusal."""
+"""The WSGI application: checks of every request, the routes, and one shape for every refusal."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
 
 
 def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
-    """What is done around every request: who asks, which model answers, what is logged."""
+    """Add the checks before every request, and the log after it."""
 
     @app.before_request
     def admit() -> Response | None:
@@ -155,7 +155,7 @@ def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
 
 
 def _shared(origin: str) -> dict[str, str]:
-    """Headers that let a page of another origin ask, and read the answer."""
+    """Headers that let a page of another origin send requests and read the answers."""
     return {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Methods": "GET, POST, DELETE",
@@ -213,7 +213,7 @@ class _Body:
 def _view(
     route: Route, handle: Callable[..., Any], choose: Callable[[str | None], None] | None
 ) -> Callable[..., BaseResponse]:
-    """What answers a route; ``choose`` lets the model that a body names answer it."""
+    """The view of a route; with ``choose`` the model that a body names answers it."""
 
     def view(**arguments: str) -> BaseResponse:
         if route.body is not None:
@@ -238,7 +238,7 @@ def _view(
 
 
 def _handler(handlers: Iterable[object], name: str) -> Callable[..., Any]:
-    """The method called so, of the one object that has it."""
+    """The handler of a route: the method of its name, which one object has."""
     (handler,) = (getattr(each, name) for each in handlers if hasattr(each, name))
     return cast(Callable[..., Any], handler)
 

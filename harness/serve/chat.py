@@ -1,4 +1,4 @@
-"""From a chat request to what the engine is asked: a prompt, a grammar, the form of the answer."""
+"""From a chat request to its prompt, its grammar and the form of its answer."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class ChatPlan:
         return "tools" if self.form.functions else self.format_param
 
     def parser(self, request: Request) -> ReplyParser:
-        """What reads the answer to ``request``."""
+        """The parser of the answer to ``request``."""
         identity = f"{request.prompt} {request.sampling.seed}".encode()
         return ReplyParser(self.form, hashlib.sha256(identity).digest())
 
 
 def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str) -> ChatPlan:
-    """How a request is answered by the model called ``name``. Raises ApiError and TemplateError."""
+    """The plan of the answer of the model called ``name``. Raises ApiError and TemplateError."""
     tools = _tools_in_force(body)
     think = _thinking(body, template, dialect, name)
     effort = body.reasoning_effort is not None and not template.has_thinking_toggle
@@ -138,7 +138,7 @@ def render_chat(
 
 
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """Messages as templates know them, the arguments of calls as texts."""
+    """Messages in the form of chat templates, with the arguments of calls as texts."""
     turns = []
     for index, message in enumerate(messages):
         turn: Turn = {"role": _role_of(message), "content": _content_of(message)}
@@ -221,8 +221,8 @@ def _tools_in_force(body: ChatRequest) -> list[Tool]:
 def _thinking(
     body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str
 ) -> bool | None:
-    """Whether the model is to think, None where nobody says. An effort is a hint, which a model
-    without a switch cannot take."""
+    """Whether the model shall think; None where the request does not say. An effort is a hint,
+    which a model without a switch for thinking cannot follow."""
     kwargs, effort = body.chat_template_kwargs, body.reasoning_effort
     requested = {
         "enable_thinking": body.enable_thinking,
@@ -255,8 +255,8 @@ def _grammar_of(
     many: bool,
     generic: bool,
 ) -> tuple[str | None, bool]:
-    """The rules of an answer, if it has some, and whether its calls are made by them: always where
-    the prompt describes calls in a ``generic`` way."""
+    """The grammar of an answer, None for any text, and whether it makes calls well-formed; it
+    always does where the prompt describes calls in a ``generic`` way."""
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
     requested = list(functions.values())
     answer = answer_rule(body)
@@ -281,7 +281,7 @@ def _function_of(tool: Tool) -> Function:
 
 
 def _without_strict(tool: Tool) -> dict[str, Any]:
-    """A tool as templates know it; whether calls are enforced is not the model's business."""
+    """A tool in the form of chat templates, which do not say whether its calls are enforced."""
     description: dict[str, Any] = msgspec.to_builtins(tool)
     description["function"].pop("strict", None)
     return description

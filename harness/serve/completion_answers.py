@@ -80,7 +80,7 @@ class CompletionShape(OpenAiStream):
         return self.answer.with_usage(self.answer.head(TEXT, choices))
 
     def _prompt(self, choice: int) -> Piece:
-        """What comes before an answer."""
+        """The piece that echoes the prompt."""
         events = tuple(self.answer.generation.prompt_events(choice))
         return Piece(choice, self.echoed[choice], events=events)
 
@@ -118,7 +118,7 @@ class CompletionShape(OpenAiStream):
 
 
 def _silent(piece: Piece, listed: bool) -> bool:
-    """Whether there is nothing to say yet: a token whose text is not certain."""
+    """Whether a piece needs no line yet: a token whose text is not certain."""
     return not piece.text and piece.finish is None and not (listed and piece.events)
 
 

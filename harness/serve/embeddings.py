@@ -109,7 +109,7 @@ def _pooling(model: ServedModel) -> Pooling:
 
 
 def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
-    """The token ids of every text, with the end that a model was trained to read after each."""
+    """The token ids of every text, each with the end token that the model was trained to read."""
     model = service.model
     try:
         prompts = service.prompts_of(body.input, "input", MOST_INPUTS)

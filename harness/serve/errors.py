@@ -67,7 +67,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object that says so."""
+        """The refusal as OpenAI's JSON object."""
         kind = TYPES.get(self.status, "server_error")
         return {
             "error": {
@@ -80,7 +80,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the client goes by when it decides whether to try again."""
+        """The headers by which a client decides whether to try again."""
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))

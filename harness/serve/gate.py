@@ -1,4 +1,4 @@
-"""What a request must be before any route sees it: for this host, from this origin, with a key."""
+"""Checks of every request before a route sees it: its host, its origin, and its key."""
 
 from __future__ import annotations
 

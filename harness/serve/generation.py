@@ -1,4 +1,4 @@
-"""From a request on the wire to choices in the making."""
+"""From a request body to engine requests, and from their events to pieces of answers."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Generation:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Those of them that were thoughts."""
+        """Tokens of thoughts among the generated ones."""
         return sum(choice.reasoning_tokens for choice in self.choices)
 
     @property
@@ -183,7 +183,7 @@ class Generation:
         return sum(self.facts_of(choice).preempted for choice in self.choices)
 
     def facts_of(self, choice: AnswerText) -> RequestFacts:
-        """What the driver noted of a choice."""
+        """The driver's record of a choice."""
         return self._events.facts[choice.request.id]
 
     def prompt_events(self, choice: int) -> Sequence[TokenEvent]:
@@ -206,7 +206,7 @@ class Generation:
                 yield self._received(taken)
 
     def cancel(self) -> None:
-        """Let go of what is still under way; harmless when nothing is."""
+        """Cancel the choices that have not ended."""
         for choice in self.choices:
             if choice.finish_reason is None:
                 choice.finish_reason = FinishReason.CANCELLED
@@ -214,8 +214,8 @@ class Generation:
 
     @property
     def _light(self) -> bool:
-        """Whether a token makes so little work that it may be done between two steps: there are no
-        probabilities to list, no calls to take apart, and no long texts to look for."""
+        """Whether the text of a token costs so little that the engine's thread may make it between
+        two steps: no listed probabilities, no calls to parse, and no long stop strings."""
         return all(
             choice.request.log_probabilities is None
             and sum(map(len, choice.request.stop)) <= LIGHT_STOP_CHARACTERS
@@ -300,7 +300,7 @@ def check_choices(prompts: int, n: int = 1) -> None:
 
 
 def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:
-    """How a body wants tokens chosen; the model's defaults, where nothing is said."""
+    """The sampling parameters of a body, with the model's defaults for those it omits."""
     window, own = model.limits.recent_tokens, model.sampling
     penalty = _given(body.repeat_penalty, own.repeat_penalty)
     return SamplingParams(

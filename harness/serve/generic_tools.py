@@ -58,7 +58,7 @@ def written_as_text(turns: Sequence[Turn], tools: Sequence[Turn], takes_system: 
 
 
 def enforced_functions(functions: Sequence[Function], strict: set[str]) -> list[Function]:
-    """Functions whose calls a grammar can hold: parameters that it cannot are any object, unless
+    """Functions whose calls a grammar can enforce; parameters that it cannot are any object, unless
     they are ``strict``."""
     return [one if one.name in strict else _loosened(one) for one in functions]
 

@@ -65,7 +65,7 @@ class InfillHandlers:
 
 @dataclass(frozen=True)
 class InfillShape:
-    """An answer as llama.cpp tells it."""
+    """An answer in the format of llama.cpp."""
 
     answer: Answer
 

@@ -17,7 +17,7 @@ MOST_KEY_CHARACTERS = 512
 
 
 def new_key() -> str:
-    """A key nobody has."""
+    """A new random key."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
@@ -27,7 +27,7 @@ def key_digest(key: str) -> str:
 
 
 class Keyring:
-    """Which tenant a key belongs to, by digests."""
+    """The tenants of keys, by the digests of the keys."""
 
     def __init__(self, digests: Iterable[tuple[str, int]] = ()) -> None:
         self._digests = [(digest.encode(), tenant) for digest, tenant in digests]

@@ -49,7 +49,7 @@ FLUSH_SECONDS = 2.0
 
 
 class _RefusalTask(ErrorTask):  # type: ignore[misc]
-    """What waitress refuses by itself, in the shape of all refusals."""
+    """A refusal of waitress itself, in the shape of all refusals."""
 
     def execute(self) -> None:
         error = self.request.error
@@ -102,7 +102,7 @@ class _Task(WSGITask):  # type: ignore[misc]
 
 
 def _framed(data: bytes) -> bytes:
-    """A part of a body, of which nobody knows the length yet. An empty one would end it."""
+    """A chunk of a body of unknown length. An empty chunk would end the body."""
     return b"" if not data else b"%X\r\n%b\r\n" % (len(data), data)
 
 
@@ -237,7 +237,7 @@ class HttpServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Send what is still to be sent, for a moment at most, and close all connections. A second
+        """Send the rest of the answers for a moment at most, and close all connections. A second
         time does nothing."""
         if self._stopping.is_set():
             return

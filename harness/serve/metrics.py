@@ -52,12 +52,12 @@ class Metrics:
         driver.listen(self)
 
     def follow(self, model: str, driver: ThreadedDriver) -> None:
-        """Another model answers from now on, too."""
+        """Add the metrics of another model that answers."""
         self._engine.follow(model, driver)
         driver.listen(self)
 
     def leave(self, driver: ThreadedDriver) -> None:
-        """A model answers no more."""
+        """Remove the metrics of a model that answers no more."""
         self._engine.leave(driver)
 
     def stepped(self, seconds: float, tokens: int) -> None:
@@ -150,17 +150,17 @@ def _used(now: EngineStatistics) -> int:
 
 
 class _EngineGauges(Collector):
-    """Where the engines stand when it is asked, from the drivers' latest snapshots."""
+    """Gauges of the engines, from the drivers' latest snapshots."""
 
     def __init__(self, model: str, driver: ThreadedDriver) -> None:
         self._models: tuple[tuple[str, ThreadedDriver], ...] = ((model, driver),)
 
     def follow(self, model: str, driver: ThreadedDriver) -> None:
-        """Tell of this one too from now on."""
+        """Add the gauges of one more driver."""
         self._models = (*self._models, (model, driver))
 
     def leave(self, driver: ThreadedDriver) -> None:
-        """Tell of it no more."""
+        """Remove the gauges of a driver."""
         self._models = tuple(one for one in self._models if one[1] is not driver)
 
     def collect(self) -> Iterable[Metric]:
@@ -186,7 +186,8 @@ class _EngineGauges(Collector):
         yield from self._of_tenants()
 
     def _of_tenants(self) -> Iterable[Metric]:
-        """What every tenant holds now; nothing once the engines have ended. They share tenants."""
+        """What every tenant uses now; nothing once the engines have ended. All engines share the
+        tenants."""
         families = {
             part: GaugeMetricFamily(f"{NAMESPACE}tenant_{part}", text, labels=WHO)
             for part, text in TENANT_GAUGES.items()

@@ -1,4 +1,4 @@
-"""The model a server answers with: opened, loaded, and driven by a thread of its own."""
+"""A model of a server: its names, its fingerprint, and the prompts of its chats."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ class ServedModel(HostedModel):
         return plan_chat(body, self._template(), self.dialect, self.name)
 
     def check_length(self, text: str) -> None:
-        """RequestError for a text that no context holds, however it is divided into tokens. That is
-        known without dividing it, which would take seconds."""
+        """Raise RequestError for a text that fits no context, however it is divided into tokens.
+        Dividing such a text would take seconds."""
         most = self.context * self.tokenizer.longest_token
         if len(text.encode()) > most:
             problem = f"has more than {most} bytes, and the context is {self.context} tokens"
@@ -192,15 +192,15 @@ class ServedModel(HostedModel):
         return self.template
 
     def room(self, prompt: int, tenant: Tenant) -> int:
-        """Tokens that may follow a prompt of so many, at least one: the engine refuses a prompt
-        that leaves none."""
+        """Most tokens that may follow a prompt of ``prompt`` tokens, at least one: the engine
+        refuses a prompt that leaves none."""
         pages = min(tenant.max_kv_pages, self.limits.pages)
         reach = min(self.context, tenant.max_context, pages * PAGE_TOKENS)
         return min(MAX_INT32, max(1, reach - prompt))
 
 
 def other_names(path: Path) -> tuple[str, ...]:
-    """What a model is called after its file: the file's stem and the catalog's id."""
+    """The names that a model has by its file: the stem of the file and the catalog's id."""
     entry = catalog.entry_of_file(path)
     return (path.stem,) if entry is None else (path.stem, entry.id)
 

@@ -1,4 +1,4 @@
-"""The routes about models: which there are, fetching, choosing and deleting them."""
+"""The routes that list, fetch, choose and delete models."""
 
 from __future__ import annotations
 

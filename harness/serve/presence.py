@@ -127,7 +127,7 @@ def announced(server: Running, drain_seconds: float) -> Iterator[None]:
 
 
 def _read(path: Path) -> Presence | None:
-    """What a file says; None for one that is no such file."""
+    """The server that a file describes; None for a file that describes none."""
     try:
         with path.open("rb") as file:
             server = Presence(**json.loads(file.read(MAX_FILE_BYTES)))
@@ -137,7 +137,7 @@ def _read(path: Path) -> Presence | None:
 
 
 def _write(path: Path, server: Presence) -> None:
-    """Replace the file, so that nobody reads half of one."""
+    """Replace the file in one step, so that no process reads half of one."""
     partial = path.with_suffix(".partial")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

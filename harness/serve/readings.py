@@ -1,4 +1,5 @@
-"""Texts that are read and not continued, as many at a time as there are slots."""
+"""Texts whose tokens the model reads and does not continue, as many at a time as there are
+slots."""
 
 from __future__ import annotations
 
@@ -46,9 +47,9 @@ def read_texts(
     caller: Caller,
     store: Callable[[Sequence[Result]], None] = lambda results: None,
 ) -> list[Result]:
-    """The results of texts of so many tokens, which are counted for the tenant once ``store`` has
-    stored them. Raises what the first refused text is refused with before anything was computed,
-    and Began after that."""
+    """The results of texts of ``lengths`` tokens, counted for the tenant once ``store`` has
+    stored them. Raises the refusal of the first text before anything was computed, and Began
+    after that."""
     model, results, tokens = service.model, list[Result](), sum(lengths)
     try:
         while len(results) < len(lengths):
@@ -74,7 +75,7 @@ def read_texts(
 def rows_of(
     model: ServedModel, prompt: Sequence[int], sink: RowSink, output: str, tenant: Tenant
 ) -> Submission:
-    """What gives ``sink`` the rows of ``output`` of a prompt."""
+    """A submission that gives ``sink`` the rows of ``output`` at the positions of a prompt."""
     unpenalized = SamplingParams(repeat_last_n=0)
     request = Request(model.driver.new_id(), tuple(prompt), 0, unpenalized, tenant=tenant.id)
     return Submission([request], {request.id: sink}, sink.rows_from, output)
@@ -107,8 +108,8 @@ def input_refusal(error: Exception) -> ApiError:
 
 
 def _compute(model: ServedModel, submissions: Sequence[Submission], gone: Gone) -> int:
-    """Have submissions of one request each computed; so many of them, the first ones, for which
-    there was room in the queue. Raises QueueFull when there was none."""
+    """Compute submissions of one request each; returns how many of them, the first ones, found room
+    in the queue. Raises QueueFull when none did."""
     stream = model.driver.open_stream()
     try:
         refused = model.driver.submit_to(stream, submissions)

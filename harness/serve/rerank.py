@@ -149,7 +149,7 @@ def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller
 
 
 def score_of(yes: float, no: float) -> float:
-    """The probability of yes of two logits."""
+    """The probability of yes, from the logits of yes and no."""
     exponent = PRECISE.subtract(PRECISE.create_decimal(no), PRECISE.create_decimal(yes))
     return float(PRECISE.divide(1, PRECISE.add(1, PRECISE.exp(exponent))))
 

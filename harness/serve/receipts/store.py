@@ -130,12 +130,12 @@ class ReceiptStore(ContextManager):
 
 
 def _state(folder: Path) -> tuple[int, int]:
-    """What changes when a key replaces another."""
+    """The state of the private key's file, which a rotation changes."""
     state = (folder / PRIVATE).stat()
     return state.st_ino, state.st_mtime_ns
 
 
 def base_payload(name: str, kind: str) -> Json:
-    """What every receipt begins with."""
+    """The fields at the beginning of every receipt."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"receipt": VERSION, "id": name, "kind": kind, "time": now}

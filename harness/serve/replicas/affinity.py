@@ -1,4 +1,4 @@
-"""Which replica has computed most of a prompt, and is not busier than others.
+"""Ranks replicas by how much of a prompt they have computed and how busy they are.
 
 A replica's prefix cache holds pages of the prompts it was given, each under the tenants that may
 share it. Who routes need not ask: it knows what it sent where.
@@ -40,7 +40,7 @@ class PrefixAffinity:
         return sorted(replicas, key=order)
 
     def sent(self, scope: int, prompt: Sequence[int], replica: str) -> None:
-        """A request was given to a replica, which has its prompt from now on."""
+        """Note that a request went to a replica, which has its prompt from now on."""
         self._load[replica] += 1
         for page in self._pages(scope, prompt):
             self._replicas_of.setdefault(page, set()).add(replica)
@@ -49,7 +49,7 @@ class PrefixAffinity:
             self._replicas_of.popitem(last=False)
 
     def ended(self, replica: str) -> None:
-        """A request of a replica ended."""
+        """Note that a request of a replica ended."""
         self._load[replica] = max(0, self._load[replica] - 1)
 
     def _known(self, pages: Sequence[int], replica: str) -> int:

@@ -1,4 +1,4 @@
-"""Stands in for ``EngineDriver`` where the engines are replicas under Ray Serve.
+"""A driver like ``ThreadedDriver`` whose engines are replicas under Ray Serve.
 
 A request whose replica dies goes on with another one, from the token it has come to: its stream
 has the same tokens as if nothing had been.
@@ -59,7 +59,7 @@ class _Pump:
         self.events = EventQueue()
 
     def run(self) -> None:
-        """Until the request has ended, was cancelled, or has lost too many replicas."""
+        """Follow the request until it ended, was cancelled, or lost too many replicas."""
         try:
             for _ in range(MOST_MOVES):
                 if self._follow():
@@ -75,7 +75,8 @@ class _Pump:
             self._driver.forget(self)
 
     def cancel(self, used: int | None = None) -> None:
-        """No more of it. Where its answer has ``used`` tokens, its replica counts no other."""
+        """Cancel the request. Where its answer has ``used`` tokens, its replica counts no
+        others."""
         self.cancelled = True
         if self._response is not None:
             self._response.cancel()
@@ -145,7 +146,7 @@ class ReplicatedStream:
         self._events = EventQueue()
 
     def add(self, pump: _Pump, facts: RequestFacts) -> None:
-        """Events of one more request."""
+        """Add the events of one more request."""
         self.facts[pump.request.id] = facts
         self._pumps[pump.request.id] = pump
         pump.events = self._events
@@ -183,7 +184,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
 
     @property
     def statistics(self) -> EngineStatistics:
-        """Where the replicas stood when they were last heard of, together."""
+        """The summed counts of the replicas, as each last reported them."""
         with self._lock:
             live = PrefixRouter.running
             stands = [one for name, one in self._stands.items() if name in live]
@@ -242,7 +243,8 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         return None
 
     def call(self, work: Callable[[Engine], T]) -> T:
-        """What ``work`` gives for the engines of all replicas, summed; its exceptions come back."""
+        """The sum of what ``work`` returns for the engines of all replicas; raises what it
+        raises."""
         answers: list[tuple[str, Any]] = []
         names: Sequence[str] = sorted(PrefixRouter.running) or [""]
         for name in names:
@@ -260,7 +262,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         return total
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Let the requests under way end for up to ``drain_seconds``, then end the rest."""
+        """Let the requests in flight end for up to ``drain_seconds``, then end the rest."""
         deadline = time.monotonic() + drain_seconds
         self._closing = drain_seconds > 0 or self._closing
         while self._pumps and time.monotonic() < deadline:
@@ -292,7 +294,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         return self._tenants[id]
 
     def forget(self, pump: _Pump) -> None:
-        """A request ended."""
+        """Forget a request that ended."""
         with self._lock:
             self._pumps.discard(pump)
 

@@ -83,7 +83,7 @@ class Replica:
             stream.cancel(end.request_id, end.used)
 
     async def ask(self, question: Question) -> Any:
-        """What the engine answers."""
+        """The answer of the engine to a question."""
         return await self._blocking(self._driver.call, question.ask)
 
     def _batch(
@@ -114,7 +114,7 @@ class Replica:
 
 
 class _Job:
-    """What a request needs here, and what is found for it."""
+    """The submission of a request on this replica, and the results to send back."""
 
     def __init__(self, work: Work, model: ServedModel) -> None:
         self.work = work
@@ -138,7 +138,7 @@ class _Job:
             self.submission = Submission([request], digests, first, masks=masks, scores=scores)
 
     def new_digests(self) -> tuple[int, tuple[str, ...]]:
-        """Those since the last call, and after which row they begin."""
+        """The digests since the last call, and the row after which they begin."""
         if self._digest is None:
             return 0, ()
         first, found = self._digests_sent, tuple(self._digest.digests[self._digests_sent :])

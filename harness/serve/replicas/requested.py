@@ -26,8 +26,8 @@ class ReplicaRequest:
 
     @classmethod
     def of(cls, request: Request, submission: Submission) -> Self:
-        """What a submission wants of one of its requests. Raises RequestError for a receiver that
-        cannot be sent."""
+        """The part of a submission that is about one of its requests. Raises RequestError for a
+        receiver that cannot be sent."""
         sink = submission.logits.get(request.id)
         if not isinstance(sink, RunningDigest | Pool | None):
             raise RequestError("logits", "stay where they are computed: on a replica")
@@ -42,7 +42,7 @@ class ReplicaRequest:
         )
 
     def work(self, tokens: tuple[int, ...]) -> Work:
-        """For a replica, after ``tokens``."""
+        """The work for a replica, where ``tokens`` are known already."""
         return Work(
             self.request,
             tokens,
@@ -52,7 +52,7 @@ class ReplicaRequest:
         )
 
     def receive(self, batch: RequestUpdate) -> None:
-        """What a replica has found."""
+        """Pass the results of a replica to their receivers."""
         if self.digest is not None:
             self.digest.note(batch.digested, batch.digests)
         if self.scores is not None and batch.scores:

@@ -1,4 +1,4 @@
-"""What goes to a replica, and what comes back."""
+"""The messages between the server and a replica."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Work:
 
     @property
     def left(self) -> Request:
-        """What is left of it: the same request with a longer prompt.
+        """The rest of the request: the same request with a longer prompt.
 
         Keys and values are a function of the tokens before them, and sampling is keyed by seed and
         position, so its first token is the one that would have come next, on any engine.
@@ -103,7 +103,7 @@ class Refusal:
 
     @property
     def error(self) -> ZincError:
-        """The error it is."""
+        """The error that it carries."""
         return KINDS.get(self.kind, EngineStopped)(*self.parts)
 
 
