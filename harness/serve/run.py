@@ -75,9 +75,10 @@ class Running:
         return self.serving.service
 
     def drain(self, seconds: float) -> None:
-        """Refuse new requests, and let those under way end for so long."""
+        """Refuse new requests, and let those under way end and be answered for so long."""
+        deadline = time.monotonic() + seconds
         self.serving.close(seconds)
-        self.http.close()
+        self.http.close(deadline - time.monotonic())
 
 
 @contextmanager
