@@ -1,5 +1,5 @@
-// A block fills ACTIVATIONS of unit_product.h from float rows, normalized first or not, or from
-// rows of integers another kernel made (rules R3 to R5).
+// Fills a block's ACTIVATIONS (see unit_product.h) from rows of floats, which may be normalized
+// first, or from rows of integers that another kernel computed (rules R3 to R5).
 
 #ifndef ACTIVATIONS_H
 #define ACTIVATIONS_H

@@ -1,14 +1,16 @@
-// FLASH_ATTN_BATCHED of many tokens over I12 pages (rule R6): a block takes the rows of one KV head
-// of a few tokens that follow each other in one slot, a row being a head of a token, and passes over
-// the tiles they see. Both products are integers on tensor cores. Queries and weights are 128 high +
-// low, keys and values 16 high + low; eight times the low part of those stands beside the high one,
-// so that both mixed products add up in one sum: 2048 hh + 16 (h l + l h) + l l / 8.
+// FLASH_ATTN_BATCHED of many tokens over I12 pages (rule R6). A row is one head of one token. A
+// block computes the rows of one KV head for a few consecutive tokens of one slot, and passes over
+// the tiles that these tokens see.
 //
-// A token that is alone in its slot leaves most of such rows empty: its heads are taken by themselves.
+// Both products are integer products on tensor cores. Queries and weights are split into 128 high +
+// low, keys and values into 16 high + low. Eight times the low part of keys and values is stored
+// next to the high part, so that both mixed products share one sum: 2048 hh + 16 (h l + l h) + l l
+// / 8. A token that is the only one of its slot would leave most of a block's rows empty, so its
+// heads are computed separately.
 //
-// HEAD_DIM is 64, 128 or 256; a block makes CHANNELS of the outputs. MOST_TOKENS is that of the
-// form. Compiled with the places of the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT,
-// QUERY_AT and Y_AT.
+// HEAD_DIM is 64, 128 or 256; a block computes CHANNELS of the outputs. MOST_TOKENS is the number
+// of tokens of the shape bucket. Compiled with these operand numbers (see packets.h): Q_AT, KV_AT,
+// PAGES_AT, QUERY_AT and Y_AT.
 
 #define WARPS 4
 

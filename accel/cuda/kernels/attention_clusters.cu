@@ -1,13 +1,14 @@
 // Norm and rotation of heads, the write of their keys and values, and FLASH_ATTN of few tokens over
-// I12 pages (rules R3, R4 and R6). A cluster of blocks takes a span of 1,024 positions of one token and
-// up to four heads that read one KV head, four warps a tile. Who needs a row of queries, or of new keys
-// or values, makes it; one block writes it to its page, and none reads it there.
+// I12 pages (rules R3, R4 and R6). A cluster of blocks computes a span of 1,024 positions for one
+// token and up to four heads that read one KV head; four warps compute a tile. Every block that
+// needs a row of queries, new keys or new values computes it itself. One block writes the new keys
+// and values to their page, and no block reads them from there.
 //
-// Compiled with WARPS, TOKENS and GRID, the blocks there are, BLOCKS a multiprocessor; with ALL_HEADS,
-// KV_HEADS, HEAD_DIM and DTYPE; with the places
-// of the operands as head_rows.cu has them, and PARTS_AT, where U, l and o of spans wait, and Y_AT; with
-// the numbers of packets Q_ROPE, K_ROPE, Q_NORM, K_NORM, -1 for norms that are absent, and PART.
-// workspace has a counter for every token, group of heads and block of a cluster, 0 between steps.
+// Compiled with WARPS, TOKENS, GRID (the number of blocks) and BLOCKS (blocks of a multiprocessor);
+// with ALL_HEADS, KV_HEADS, HEAD_DIM and DTYPE; with the operand numbers of head_rows.cu and with
+// PARTS_AT, which stores U, l and o of spans, and Y_AT; with the packet numbers PART, Q_ROPE,
+// K_ROPE, Q_NORM and K_NORM, the last two -1 for absent norms. workspace has a counter for every
+// token, group of heads and block of a cluster; all are 0 between steps.
 
 #define STAGES 1
 #define RESULTS GROUPS

@@ -1,6 +1,6 @@
-// Tiles of 64 positions of I12 pages as attention_tiles.h does them, by four warps each: one takes the
-// scores of a page, then the sums of a quarter of the channels. In shared memory there are records of
-// STAGES tiles for every group, and what was found of RESULTS tiles.
+// Tiles of 64 positions of I12 pages as in attention_tiles.h, computed by four warps each. A warp
+// computes the scores of one page, then the sums of a quarter of the channels. Shared memory holds
+// the page records of STAGES tiles for every group, and the results of RESULTS tiles.
 
 #ifndef ATTENTION_GROUP_H
 #define ATTENTION_GROUP_H

@@ -1,13 +1,12 @@
-// FLASH_ATTN_BATCHED of many tokens over I12 pages by products of warp groups (rule R6, sm_90a): a block
-// takes 128 rows of one KV head, a row being a head of a token, of a few tokens that follow each other
-// in one slot, and passes over the tiles they see. Four warps bring tiles near and make planes of bytes
-// of them; two groups of four multiply 64 rows each. Queries and weights are 256 high + low.
+// FLASH_ATTN_BATCHED of many tokens over I12 pages by products of warp groups (rule R6, sm_90a). A
+// row is one head of one token. A block computes 128 rows of one KV head for a few consecutive
+// tokens of one slot, and passes over the tiles that these tokens see. Four warps load tiles and
+// split them into planes of bytes; two groups of four warps multiply 64 rows each. Queries and
+// weights are split into 256 high + low. A token that is the only one of its slot would leave most
+// rows empty, so its heads are computed separately, after all others.
 //
-// A token that is alone in its slot leaves most of such rows empty: its heads are taken by themselves,
-// behind all others.
-//
-// HEAD_DIM is 64 or 128. MOST_TOKENS is that of the form. Compiled with the places of the operands as
-// packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT.
+// HEAD_DIM is 64 or 128. MOST_TOKENS is the number of tokens of the shape bucket. Compiled with
+// these operand numbers (see packets.h): Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT.
 
 #define WARPS 8  // that multiply
 #define TOKEN_BARRIER part_barrier<WARPS * 32>()

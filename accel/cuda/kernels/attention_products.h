@@ -1,5 +1,6 @@
-// 64 rows of queries and the tiles they see by products of a warp group, a lane having two rows: scores,
-// what rule R6 makes of them, and sums of values. A tile's operands are those of attention_supply.h.
+// Attention of 64 rows of queries to the tiles they see, by products of one warp group: the scores,
+// what rule R6 computes from them, and the sums of values. A lane holds two rows.
+// attention_supply.h prepares the operands of a tile.
 
 #ifndef ATTENTION_PRODUCTS_H
 #define ATTENTION_PRODUCTS_H

@@ -1,5 +1,6 @@
-// All that one token sees, of one group of heads: a block passes over its tiles, four warps a tile,
-// and copies the records of the next tiles while it is at these.
+// Attention of one token and one group of heads to all positions the token sees. A block passes
+// over the tiles, with four warps for each tile, and copies the page records of the next tiles
+// while it computes these.
 
 #ifndef ATTENTION_ROUNDS_H
 #define ATTENTION_ROUNDS_H

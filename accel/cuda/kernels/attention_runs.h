@@ -1,5 +1,5 @@
-// Runs of tokens of one slot that follow each other, cut into what a block takes at a time: the rows of
-// one KV head, a row being a head of a token. MOST_TOKENS is that of the form.
+// Divides runs of consecutive tokens of one slot into the work of blocks: the rows of one KV head,
+// where a row is one head of one token. MOST_TOKENS is the number of tokens of the shape bucket.
 
 #ifndef ATTENTION_RUNS_H
 #define ATTENTION_RUNS_H

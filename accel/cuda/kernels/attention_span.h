@@ -1,5 +1,5 @@
-// A span of 1,024 positions of one token and up to four heads that read one KV head, by one block; the
-// block that comes last merges the spans.
+// Attention of one token, and up to four heads that read one KV head, to a span of 1,024 positions,
+// by one block. The last block of a token to end merges the spans.
 
 #ifndef ATTENTION_SPAN_H
 #define ATTENTION_SPAN_H

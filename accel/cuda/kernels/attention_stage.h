@@ -1,7 +1,7 @@
-// A tile of I12 pages as a block of attention_blocks.cu has it in shared memory: its records as they are stored, of which
-// values change their order, and of one tile eight times the low parts of keys and values, and floats of exponents.
-//
-// Included where WARPS is the block's warps; a block makes CHANNELS of a head's outputs.
+// Tiles of I12 pages in the shared memory of a block of attention_blocks.cu: page records as
+// stored, the values then reordered; and, for one tile, eight times the low parts of keys and
+// values, and the exponents as floats. WARPS is the number of warps of the including file's block,
+// which computes CHANNELS of a head's outputs.
 
 #ifndef ATTENTION_STAGE_H
 #define ATTENTION_STAGE_H

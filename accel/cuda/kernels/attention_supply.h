@@ -1,8 +1,8 @@
-// Tiles of keys and values on their way to products of warp groups: records as they are stored, copied by
-// hardware, and what four warps make of each: planes of bytes in the order of those products.
+// Prepares tiles of keys and values for products of warp groups. Hardware copies the page records
+// as stored, and four warps convert each to planes of bytes in the operand order of the products.
 //
-// A key is 16 high + low, and so is a value. Beside the high parts products take the low ones twice:
-// times 16, so that both mixed products add up in one sum, and as they are.
+// Keys and values are 16 high + low. The low parts are stored twice next to the high parts: times
+// 16, so that both mixed products share one sum, and unchanged.
 
 #ifndef ATTENTION_SUPPLY_H
 #define ATTENTION_SUPPLY_H

@@ -1,9 +1,9 @@
-// Tiles of 64 positions of I12 pages for one token and up to four heads that read one KV head (rule
-// R6), a warp a tile. Both products are integers on tensor cores: keys and values are 16 high + low,
-// queries and weights 128 high + low, and the eight columns of a product are the two parts of the
-// four heads.
+// Attention of one token, and up to four heads that read one KV head, to tiles of 64 positions of
+// I12 pages (rule R6); a warp computes a tile. Both products are integer products on tensor cores.
+// Keys and values are split into 16 high + low, queries and weights into 128 high + low, and the
+// eight columns of a product are the two parts of the four heads.
 //
-// HEAD_DIM is 64, 128 or 256, WARPS those of a block.
+// HEAD_DIM is 64, 128 or 256, WARPS the number of warps of a block.
 
 #ifndef ATTENTION_TILES_H
 #define ATTENTION_TILES_H

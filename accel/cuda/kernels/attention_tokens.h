@@ -1,4 +1,5 @@
-// All that one token sees, of one group of heads: a block passes over its spans, a warp a tile.
+// Attention of one token and one group of heads to all positions the token sees. A block passes
+// over the spans, with one warp for each tile.
 
 #ifndef ATTENTION_TOKENS_H
 #define ATTENTION_TOKENS_H

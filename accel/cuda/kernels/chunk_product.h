@@ -1,5 +1,5 @@
-// The product of one token with a chunk: CHUNK_UNITS units that follow each other in a row of weights.
-// Only Q4_K, Q5_K and Q6_K have it; SINGLE_TOKEN says whether a format does.
+// The product of one token with a chunk: CHUNK_UNITS consecutive units of a row of weights. Only
+// Q4_K, Q5_K and Q6_K have it; SINGLE_TOKEN tells whether a format does.
 
 #ifndef CHUNK_PRODUCT_H
 #define CHUNK_PRODUCT_H

@@ -1,4 +1,4 @@
-// Kernels that are compiled for clusters of CLUSTER blocks or, where that is 1, for none.
+// Kernels that are compiled for clusters of CLUSTER blocks, or for no clusters if that is 1.
 
 #ifndef CLUSTERS_H
 #define CLUSTERS_H

@@ -1,5 +1,6 @@
-// Rows of a delta net's state and their products with keys and queries (rule R8), a warp for four rows at
-// a time: lane (r, l) = (lane / 8, lane % 8) has of row r the keys l, l + 8, ... STATE_SIZE is how many.
+// Products of rows of a delta net's state with keys and queries (rule R8). A warp computes four
+// rows at a time: lane (r, l) = (lane / 8, lane % 8) holds keys l, l + 8, ... of row r. STATE_SIZE
+// is the number of keys.
 
 #ifndef DELTA_H
 #define DELTA_H

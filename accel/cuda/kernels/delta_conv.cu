@@ -1,9 +1,10 @@
-// SSM_CONV1D of many tokens (rule R8): a block takes CONV_TOKENS tokens and THREADS channels. First each
-// token's values are looked for: those of the tokens in front of it in the step that have its slot, then what
-// the slot kept. A second launch, in which STORES is 1, stores what slots keep from now on.
+// SSM_CONV1D of many tokens (rule R8). A block computes CONV_TOKENS tokens and THREADS channels. It
+// first finds the input values of each token: those of earlier tokens of the same slot in the step,
+// then those stored for the slot. A second launch, with STORES equal to 1, stores the values that
+// slots need in later steps.
 //
-// Compiled with HISTORY, THREADS, CONV_TOKENS, STORES and the places of operands as packets.h has them: X,
-// WEIGHT, QUERY, STATE, Y, and the number of the packet CONV.
+// Compiled with HISTORY, THREADS, CONV_TOKENS, STORES, these operand numbers (see packets.h): X,
+// WEIGHT, QUERY, STATE, Y, and the packet number CONV.
 
 #include "queries.h"
 #include "warp.h"

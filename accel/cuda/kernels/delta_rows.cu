@@ -1,9 +1,9 @@
-// SSM_DELTA_NET of many tokens behind its inputs (rule R8): a block takes WARPS * ROW_SETS * 4 rows of one
-// value head's state through all tokens in order. What it reads of tokens is copied ahead, STAGE_TOKENS at a
-// time, into one of two stages.
+// SSM_DELTA_NET of many tokens after its inputs were computed (rule R8). A block applies all tokens
+// in order to WARPS * ROW_SETS * 4 rows of one value head's state. It copies the inputs of
+// STAGE_TOKENS tokens at a time ahead of their use, into one of two stages.
 //
-// Compiled with STATE_SIZE, WARPS, ROW_SETS, STAGE_TOKENS and the places of operands as packets.h has them: X, QK,
-// GATES, QUERY, STATE, Y, and the number of the packet NET.
+// Compiled with STATE_SIZE, WARPS, ROW_SETS, STAGE_TOKENS, these operand numbers (see packets.h):
+// X, QK, GATES, QUERY, STATE, Y, and the packet number NET.
 
 #include "delta.h"
 #include "packets.h"

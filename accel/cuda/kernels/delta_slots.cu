@@ -1,14 +1,13 @@
-// SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of several slots (rules R2, R4 and R8): a block takes one key head,
-// the value heads that share it, and slot after slot with all tokens of each, GROUP_TOKENS at a time.
+// SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of several slots (rules R2, R4 and R8). A block
+// computes one key head and the value heads that share it. It takes one slot after the other, with
+// all tokens of the slot, GROUP_TOKENS at a time. Every warp has its own rows of every state. The
+// rows pass through the warp's slots of shared memory in chunks. Copies run ahead of the
+// computation and begin before the previous kernel has ended, since only this kernel writes states.
 //
-// Every warp has rows of its own of every state. They pass through its slots of shared memory in chunks, which are
-// copied there ahead of what is computed, beginning before the kernel in front is done: only this kernel writes
-// states.
-//
-// Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (of a multiprocessor), SHARERS, MOST_TOKENS, GROUP_TOKENS,
-// SLOTS and CHUNK_SETS (of four rows) of a warp, and the places of operands as packets.h has them: X, CONV_WEIGHT, QUERY,
-// CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y, and the numbers of packets INPUTS_OP, NET
-// and NORM.
+// Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (blocks of a multiprocessor), SHARERS,
+// MOST_TOKENS, GROUP_TOKENS, SLOTS and CHUNK_SETS (sets of four rows) of a warp; with these operand
+// numbers (see packets.h): X, CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE,
+// GATE, NORM_WEIGHT, Y; with the packet numbers INPUTS_OP, NET and NORM.
 
 #include "delta_token.h"
 #include "queries.h"

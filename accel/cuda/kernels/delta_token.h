@@ -1,5 +1,5 @@
-// What a token of a delta net needs beside its recurrence (rules R2, R4 and R8): a thread convolves a channel or
-// makes g and b, a warp norms a query or key or what is read.
+// Parts of a delta net's token other than its recurrence (rules R2, R4 and R8): a thread convolves
+// a channel or computes g and b; a warp normalizes a query, a key or an output.
 
 #ifndef DELTA_TOKEN_H
 #define DELTA_TOKEN_H

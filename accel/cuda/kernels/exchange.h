@@ -1,8 +1,9 @@
-// Floats that blocks of one launch hand each other: data that says itself whether it has come.
+// Floats that blocks of one launch send to each other. Each word tells whether its float has
+// arrived.
 //
-// A word is the float's bits inverted, so that 0 is one that has yet to come; the one NaN whose bits
-// would be 0 is stored as another. There are two banks, and steps take turns: a step uses one, whose
-// words are all 0 when it begins, and clears the other.
+// A word contains the float's inverted bits, so 0 means that the float has not arrived; the one NaN
+// whose inverted bits are 0 is stored as another NaN. There are two banks, which steps use in turn:
+// a step uses one bank, whose words are all 0 when it begins, and clears the other.
 
 #ifndef EXCHANGE_H
 #define EXCHANGE_H

@@ -1,14 +1,16 @@
-// What experts a token goes to, and its activations for them: the norm of x, the product with the
-// router's float rows, the softmax and the largest of it (rules R3 to R5 and R7), for few tokens or many.
+// Chooses the experts of each token and prepares its activations for them: the norm of x, the
+// product with the router's float rows, the softmax and its largest values (rules R3 to R5 and R7),
+// for few tokens or many.
 //
-// A block takes ROUTER_ROWS rows of the router, the row of the shared expert's gate behind them, for
-// ROUTER_TOKENS tokens; the one that comes last of those with the same tokens chooses their experts.
-// A warp has HELD of the segments of a row; there are experts for EXPERT_SEGMENTS of 256. Of each token's normalized x one block leaves the
-// integers in the order of unit_product.h, one token behind the other, or, where there is NORMED, x.
+// A block computes ROUTER_ROWS rows of the router, after which comes the row of the shared expert's
+// gate, for ROUTER_TOKENS tokens. The last block to end of those with the same tokens chooses their
+// experts. A warp holds HELD of the segments of a row; EXPERT_SEGMENTS segments of 256 cover all
+// experts. For each token one block writes the integers of the normalized x in the order of
+// unit_product.h, token after token, or, if there is NORMED, the normalized x.
 //
-// Compiled with the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE, SUMS, ROUTER,
-// LOGITS, GATE_ROW and GATE_LOGIT (-1 where absent), IDS, WEIGHTS, and the numbers of packets NORM, PRODUCT, TOPK.
-// The workspace counts the blocks that are done, a word for each ROUTER_TOKENS tokens.
+// Compiled with these operand numbers (see packets.h): X, NORM_WEIGHT, M, SCALE, SUMS, ROUTER,
+// LOGITS, GATE_ROW and GATE_LOGIT (-1 if absent), IDS, WEIGHTS, and the packet numbers NORM,
+// PRODUCT, TOPK. The workspace counts ended blocks in a word for each ROUTER_TOKENS tokens.
 
 #include "activations.h"
 #include "packets.h"

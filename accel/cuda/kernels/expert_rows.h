@@ -1,8 +1,9 @@
-// Tokens that share an expert: which they are, and products of units with up to eights of them.
+// Tokens grouped by expert, and products of units with up to several times eight of them.
 //
-// expert_order.cu leaves a table of words: how many chunks there are; of each the expert (the number of experts
-// for the shared one), the place of its first pair and how many it has; then all pairs of a token and an expert, by
-// experts. A shared chunk's pairs are tokens.
+// expert_order.cu writes a table of words: the number of chunks; for each chunk the expert (for the
+// shared expert the number of experts), the index of its first pair and its number of pairs; then
+// all pairs of a token and an expert, ordered by expert. The pairs of a chunk of the shared expert
+// are tokens.
 
 #ifndef EXPERT_ROWS_H
 #define EXPERT_ROWS_H

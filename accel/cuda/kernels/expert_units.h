@@ -1,4 +1,5 @@
-// Products of one token's integers and a matrix of a stack kept in units (units.h), a warp by itself.
+// The product of one token's integers and a matrix of a stack stored in units (units.h), computed
+// by a single warp.
 
 #ifndef EXPERT_UNITS_H
 #define EXPERT_UNITS_H

@@ -1,5 +1,5 @@
-// Which tiles of weights and which tokens a block of unit_groups.cu multiplies, and where it stores their
-// products. Compiled with the macros of unit_groups.cu.
+// Chooses the tiles of weights and the tokens that a block of unit_groups.cu multiplies, and the
+// addresses at which it stores their products. Compiled with the macros of unit_groups.cu.
 
 #ifndef GROUP_ROWS_H
 #define GROUP_ROWS_H

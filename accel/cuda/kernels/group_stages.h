@@ -1,5 +1,5 @@
-// Stages of what unit_groups.cu reads, by whose macros this is compiled: weights of a unit of a block's or
-// a group's rows, and packed tokens.
+// The stages in shared memory from which unit_groups.cu reads: the weights of a unit of a block's
+// or a group's rows, and packed tokens. Compiled with the macros of unit_groups.cu.
 
 #ifndef GROUP_STAGES_H
 #define GROUP_STAGES_H

@@ -1,5 +1,6 @@
-// Scaled sums of a unit and eights of packed tokens (unit_product.h) by products of warp groups, in two
-// ways: sums of sub-blocks times their scales, or sums of codes that were multiplied by the scales.
+// Scaled sums of a unit and packed tokens in groups of eight (unit_product.h) by products of warp
+// groups, in one of two ways: sums of sub-blocks multiplied by their scales, or sums of codes that
+// were multiplied by the scales before.
 
 #ifndef GROUP_SUMS_H
 #define GROUP_SUMS_H

@@ -1,7 +1,8 @@
-// Products of four warps at once (sm_90a): 64 rows, a warp 16 of them in registers as operands of
-// mma.m16n8k32 have them, times N tokens in shared memory. A 32 x N operand of bytes lies in tiles of
-// 8 tokens and 16 columns, a token's 16 bytes after those of the token in front; `lead` bytes apart
-// are the two halves of the columns, `stride` bytes groups of 8 tokens.
+// Products of four warps together (sm_90a): 64 rows times N tokens. A warp holds 16 of the rows in
+// registers, in the operand order of mma.m16n8k32; the tokens are in shared memory. A 32 x N
+// operand of bytes consists of tiles of 8 tokens and 16 columns, in which a token's 16 bytes follow
+// those of the token before. The two halves of the columns are `lead` bytes apart, groups of 8
+// tokens `stride` bytes.
 
 #ifndef GROUPS_H
 #define GROUPS_H

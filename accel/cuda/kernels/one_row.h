@@ -1,4 +1,5 @@
-// A row of one token that becomes activations: all that a warp holds of it side by side (rules R3 to R5).
+// Converts the row of one token to activations; a warp computes all units that it holds of the row
+// at the same time (rules R3 to R5).
 
 #ifndef ONE_ROW_H
 #define ONE_ROW_H

@@ -1,5 +1,6 @@
-// Packets of the ops that a launch replaces, PACKET_COUNT of them, which it has with it. A place is 16 times a packet's number from the
-// first one on plus the operand's place in it, or -1.
+// The packets of the ops that a launch replaces: PACKET_COUNT packets, which are arguments of the
+// launch. An operand number is 16 times the number of the packet, counted from the first of the
+// launch, plus the index of the operand in that packet; it is -1 for an absent operand.
 
 #ifndef PACKETS_H
 #define PACKETS_H

@@ -1,4 +1,4 @@
-// What STREAM_OUT and STORE_REQUEST_STATE leave of the token of a step's only row.
+// The results of STREAM_OUT and STORE_REQUEST_STATE for the token of a step's only row.
 
 #ifndef ROW_END_H
 #define ROW_END_H

@@ -1,5 +1,5 @@
-// A block fills its ACTIVATIONS from rows: of floats, which it normalizes first where a norm asks for it,
-// or of integers that another kernel quantized (rules R3 to R5).
+// Fills a block's ACTIVATIONS from rows: rows of floats, which are normalized first if there is a
+// norm, or rows of integers that another kernel quantized (rules R3 to R5).
 
 #ifndef ROW_QUANTIZER_H
 #define ROW_QUANTIZER_H

@@ -1,5 +1,5 @@
-// Rows sampled at a temperature, first launch: see sample_row.h. A block has a part of the vocabulary
-// of one row.
+// The first launch for rows that are sampled at a temperature, see sample_row.h. A block computes
+// one part of the vocabulary of one row.
 
 #include "sample_row.h"
 

@@ -1,6 +1,9 @@
-// Rows sampled at a temperature, second launch: see sample_row.h. A block has a part of the vocabulary of
-// one row; ids and weights of SAMPLE are room for the row's list. RING_AT, if not -1: it is the last launch of
-// a step of one row, whose event and slot it leaves, too; packets of what does that are behind SAMPLE's.
+// The second launch for rows that are sampled at a temperature, see sample_row.h. A block computes
+// one part of the vocabulary of one row. The operands ids and weights of SAMPLE are memory for the
+// row's list.
+//
+// If RING_AT is not -1, this is the last launch of a step of one row, and the kernel also writes
+// the row's event and slot; the packets of these ops follow SAMPLE's packet.
 
 #include "sample_row.h"
 #if RING_AT >= 0

@@ -1,13 +1,17 @@
-// Rows that are sampled at a temperature (rule R9) by many blocks, in two launches. Nothing is sorted.
-// sample_bins.cu counts and weighs tokens by how far they are below the largest: the block of a row that
-// comes last finds between which of these bins the prefix of the order ends that top-k, top-p and min-p
-// keep. sample_draw.cu weighs what is above those bins, of each of PARTS parts of the vocabulary by
-// itself, and lists the few tokens inside; the block that comes last finds where in the list the
-// prefix ends, draws, and walks over the one part that has the token.
+// Samples rows at a temperature (rule R9) with many blocks for each row, in two launches. Nothing
+// is sorted.
 //
-// In the workspace a row has a ROW_STATE, zeros between steps. Compiled with THREADS of a block, PARTS,
-// and SAMPLE as the op. LOGITS_AT, if not -1: values are the logits there divided by the temperature, and
-// best has one record, the largest logit's; the packet in front of SAMPLE's is the one that names them.
+// sample_bins.cu counts and weighs tokens in bins, by their distance from the largest value. The
+// last block of a row to end finds the bins between which the prefix of the order ends that top-k,
+// top-p and min-p select. sample_draw.cu weighs the tokens above those bins, separately for each of
+// PARTS parts of the vocabulary, and lists the few tokens inside the bins. The last block to end
+// finds where the prefix ends in the list, draws, and walks over the one part that contains the
+// token.
+//
+// The workspace has a ROW_STATE for each row, zeros between steps. Compiled with THREADS of a
+// block, PARTS, and SAMPLE as the op. If LOGITS_AT is not -1, the values are the logits of that
+// operand divided by the temperature, and best has one record, of the largest logit; the packet
+// before SAMPLE's is the one that names them.
 
 #ifndef SAMPLE_ROW_H
 #define SAMPLE_ROW_H

@@ -1,6 +1,6 @@
-// Rows whose columns blocks of a cluster share: each makes the activations of its own units, multiplies by
-// those, and sends the values of a tile to the block that folds it. Of other blocks' units a norm needs
-// the squares.
+// Rows whose columns are divided among the blocks of a cluster. Each block computes the activations
+// of its own units, multiplies by them, and sends the values of a tile to the block that folds the
+// tile. A norm also needs the squares of the units of the other blocks.
 
 #ifndef SHARED_COLUMNS_H
 #define SHARED_COLUMNS_H

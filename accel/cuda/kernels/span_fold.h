@@ -1,5 +1,6 @@
-// Rows of the sum of spans that unit_groups.cu or unit_spans.cu left in the workspace. FOLDED is the
-// product's packet, -1 where there is none; BIAS and RESIDUAL are places of operands, SPANS their number.
+// Folds rows from the spans that unit_groups.cu or unit_spans.cu wrote to the workspace. FOLDED is
+// the packet number of the product, -1 without one; BIAS and RESIDUAL are operand numbers (see
+// packets.h), SPANS is the number of spans.
 
 #ifndef SPAN_FOLD_H
 #define SPAN_FOLD_H

@@ -1,6 +1,7 @@
-// The row of one token that other blocks make becomes ACTIVATIONS, normalized first or not (rules R3 to
-// R5), by a block of a step kernel. Its text is short: what all phases share is there once, and what has
-// not come is asked for by the instructions that asked first.
+// Converts the row of one token, which other blocks compute, to ACTIVATIONS of a block of a step
+// kernel; the row may be normalized first (rules R3 to R5). The text is short: code that all phases
+// share exists once, and the instructions that request values for the first time also request
+// missing ones again.
 
 #ifndef STEP_ACTIVATIONS_H
 #define STEP_ACTIVATIONS_H

@@ -1,11 +1,12 @@
-// A phase of attention of a step kernel. Whoever needs a head of this step makes it for itself: norm,
-// rotation, and keys and values of all tokens of the step that lie in its tiles. So several blocks may
-// write the same bytes to a page, and none waits for another to do so. Records of tiles come into shared
-// memory while the block waits for rows, and what is new of them is written there, too.
+// An attention phase of a step kernel. Every block that needs a head of this step computes it
+// itself: the norm, the rotation, and the keys and values of all tokens of the step in its tiles.
+// So several blocks may write the same bytes to a page, and no block waits for another's write.
 //
-// A long context is spread over blocks, whose tiles become parts in the workspace, of words as exchange.h
-// has them; every block merges some channels of all parts and leaves 0 where it found them. Phases take
-// turns with two places for parts. GROUPS tiles are under way at once.
+// Page records of tiles are copied to shared memory while the block waits for rows, and new keys
+// and values are also written there. A long context is divided among blocks, which write their
+// tiles as parts to the workspace, in words as in exchange.h. Every block merges some channels of
+// all parts and resets the words it has read to 0. Phases use two areas for parts in turn. GROUPS
+// tiles are computed at the same time.
 
 #ifndef STEP_ATTENTION_H
 #define STEP_ATTENTION_H

@@ -1,5 +1,6 @@
-// A token's context spread over blocks of a step kernel: what each of them takes, where it leaves its parts, and how
-// they are merged. Parts are words as exchange.h has them; who reads one leaves 0.
+// Divides a token's context among the blocks of a step kernel: the tiles each block takes, the
+// addresses of its parts, and how the parts are merged. Parts consist of words as in exchange.h; a
+// reader resets the words to 0.
 
 #ifndef STEP_PARTS_H
 #define STEP_PARTS_H

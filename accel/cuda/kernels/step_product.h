@@ -1,4 +1,4 @@
-// A phase of products of a step kernel: every block repeats norm and quantization.
+// A product phase of a step kernel. Every block repeats the norm and the quantization.
 
 #ifndef STEP_PRODUCT_H
 #define STEP_PRODUCT_H

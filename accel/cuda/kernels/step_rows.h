@@ -1,8 +1,9 @@
-// Rows of heads, a warp a row: norm, rotation, and the bytes of queries, keys and values
-// (rules R3, R4 and R6). A lane has channels lane + 32 i, so that sums over a row and pairs of channels
-// half a row apart are a lane's own first.
+// Rows of heads, a warp for each row: norm, rotation, and the bytes of queries, keys and values
+// (rules R3, R4 and R6).
 //
-// WHOLE_TURN where channel m and HEAD_DIM / 2 + m are turned together, all of them.
+// A lane holds channels lane + 32 i, so that it first adds its own channels of a sum over the row,
+// and holds both channels of a pair that lies half a row apart. WHOLE_TURN if channels m and
+// HEAD_DIM / 2 + m are rotated together, for all m.
 
 #ifndef STEP_ROWS_H
 #define STEP_ROWS_H

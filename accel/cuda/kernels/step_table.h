@@ -1,9 +1,8 @@
-// What a step kernel is given: its phases in order, made by persistent.py, which has the same records.
-//
-// An operand is 0 where there is none, an offset in the bank of exchanged floats where
-// EXCHANGE_MEMORY is set, else as in packets. Operands are vectors 1 to OPERAND_VECTORS of a record; in
-// shared memory they are addresses, of which EXCHANGE_MEMORY is still set where it was. `counted` and
-// `multiplier` are those of a packet.
+// The records that a step kernel reads: its phases in order, as persistent.py makes them with the
+// same record types. An operand is 0 if absent, an offset in the bank of exchanged floats if
+// EXCHANGE_MEMORY is set, and otherwise an address as in packets. Operands are vectors 1 to
+// OPERAND_VECTORS of a record; in shared memory they are addresses that still contain
+// EXCHANGE_MEMORY if they had it. `counted` and `multiplier` are those of a packet.
 
 #ifndef STEP_TABLE_H
 #define STEP_TABLE_H

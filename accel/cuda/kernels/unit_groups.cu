@@ -1,26 +1,25 @@
 // y = x weight^T for many tokens and one to four matrices of one format by products of warp groups
-// (sm_90a): a group takes 64 rows, a warp of it one tile of 16, with BLOCK_TOKENS tokens in shared
-// memory. x is what unit_pack.cu made, in eights of tokens (rules R2, R3 and R5).
+// (sm_90a). A group computes 64 rows, each of its warps one tile of 16, with BLOCK_TOKENS tokens in
+// shared memory. x is the result of unit_pack.cu, in groups of eight tokens (rules R2, R3 and R5).
 //
-// Where PARTS is not 1, so many blocks share rows and take whole spans of the columns each: the
-// values of spans go to the workspace, all spans of a matrix behind those of the one in front and of the
-// ROWS_IN_FRONT of other launches, for unit_pack.cu or head_rows.cu to fold with what stands behind the
-// product.
-// Tiles of all matrices lie one behind the other: a block may have those of two.
-// Where SPLIT is 0 the WARP_GROUPS of a block take rows of their own and share the tokens; where it
-// is 1 they share 64 rows and take spans of the columns in turn, which are folded in order. Where
-// there is a GATE, two warps of a group take rows of the first matrix and two the same rows of the
-// second, and y is the gated activation of both.
+// If PARTS is not 1, that many blocks share rows and compute whole spans of the columns each. The
+// values of spans are written to the workspace, for unit_pack.cu or head_rows.cu to fold with what
+// follows the product: all spans of a matrix come after those of the matrix before it and after
+// those of the ROWS_IN_FRONT rows of other launches.
 //
-// Where it is FOLLOWED, the launch behind reads the same tokens and runs BESIDE it, on multiprocessors
-// that it leaves empty: that one may begin when what both read is there, and ends behind this one.
+// The tiles of all matrices are numbered consecutively, so a block may have tiles of two matrices.
+// If SPLIT is 0, the WARP_GROUPS of a block have rows of their own and share the tokens. If it is
+// 1, they share 64 rows and compute spans of the columns in turn, which are folded in order. If
+// there is a GATE, two warps of a group compute rows of the first matrix and two the same rows of
+// the second, and y is the gated activation of both. If FOLLOWED, the next launch reads the same
+// tokens and runs BESIDE this one, on multiprocessors that this one leaves idle: it may begin when
+// the data that both read is complete, and ends after this one. FORMAT_ID is Q4_K, Q5_K or Q6_K; a
+// share has STAGES units in shared memory. If WARP_PRODUCTS, each warp multiplies by itself, since
+// with 16 tokens a product of a group takes as long as with 64.
 //
-// FORMAT_ID is Q4_K, Q5_K or Q6_K; a share has STAGES units in shared memory. Where there are
-// WARP_PRODUCTS each warp multiplies by itself: with 16 tokens a product of a group takes as long as
-// with 64. Compiled with the
-// places of operands as packets.h has them: M, SCALE, SUMS; of each of MATRICES W0 to W3, B0 to B3
-// (biases) and Y0 to Y3; RESIDUAL, -1 where absent. PRODUCT is the number of the first product's
-// packet, GATE that of the gated activation or -1.
+// Compiled with these operand numbers (see packets.h): M, SCALE, SUMS; of each of MATRICES W0 to
+// W3, B0 to B3 (biases) and Y0 to Y3; RESIDUAL, -1 if absent. PRODUCT is the packet number of the
+// first product, GATE that of the gated activation or -1.
 
 #include "packets.h"
 #include "group_rows.h"

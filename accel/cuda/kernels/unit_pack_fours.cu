@@ -1,10 +1,10 @@
-// Rows of activations as unit_pack.cu leaves them, of many tokens: a warp takes one unit of four tokens,
-// eight lanes each, so that what it asks for are whole lines and what it stores lies together. A lane has
-// columns 32 k + 4 j .. 32 k + 4 j + 3 of the unit, k from 0 to 7, j its number among the eight.
+// Packs rows of activations of many tokens as unit_pack.cu does. A warp computes one unit of four
+// tokens with eight lanes for each, so that it loads whole cache lines and stores contiguous bytes.
+// Lane j of the eight holds columns 32 k + 4 j .. 32 k + 4 j + 3 of the unit, for k from 0 to 7.
 //
-// Compiled with the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE, SUMS. NORM and
-// QUANTIZE are numbers of packets, NORM -1 where there is none. A block has WARPS units: all of a row
-// where there is a norm, else PIECES blocks share one.
+// Compiled with these operand numbers (see packets.h): X, NORM_WEIGHT, M, SCALE, SUMS. NORM and
+// QUANTIZE are packet numbers, NORM -1 without a norm. A block computes WARPS units: all of a row
+// if there is a norm; otherwise PIECES blocks share a row.
 
 
 #include "activations.h"

@@ -1,5 +1,5 @@
-// What warps of a product with few tokens have to do and where it comes: matrices, tiles and chunks, the
-// shared memory of a block, lists of chunks and the ring they are copied to.
+// The work of warps in a product with few tokens: its matrices, tiles and chunks, the shared memory
+// of a block, the lists of chunks, and the ring to which chunks are copied.
 
 #ifndef UNIT_RING_H
 #define UNIT_RING_H

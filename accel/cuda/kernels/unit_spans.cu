@@ -1,19 +1,22 @@
-// y = x weight^T for a few tokens and one to four matrices that share x, each warp for itself: an item
-// is a tile of 16 rows and a span of the columns, and the warps of a block take the items of its tiles in
-// turn. x is what unit_pack.cu made, in eights of tokens (rules R2, R3 and R5). A block has all of it in
-// shared memory, so that nothing but weights is read again and again: those come by rings of single
-// warps, filled before the kernel in front is done.
+// y = x weight^T for a few tokens and one to four matrices that share x. Warps compute
+// independently of each other: an item is a tile of 16 rows and a span of the columns, and the
+// warps of a block take the items of its tiles in turn. x is the result of unit_pack.cu, in groups
+// of eight tokens (rules R2, R3 and R5). A block has all of x in shared memory, so that only
+// weights are loaded repeatedly. Weights come through a ring for each warp, which is filled before
+// the previous kernel has ended. The values of spans are collected in shared memory; all warps that
+// computed some of a tile fold a share of them in order, and compute what follows the product.
 //
-// Values of spans meet in shared memory; all who have some of a tile fold them in order, a share each, and do
-// what stands behind the product. Where PARTS is not 1, so many blocks share rows and take whole spans of
-// the columns each: their values go to the workspace, for unit_pack.cu or head_rows.cu to fold.
+// If PARTS is not 1, that many blocks share rows and compute whole spans of the columns each; their
+// values are written to the workspace, for unit_pack.cu or head_rows.cu to fold.
 //
-// FIRST and SECOND are formats of Q4_K, Q5_K and Q6_K, NUMBERS has four bits for every matrix, 1 where it
-// is of the second. A block has WARPS warps, a warp SLOTS units under way, EIGHTS eights of tokens
-// at most; values of TILE_SLOTS tiles, a power of two, may wait. Compiled with the places of operands as
-// packets.h has them: M, SCALE, SUMS; of each of MATRICES W0 to W3, B0 to B3 (biases) and Y0 to Y3;
-// RESIDUAL, -1 where absent. PRODUCT is the number of the first product's packet, GATE that of the
-// gated activation of a pair or -1.
+// FIRST and SECOND are formats among Q4_K, Q5_K and Q6_K; NUMBERS has four bits for every matrix, 1
+// for a matrix of the second format. A block has WARPS warps, a warp SLOTS units being copied, and
+// EIGHTS groups of eight tokens at most; the values of TILE_SLOTS tiles, a power of two, may wait
+// to be folded.
+//
+// Compiled with these operand numbers (see packets.h): M, SCALE, SUMS; of each of MATRICES W0 to
+// W3, B0 to B3 (biases) and Y0 to Y3; RESIDUAL, -1 if absent. PRODUCT is the packet number of the
+// first product, GATE that of the gated activation of a pair or -1.
 
 #include "packets.h"
 #include "gate.h"

@@ -1,6 +1,6 @@
-// The main loop of a product with few tokens: weights stream through a ring of shared memory, a
-// slot of CHUNK_UNITS units of which a warp fills for itself; what it computes of a tile meets the
-// other values of the tile in shared memory, where one warp folds them (rule R3).
+// The main loop of a product with few tokens. Weights stream through a ring in shared memory, of
+// which each warp fills its own slots of CHUNK_UNITS units. A warp writes the values it computes of
+// a tile to shared memory, where one warp folds all values of the tile (rule R3).
 
 #ifndef UNIT_STREAM_H
 #define UNIT_STREAM_H

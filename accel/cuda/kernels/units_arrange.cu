@@ -1,7 +1,5 @@
-// Stored matrices become the units of units.h, once, when they are uploaded.
-//
-// DTYPE is the format. A block makes units, a thread of it words of their planes and bytes of
-// their scales.
+// Converts stored matrices to the units of units.h, once, when they are uploaded. DTYPE is the
+// format. A block writes units; a thread writes words of their planes and bytes of their scales.
 
 #include "units.h"
 

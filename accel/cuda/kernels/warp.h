@@ -1,4 +1,5 @@
-// Instructions of a warp that have no C++ spelling: integer tensor cores, copies to shared memory.
+// Instructions of a warp that have no C++ spelling: integer tensor cores, and copies to shared
+// memory.
 
 #ifndef WARP_H
 #define WARP_H

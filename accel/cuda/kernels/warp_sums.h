@@ -1,4 +1,5 @@
-// Scaled sums of a unit and eights of packed tokens (unit_product.h) by products of single warps.
+// Scaled sums of a unit and packed tokens in groups of eight (unit_product.h) by products of single
+// warps.
 
 #ifndef WARP_SUMS_H
 #define WARP_SUMS_H
