@@ -33,7 +33,7 @@ DEVICE U64 place_at(U64 stored, U64 scratch) {
     return stored & SCRATCH_MEMORY ? scratch + offset : offset;
 }
 
-// Rows of a share to one device, by vectors of four floats where all of them are aligned.
+// The rows of a share for one device, in vectors of four floats if all rows are aligned.
 template <typename T>
 DEVICE void send(const float *from, float *to, size_t from_stride, size_t rows, unsigned columns) {
     const unsigned each = sizeof(T) / sizeof(float), width = columns / each;

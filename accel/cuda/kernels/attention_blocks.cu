@@ -64,7 +64,7 @@ DEVICE void multiply_parts(SUMS_OF_PARTS &sum, const unsigned (&high)[4], const 
     multiply_32<true>(sum.mixed, high, low_b0, low_b1);
 }
 
-// q.k with unit and exponent of positions 8 b + 2 t and 8 b + 2 t + 1 of the tile.
+// q.k with the unit and exponent of positions 8 b + 2 t and 8 b + 2 t + 1 of the tile.
 DEVICE void eight_scores(const unsigned char *stage, const unsigned char *memory,
                          const ROW_PAIR &rows, int b, int lane, float (&score)[4]) {
     const int g = lane / 4, t = lane % 4;
@@ -97,7 +97,8 @@ DEVICE void eight_scores(const unsigned char *stage, const unsigned char *memory
     }
 }
 
-// Of both rows U and l of a tile, and weights as operands in two parts: of every page four words.
+// U and l of a tile for both rows, and the weights as operands in two parts, four words for every
+// page.
 DEVICE void tile_weights(const unsigned char *stage, const unsigned char *memory,
                          const ROW_PAIR &rows, unsigned start, bool edge, int lane,
                          SOFTMAX (&part)[2], unsigned (&high)[TILE_PAGES][2],
@@ -209,7 +210,7 @@ DEVICE void attend_tile(const unsigned char *stage, const unsigned char *memory,
     }
 }
 
-// Ends a span: `y` has the sum of those before it, which a lane writes for itself alone.
+// Ends a span: `y` has the sum of earlier spans, which no other lane reads or writes.
 DEVICE void end_span(ROW_PAIR &rows, float *const (&y)[2], bool first) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -325,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const unsigned tokens = count_of(launch, packet), each = work.kv_heads * CHANNEL_PARTS;
     for (unsigned unit = blockIdx.x; unit < runs * each; unit += gridDim.x) {
         work.kv_head = unit % each / CHANNEL_PARTS, work.part = unit % CHANNEL_PARTS;
-        // Those that see most come first.
+        // The rows that see the most positions come first.
         open_run(work, starts, runs - 1 - unit / each, tokens, operands.window);
         work.pages = pages_of(launch, work);
         if (work.count > 1)

@@ -26,7 +26,7 @@
 #define AT_BARRIERS (AT_TOTALS + VALUES * WARPS * WARP_LANES * 4)
 #define AT_STARTS (AT_BARRIERS + RING_BARRIERS * 8)
 
-// Ends a span: `totals` has the sum of those before it.
+// Ends a span: `totals` has the sum of earlier spans.
 DEVICE void end_span(ROW_PAIR &rows, float *totals, bool first) {
     FACTORS factors[2];
 #pragma unroll
@@ -59,7 +59,7 @@ DEVICE void store_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const 
     }
 }
 
-// The positions that all rows of a block see: behind `first` and up to `nearest`.
+// The positions that all rows of a block see: after `first` and up to `nearest`.
 struct WHOLE_RANGE {
     unsigned first, nearest;
 
@@ -77,7 +77,7 @@ struct WHOLE_RANGE {
     }
 };
 
-// Adds tiles of a span to it. The next tile's scores are begun as soon as a tile's values are done.
+// Adds tiles to a span. The scores of the next tile begin as soon as the values of a tile are done.
 DEVICE void attend_tiles(const TILE_RING &ring, const WHOLE_RANGE &whole, ROW_PAIR &rows,
                          unsigned tile, unsigned end, unsigned &number, int t) {
     SCORE_SUMS sum;
@@ -133,7 +133,8 @@ DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const
     store_rows(work, operands, rows, totals, row, t);
 }
 
-// use() for every unit of the block whose tokens are alone or are not, those that see most first.
+// Calls use() for every unit of the block whose tokens are alone, or are not; units that see the
+// most positions come first.
 template <bool ALONE, class USE>
 DEVICE void for_units(const LAUNCH &launch, const HEAD_ROWS &operands, const unsigned *starts,
                       unsigned runs, BLOCK_WORK &work, const USE &use) {
@@ -150,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
-    // All blocks run at once: none waits for what is let in here.
+    // All blocks run at once, so none waits for a launch that may begin here.
     FOLLOWING_MAY_START;
     const PACKET *packet = packet_of(launch, 0);
     unsigned *starts = (unsigned *)(shared + AT_STARTS);

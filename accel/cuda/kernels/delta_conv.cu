@@ -10,11 +10,11 @@
 #include "warp.h"
 
 #define WARPS (THREADS / WARP_LANES)
-#define KEPT 0x80000000u  // of a place: a row of what the slot kept, not a token
+#define KEPT 0x80000000u  // in an index: a row of the slot's stored values, not a token
 #define ZERO 0xFFFFFFFFu
 #define SKIPPED 0xFFFFFFFEu
 
-// Where the HISTORY values in front of those of `token` are, oldest first, by one warp.
+// Finds the HISTORY values before those of `token`, oldest first, by one warp.
 DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, int lane) {
     const unsigned slot = queries.slot(token);
     int found = 0;
@@ -32,7 +32,7 @@ DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, i
             same &= same - 1;
         }
     }
-    // Before the first of them are the latest of what was kept.
+    // Before the first of them come the latest stored values.
     if (lane == 0)
         for (int i = found; i < HISTORY; i++)
             place[HISTORY - 1 - i] = ended ? ZERO : KEPT | (unsigned)(HISTORY - 1 - (i - found));

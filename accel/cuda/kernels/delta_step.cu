@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             *factors = factors_of(alpha, beta, decay, dt_bias, starts);
         }
         __syncthreads();
-        // What was kept has been read: it is in what was stored.
+        // The stored values have been read: the values to be stored now depend on them.
         if (token == first && thread == 0) *ticket = atomicAdd(counter, 1);
         float *own = mixed + warp * STATE_SIZE;
         if (warp < 2) norm_keys(own, own, eps, query_scale, warp == 0, lane);

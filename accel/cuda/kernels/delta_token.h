@@ -9,7 +9,7 @@
 
 #define PER_LANE (STATE_SIZE / WARP_LANES)
 
-// The convolution of a channel's new value with what came before it, oldest first, which moves on.
+// Convolves a channel's new value with the values before it, oldest first, and shifts these.
 template <int history>
 DEVICE float convolved(const float (&tap)[history + 1], float (&past)[history], float now,
                        bool starts) {

@@ -12,8 +12,9 @@
 
 #define HAS_SHARED (SHARED_DOWN >= 0)
 
-// One expert's 16 values, which go to `values`. Where the experts of the step are known is known before
-// the kernel in front is done, since that one waited for who wrote them.
+// One expert's 16 values, which are written to `values`. If the experts of the step are known, they
+// are known before the previous kernel has ended, since that kernel waited for the one that wrote
+// them.
 template <int dtype>
 DEVICE void down_tile(const LAUNCH &launch, unsigned char *row_memory, unsigned char *ring,
                       COPY_BARRIER *barriers, unsigned token, unsigned place, unsigned tiles,

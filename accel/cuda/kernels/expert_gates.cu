@@ -16,7 +16,7 @@
 #define PLACES (USED + HAS_SHARED)
 #define WARPS (2 * SPANS)
 
-// One block's work; `stack` are the matrices and `id` which of them.
+// One block's work; `stack` are the matrices, `id` is the index of the matrix.
 template <int dtype>
 DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned token, unsigned place,
                       unsigned rows, unsigned columns, int gates, int ups, bool chosen) {

@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS_AT_ONCE)
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
-    // The table was there before any block of the launch in front went on.
+    // The table was complete before any block of the previous launch continued.
     const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
     if (blockIdx.y >= table.chunks()) {
         PRECEDING_DONE;

@@ -8,7 +8,7 @@
 
 #define EXPERTS_OF_LANE ((EXPERTS + WARP_LANES - 1) / WARP_LANES)
 
-// The sum of what lanes before this one have.
+// The sum of the values of all lanes before this one.
 DEVICE unsigned before_lane(unsigned value, int lane) {
     unsigned sum = value;
 #pragma unroll

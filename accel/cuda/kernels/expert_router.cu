@@ -20,8 +20,9 @@
 #define SMALLEST_SUM 6.103515625e-05f  // 2^-14
 #define SMALLEST_NORMAL 0x00800000u
 
-// Rule R4 over each of N runs of 256 values, a power of two of them, of each of which a lane has lane + 32 i: lanes get
-// that of run lane / (32 / N). Lanes that differ in one bit have half of the runs each from there on.
+// Rule R4 over each of N runs of 256 values, where N is a power of two and a lane holds numbers
+// lane + 32 i of each run; a lane gets the result of run lane / (32 / N). Lanes that differ in one
+// bit each continue with half of the runs.
 template <int N> DEVICE float fold_segments(float (&v)[N][8], int lane) {
     float sum[N];
 #pragma unroll
@@ -89,7 +90,7 @@ DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used,
             ids[place] = (int)place, weights[place] = nan_value();
         return;
     }
-    // One more than the bits of a probability, so that 0 is an expert that is taken or missing.
+    // One more than the bits of a probability, so that 0 marks a chosen or missing expert.
     unsigned key[EXPERTS_OF_LANE];
 #pragma unroll
     for (int i = 0; i < EXPERTS_OF_LANE; i++) {

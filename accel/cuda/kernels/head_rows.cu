@@ -18,8 +18,8 @@
 #define LANE_CHANNELS ((WIDTH + WARP_LANES - 1) / WARP_LANES)
 #define LANE_PAIRS ((WIDTH / 2 + WARP_LANES - 1) / WARP_LANES)
 
-// A head of a token, and what is read for it that no kernel of a step writes: all of it at once, before the
-// products in front are done.
+// A head of a token, and its data that no kernel of a step writes: all of it is requested at once,
+// before the previous products have ended.
 struct HEAD_ROW {
     unsigned token, kind, head, position, page;
     float weight[LANE_CHANNELS], cosine[LANE_PAIRS], sine[LANE_PAIRS];
@@ -56,8 +56,8 @@ struct HEAD_ROW {
     }
 };
 
-// What the products left of a row: its values or, where there are SPANS, those of every span, which are
-// folded in order with the bias behind them (rule R3).
+// A row of the products' results: its values or, if there are SPANS, those of every span, which are
+// folded in order with the bias after them (rule R3).
 DEVICE void read_row(const LAUNCH &launch, const HEAD_ROW &own, const float *spans, unsigned heads,
                      unsigned kv_heads, unsigned tokens, float *row, int lane) {
     const int source = own.kind == Q_HEAD ? Q_AT : own.kind == K_HEAD ? K_AT : V_AT;

@@ -29,8 +29,8 @@ static __device__ __forceinline__ unsigned count_of(const LAUNCH &launch, const 
     return packet->counted ? each * U32_AT(launch.inputs, packet->counted - 1) : each;
 }
 
-// The same in two steps: what is read of the inputs, and what it says. Nobody waits for the first before
-// the second.
+// The same in two steps: the word that is read from the inputs, and its value. No thread waits for
+// the first before the second.
 static __device__ __forceinline__ unsigned counted_word(const LAUNCH &launch,
                                                         const PACKET *packet) {
     return U32_AT(launch.inputs, packet->counted ? packet->counted - 1 : 0);

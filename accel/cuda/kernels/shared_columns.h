@@ -8,7 +8,7 @@
 #include "one_row.h"
 #include "unit_stream.h"
 
-// Squares of a row of which this block has some units: others get them, too.
+// Sends the squares of a row of which this block has some units to the other blocks.
 template <int blocks> struct SHARED_SQUARES : ROW_SQUARES {
     COPY_BARRIER *barrier;
     unsigned rank, first;
@@ -31,7 +31,7 @@ template <class S> struct SHARED_COLUMNS {
     const STREAM_MEMORY<S> &memory;
     unsigned tokens;
 
-    // Says what will come from other blocks: values, and squares where there is a norm.
+    // Announces what will arrive from other blocks: values, and squares if there is a norm.
     __device__ __forceinline__ void begin(bool norm) const {
         if constexpr (S::blocks > 1) {
             const unsigned warp = threadIdx.x / WARP_LANES;
@@ -49,7 +49,7 @@ template <class S> struct SHARED_COLUMNS {
             arrive_unfenced();
         }
     }
-    // Others may be sent to from here on.
+    // Other blocks may receive data from here on.
     __device__ __forceinline__ void meet() const {
         if constexpr (S::blocks > 1) await_cluster();
     }

@@ -40,7 +40,7 @@ typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS, 1,
 // Of products and numbers of tokens of all phases.
 #define TABLE_BYTES(count) (((count) * (sizeof(PHASE_WORK) + 4) + 15) / 16 * 16)
 
-// What the ring has to know of a phase; no tiles are the block's where it has no products.
+// The data of a phase that the ring needs; a block has no tiles if the phase has no products.
 DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
     const PRODUCT_PHASE &phase = record.product;
     if (phase.kind != PRODUCT_KIND) {
@@ -55,8 +55,8 @@ DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
     work.prepare(phase.columns, phase.paired != 0);
 }
 
-// Lets norms' weights come nearer, each block some of them. Weights of products pass through the
-// cache of the device in between.
+// Prefetches weights of norms, each block some of them. In between, weights of products pass
+// through the device's cache.
 DEVICE void call_weights(const PHASE &record, const STEP_MEMORY &step) {
     const unsigned at = (blockIdx.x + gridDim.x * threadIdx.x) * 128;
     const bool multiplies = record.product.kind == PRODUCT_KIND;

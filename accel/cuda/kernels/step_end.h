@@ -14,7 +14,7 @@ GROUP_MEMORY(1)
 
 #define BROKEN_LOGIT 0xFFFFFFFFu  // above the key of every finite value
 
-// What is known of the row before its token is.
+// The data of the row that is known before its token.
 struct ENDED_ROW {
     bool exists, drawn;
     ROW_END last;

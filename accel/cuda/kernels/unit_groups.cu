@@ -27,7 +27,7 @@
 #include "group_sums.h"
 #include "warp_sums.h"
 
-// Adds the values of a unit to those of the span, with work between that uses nothing of it.
+// Adds the values of a unit to those of the span, with independent work in between.
 template <class WORK = NOTHING>
 DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float (&span)[VALUES],
                      const WORK &meanwhile = WORK()) {
@@ -63,7 +63,8 @@ DEVICE unsigned steps_of(const GROUP_WORK &work, unsigned group) {
     return units / round * SPAN_UNITS + min(own, (unsigned)SPAN_UNITS);
 }
 
-// Asks for the first `ahead` units, weights first: those may be read while the kernels in front still run.
+// Requests the first `ahead` units, weights first, since those may be read while the previous
+// kernels still run.
 DEVICE void begin_units(LANE_COPY &copy, const STAGE_RING &ring, unsigned ahead) {
     if (threadIdx.x == 0) open_stages(ring.barriers, STAGES);
     __syncthreads();
@@ -92,7 +93,7 @@ DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned 
     __syncwarp();
 }
 
-// Of all who read the same stages.
+// For all threads that read the same stages.
 DEVICE void share_barrier(unsigned group) {
     if (SPLIT)
         group_barrier(1 + group);
@@ -100,8 +101,8 @@ DEVICE void share_barrier(unsigned group) {
         __syncthreads();
 }
 
-// What becomes of the values of a span, which are zeros then: a block that has all spans of its rows
-// adds them up, in order.
+// Uses the values of a span and resets them to zeros: a block that has all spans of its rows adds
+// them up, in order.
 DEVICE void end_span(const RESULT &result, unsigned span, float *totals,
                      float (&values)[VALUES]) {
     if (PARTS > 1) result.store_span(span, values);
@@ -115,7 +116,7 @@ DEVICE void end_span(const RESULT &result, unsigned span, float *totals,
 
 #if PARTS > 1
 
-// Units of a share, one after the other; `more(step)` asks for what follows a step.
+// Units of a share, one after the other; `more(step)` requests what follows a step.
 template <class MORE>
 DEVICE void pass_units(const GROUP_WORK &work, const RESULT &result, const STAGE_RING &ring,
                        unsigned steps, const MORE &more) {
@@ -137,7 +138,7 @@ DEVICE void pass_units(const GROUP_WORK &work, const RESULT &result, const STAGE
     }
 }
 
-// Blocks that share rows leave the values of every span for unit_pack.cu to fold.
+// Blocks that share rows write the values of every span for unit_pack.cu to fold.
 #if SPLIT
 DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
     const unsigned group = threadIdx.x / GROUP_THREADS;
@@ -163,7 +164,8 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 
 #elif SPLIT
 
-// A span's values lie where its last unit's tokens were; what is on its way goes elsewhere.
+// A span's values replace its last unit's tokens; data that is being copied goes to another
+// address.
 DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
     const unsigned group = threadIdx.x / GROUP_THREADS, thread = threadIdx.x % GROUP_THREADS;
     const int lane = threadIdx.x % WARP_LANES, warp = thread / WARP_LANES;
@@ -219,8 +221,8 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 
 #else
 
-// Opens block `block` of the step: those of the same rows, of which each has other tokens, follow each
-// other, so that what several multiprocessors read is the same. False where there are none left.
+// Opens block `block` of the step. Blocks of the same rows, each with other tokens, follow each
+// other, so that several multiprocessors read the same weights. False if there are none left.
 DEVICE bool open_block(const LAUNCH &launch, unsigned tokens, unsigned block, GROUP_WORK &work,
                        RESULT &result) {
     const unsigned of_rows = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
@@ -229,7 +231,7 @@ DEVICE bool open_block(const LAUNCH &launch, unsigned tokens, unsigned block, GR
     return open_rows(launch, block / of_rows, work, result);
 }
 
-// Stores what a block has summed up.
+// Stores a block's sums.
 DEVICE void end_block(const LAUNCH &launch, unsigned tokens, unsigned block, const float *totals) {
     GROUP_WORK work;
     RESULT result;
@@ -246,7 +248,7 @@ DEVICE void end_block(const LAUNCH &launch, unsigned tokens, unsigned block, con
                        totals + group * GROUP_THREADS, THREADS, 0, VALUES);
 }
 
-// What a lane asks for of block `block`; false where there is none.
+// A lane's requests for block `block`; false if there is none.
 DEVICE bool open_copy(const LAUNCH &launch, unsigned tokens, unsigned block, LANE_COPY &copy) {
     GROUP_WORK work;
     RESULT result;
@@ -255,12 +257,12 @@ DEVICE bool open_copy(const LAUNCH &launch, unsigned tokens, unsigned block, LAN
     return exists;
 }
 
-// Blocks of the step, one after the other: units of the next are on their way while one ends.
+// Blocks of the step, one after the other: units of the next block are loaded while one ends.
 DEVICE void multiply_blocks(const LAUNCH &launch, unsigned tokens, unsigned char *memory) {
     const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const unsigned columns = packet_of(launch, PRODUCT)->size[MATMUL_COLUMNS];
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-    // So many units are asked for ahead.
+    // The number of units that are requested ahead.
     const unsigned ahead = min(units, (unsigned)STAGES - 1);
     const STAGE_RING ring = {memory, (COPY_BARRIER *)(memory + AT_BARRIERS)};
     float *totals = (float *)(memory + AT_TOTALS);

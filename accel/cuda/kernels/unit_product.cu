@@ -70,7 +70,7 @@ struct OUTPUTS {
     }
 };
 
-// Places of one matrix' operands.
+// Addresses of one matrix' operands.
 DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y,
                         PRODUCT_WORK &work, RESULT &result) {
     const PACKET *product = packet_of(launch, w / 16);
