@@ -105,7 +105,7 @@ class Service:
                 requests,
                 body.logits_digest,
                 stop_tokens=body.stop_token_ids or (),
-                constrained=TextPlan.of(body.grammar),
+                constrained=TextPlan.of(body),
                 rows=self._makes_receipt(body),
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)
