@@ -53,7 +53,7 @@ def export_plan_command(args: argparse.Namespace) -> int:
     from accel.native.c_library import INCLUDE, find_c_library
 
     library = find_c_library(_kernel_folder(), note)
-    weights = export(settings, args.all_logits, path)
+    weights = export(model_file(settings), _options(settings, args.all_logits), path)
     for what, file in (("plan", path), ("weights", weights)):
         print(f"{what:<8} {file} {file.stat().st_size:,} bytes")
     print(f"{'library':<8} {library}")
@@ -62,8 +62,8 @@ def export_plan_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def export(settings: Settings, all_logits: bool, path: Path) -> Path:
-    """Load the model and write its plan; returns the path of the weights."""
+def export(model: Path, options: SessionOptions, path: Path) -> Path:
+    """Load the model file and write its plan; returns the path of the weights."""
     from accel.native.plan_export import export_plan
     from accel.native.tier import NativeTier
     from harness.generate import load_runner, prepare_session
@@ -71,8 +71,7 @@ def export(settings: Settings, all_logits: bool, path: Path) -> Path:
 
     progress = progress_on(transient=True)
     with ExitStack() as owned:
-        options = _options(settings, all_logits)
-        prepared = prepare_session(model_file(settings), options, owned)
+        prepared = prepare_session(model, options, owned)
         assert isinstance(prepared.tier, NativeTier)
         runner = owned.enter_context(
             load_runner(prepared.model, prepared.tier, prepared.limits, progress)
