@@ -242,9 +242,9 @@ def c_compiler() -> list[str]:
     return ["cc"] if shutil.which("cc") else [sys.executable, "-m", "ziglang", "cc"]
 
 
-def compiled(output: Path, sources: Sequence[Path], *flags: str) -> Path:
-    """A program of C sources, with the header's folder among those of headers."""
-    command = [*c_compiler(), "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I", str(INCLUDE)]
+def compiled(output: Path, sources: Sequence[Path], *flags: str, include: Path = INCLUDE) -> Path:
+    """A program of C sources; the header is in the folder ``include``."""
+    command = [*c_compiler(), "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I", str(include)]
     ended = subprocess.run(
         [*command, *map(str, sources), *flags, "-pthread", "-ldl", "-o", str(output)],
         capture_output=True,
@@ -281,6 +281,7 @@ def run(*words: object) -> tuple[int, str, str]:
         list(map(str, words)),
         capture_output=True,
         text=True,
+        errors="replace",
         check=False,
         env={"PATH": "", "ASAN_OPTIONS": "allocator_may_return_null=1"},
     )
