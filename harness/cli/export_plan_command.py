@@ -76,7 +76,8 @@ def export(model: Path, options: SessionOptions, path: Path) -> Path:
         runner = owned.enter_context(
             load_runner(prepared.model, prepared.tier, prepared.limits, progress)
         )
-        progress.start("writing", None, "B")
+        weights = sum(tensor.nbytes for tensor in prepared.model.file.tensors.values())
+        progress.start("writing", weights, "B")
         try:
             return export_plan(
                 prepared.tier, runner.executable, plan_facts(runner), path, progress.advance
