@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Tier, UploadsLater
+from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, HIDDEN_TABLE, HiddenRows
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
@@ -41,6 +43,8 @@ PAGE_TABLE = "request.page_table"
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
 
+NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})
+
 Progress = Callable[[int], None]
 """Called with the bytes uploaded since the last call."""
 _TELLING = Lock()
@@ -58,6 +62,9 @@ class StepInput:
     ``allowed`` uint32[n, mask words] are the masks and ``bias`` LOGIT_BIAS[n] the biases that
     records of ``sampling`` refer to; None where no record does. Of n there are at most
     ``limits.masks``, and ``limits.slots * limits.biases``.
+
+    ``hidden_rows`` int32[tokens] and ``hidden_pairs`` int32[rows, 2] are the rows of the table of
+    hidden states that a draft block reads and writes.
     """
 
     query: NDArray[np.void]
@@ -68,6 +75,8 @@ class StepInput:
     allowed: NDArray[np.uint32] | None = None
     bias: NDArray[np.void] | None = None
     page_versions: NDArray[np.int64] | None = None
+    hidden_rows: NDArray[np.int32] | None = None
+    hidden_pairs: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +133,24 @@ class ModelRunner(ContextManager):
     """Executes steps of ``model`` on ``tier``; owns the KV pool. A context manager.
 
     ``recurrent`` saves, restores and copies what delta-net layers keep of a slot's sequence.
+    ``graph`` is that of the whole model, or of its draft block, which uses the buffers in
+    ``shared`` of the model's runner.
     """
 
     def __init__(
-        self, model: Model, tier: Tier, limits: Limits, progress: Progress | None = None
+        self,
+        model: Model,
+        tier: Tier,
+        limits: Limits,
+        progress: Progress | None = None,
+        *,
+        graph: Graph | None = None,
+        shared: Mapping[str, Buffer] = NOTHING_SHARED,
     ) -> None:
         self.model = model
         self.tier = tier
         self.limits = limits
-        self.graph: Graph = model.graph(limits)
+        self.graph: Graph = model.graph(limits) if graph is None else graph
         self._buffers: dict[str, Buffer] = {}
         self._last: Submission | None = None
         self._copies: PageCopies | None = None
@@ -141,7 +159,7 @@ class ModelRunner(ContextManager):
             tier.reserve(self.graph, limits.largest)
             later = tier if isinstance(tier, UploadsLater) else None
             for decl in self.graph.buffers.values():
-                if decl.kind not in STEP_LOCAL:
+                if decl.kind not in STEP_LOCAL and decl.name not in shared:
                     self._buffers[decl.name] = self._provide(decl, progress, later)
             if later is not None and not later.finish_uploads():
                 self._refuse_broken()
@@ -149,7 +167,7 @@ class ModelRunner(ContextManager):
             self.close()
             raise
         self._executable = ExecutableGraph(
-            tier, self.graph, self._buffers, limits.largest, LOG_PROBABILITIES
+            tier, self.graph, {**self._buffers, **shared}, limits.largest, LOG_PROBABILITIES
         )
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
@@ -162,6 +180,10 @@ class ModelRunner(ContextManager):
         allowed = self._optional_input("request.allowed", np.uint32)
         self._allowed = None if allowed is None else allowed.reshape(limits.masks, -1)
         self._bias = self._optional_input("request.bias", LOGIT_BIAS)
+        self._hidden_rows = self._optional_input(HIDDEN_ROWS, np.int32)
+        pairs = self._optional_input(HIDDEN_PAIRS, np.int32)
+        self._hidden_pairs = None if pairs is None else pairs.reshape(-1, 2)
+        self._hidden = HiddenRows.of(limits)
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
@@ -194,6 +216,7 @@ class ModelRunner(ContextManager):
         self._query[:tokens] = inputs.query
         self._output_rows[:rows] = inputs.output_rows
         self._sampling[:rows] = inputs.sampling
+        self._put_hidden(inputs)
         fence = self._executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
         self._last = Submission(fence, rows, first)
         return self._last
@@ -222,6 +245,11 @@ class ModelRunner(ContextManager):
         """Lower every form of a step now, so that no step pays for it."""
         for bucket in self._executable.buckets:
             self._executable.record(bucket)
+
+    def shared_buffers(self, graph: Graph) -> dict[str, Buffer]:
+        """The buffers that ``graph``, of another part of the model, has in common with this one:
+        weights, tables and hidden states."""
+        return {name: self._buffers[name] for name in shared_names(self.graph, graph)}
 
     def buffer(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a non-scratch buffer, for tests and diagnosis."""
@@ -281,6 +309,15 @@ class ModelRunner(ContextManager):
         self._page_version = int(versions.max())
         return self._page_rows
 
+    def _put_hidden(self, inputs: StepInput) -> None:
+        """Write which hidden states the step reads and stores: by default those of its tokens."""
+        if self._hidden_rows is not None and inputs.hidden_rows is not None:
+            self._hidden_rows[: len(inputs.hidden_rows)] = inputs.hidden_rows
+        if self._hidden_pairs is not None:
+            pairs = inputs.hidden_pairs
+            pairs = self._hidden.written(inputs.query) if pairs is None else pairs
+            self._hidden_pairs[: len(pairs)] = pairs
+
     def _input(self, name: str, dtype: Any) -> NDArray[Any]:
         start = self._executable.inputs.offsets[name]
         nbytes = buffer_bytes(self.graph.buffers[name], self.limits.largest)
@@ -288,6 +325,16 @@ class ModelRunner(ContextManager):
 
     def _optional_input(self, name: str, dtype: Any) -> NDArray[Any] | None:
         return self._input(name, dtype) if name in self.graph.buffers else None
+
+
+def shared_names(graph: Graph, other: Graph) -> set[str]:
+    """The buffers that two graphs of one model have in common."""
+    return {
+        name
+        for name, decl in other.buffers.items()
+        if graph.buffers.get(name) == decl
+        and (decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT) or name == HIDDEN_TABLE)
+    }
 
 
 def _in_turn(progress: Progress | None) -> Progress:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from accel.native.names import (
     DIGEST_CHARACTERS,
     PROCESSOR,
@@ -26,6 +24,7 @@ from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
 from accel.packets.build import Progress
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
+from contract.user_folders import user_folder
 
 PACKAGED = Path(__file__).with_name("built")
 """The folder of the libraries that a wheel contains."""
@@ -54,7 +53,7 @@ class Library:
 
 def default_cache() -> Path:
     """The folder of libraries that were built on this machine."""
-    return platformdirs.user_cache_path("zinc-rt") / TIER
+    return user_folder("cache") / TIER
 
 
 def find_library(cache: Path | None, progress: Progress | None = None) -> Library:

@@ -15,7 +15,7 @@ from harness.settings import Settings, add_flags, resolve
 
 if TYPE_CHECKING:
     from accel.native.plan_export import PlanFacts
-    from harness.generate import SessionOptions
+    from harness.host.session import SessionOptions
     from reference.runner import ModelRunner
 
 NAMES = (
@@ -66,7 +66,7 @@ def export(model: Path, options: SessionOptions, path: Path) -> Path:
     """Load the model file and write its plan; returns the path of the weights."""
     from accel.native.plan_export import export_plan
     from accel.native.tier import NativeTier
-    from harness.generate import load_runner, prepare_session
+    from harness.host.session import load_runner, prepare_session
     from harness.progress import progress_on
 
     progress = progress_on(transient=True)
@@ -113,7 +113,7 @@ def plan_facts(runner: ModelRunner) -> PlanFacts:
 
 
 def _options(settings: Settings, all_logits: bool) -> SessionOptions:
-    from harness.generate import SessionOptions
+    from harness.host.session import SessionOptions
     from harness.tiers import TierOptions
 
     return SessionOptions(

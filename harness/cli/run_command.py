@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
 def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.cli.answer import INTERRUPTED, closing_line, follow, record, show_answer
     from harness.cli.prompt import encode_turn, read_prompt
-    from harness.generate import Recording
+    from harness.host.session import Recording
     from harness.progress import progress_on
 
     prompt = read_prompt(args.prompt, args.file)

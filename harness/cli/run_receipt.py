@@ -17,8 +17,8 @@ from harness.digest import RowDigests, file_digest
 from harness.settings import Settings
 
 if TYPE_CHECKING:
-    from harness.generate import Session
-    from harness.generation import TextGeneration
+    from harness.host.generation import TextGeneration
+    from harness.host.session import Session
 
 
 @dataclass(frozen=True)

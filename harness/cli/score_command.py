@@ -16,7 +16,7 @@ from harness.console import printable, table
 from harness.settings import add_flags, resolve
 
 if TYPE_CHECKING:
-    from harness.generate import Session
+    from harness.host.session import Session
     from reference.sched.scores import TokenScores
 
 NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS)

@@ -11,7 +11,7 @@ from harness.settings_table import names_in
 
 if TYPE_CHECKING:
     from contract.types import SamplingParams
-    from harness.generate import Recording, Session, SessionOptions
+    from harness.host.session import Recording, Session, SessionOptions
     from harness.tiers import TierOptions
 
 MODEL_SETTINGS = names_in("model")
@@ -68,7 +68,7 @@ def open_session(
     A setting the command does not have keeps its default. With ``scores`` texts can be scored, with
     so many likely tokens listed.
     """
-    from harness.generate import Session
+    from harness.host.session import Session
     from harness.progress import progress_on
 
     options = session_options(settings, all_logits=all_logits, chat=chat)
@@ -83,7 +83,7 @@ def session_options(
     settings: Settings, *, all_logits: bool = False, chat: bool = False
 ) -> SessionOptions:
     """The session options in the settings."""
-    from harness.generate import SessionOptions
+    from harness.host.session import SessionOptions
 
     return SessionOptions(
         tier=settings["tier"],

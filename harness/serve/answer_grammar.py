@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from contract.types import Request
-from harness.serve.dialect.calls import ANY_OBJECT, json_rule
-from harness.serve.errors import ApiError
-from harness.serve.structured.gbnf import gbnf_rules
-from harness.serve.structured.grammars import (
+from harness.host.dialect.calls import ANY_OBJECT, json_rule
+from harness.host.structured.gbnf import gbnf_rules
+from harness.host.structured.grammars import (
     GrammarBroke,
     GrammarRefused,
     Grammars,
@@ -18,7 +17,8 @@ from harness.serve.structured.grammars import (
     TokenMasks,
     regex_rule,
 )
-from harness.serve.structured.schema_tree import SchemaRefused
+from harness.host.structured.schema_tree import SchemaRefused
+from harness.serve.errors import ApiError
 from harness.serve.wire import ChatRequest
 from harness.serve.wire_tools import (
     JsonObjectFormat,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from contract.types import FinishReason, Request, TokenEvent
-from harness.serve.reply import Part, ReplyParser, joined
+from harness.host.reply import Part, ReplyParser, joined
 from reference.model.text_stream import TextStream
 
 TOOL_CALLS = "tool_calls"

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from contract.errors import QueueFull, RequestError, TemplateError, TemplateRefused, TenantQueueFull
+from harness.host.submissions import EngineStopped
 from harness.serve.storage import StorageProblem
-from harness.serve.submissions import EngineStopped
 
 TYPES = {
     400: "invalid_request_error",

@@ -21,16 +21,16 @@ from contract.types import (
     TokenEvent,
 )
 from harness.digest import RowDigests, RunningDigest
+from harness.host.driver import EventStream
+from harness.host.event_queue import Delivered
+from harness.host.prompt_scores import PromptScores
+from harness.host.submissions import joined_sinks
+from harness.host.watch import RequestFacts
 from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
 from harness.serve.chat import ChatPlan
 from harness.serve.choices import Choice, Piece, count, joined_pieces, parts_of
-from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
-from harness.serve.event_queue import Delivered
 from harness.serve.model import ServedModel
-from harness.serve.prompt_scores import PromptScores
-from harness.serve.submissions import joined_sinks
-from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.model.text_stream import TextStream
 

@@ -10,10 +10,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from contract.types import Tenant
-from harness.serve.driver import EngineDriver
+from harness.host.driver import EngineDriver
+from harness.host.submissions import EngineStopped
 from harness.serve.generation import Generation
 from harness.serve.histograms import Histogram
-from harness.serve.submissions import EngineStopped
 from reference.engine import Engine, EngineStatistics
 from reference.sched.tenants import Usage
 

@@ -13,24 +13,24 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness import catalog
-from harness.drafting import load_drafter
-from harness.generate import (
+from harness.host.dialect import Dialect, dialect_of
+from harness.host.drafting import load_drafter
+from harness.host.driver import BUFFERED_EVENTS, EngineDriver
+from harness.host.multi_engine import MultiEngineDriver
+from harness.host.session import (
     SessionOptions,
     load_runner,
     make_engine,
     prepare_session,
     recorded_tier,
 )
+from harness.host.structured.grammars import Grammars
 from harness.progress import NullProgress, Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
-from harness.serve.dialect import Dialect, dialect_of
-from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
 from harness.serve.fingerprint import file_digests, system_fingerprint
-from harness.serve.multi_engine import MultiEngineDriver
 from harness.serve.storage import ProblemLog, StorageProblem
-from harness.serve.structured.grammars import Grammars
 from harness.serve.wire import ChatRequest, Message, TemplateOptions
 from harness.serve.wire_tools import Tool
 from harness.trace.record import RecordedTier
@@ -253,7 +253,7 @@ def open_model(
     """Load a model and start the thread that drives it; both end with ``owned``. With ``together``
     that is the one of all models there, whose tenants are its own.
 
-    Raises what ``harness.generate.Session.open`` raises.
+    Raises what ``harness.host.session.Session.open`` raises.
     """
     session = options.session
     prepared = prepare_session(path, served_session(session), owned)
@@ -270,7 +270,7 @@ def open_model(
             session,
             tenants=together.tenants if together else Tenants(tenants, clock=time.monotonic),
             clock=time.monotonic,
-            drafter=load_drafter(prepared.drafting, model, tier, session.draft, owned, progress),
+            drafter=load_drafter(prepared.drafting, runner, session.draft, owned, progress),
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from contract.errors import QueueFull, RequestError
 from contract.types import Request, SamplingParams, Tenant
+from harness.host.submissions import EngineStopped, Submission
 from harness.serve.caller import Caller, Gone
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.generation import FAILURES
@@ -18,7 +19,6 @@ from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.service import Began, Service
 from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
-from harness.serve.submissions import EngineStopped, Submission
 
 Result = TypeVar("Result")
 

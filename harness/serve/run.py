@@ -14,7 +14,8 @@ from pathlib import Path
 
 from contract.errors import CatalogError, ConfigError, RequestError, ZincError
 from harness import catalog
-from harness.generate import Recording
+from harness.host.multi_engine import MultiEngineDriver
+from harness.host.session import Recording
 from harness.progress import NullProgress, Progress
 from harness.serve.accounts import Accounts
 from harness.serve.addresses import reachable_host
@@ -23,7 +24,6 @@ from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
-from harness.serve.multi_engine import MultiEngineDriver
 from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
 from harness.serve.receipts.store import ReceiptStore

@@ -10,6 +10,7 @@ from functools import partial
 
 from contract.errors import RequestError
 from contract.types import Request, Tenant
+from harness.host.submissions import EngineStopped
 from harness.serve.accounts import Accounts
 from harness.serve.answer_grammar import TextPlan
 from harness.serve.answers import Answer, AnswerFormat, ChatShape, Json, ShapeOf
@@ -26,7 +27,6 @@ from harness.serve.receipts.make import store_answer
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.storage import StorageProblem
 from harness.serve.streams import CLIENT_LEFT, event_stream, whole_answer
-from harness.serve.submissions import EngineStopped
 from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
 from harness.tenants import Account
 

@@ -19,13 +19,13 @@ from types import MappingProxyType
 from typing import Self
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
+from harness.host.multi_engine import MultiEngineDriver, SharedDriver
 from harness.serve.accounts import Accounts, Tenanted
 from harness.serve.errors import RESTART_SECONDS, ApiError
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import LATEST, ServedModel, other_names
-from harness.serve.multi_engine import MultiEngineDriver, SharedDriver
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.service import Service
 

@@ -8,14 +8,18 @@ again before they are read. So drafts change no token, whatever they are.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.lazy_dataclass import dataclass
+from reference.limits import RING_STEPS
+from reference.runner import ModelRunner, StepInput, Submission
 
 Tokens = NDArray[np.int32]
 
@@ -50,6 +54,35 @@ class Drafter(Protocol):
 
     def forget(self, key: int) -> None:
         """Forget a sequence that lost its slot."""
+
+
+class ChainedStep(NamedTuple):
+    """A step of a model that drafts, and the index of the sequence of each of its output rows."""
+
+    inputs: StepInput
+    rows: list[int]
+
+
+def generate_drafts(
+    runner: ModelRunner, steps: Iterable[ChainedStep], sequences: int
+) -> list[list[int]]:
+    """The tokens that ``steps`` sample for each of so many sequences. The steps are queued one
+    after the other, and their tokens stay on the device until all are computed."""
+    drafts: list[list[int]] = [[] for _ in range(sequences)]
+    in_flight: deque[tuple[Submission, list[int]]] = deque()
+
+    def read() -> None:
+        submission, rows = in_flight.popleft()
+        for index, token in zip(rows, runner.collect(submission).token.tolist(), strict=True):
+            drafts[index].append(token)
+
+    for step in steps:
+        in_flight.append((runner.submit(step.inputs), step.rows))
+        if len(in_flight) == RING_STEPS:
+            read()
+    while in_flight:
+        read()
+    return drafts
 
 
 class PromptLookup:

@@ -298,8 +298,10 @@ class Engine(TenantCalls):
         return self._output_processor.events()
 
     def give_back(self) -> None:
-        """Drop all requests and take what they used from their tenants' accounts: the engine is not
-        used any more, but other engines share its tenants."""
+        """Drop all requests and the events that were not taken, and take what they used from their
+        tenants' accounts and the ledger: the engine is not used any more, but other engines share
+        its tenants."""
+        self._output_processor.drop()
         self._live.clear()
         self._whole = False
         self._recover(fault=False)

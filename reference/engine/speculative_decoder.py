@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import AcceptedTokens, Drafter, DraftRequest, SpeculationStatistics
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits
 from reference.runner import ModelRunner
 from reference.sched.cost import Load, StepCost
+from reference.sched.planner import Chunk
 
 FIRST_DRAFTS = 3
 """Most drafted tokens in a step until drafts were right: a wrong one costs its part of the step."""
@@ -41,6 +43,9 @@ class SpeculativeDecoder:
         self._runner = runner
         self._slot_manager = slot_manager
         self._drafter = drafter
+        self._block = drafter if isinstance(drafter, DraftBlock) else None
+        if self._block is not None:
+            self._block.attach(slot_manager.table)
         self._most = most
         self._cost = cost
         self._yields: dict[int, AcceptedTokens] = {}
@@ -60,17 +65,28 @@ class SpeculativeDecoder:
         table.known[slot] = sequence.known
         return True
 
-    def draft(self) -> None:
-        """Draft tokens for every sequence in lockstep whose tokens are all known."""
-        table, running = self._slot_manager.table, self._slot_manager.running
-        ready = [
+    def next_positions(self) -> list[Chunk]:
+        """A draft block's keys lie in the pages of a sequence, so each sequence that waits for
+        drafts needs the page of its last token before: a chunk of that token for each."""
+        if self._block is None:
+            return []
+        return [Chunk(slot, sequence.known - 1, 1) for slot, sequence in self._ready()]
+
+    def _ready(self) -> list[tuple[int, Sequence]]:
+        """The sequences in lockstep whose tokens are all known."""
+        table = self._slot_manager.table
+        return [
             (slot, sequence)
-            for slot, sequence in running.items()
+            for slot, sequence in self._slot_manager.running.items()
             if table.lockstep[slot]
             and not table.stalled[slot]
             and not table.draft[slot]
             and table.computed[slot] == table.known[slot] - 1
         ]
+
+    def draft(self) -> None:
+        """Draft tokens for every sequence in lockstep whose tokens are all known."""
+        running, ready = self._slot_manager.running, self._ready()
         room = self._room(len(running))
         opened: list[DraftRequest] = []
         for slot, sequence in ready:
@@ -83,12 +99,20 @@ class SpeculativeDecoder:
         for slot, sequence in ready:
             self._write(sequence, drafts.get(slot))
 
-    def before_step(self, sequences: list[Sequence]) -> None:
-        """Save the recurrent states that wrong drafts would spoil, just before the submission."""
+    def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
+        """Save what the step that is submitted next would overwrite: recurrent states, which wrong
+        drafts spoil, and what a draft block reads."""
+        if self._block is not None:
+            self._block.before_step(sequences, chunks)
         if self._slot_manager.keeps_states:
             for sequence in sequences:
                 if self._slot_manager.table.draft[sequence.slot] and sequence.undo is not None:
                     self._runner.recurrent.save(sequence.slot, sequence.undo)
+
+    def after_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
+        """A step over ``chunks`` was submitted."""
+        if self._block is not None:
+            self._block.after_step(sequences, chunks)
 
     def settle(self, sequence: Sequence, start: int, stop: int) -> None:
         """After a step over ``start`` to ``stop`` - 1 was read and the tokens it gave are known:

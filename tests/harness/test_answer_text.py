@@ -8,7 +8,7 @@ import pytest
 
 from contract.errors import NonFiniteLogits
 from contract.types import FinishReason, TokenEvent
-from harness.answer_text import AnswerText
+from harness.host.answer_text import AnswerText
 from reference.model.open import open_model
 from reference.model.tokenizer import Tokenizer
 

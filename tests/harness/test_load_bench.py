@@ -44,7 +44,7 @@ from harness.bench.load.plan import (
 )
 from harness.bench.load.report import METRICS, render_server_bench
 from harness.bench.load.servers import ServerSetup, own_server
-from harness.generate import SessionOptions
+from harness.host.session import SessionOptions
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from tests.conftest import SyntheticModel

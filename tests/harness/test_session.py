@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness.generate
+import harness.host.session
 from contract.errors import DoesNotFit
 from contract.tier import Tier
 from contract.types import FinishReason, SamplingParams
-from harness.generate import Session, SessionOptions, prepare_session
+from harness.host.prefix_watch import PrefixWatch
+from harness.host.session import Session, SessionOptions, prepare_session
 from harness.memory import pages_in
-from harness.prefix_watch import PrefixWatch
 from harness.synth import SynthSpec, sized_spec, write_synthetic
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
@@ -45,7 +45,7 @@ def test_the_template_starts_before_the_model_is_loaded(
     """Only where a template is going to be rendered; the session then has that one."""
     happened: list[str] = []
     started: list[ChatTemplate] = []
-    start, load = ChatTemplate.start, harness.generate.load_runner
+    start, load = ChatTemplate.start, harness.host.session.load_runner
 
     def noted_start(template: ChatTemplate) -> None:
         happened.append("template")
@@ -57,7 +57,7 @@ def test_the_template_starts_before_the_model_is_loaded(
         return load(*arguments)
 
     monkeypatch.setattr(ChatTemplate, "start", noted_start)
-    monkeypatch.setattr(harness.generate, "load_runner", noted_load)
+    monkeypatch.setattr(harness.host.session, "load_runner", noted_load)
     options = SessionOptions(tier="cpu", context=64, chat=chat)
     with Session.open(model_path, options) as session:
         assert happened == (["template", "load"] if chat else ["load"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.generate import Session, SessionOptions
+from harness.host.session import Session, SessionOptions
 
 
 def our_logits(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,20 +13,12 @@ from harness.serve import listen, streams
 from harness.serve.data_lines import PING
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Cancellations, Serve
 from tests.serve.http import Http, posted
 
 COMPLETIONS = "/v1/completions"
-LONG = {"prompt": "abc", "max_tokens": 250, "ignore_eos": True}
-SECONDS = 30.0
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Fails when something does not come true."""
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline, "waited for what did not happen"
-        time.sleep(0.005)
+LONG = {"prompt": "abc", "max_tokens": 250, "ignore_eos": True, "seed": 5}
 
 
 def running(server: Running) -> int:
@@ -145,7 +136,7 @@ def test_one_who_never_reads_is_cut_off(serve: Serve, monkeypatch: pytest.Monkey
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         with connection:
-            connection.settimeout(SECONDS)
+            connection.settimeout(PATIENCE_SECONDS)
             connection.connect(http.address)
             body = {**LONG, "stream": True, "n": 4, "logprobs": 20}
             connection.sendall(posted(COMPLETIONS, body))
@@ -187,7 +178,7 @@ def test_a_slow_request_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatc
         http = Http(server.url)
         with http.connected() as connection:
             connection.sendall(posted(COMPLETIONS, LONG)[:-20])
-            deadline = time.monotonic() + SECONDS
+            deadline = time.monotonic() + PATIENCE_SECONDS
             while not gone(connection):
                 assert time.monotonic() < deadline
                 assert http.get("/health").status == 200
@@ -205,6 +196,7 @@ def gone(connection: socket.socket) -> bool:
 
 def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times what may wait: all are answered or refused at once, and nothing is lost."""
+    monkeypatch.setattr(listen, "SILENT_SECONDS", PATIENCE_SECONDS)
     steps = hold_steps(monkeypatch)
     with serve(slots=1, queue_depth=2) as server:
         http = Http(server.url)

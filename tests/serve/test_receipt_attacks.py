@@ -14,7 +14,7 @@ import pytest
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT
 from harness.cli.main import main
-from harness.generate import SessionOptions
+from harness.host.session import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.document import (
     MOST_BYTES,

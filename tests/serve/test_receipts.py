@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from contract.types import LOCAL_TENANT
-from harness.generate import SessionOptions
+from harness.host.session import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.document import (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.generate import Session, SessionOptions
+from harness.host.session import Session, SessionOptions
 from harness.serve.rerank import INSTRUCTION, TEMPLATE, score_of
 from harness.serve.run import Running
 from harness.serve.verify import first_difference

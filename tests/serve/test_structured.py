@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import Request, SamplingParams
-from harness.serve.background_work import BackgroundWork
-from harness.serve.dialect.calls import json_rule
-from harness.serve.driver import EngineDriver, EventStream
-from harness.serve.structured.grammars import (
+from harness.host.background_work import BackgroundWork
+from harness.host.dialect.calls import json_rule
+from harness.host.driver import EngineDriver, EventStream
+from harness.host.structured.grammars import (
     GrammarBroke,
     GrammarLimits,
     GrammarRefused,
@@ -35,6 +35,7 @@ from reference.observer import Observer
 from reference.runner import ModelRunner
 from reference.sched.constraints import Mask
 from tests.model.tokenizer_data import byte_level_metadata
+from tests.patience import PATIENCE_SECONDS
 
 LIKELY = frozenset(b'"}],0123456789.-:{[truefalsn \\aAzZ#@')
 
@@ -228,10 +229,10 @@ def test_a_late_mask_is_told_once_it_is_there(grammars: Grammars) -> None:
         assert background.settle(0) == [1]
         for request_id in (2, 3):
             background.received(request_id, ord("a"))
-        assert background.settle(30) == []
+        assert background.settle(PATIENCE_SECONDS) == []
         assert background.late == {1}
         gate.set()
-        assert told.wait(30)
+        assert told.wait(PATIENCE_SECONDS)
         assert arrived == [1]
         assert background.settled(1)
         assert not background.settled(1)

@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 
 from contract.errors import ZincError
 from contract.types import Request, TokenEvent
-from harness.serve.driver import EngineDriver, EventStream
-from harness.serve.submissions import Submission
+from harness.host.driver import EngineDriver, EventStream
+from harness.host.submissions import Submission
 
 Result = TypeVar("Result")
 Given = TypeVar("Given", covariant=True)

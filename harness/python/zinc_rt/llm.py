@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import Request
-from harness.serve.pooling import Pool, pooling_of, tokens_to_embed
-from harness.serve.submissions import Submission
+from harness.host.pooling import Pool, pooling_of, tokens_to_embed
+from harness.host.submissions import Submission
 from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
 from zinc_rt.batches import WAIT_SECONDS, Finished
 from zinc_rt.conversations import Conversations, fields_of

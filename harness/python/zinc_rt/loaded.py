@@ -17,12 +17,12 @@ from typing import TypeVar, Unpack
 from contract.context_manager import ContextManager
 from contract.errors import RequestError
 from contract.types import MAX_INT32
-from harness.drafting import load_drafter
-from harness.generate import load_runner, make_engine, prepare_session
+from harness.host.drafting import load_drafter
+from harness.host.driver import EngineDriver
+from harness.host.session import load_runner, make_engine, prepare_session
+from harness.host.structured.grammars import Grammars
+from harness.host.submissions import EndWords, EngineStopped
 from harness.progress import NullProgress, Progress, progress_on
-from harness.serve.driver import EngineDriver
-from harness.serve.structured.grammars import Grammars
-from harness.serve.submissions import EndWords, EngineStopped
 from zinc_rt.arguments import ModelSettings, opening, signature_of
 from zinc_rt.batches import Job, run_batch
 from zinc_rt.shapes import Prompt, token_ids, wrong
@@ -74,9 +74,7 @@ class LoadedModel(ContextManager):
                 load_runner(prepared.model, prepared.tier, prepared.limits, self._progress(True))
             )
             bar = self._progress(True)
-            drafter = load_drafter(
-                prepared.drafting, prepared.model, prepared.tier, options.draft, owned, bar
-            )
+            drafter = load_drafter(prepared.drafting, runner, options.draft, owned, bar)
             engine = partial(
                 make_engine,
                 runner,

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError, ZincError
 from contract.types import FinishReason, Request, TokenEvent
-from harness.answer_text import AnswerText
-from harness.serve.driver import EventStream
-from harness.serve.reply import Part, ReplyParser
-from harness.serve.structured.grammars import TokenMasks
-from harness.serve.submissions import NO_MASKS, Submission
+from harness.host.answer_text import AnswerText
+from harness.host.driver import EventStream
+from harness.host.reply import Part, ReplyParser
+from harness.host.structured.grammars import TokenMasks
+from harness.host.submissions import NO_MASKS, Submission
 from reference.model.tokenizer import Tokenizer
 from zinc_rt.outputs import Completion, Output, Piece
 from zinc_rt.parameters import SamplingParams

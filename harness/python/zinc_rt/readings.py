@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from contract.errors import NonFiniteLogits, ZincError
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from harness.serve.driver import EventStream
-from harness.serve.pooling import Pool
-from harness.serve.submissions import Submission
+from harness.host.driver import EventStream
+from harness.host.pooling import Pool
+from harness.host.submissions import Submission
 from reference.runner import HIDDEN
 from reference.sched.scores import TokenScores
 from zinc_rt.outputs import Score

@@ -11,11 +11,11 @@ import msgspec
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import FinishReason
+from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.answers import Answer, Json
 from harness.serve.anthropic.errors import error_body
 from harness.serve.choices import TOOL_CALLS, Piece
 from harness.serve.errors import ApiError
-from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.strict_json import BadJson, loads
 
 REASONS = {

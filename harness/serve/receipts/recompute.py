@@ -16,12 +16,13 @@ from msgspec import Struct
 from contract.errors import ZincError
 from contract.types import LOCAL_TENANT, FinishReason
 from harness.digest import RowDigests
+from harness.host.event_queue import Delivered
+from harness.host.submissions import Submission
 from harness.serve.answer_grammar import masks_of
 from harness.serve.caller import Caller
 from harness.serve.choices import TOOL_CALLS
 from harness.serve.embeddings import EmbeddingRequest, embed, texts_of
 from harness.serve.errors import ApiError
-from harness.serve.event_queue import Delivered
 from harness.serve.generation import Generation
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.check import DerivedRequests, payload_bytes
@@ -29,7 +30,6 @@ from harness.serve.receipts.document import ChoiceFacts, Receipt
 from harness.serve.scores import ScoreRequest, score, texts_to_score
 from harness.serve.service import Began, Service
 from harness.serve.strict_json import BadJson, loads
-from harness.serve.submissions import Submission
 from harness.serve.wire import decode
 from reference.model.text_stream import TextStream
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, cast
 
 import harness
 from harness.extras import optional_libraries
-from harness.generate import prepare_session
-from harness.serve.driver import EngineDriver
+from harness.host.driver import EngineDriver
+from harness.host.session import prepare_session
+from harness.host.structured.grammars import Grammars
 from harness.serve.fingerprint import system_fingerprint
 from harness.serve.model import (
     ModelOptions,
@@ -23,7 +24,6 @@ from harness.serve.model import (
     sampling_of_file,
     served_session,
 )
-from harness.serve.structured.grammars import Grammars
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from contract.errors import ZincError
 from contract.types import TokenEvent
 from harness.digest import RunningDigest
+from harness.host.driver import EventStream
+from harness.host.prompt_scores import PromptScores
+from harness.host.submissions import Submission
 from harness.serve.accounts import Accounts
-from harness.serve.driver import EventStream
 from harness.serve.model import ModelOptions, ServedModel, open_model
-from harness.serve.prompt_scores import PromptScores
 from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate, Work
-from harness.serve.submissions import Submission
 from reference.runner import HIDDEN
 
 T = TypeVar("T")

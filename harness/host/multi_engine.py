@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from contract.errors import DeviceLost
 from contract.types import Tenant, TokenEvent
-from harness.serve.driver import (
+from harness.host.driver import (
     BUFFERED_EVENTS,
     STALLED_STEP_SECONDS,
     EngineDriver,
     answering,
 )
-from harness.serve.faults import log_fault
-from harness.serve.submissions import EngineStopped, reason_of_end
+from harness.host.faults import log_fault
+from harness.host.submissions import EngineStopped, reason_of_end
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
 from reference.observer import Observer

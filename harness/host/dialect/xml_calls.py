@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.serve.dialect.calls import (
+from harness.host.dialect.calls import (
     Call,
     CallSyntax,
     Function,
@@ -22,16 +22,16 @@ from harness.serve.dialect.calls import (
     literal,
     strict_loads,
 )
-from harness.serve.dialect.schemas import (
+from harness.host.dialect.schemas import (
     OBJECT_KEYWORDS,
     keywords_of,
     members_of,
     only,
     resolved,
 )
-from harness.serve.dialect.xml_text import CLOSE, name_called, read_tags
-from harness.serve.structured.json_schema import enforceable
-from harness.serve.structured.schema_tree import SchemaRefused
+from harness.host.dialect.xml_text import CLOSE, name_called, read_tags
+from harness.host.structured.json_schema import enforceable
+from harness.host.structured.schema_tree import SchemaRefused
 
 CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.S)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.serve.dialect import Dialect
-from harness.serve.dialect.calls import Call, Function, ValueScanner
+from harness.host.dialect import Dialect
+from harness.host.dialect.calls import Call, Function, ValueScanner
 
 BLANKS = " \t\r\n"
 MOST_STARTS = 100

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from harness.answer_text import AnswerText
+from harness.host.answer_text import AnswerText
 from harness.progress import NullProgress, Progress
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.serve.dialect.calls import (
+from harness.host.dialect.calls import (
     Call,
     CallSyntax,
     Function,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from harness.serve.structured.json_schema import ENFORCED
-from harness.serve.structured.schema_tree import SchemaRefused, referenced
+from harness.host.structured.json_schema import ENFORCED
+from harness.host.structured.schema_tree import SchemaRefused, referenced
 
 LONGEST_CHAIN = 32
 """References that lead from one to the next."""

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
 from contract.types import Tenant, TokenEvent
-from harness.serve.background_work import IN_TIME_SECONDS, BackgroundWork
-from harness.serve.event_queue import Delivered, EventQueue, Offer
-from harness.serve.faults import log_fault
-from harness.serve.submissions import EndWords, EngineStopped, Submission, Submits, reason_of_end
-from harness.serve.watch import Listener, RequestFacts, StreamWatch
+from harness.host.background_work import IN_TIME_SECONDS, BackgroundWork
+from harness.host.event_queue import Delivered, EventQueue, Offer
+from harness.host.faults import log_fault
+from harness.host.submissions import EndWords, EngineStopped, Submission, Submits, reason_of_end
+from harness.host.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
 from reference.observer import Observer
 

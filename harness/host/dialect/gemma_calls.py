@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.serve.dialect.calls import (
+from harness.host.dialect.calls import (
     Call,
     CallSyntax,
     Function,
@@ -18,15 +18,15 @@ from harness.serve.dialect.calls import (
     json_rule,
     literal,
 )
-from harness.serve.dialect.schemas import (
+from harness.host.dialect.schemas import (
     OBJECT_KEYWORDS,
     keywords_of,
     members_of,
     only,
     resolved,
 )
-from harness.serve.structured.json_schema import enforceable
-from harness.serve.structured.schema_tree import SchemaRefused
+from harness.host.structured.json_schema import enforceable
+from harness.host.structured.schema_tree import SchemaRefused
 
 NAME = re.compile(r"\s*call:([a-zA-Z0-9_.-]+)(?=\{)")
 KEY = re.compile(r"[a-zA-Z0-9_.-]+")

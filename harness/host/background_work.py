@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property, partial
 
-from harness.serve.structured.grammars import TokenMasks
+from harness.host.structured.grammars import TokenMasks
 
 WORKERS = max(2, min(8, os.cpu_count() or 1))
 IN_TIME_SECONDS = 0.002

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from harness.serve.structured.json_schema import compile_options, enforceable
-from harness.serve.structured.schema_tree import SchemaRefused
+from harness.host.structured.json_schema import compile_options, enforceable
+from harness.host.structured.schema_tree import SchemaRefused
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 

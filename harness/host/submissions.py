@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from contract.errors import DeviceLost, ZincError
 from contract.types import Request
-from harness.serve.faults import log_fault
-from harness.serve.structured.grammars import TokenMasks
+from harness.host.faults import log_fault
+from harness.host.structured.grammars import TokenMasks
 from reference.engine.sequence import LogitsSink
 from reference.runner import LOGITS
 from reference.sched.scores import ScoreSink

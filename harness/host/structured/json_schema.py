@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from harness.serve.structured.schema_tree import (
+from harness.host.structured.schema_tree import (
     LIST_OF_SCHEMAS,
     SCHEMA,
     SCHEMA_BY_NAME,

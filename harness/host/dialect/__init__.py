@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.serve.dialect.calls import CallSyntax, Function, Marks, in_regex, literal
-from harness.serve.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
-from harness.serve.dialect.json_calls import (
+from harness.host.dialect.calls import CallSyntax, Function, Marks, in_regex, literal
+from harness.host.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
+from harness.host.dialect.json_calls import (
     BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
     MistralCalls,
 )
-from harness.serve.dialect.xml_calls import XmlCalls
+from harness.host.dialect.xml_calls import XmlCalls
 from reference.model.tokenizer import Tokenizer, TokenKind
 
 __all__ = ["Dialect", "Reasoning", "dialect_of"]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from harness.serve.structured.grammars import GrammarRefused
+from harness.host.structured.grammars import GrammarRefused
 
 ROOT = "root"
 MOST_CHARACTERS = 256 << 10

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.arranged_weights import needs_model_file
-from harness.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
-from harness.generation import SILENT, TextGeneration
+from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
+from harness.host.generation import SILENT, TextGeneration
+from harness.host.prefix_watch import PrefixWatch
 from harness.memory import (
     LimitsAt,
     budget_of,
@@ -35,10 +36,10 @@ from harness.memory import (
     prompt_steps,
     room_for_prompts,
 )
-from harness.prefix_watch import PrefixWatch
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine, EngineOptions
+from reference.engine.draft_block import drafting_limits
 from reference.engine.drafter import Drafter
 from reference.engine.options import ENGINE_DEFAULTS
 from reference.engine.sequence import LogitsSink
@@ -145,12 +146,20 @@ class SessionOptions:
 
 
 def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
-    """``options.limits`` with as many saved states as there is room for."""
+    """``options.limits`` with as many saved states as there is room for, and with the hidden states
+    that the model's draft block reads if it drafts."""
+    sizes: LimitsAt = options.limits
+    if options.draft and options.draft_model is None and model.draft_problem is None:
+        sizes = partial(_drafting_limits, options)
     if options.state_cache is None:
-        return options.limits
-    each = state_bytes(model.graph(options.limits(PAGE_TOKENS)))
+        return sizes
+    each = state_bytes(model.graph(sizes(PAGE_TOKENS)))
     places = options.state_cache // each if each else 0
-    return lambda context: replace(options.limits(context), saved_states=places)
+    return lambda context: replace(sizes(context), saved_states=places)
+
+
+def _drafting_limits(options: SessionOptions, context: int) -> Limits:
+    return drafting_limits(options.limits(context), options.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +196,15 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     budget = budget_of(tier.available_bytes, options.memory_budget)
     by_chunk = [limits_at(model, replace(options, chunk=n)) for n in options.chunks(tier)]
     plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget)
-    if draft is None:
-        return Prepared(model, tier, template, plan, sizes(plan.context))
-    # The draft model of the longest context leaves that much less; a shorter one needs no more.
-    beside = plan_drafting(draft, tier, sizes(plan.context)).plan.budgeted
-    plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget - beside)
     limits = sizes(plan.context)
-    return Prepared(model, tier, template, plan, limits, plan_drafting(draft, tier, limits))
+    # What drafts for the longest context leaves that much less; a shorter one needs no more.
+    drafting = plan_drafting(draft, model, tier, limits)
+    if drafting is not None:
+        left = budget - drafting.plan.budgeted
+        plan, sizes = plan_steps(model, tier, by_chunk, options.context, left)
+        limits = sizes(plan.context)
+        drafting = plan_drafting(draft, model, tier, limits)
+    return Prepared(model, tier, template, plan, limits, drafting)
 
 
 class Session(ContextManager):
@@ -230,7 +241,7 @@ class Session(ContextManager):
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
-            drafter = load_drafter(prepared.drafting, model, tier, options.draft, owned, progress)
+            drafter = load_drafter(prepared.drafting, runner, options.draft, owned, progress)
             watch = PrefixWatch(_observed(options.recording, owned))
             engine = make_engine(
                 runner,
