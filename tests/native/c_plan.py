@@ -19,7 +19,7 @@ from accel.native.plan_export import sealed
 from accel.native.plan_file import ABI, HEADER
 from contract.dtypes import DEFAULT_KV
 from harness.cli.export_plan_command import export
-from harness.generate import SessionOptions
+from harness.host.session import SessionOptions
 from harness.tiers import TierOptions
 from tests.needs import machine_lacks
 

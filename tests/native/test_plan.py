@@ -18,7 +18,7 @@ from contract.dtypes import DEFAULT_KV
 from contract.records import SAMPLING as SAMPLING_RECORD
 from contract.types import SamplingParams
 from harness.digest import file_digest, logits_digest
-from harness.generate import Session
+from harness.host.session import Session
 from tests.families_table import FAMILIES
 from tests.native.c_plan import (
     CHUNK,
