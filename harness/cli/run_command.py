@@ -103,7 +103,7 @@ def _add_common(parser: Any, output: argparse._ArgumentGroup) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="record every step, to be repeated by python -m harness.replay",
+        help="record every step, to be repeated by zinc-rt replay",
     )
     output.add_argument(
         "--timeline",
