@@ -168,7 +168,7 @@ class SpeculativeDecoder:
             most = min(most, limits.recent_tokens - sampling.repeat_last_n)
         if self._slot_manager.recurrent:
             if sequence.undo is None:
-                sequence.undo = self._slot_manager.memory.save_state_slot()
+                sequence.undo = self._slot_manager.memory.save_state_slot(own=True)
             if sequence.undo is None:
                 return 0
             table = self._slot_manager.table
