@@ -30,7 +30,7 @@ from tests.peer.float64_hybrid import Float64Hybrid
 ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")
 ON = ("cpu", "late", "native", "opencl", "vulkan")
 LIMITS = Limits(
-    slots=3, context=112, pages=14, step_tokens=48, step_rows=24, saved_states=6, masks=3,
+    slots=3, context=112, pages=9, step_tokens=48, step_rows=24, saved_states=6, masks=3,
     biases=4, top_log_probabilities=4, hidden_states=True,
 )  # fmt: skip
 DRAFTS = 5
@@ -134,7 +134,8 @@ def test_no_draft_changes_an_answer(
     counts = engine.statistics
     assert counts.speculation.accepted > 10
     assert counts.speculation.drafted > counts.speculation.accepted
-    assert counts.preempted and counts.prefix.tokens_hit
+    assert counts.preempted
+    assert counts.prefix.tokens_hit
 
 
 def test_a_cancel_at_any_step_changes_no_other(synthetic_model: SyntheticModel) -> None:
@@ -212,9 +213,7 @@ class _WithLogits:
 
 @pytest.mark.parametrize("every", [1, 41], ids=["every step", "now and then"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_drafts_follow_the_formulas(
-    synthetic_model: SyntheticModel, name: str, every: int
-) -> None:
+def test_drafts_follow_the_formulas(synthetic_model: SyntheticModel, name: str, every: int) -> None:
     """Prompts in short chunks and in chunks longer than a ring, drafts after every step and after
     longer than a ring holds: the logits are those of the whole sequence in binary64."""
     path = synthetic_model(architecture=name, quant="f32", nextn_layers=1, seed=3)
@@ -230,7 +229,7 @@ def test_drafts_follow_the_formulas(
     assert len(drafter.drafted) > 3
     for tokens, row in drafter.drafted:
         expected = truth.draft_logits(tokens)[-1]
-        assert np.abs(row - expected).max() < 1e-4 * np.abs(expected).max()
+        assert np.abs(row - expected).max() < 1e-3 * np.abs(expected).max()
 
 
 def test_a_prefix_hit_has_the_keys_of_the_block(synthetic_model: SyntheticModel) -> None:
@@ -240,13 +239,13 @@ def test_a_prefix_hit_has_the_keys_of_the_block(synthetic_model: SyntheticModel)
     with CpuTier() as tier, drafting(path, tier) as (runner, block):
         drafter = Observed(block, 1)
         engine = Engine(runner, EngineOptions(draft_tokens=DRAFTS), drafter=drafter)
-        run(engine, [Request(0, prompt(0, 48), 20, SamplingParams())])
+        run(engine, [Request(0, prompt(0, 49), 20, SamplingParams())])
         drafter.drafted.clear()
-        run(engine, [Request(1, prompt(0, 48) + (5, 6), 20, SamplingParams())])
+        run(engine, [Request(1, (*prompt(0, 48), 5, 6), 20, SamplingParams())])
         assert engine.statistics.prefix.tokens_hit == 48
     assert drafter.drafted
     for tokens, row in drafter.drafted:
         expected = truth.draft_logits(tokens, frozenset({48}))[-1]
-        assert np.abs(row - expected).max() < 1e-4 * np.abs(expected).max()
+        assert np.abs(row - expected).max() < 1e-3 * np.abs(expected).max()
         other = truth.draft_logits(tokens)[-1]
-        assert np.abs(row - other).max() > 1e-4 * np.abs(other).max()
+        assert np.abs(row - other).max() > 1e-3 * np.abs(other).max()
