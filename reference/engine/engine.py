@@ -79,7 +79,9 @@ class Engine(TenantCalls):
         self._speculative = (
             None
             if drafter is None
-            else SpeculativeDecoder(runner, self._slot_manager, drafter, options.draft_tokens, cost)
+            else SpeculativeDecoder(
+                runner, self._slot_manager, drafter, options.draft_tokens, cost, clock
+            )
         )
         self._scheduler = Scheduler(
             runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.ledger,
