@@ -30,7 +30,8 @@ class Limits:
     log-probabilities are listed. When one of these is 0 the graph has no operand for it. With
     ``hidden_states`` the input of the output projection, the normed state of the last layer, can be
     read too. With ``scores`` every row of a step can give the log-probability of a token of its
-    prompt, which needs ``top_log_probabilities``.
+    prompt, which needs ``top_log_probabilities``. With ``digests`` rows of logits can be digested
+    where they are (rule R12).
 
     Raises ValueError for a storage type that keys and values cannot have, and for ``masks``,
     ``biases`` or ``top_log_probabilities`` out of range.
@@ -50,6 +51,7 @@ class Limits:
     top_log_probabilities: int = 0
     hidden_states: bool = False
     scores: bool = False
+    digests: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV:

@@ -34,6 +34,8 @@ TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
 LOG_PROBABILITIES = (CHOSEN, TOP_IDS, TOP_LOGS)
 """The outputs of rule R10, which a graph has whose limits list some."""
+ROW_DIGEST = "output.row_digest"
+"""The digests of rule R12, an output of a graph whose limits have ``digests``."""
 PAGE_TABLE = "request.page_table"
 """The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
@@ -55,7 +57,8 @@ class StepInput:
 
     ``allowed`` uint32[n, mask words] are the masks and ``bias`` LOGIT_BIAS[n] the biases that
     records of ``sampling`` refer to; None where no record does. Of n there are at most
-    ``limits.masks``, and ``limits.slots * limits.biases``.
+    ``limits.masks``, and ``limits.slots * limits.biases``. ``digested`` int32[rows] is not 0 in
+    rows whose digests are requested, None where none are.
     """
 
     query: NDArray[np.void]
@@ -66,6 +69,7 @@ class StepInput:
     allowed: NDArray[np.uint32] | None = None
     bias: NDArray[np.void] | None = None
     page_versions: NDArray[np.int64] | None = None
+    digested: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,7 @@ class ModelRunner(ContextManager):
             self.close()
             raise
         self._executable = ExecutableGraph(
-            tier, self.graph, self._buffers, limits.largest, LOG_PROBABILITIES
+            tier, self.graph, self._buffers, limits.largest, (LOG_PROBABILITIES, (ROW_DIGEST,))
         )
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
@@ -160,6 +164,7 @@ class ModelRunner(ContextManager):
         allowed = self._optional_input("request.allowed", np.uint32)
         self._allowed = None if allowed is None else allowed.reshape(limits.masks, -1)
         self._bias = self._optional_input("request.bias", LOGIT_BIAS)
+        self._digested = self._optional_input("request.digested", np.int32)
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
@@ -187,6 +192,8 @@ class ModelRunner(ContextManager):
         self._query[:tokens] = inputs.query
         self._output_rows[:rows] = inputs.output_rows
         self._sampling[:rows] = inputs.sampling
+        if self._digested is not None:
+            self._digested[:rows] = 0 if inputs.digested is None else inputs.digested
         fence = self._executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
         self._last = Submission(fence, rows, first)
         return self._last
