@@ -268,15 +268,16 @@ class Session(ContextManager):
         stop: Sequence[str] = (),
         progress: Progress = SILENT,
         on_logits: LogitsSink | None = None,
+        output: str | None = None,
     ) -> TextGeneration:
         """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
 
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
         shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
-        sampled from. Raises RequestError.
+        sampled from, or ``output`` of them. Raises RequestError.
         """
         request = Request(self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
-        self._latest = TextGeneration(self, request, progress, on_logits)
+        self._latest = TextGeneration(self, request, progress, on_logits, output)
         return self._latest
 
     def step(self, request_id: int) -> list[TokenEvent]:

@@ -84,9 +84,10 @@ class TextGeneration(Iterator[TextPiece]):
         request: Request,
         progress: Progress = SILENT,
         on_logits: LogitsSink | None = None,
+        output: str | None = None,
     ) -> None:
         """Submits ``request``; raises RequestError when it cannot be served. ``on_logits`` receives
-        the logits that its tokens are sampled from."""
+        the logits that its tokens are sampled from, or ``output`` of them."""
         self._session = session
         self._request = request
         self._progress = progress
@@ -95,7 +96,9 @@ class TextGeneration(Iterator[TextPiece]):
         self._reading = False
         self.sampled: list[int] = []
         """Every token so far, the one that ended the text included."""
-        session.engine.submit(request, on_logits, len(request.prompt) - 1 if on_logits else 0)
+        first = len(request.prompt) - 1 if on_logits else 0
+        named = {} if output is None else {"output": output}
+        session.engine.submit(request, on_logits, first, **named)
         self._started = self._first = self._latest = time.perf_counter()
         self._pieces = self._run()
 

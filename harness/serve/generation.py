@@ -21,6 +21,7 @@ from contract.types import (
     TokenEvent,
 )
 from harness.digest import RowDigests, RunningDigest
+from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
 from harness.serve.chat import ChatPlan
 from harness.serve.choices import Choice, Piece, count, joined_pieces, parts_of
@@ -33,6 +34,7 @@ from harness.serve.submissions import joined_sinks
 from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.model.text_stream import TextStream
+from reference.runner import LOGITS
 
 T = TypeVar("T")
 DRAWN_SEED_BITS = 53
@@ -59,9 +61,9 @@ class Generation:
 
     ``plan`` says what the answers of a chat are made of, ``constrained`` what texts that are no
     chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. With
-    ``rows`` it has its ``tokens`` and ``step_digests`` for a receipt, which ``make_receipt`` makes
-    once. Raises RequestError, QueueFull, EngineStopped and ApiError when it cannot begin. Iterate
-    ``pieces``, and ``cancel`` whatever happens.
+    ``leaves``, the form of a receipt's leaves, it has its ``tokens`` and ``step_digests`` for a
+    receipt, which ``make_receipt`` makes once. Raises RequestError, QueueFull, EngineStopped and
+    ApiError when it cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Generation:
         plan: ChatPlan | None = None,
         constrained: Constrained | None = None,
         stop_tokens: Collection[int] = (),
-        rows: bool = False,
+        leaves: int = 0,
     ) -> None:
         self.began = time.monotonic()
         self.model = model
@@ -89,7 +91,12 @@ class Generation:
         self._shown = frozenset() if plan is None else plan.form.dialect.shown
         self._by_id = {choice.request.id: choice for choice in self.choices}
         self._digests = {request.id: RunningDigest() for request in requests if digests}
-        self._rows = {request.id: RowDigests() for request in requests if rows}
+        self._rows: dict[int, RowDigests] = {}
+        output = LOGITS
+        for request in requests if leaves else ():
+            # Who hashes whole rows, too, needs the rows.
+            on_device = model.limits.digests and not digests
+            self._rows[request.id], output = leaves_of_rows(leaves, on_device)
         self.tokens: list[list[int]] = [[] for _ in requests]
         self.make_receipt: Callable[[], dict[str, str]] | None = None
         self._receipt: dict[str, str] | None = None
@@ -99,7 +106,7 @@ class Generation:
         self._constrained = constrained = plan if constrained is None else constrained
         self._masks = {} if constrained is None else masks_of(constrained, model.grammars, requests)
         self._events: EventStream = model.driver.submit(
-            requests, joined_sinks(self._digests, self._rows), self._masks, self._scores
+            requests, joined_sinks(self._digests, self._rows), self._masks, self._scores, output
         )
 
     @property
