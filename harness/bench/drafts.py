@@ -18,7 +18,8 @@ from harness.bench.machine import machine_facts
 from harness.bench.measure import BenchmarkPlan
 from harness.bench.report import digits
 from harness.bench.serving.plan import GREEDY, GUESSES, random_prompts
-from harness.generate import Session, SessionOptions
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.tiers import TierOptions
 from reference.engine.drafter import SpeculationStatistics
 

@@ -186,8 +186,8 @@ class CompletionRequest(Sampled, kw_only=True):
     false; with ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text of an
     answer begins with its prompt, and with ``logprobs`` so do its tokens, of which the first has
     none; 0 ``max_tokens`` are the prompt alone. A ``response_format`` or a ``grammar`` in GBNF
-    holds the answers. With ``suffix`` an answer is the text between the prompt and the suffix, in neither of which the
-    text of a control token is that token."""
+    holds the answers. With ``suffix`` an answer is the text between the prompt and the suffix, in
+    neither of which the text of a control token is that token."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     parse_special: bool = True

@@ -63,7 +63,7 @@ def play_labels(seed: int) -> Violation | None:
             crowd.give_up(cheat, random)
     parts = [weight / sum(weights) for weight in weights]
     try:
-        loss = most_loss(tokens, slots, engine.options.chunk_tokens)
+        loss = most_loss(tokens, slots, engine.chunk_tokens)
         check_parts(crowd.delivered, parts, cheat, loss, BEGIN_SECONDS, END_SECONDS)
     except Violation as violation:
         return violation
