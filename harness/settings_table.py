@@ -304,8 +304,7 @@ SERVER = (
         "record",
         PATH,
         None,
-        "folder for traces to replay (python -m harness.replay); they contain every prompt and "
-        "answer",
+        "folder for traces to replay (zinc-rt replay); they contain every prompt and answer",
         "nothing is recorded",
     ),
     Setting(

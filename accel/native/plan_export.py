@@ -145,11 +145,11 @@ def export_plan(
     if len(weights.name.encode()) >= HEADER["weights"].itemsize:
         raise ConfigError(f"{path}: the name is too long")
     header["weights"] = weights.name.encode()
-    with _written(weights) as file:
-        header["weights_bytes"], digest = _write_weights(file, parts, on_bytes)
+    # Neither file replaces an older one before both are complete.
+    with _written(weights) as weights_file, _written(path) as plan_file:
+        header["weights_bytes"], digest = _write_weights(weights_file, parts, on_bytes)
         header["weights_digest"] = np.frombuffer(digest, np.uint8)
-    with _written(path) as file:
-        file.write(_plan_bytes(header, records, executable.buckets, packets))
+        plan_file.write(_plan_bytes(header, records, executable.buckets, packets))
     return weights
 
 

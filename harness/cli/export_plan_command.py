@@ -53,7 +53,7 @@ def export_plan_command(args: argparse.Namespace) -> int:
     from accel.native.c_library import INCLUDE, find_c_library
 
     library = find_c_library(_kernel_folder(), note)
-    weights = export(settings, args.all_logits, path)
+    weights = export(model_file(settings), _options(settings, args.all_logits), path)
     for what, file in (("plan", path), ("weights", weights)):
         print(f"{what:<8} {file} {file.stat().st_size:,} bytes")
     print(f"{'library':<8} {library}")
@@ -62,8 +62,8 @@ def export_plan_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def export(settings: Settings, all_logits: bool, path: Path) -> Path:
-    """Load the model and write its plan; returns the path of the weights."""
+def export(model: Path, options: SessionOptions, path: Path) -> Path:
+    """Load the model file and write its plan; returns the path of the weights."""
     from accel.native.plan_export import export_plan
     from accel.native.tier import NativeTier
     from harness.host.open import load_model
@@ -71,13 +71,15 @@ def export(settings: Settings, all_logits: bool, path: Path) -> Path:
 
     progress = progress_on(transient=True)
     with ExitStack() as owned:
-        options = _options(settings, all_logits)
-        loaded = load_model(model_file(settings), options, owned, progress)
-        tier, runner = loaded.prepared.tier, loaded.runner
-        assert isinstance(tier, NativeTier)
-        progress.start("writing", None, "B")
+        loaded = load_model(model, options, owned, progress)
+        prepared, runner = loaded.prepared, loaded.runner
+        assert isinstance(prepared.tier, NativeTier)
+        weights = sum(tensor.nbytes for tensor in prepared.model.file.tensors.values())
+        progress.start("writing", weights, "B")
         try:
-            return export_plan(tier, runner.executable, plan_facts(runner), path, progress.advance)
+            return export_plan(
+                prepared.tier, runner.executable, plan_facts(runner), path, progress.advance
+            )
         finally:
             progress.close()
 

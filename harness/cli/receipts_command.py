@@ -166,7 +166,7 @@ def verify_receipt_file(
 def _fitting(options: ModelOptions, settings: Settings, receipts: Any) -> ModelOptions:
     """The options with what the receipts say of the server: the storage of keys and values, unless
     that is given, and how far penalties look back."""
-    session = options.session
+    session = replace(options.session, digests=True)
     dtypes = {receipt.payload.model.kv_dtype for receipt in receipts}
     from contract.dtypes import KV_DTYPES
 

@@ -13,6 +13,7 @@ from harness.host.event_queue import Delivered
 from harness.progress import NullProgress, Progress
 from reference.engine.sequence import LogitsSink
 from reference.model.tokenizer import Tokenizer
+from reference.runner import LOGITS
 
 SILENT = NullProgress()
 
@@ -57,9 +58,10 @@ class TextGeneration(Iterator[Piece]):
         request: Request,
         progress: Progress = SILENT,
         on_logits: LogitsSink | None = None,
+        output: str = LOGITS,
     ) -> None:
         """Submits ``request``; raises RequestError when it cannot be served. ``on_logits`` receives
-        the logits that its tokens are sampled from."""
+        the logits that its tokens are sampled from, or ``output`` of them."""
         self._engine = driver.engine
         self._request = request
         self._progress = progress
@@ -67,7 +69,7 @@ class TextGeneration(Iterator[Piece]):
         self._read = 0
         self._reading = False
         logits = {} if on_logits is None else {request.id: on_logits}
-        self._stream = driver.submit([request], logits)
+        self._stream = driver.submit([request], logits, output=output)
         self._started = time.monotonic()
         self._pieces = self._run()
 

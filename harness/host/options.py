@@ -54,7 +54,8 @@ class SessionOptions:
     whose memory is part of the budget. ``slots`` sequences of the whole context run at once, each
     with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
     ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
-    computed from, with ``scores`` the log-probabilities of prompts.
+    computed from, with ``scores`` the log-probabilities of prompts, with ``digests`` digests of
+    rows of logits.
     """
 
     tier: str = "auto"
@@ -77,6 +78,7 @@ class SessionOptions:
     top_log_probabilities: int = 0
     hidden_states: bool = False
     scores: bool = False
+    digests: bool = False
     recording: Recording = Recording()
 
     def chunks(self, tier: Tier) -> Sequence[int]:
@@ -109,6 +111,7 @@ class SessionOptions:
             top_log_probabilities=self.top_log_probabilities,
             hidden_states=self.hidden_states,
             scores=self.scores,
+            digests=self.digests,
         )
 
 

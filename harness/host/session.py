@@ -29,7 +29,7 @@ from reference.engine.sequence import LogitsSink
 from reference.model.chat_template import ChatTemplate
 from reference.model.open import Model
 from reference.observer import NOBODY, Observer
-from reference.runner import ModelRunner
+from reference.runner import LOGITS, ModelRunner
 
 
 class Session(ContextManager):
@@ -90,16 +90,17 @@ class Session(ContextManager):
         stop: Sequence[str] = (),
         progress: Progress = SILENT,
         on_logits: LogitsSink | None = None,
+        output: str = LOGITS,
     ) -> TextGeneration:
         """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
 
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
         shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
-        sampled from. Raises RequestError.
+        sampled from, or ``output`` of them. Raises RequestError.
         """
         request = Request(self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
         tokenizer = self.model.tokenizer
-        self._latest = TextGeneration(self.driver, tokenizer, request, progress, on_logits)
+        self._latest = TextGeneration(self.driver, tokenizer, request, progress, on_logits, output)
         return self._latest
 
     def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:

@@ -82,13 +82,14 @@ class Submits(Protocol[Stream]):
         logits: Mapping[int, LogitsSink] = NO_SINKS,
         masks: Mapping[int, TokenMasks] = NO_MASKS,
         scores: Mapping[int, ScoreSink] = NO_SCORES,
+        output: str = LOGITS,
     ) -> Stream:
         """Queue requests that belong together, on a stream of their own; see ``Submission``.
 
         Raises RequestError, QueueFull and EngineStopped.
         """
         stream = self.open_stream()
-        submission = Submission(requests, logits, masks=masks, scores=scores)
+        submission = Submission(requests, logits, output=output, masks=masks, scores=scores)
         (error,) = self.submit_to(stream, [submission])
         if error is not None:
             raise error

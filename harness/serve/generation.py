@@ -28,11 +28,13 @@ from harness.host.prompt_scores import PromptScores
 from harness.host.structured.grammars import GrammarBroke
 from harness.host.submissions import joined_sinks
 from harness.host.watch import RequestFacts
+from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
 from harness.serve.chat import ChatPlan
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
 from harness.serve.wire import MOST_CHOICES, Sampled
+from reference.runner import LOGITS
 
 T = TypeVar("T")
 DRAWN_SEED_BITS = 53
@@ -59,9 +61,9 @@ class Generation:
 
     ``plan`` says what the answers of a chat are made of, ``constrained`` what texts that are no
     chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. With
-    ``rows`` it has the ``step_digests`` of a receipt, which ``make_receipt`` makes
-    once. Raises RequestError, QueueFull, EngineStopped and ApiError when it cannot begin. Iterate
-    ``pieces``, and ``cancel`` whatever happens.
+    ``leaves``, the form of a receipt's leaves, it has the ``step_digests`` of a receipt, which
+    ``make_receipt`` makes once. Raises RequestError, QueueFull, EngineStopped and ApiError when it
+    cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Generation:
         plan: ChatPlan | None = None,
         constrained: Constrained | None = None,
         stop_tokens: Collection[int] = (),
-        rows: bool = False,
+        leaves: int = 0,
     ) -> None:
         self.began = time.monotonic()
         self.model = model
@@ -93,14 +95,19 @@ class Generation:
         ]
         self._by_id = {choice.request.id: choice for choice in self.choices}
         self._digests = {request.id: RunningDigest() for request in requests if digests}
-        self._rows = {request.id: RowDigests() for request in requests if rows}
+        self._rows: dict[int, RowDigests] = {}
+        output = LOGITS
+        for request in requests if leaves else ():
+            # Who hashes whole rows, too, needs the rows.
+            on_device = model.limits.digests and not digests
+            self._rows[request.id], output = leaves_of_rows(leaves, on_device)
         self.make_receipt: Callable[[], dict[str, str]] | None = None
         self._receipt: dict[str, str] | None = None
         self._scores = {
             request.id: PromptScores(request) for request in requests if request.score_from
         }
         self._events: EventStream = model.driver.submit(
-            requests, joined_sinks(self._digests, self._rows), self._masks, self._scores
+            requests, joined_sinks(self._digests, self._rows), self._masks, self._scores, output
         )
 
     @property

@@ -236,12 +236,12 @@ class HttpServer:
         """Begin to answer."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Send the rest of the answers for a moment at most, and close all connections. A second
-        time does nothing."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Send the rest of the answers for up to ``seconds``, a moment at least, and close all
+        connections. A second time does nothing."""
         if self._stopping.is_set():
             return
-        deadline = time.monotonic() + FLUSH_SECONDS
+        deadline = time.monotonic() + max(seconds, FLUSH_SECONDS)
         while time.monotonic() < deadline and self._busy():
             time.sleep(0.02)
         self._stopping.set()

@@ -75,9 +75,10 @@ class Running:
         return self.serving.service
 
     def drain(self, seconds: float) -> None:
-        """Refuse new requests, and let those under way end for so long."""
+        """Refuse new requests, and let those under way end and be answered for so long."""
+        deadline = time.monotonic() + seconds
         self.serving.close(seconds)
-        self.http.close()
+        self.http.close(deadline - time.monotonic())
 
 
 @contextmanager
@@ -143,7 +144,9 @@ def _serving(
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))
-        session = replace(options.model.session, recording=recording)
+        session = replace(
+            options.model.session, recording=recording, digests=options.receipts is not None
+        )
         if session.memory_budget is not None:
             session = replace(session, memory_budget=max(0, session.memory_budget - taken))
         named = replace(options.model, name=name, session=session)

@@ -30,7 +30,7 @@ listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 connection, _ = listening.accept()
 heard = b""
-while not heard.endswith(b"{}"):
+while not heard.endswith(b"}"):
     heard += connection.recv(65536)
 connection.sendall(b'HTTP/1.1 200 OK\\r\\n\\r\\ndata: {"choices": []}\\n\\n')
 connection.close()

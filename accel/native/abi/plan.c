@@ -28,6 +28,9 @@ int fail(zinc_rt_plan *plan, int code, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(plan->text, sizeof(plan->text), format, arguments);
     va_end(arguments);
+    // Names in a damaged plan may hold anything.
+    for (char *at = plan->text; *at; at++)
+        if ((unsigned char)*at < ' ' || *at == 0x7F) *at = '?';
     return code;
 }
 

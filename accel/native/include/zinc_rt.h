@@ -55,7 +55,7 @@ enum zinc_rt_code {
 };
 
 /* A plan as its caller holds it. Begin with all bytes zero; after zinc_rt_close it can be opened
- * again. `state` belongs to the library, `text` describes the last error. */
+ * again. `state` belongs to the library, `text` describes the last error in one line. */
 typedef struct {
     void *state;
     char text[ZINC_RT_TEXT];

@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from contract.errors import ZincError
 from contract.types import LOCAL_TENANT, FinishReason, TokenEvent
-from harness.digest import RowDigests
 from harness.host.answer_text import NO_TOKENS, TOOL_CALLS, AnswerText
 from harness.host.event_queue import Delivered
 from harness.host.submissions import Submission
+from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import masks_of
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed, texts_of
@@ -59,7 +59,7 @@ def recompute_all(receipt: Receipt, derived: DerivedRequests) -> Recomputed:
         plan=derived.plan,
         constrained=derived.constrained,
         stop_tokens=derived.stop_tokens,
-        rows=True,
+        leaves=receipt.payload.receipt,
     )
     try:
         for _ in generation.pieces(WAIT_SECONDS):
@@ -148,10 +148,10 @@ def _step_problem(
         unbound = replace(one, ignore_end=False)
         masks = masks_of(derived.constrained, derived.served.grammars, [unbound])
         masks[one.id].before = before
-    digests = RowDigests()
+    digests, output = leaves_of_rows(receipt.payload.receipt, derived.served.limits.digests)
     stream = driver.open_stream()
     try:
-        submission = Submission([one], {one.id: digests}, len(one.prompt) - 1, masks=masks)
+        submission = Submission([one], {one.id: digests}, len(one.prompt) - 1, output, masks)
         (refused,) = driver.submit_to(stream, [submission])
         if refused is not None:
             return "request", str(refused)
