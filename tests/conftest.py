@@ -9,7 +9,8 @@ import random
 import secrets
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ def pytest_collection_finish() -> None:
     collection, to count what is left, need not wait for a walk through them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Shows what a process said that failed, or did not end in time."""
+    report = yield
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired):
+        for name, said in (("output", error.stdout), ("errors", error.stderr)):
+            text = said.decode(errors="replace") if isinstance(said, bytes) else said
+            if text:
+                report.sections.append((f"{name} of the process", text))
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

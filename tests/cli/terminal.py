@@ -58,9 +58,13 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(*words: object, hold: Path | None = None) -> Iterator[Terminal]:
-    """A command in a pseudo terminal, whose engine ``hold`` holds."""
+    """A command in a pseudo terminal, whose engine ``hold`` holds. A test that fails, or hangs,
+    shows what was seen."""
     opened = Terminal(*words, hold=hold)
     try:
         yield opened
+    except BaseException:
+        print("the terminal showed:", opened.seen, sep="\n")
+        raise
     finally:
         opened.close()

@@ -39,7 +39,8 @@ def server_environment(folder: Path) -> Mapping[str, str]:
 def process(
     model: Path, folder: Path, *words: str, hold: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], Http]]:
-    """A server and requests to it. Its engine makes few steps before the file ``hold`` is gone."""
+    """A server and requests to it. Its engine makes few steps before the file ``hold`` is gone. A
+    test that fails, or hangs, shows what it said."""
     words = ("--drain-seconds", str(5 * PATIENCE_SECONDS), *words)
     line = server_command(model, "--port", "0", "--context", "256", *words, hold=hold)
     with subprocess.Popen(
@@ -50,6 +51,10 @@ def process(
             while not (found := re.search(r"listening on (http\S+)", server.stderr.readline())):
                 assert server.poll() is None
             yield server, Http(found[1])
+        except BaseException:
+            server.kill()
+            print("the server said:", server.stderr.read(), sep="\n")
+            raise
         finally:
             server.kill()
 

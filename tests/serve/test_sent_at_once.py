@@ -210,7 +210,7 @@ def test_one_who_does_not_read_holds_nobody(
     """The other's tokens come all the while, and when the first one reads it gets every byte."""
     monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
     monkeypatch.setattr(listen, "SOCKET_BYTES", 1024)
-    monkeypatch.setattr(listen, "UNREAD_SECONDS", 10 * PATIENCE_SECONDS)
+    monkeypatch.setattr(listen, "UNREAD_SECONDS", int(10 * PATIENCE_SECONDS))
     long = {**STREAMED, "max_tokens": 200}
     with serve(buffered_events=8) as server:
         # A stalled request is ended after so many steps, and the engine steps while it waits.

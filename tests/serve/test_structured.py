@@ -99,7 +99,7 @@ def test_an_error_shows_nothing_of_the_grammar(grammars: Grammars) -> None:
 
 @pytest.mark.parametrize(
     "limits",
-    [GrammarLimits(cpu_seconds=0.2), GrammarLimits(memory_bytes=16 << 20, cpu_seconds=20)],
+    [GrammarLimits(cpu_seconds=1.0), GrammarLimits(memory_bytes=16 << 20, cpu_seconds=20)],
     ids=["time", "memory"],
 )
 def test_a_grammar_that_explodes_ends_its_child_only(model: Model, limits: GrammarLimits) -> None:
