@@ -11,8 +11,8 @@ from contract.types import FinishReason, SamplingParams
 from harness.settings_table import names_in
 
 if TYPE_CHECKING:
-    from harness.generate import Session
-    from harness.generation import TextGeneration
+    from harness.host.generation import TextGeneration
+    from harness.host.session import Session
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

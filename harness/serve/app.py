@@ -19,10 +19,10 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.wrappers import Response as BaseResponse
 
 from contract.errors import TemplateError, TemplateRefused
+from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
 from harness.serve.infill import InfillHandlers
 from harness.serve.model_routes import ModelHandlers

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from contract.types import Request
+from harness.host.dialect import Dialect
+from harness.host.dialect.calls import ANY_OBJECT, Function
+from harness.host.reply import ReplyForm, ReplyParser
 from harness.serve.answer_grammar import FORMAT, GRAMMAR, answer_rule, enforced
 from harness.serve.continued import FIELD as CONTINUE
 from harness.serve.continued import continued_text, cut_after
-from harness.serve.dialect import Dialect
-from harness.serve.dialect.calls import ANY_OBJECT, Function
 from harness.serve.errors import ApiError
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
-from harness.serve.reply import ReplyForm, ReplyParser
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage
 from harness.serve.wire_tools import (

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError, UnsupportedModel
 from contract.types import Tenant
+from harness.host.pooling import Pool, Pooling, pooling_of, tokens_to_embed
+from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
-from harness.serve.pooling import Pool, Pooling, pooling_of, tokens_to_embed
 from harness.serve.readings import checked_inputs, read_texts, rows_of, told_of_input
 from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
-from harness.serve.submissions import Submission
 from harness.serve.wire import Id
 from reference.runner import HIDDEN
 

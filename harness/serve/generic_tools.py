@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.serve.dialect import Dialect
-from harness.serve.dialect.calls import ANY_OBJECT, Function, json_rule
-from harness.serve.dialect.json_calls import JsonObjectCalls
-from harness.serve.structured.schema_tree import SchemaRefused
+from harness.host.dialect import Dialect
+from harness.host.dialect.calls import ANY_OBJECT, Function, json_rule
+from harness.host.dialect.json_calls import JsonObjectCalls
+from harness.host.structured.schema_tree import SchemaRefused
 
 Turn = dict[str, Any]
 CALLS = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")

@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
 import psutil
+
+from contract.user_folders import user_folder
 
 if TYPE_CHECKING:
     from harness.serve.run import Running
@@ -63,8 +64,8 @@ class Presence:
 def presence_folder() -> Path:
     """Where the files are: the user's runtime folder, which nobody else can write to."""
     if os.environ.get("XDG_RUNTIME_DIR"):
-        return platformdirs.user_runtime_path("zinc-rt") / "servers"
-    return platformdirs.user_state_path("zinc-rt") / "servers"
+        return user_folder("runtime") / "servers"
+    return user_folder("state") / "servers"
 
 
 def present(folder: Path | None = None) -> list[Presence]:

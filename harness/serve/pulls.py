@@ -11,10 +11,10 @@ import msgspec
 
 from contract.errors import CatalogError, ZincError
 from harness import catalog
+from harness.host.faults import log_fault
 from harness.serve.answers import Json
 from harness.serve.data_lines import DONE, PING, data_line
 from harness.serve.errors import RESTART_SECONDS, ApiError, internal_error
-from harness.serve.faults import log_fault
 from harness.serve.streams import PING_SECONDS
 
 MOST_PULLS = 2

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError
 from contract.types import Tenant
+from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
@@ -28,7 +29,6 @@ from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.readings import read_texts, rows_of
 from harness.serve.service import Service
-from harness.serve.submissions import Submission
 from harness.serve.wire import Id
 from reference.model.tokenizer.special_tokens import Span
 from reference.runner import LOGITS

@@ -11,17 +11,17 @@ from msgspec import Meta, Struct
 
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Request, SamplingParams, Tenant, TokenEvent
+from harness.host.prompt_scores import PromptScores
+from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.openapi import Route
-from harness.serve.prompt_scores import PromptScores
 from harness.serve.readings import checked_inputs, read_texts, told_of_input
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
-from harness.serve.submissions import Submission
 from harness.serve.wire import Id, TopLogprobs
 
 MOST_INPUTS = 2048

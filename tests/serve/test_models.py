@@ -20,9 +20,11 @@ from harness.serve.model import ServedModel
 from harness.serve.run import Running
 from tests.harness.hub_server import Hub, send_file, serving_hub
 from tests.held_steps import hold_steps
+from tests.patience import PATIENCE_SECONDS
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, posted
 from tests.serve.streams import data_of, lines_of
+from tests.serve.test_connections import heard_until
 
 NAME = "hf.co/org/Tiny-GGUF:Q8_0"
 FILE = "Tiny-Q8_0.gguf"
@@ -225,14 +227,14 @@ def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
 
     def crowded(path: Path, name: str, owned: object, taken: int) -> ServedModel:
         entered.set()
-        go_on.wait(30)
+        go_on.wait(PATIENCE_SECONDS)
         raise DoesNotFit(name, 2, 1, "close something")
 
     monkeypatch.setattr(served.serving, "_open", crowded)
     replies: list[Reply] = []
     waiting = threading.Thread(target=lambda: replies.append(activate(http, NAME)))
     waiting.start()
-    assert entered.wait(30)
+    assert entered.wait(PATIENCE_SECONDS)
     other = activate(http, NAME)
     assert (other.status, other.error["code"]) == (503, "model_loading")
     assert other.headers["Retry-After"]
@@ -288,7 +290,7 @@ def test_a_pull_under_way_is_joined_bounded_and_given_up(
 
     def slow(handler: BaseHTTPRequestHandler) -> None:
         asked.set()
-        held.wait(30)
+        held.wait(PATIENCE_SECONDS)
         send_file(handler, content)
 
     def noted(self: pulls.Pull) -> None:
@@ -299,7 +301,7 @@ def test_a_pull_under_way_is_joined_bounded_and_given_up(
     hub.body[FILE] = slow
     with http.connected() as first:
         first.sendall(posted("/v1/models/pull", {"model": NAME}))
-        assert asked.wait(30)
+        assert asked.wait(PATIENCE_SECONDS)
     assert pull(http, OTHER).error["code"] == "too_many_pulls"
     assert managed(http)[NAME]["pull"] is not None
     assert not managed(http)[NAME]["installed"]
@@ -309,14 +311,11 @@ def test_a_pull_under_way_is_joined_bounded_and_given_up(
     )
     with http.connected() as joined:
         joined.sendall(posted("/v1/models/pull", {"model": NAME}))
-        heard = b""
-        while b'"status":"downloading"' not in heard:
-            heard += joined.recv(65536)
+        heard_until(joined, b'"status":"downloading"')
         deleting.start()
-        assert given_up.wait(30)
+        assert given_up.wait(PATIENCE_SECONDS)
         held.set()
-        while b"given_up" not in heard:
-            heard += joined.recv(65536)
+        heard_until(joined, b"given_up")
     deleting.join()
     assert replies[0].json["deleted"]
     assert hub.gets(FILE) == [None]

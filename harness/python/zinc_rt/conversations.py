@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import RequestError
 from contract.types import Request
 from harness.extras import optional_libraries
-from harness.serve.dialect import Dialect, dialect_of
-from harness.serve.structured.grammars import Grammars, TokenMasks
+from harness.host.dialect import Dialect, dialect_of
+from harness.host.structured.grammars import Grammars, TokenMasks
 from reference.model.chat_template import ChatTemplate
 from reference.model.tokenizer import Tokenizer
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 
 from contract.errors import RequestError
-from harness.serve.driver import EngineDriver, EventStream
-from zinc_rt.batches import WAIT_SECONDS
+from harness.host.driver import EngineDriver, EventStream
+from harness.host.submissions import WAIT_SECONDS
 from zinc_rt.outputs import Output, Piece
 from zinc_rt.pending import Pending
 

@@ -20,14 +20,14 @@ from ray.serve.handle import DeploymentHandle
 
 from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Tenant
-from harness.serve.event_queue import Delivered, EventQueue, Offer
-from harness.serve.faults import log_fault
+from harness.host.event_queue import Delivered, EventQueue, Offer
+from harness.host.faults import log_fault
+from harness.host.submissions import EngineStopped, Submission, Submits
+from harness.host.watch import Listener, RequestFacts
 from harness.serve.replicas.requested import ReplicaRequest
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
 from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate
-from harness.serve.submissions import EngineStopped, Submission, Submits
-from harness.serve.watch import Listener, RequestFacts
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 

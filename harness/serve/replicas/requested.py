@@ -8,10 +8,10 @@ from typing import Self
 from contract.errors import RequestError
 from contract.types import Request
 from harness.digest import RunningDigest
-from harness.serve.pooling import Pool
-from harness.serve.prompt_scores import PromptScores
+from harness.host.pooling import Pool
+from harness.host.prompt_scores import PromptScores
+from harness.host.submissions import Submission
 from harness.serve.replicas.work import RequestUpdate, Work
-from harness.serve.submissions import Submission
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Request, TokenEvent
-from harness.serve.pooling import Pool
-from harness.serve.submissions import EngineStopped
+from harness.host.pooling import Pool
+from harness.host.submissions import EngineStopped
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.memory.prefix import Difference
