@@ -217,7 +217,7 @@ def _view(
 
     def view(**arguments: str) -> BaseResponse:
         if route.body is not None:
-            check_body(request.content_type, request.headers.get("Content-Encoding"))
+            check_body(request.headers)
             raw = request.get_data(cache=False)
             arguments["raw"] = raw  # type: ignore[assignment]
             if choose is not None:
