@@ -38,6 +38,8 @@ LOG_PROBABILITIES = (CHOSEN, TOP_IDS, TOP_LOGS)
 """The outputs of rule R10, which a graph has whose limits list some."""
 RING = "output.ring"
 """The events of steps, of which hosts read the sampled tokens."""
+ROW_DIGEST = "output.row_digest"
+"""The digests of rule R12, an output of a graph whose limits have ``digests``."""
 PAGE_TABLE = "request.page_table"
 """The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
@@ -61,7 +63,8 @@ class StepInput:
 
     ``allowed`` uint32[n, mask words] are the masks and ``bias`` LOGIT_BIAS[n] the biases that
     records of ``sampling`` refer to; None where no record does. Of n there are at most
-    ``limits.masks``, and ``limits.slots * limits.biases``.
+    ``limits.masks``, and ``limits.slots * limits.biases``. ``digested`` int32[rows] is not 0 in
+    rows whose digests are requested, None where none are.
 
     ``hidden_rows`` int32[tokens] and ``hidden_pairs`` int32[rows, 2] are the rows of the table of
     hidden states that a draft block reads and writes.
@@ -77,6 +80,7 @@ class StepInput:
     page_versions: NDArray[np.int64] | None = None
     hidden_rows: NDArray[np.int32] | None = None
     hidden_pairs: NDArray[np.int32] | None = None
+    digested: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,11 @@ class ModelRunner(ContextManager):
             self.close()
             raise
         self._executable = ExecutableGraph(
-            tier, self.graph, {**self._buffers, **shared}, limits.largest, LOG_PROBABILITIES
+            tier,
+            self.graph,
+            {**self._buffers, **shared},
+            limits.largest,
+            (LOG_PROBABILITIES, (ROW_DIGEST,)),
         )
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
@@ -184,6 +192,7 @@ class ModelRunner(ContextManager):
         pairs = self._optional_input(HIDDEN_PAIRS, np.int32)
         self._hidden_pairs = None if pairs is None else pairs.reshape(-1, 2)
         self._hidden = HiddenRows.of(limits)
+        self._digested = self._optional_input("request.digested", np.int32)
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
@@ -217,6 +226,8 @@ class ModelRunner(ContextManager):
         self._output_rows[:rows] = inputs.output_rows
         self._sampling[:rows] = inputs.sampling
         self._put_hidden(inputs)
+        if self._digested is not None:
+            self._digested[:rows] = 0 if inputs.digested is None else inputs.digested
         fence = self._executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
         self._last = Submission(fence, rows, first)
         return self._last

@@ -30,6 +30,7 @@ from tests import costs
 from tests.kernels.rolled import rolled_source
 from tests.needs import missing
 from tests.opencl_parts import little_optimized
+from tests.patience import PATIENCE_SECONDS
 
 SyntheticModel = Callable[..., Path]
 DEVICE_TIERS = ("cuda", "metal", "t1", "t2")
@@ -124,7 +125,9 @@ def browser(no_event_loop: None) -> Iterator[Any]:
     if path is None:
         missing("there is no chromium", "apt-get install chromium")
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_FLAGS))
+        started = playwright.chromium.launch(
+            executable_path=path, args=list(CHROMIUM_FLAGS), timeout=5_000 * PATIENCE_SECONDS
+        )
         yield started
         started.close()
 

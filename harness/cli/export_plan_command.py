@@ -15,7 +15,7 @@ from harness.settings import Settings, add_flags, resolve
 
 if TYPE_CHECKING:
     from accel.native.plan_export import PlanFacts
-    from harness.host.session import SessionOptions
+    from harness.host.options import SessionOptions
     from reference.runner import ModelRunner
 
 NAMES = (
@@ -66,16 +66,14 @@ def export(model: Path, options: SessionOptions, path: Path) -> Path:
     """Load the model file and write its plan; returns the path of the weights."""
     from accel.native.plan_export import export_plan
     from accel.native.tier import NativeTier
-    from harness.host.session import load_runner, prepare_session
+    from harness.host.open import load_model
     from harness.progress import progress_on
 
     progress = progress_on(transient=True)
     with ExitStack() as owned:
-        prepared = prepare_session(model, options, owned)
+        loaded = load_model(model, options, owned, progress)
+        prepared, runner = loaded.prepared, loaded.runner
         assert isinstance(prepared.tier, NativeTier)
-        runner = owned.enter_context(
-            load_runner(prepared.model, prepared.tier, prepared.limits, progress)
-        )
         weights = sum(tensor.nbytes for tensor in prepared.model.file.tensors.values())
         progress.start("writing", weights, "B")
         try:
@@ -113,7 +111,7 @@ def plan_facts(runner: ModelRunner) -> PlanFacts:
 
 
 def _options(settings: Settings, all_logits: bool) -> SessionOptions:
-    from harness.host.session import SessionOptions
+    from harness.host.options import SessionOptions
     from harness.tiers import TierOptions
 
     return SessionOptions(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
-from contract.types import LOCAL_TENANT
 from contract.user_folders import user_folder
 from harness.cli.serving import model_file
 from harness.console import note, printable, table
@@ -134,6 +133,7 @@ def verify_receipt_file(
     options_of: Callable[[Settings, Path], ModelOptions],
 ) -> int:
     """Verify the receipts of a file with the model of the settings."""
+    from harness.host.engine_thread import EngineThread
     from harness.progress import progress_on
     from harness.serve.model import open_model
     from harness.serve.receipts.document import Receipt, read_receipts
@@ -151,7 +151,8 @@ def verify_receipt_file(
     path = model_file(settings)
     options = _fitting(options_of(settings, path), settings, receipts)
     with ExitStack() as owned:
-        model = open_model(path, options, [LOCAL_TENANT], owned, progress_on(transient=True))
+        thread = owned.enter_context(EngineThread())
+        model = open_model(path, options, thread, owned, progress_on(transient=True))
         demands = ReceiptDemands(trusted, args.tenant, args.sample)
         for verdict in verify_receipts(receipts, model, demands):
             said += verdict.lines
@@ -165,7 +166,7 @@ def verify_receipt_file(
 def _fitting(options: ModelOptions, settings: Settings, receipts: Any) -> ModelOptions:
     """The options with what the receipts say of the server: the storage of keys and values, unless
     that is given, and how far penalties look back."""
-    session = options.session
+    session = replace(options.session, digests=True)
     dtypes = {receipt.payload.model.kv_dtype for receipt in receipts}
     from contract.dtypes import KV_DTYPES
 

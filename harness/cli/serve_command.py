@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
-from contract.types import LOCAL_TENANT
 from harness.cli.answer import INTERRUPTED
 from harness.cli.receipts_command import (
     add_receipt_flags,
@@ -161,6 +160,7 @@ def verify(args: argparse.Namespace) -> int:
     if args.response is None:
         return verify_receipt_file(args, settings, _model_options)
     refuse_receipt_flags(args)
+    from harness.host.engine_thread import EngineThread
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
@@ -171,7 +171,8 @@ def verify(args: argparse.Namespace) -> int:
     path = model_file(settings)
     options = _model_options(settings, path)
     with ExitStack() as owned:
-        model = open_model(path, options, [LOCAL_TENANT], owned, progress_on(transient=True))
+        thread = owned.enter_context(EngineThread())
+        model = open_model(path, options, thread, owned, progress_on(transient=True))
         try:
             difference = first_difference(model, request, response)
         except ApiError as error:

@@ -11,7 +11,8 @@ from harness.settings_table import names_in
 
 if TYPE_CHECKING:
     from contract.types import SamplingParams
-    from harness.host.session import Recording, Session, SessionOptions
+    from harness.host.options import Recording, SessionOptions
+    from harness.host.session import Session
     from harness.tiers import TierOptions
 
 MODEL_SETTINGS = names_in("model")
@@ -61,12 +62,13 @@ def open_session(
     all_logits: bool = False,
     scores: int = 0,
     chat: bool = False,
+    digests: bool = False,
     recording: Recording | None = None,
 ) -> Session:
     """Open the session the settings describe, with progress on standard error.
 
     A setting the command does not have keeps its default. With ``scores`` texts can be scored, with
-    so many likely tokens listed.
+    so many likely tokens listed; with ``digests`` rows of logits are digested.
     """
     from harness.host.session import Session
     from harness.progress import progress_on
@@ -74,6 +76,7 @@ def open_session(
     options = session_options(settings, all_logits=all_logits, chat=chat)
     if scores:
         options = replace(options, scores=True, top_log_probabilities=scores)
+    options = replace(options, digests=digests)
     if recording is not None:
         options = replace(options, recording=recording)
     return Session.open(model_file(settings), options, progress_on(transient=True))
@@ -83,7 +86,7 @@ def session_options(
     settings: Settings, *, all_logits: bool = False, chat: bool = False
 ) -> SessionOptions:
     """The session options in the settings."""
-    from harness.host.session import SessionOptions
+    from harness.host.options import SessionOptions
 
     return SessionOptions(
         tier=settings["tier"],

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
-from harness.host.structured.grammars import TokenMasks
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from harness.host.structured.grammars import TokenMasks
 
 WORKERS = max(2, min(8, os.cpu_count() or 1))
 IN_TIME_SECONDS = 0.002
@@ -56,6 +59,8 @@ class BackgroundWork:
         begun = {key: job for key, job in self._jobs.items() if key not in self.late}
         if not begun:
             return []
+        from concurrent.futures import wait
+
         wait(begun.values(), seconds)
         new = [request_id for request_id, job in begun.items() if not job.done()]
         for request_id in begun.keys() - set(new):
@@ -79,11 +84,14 @@ class BackgroundWork:
 
     def close(self) -> None:
         """Start no more work."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if "_pool" in vars(self):
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _tell(self, request_id: int) -> None:
         self._jobs[request_id].add_done_callback(lambda job: self._done(request_id))
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(WORKERS, thread_name_prefix="beside")
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(WORKERS, thread_name_prefix="masks")

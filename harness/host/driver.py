@@ -1,38 +1,30 @@
-"""The thread that owns an engine. Every other thread asks it, and takes events from a stream.
+"""The driver of one engine: requests go in, and their events come out on streams.
 
-An engine is single-threaded, so whatever touches it runs here, between two steps. A stream holds a
-bounded number of events: when nobody takes them, the engine is told that its requests stall.
+A stream holds a bounded number of events: while nobody takes them, its requests are stalled.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
+from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Tenant, TokenEvent
 from harness.host.background_work import IN_TIME_SECONDS, BackgroundWork
 from harness.host.event_queue import Delivered, EventQueue, Offer
-from harness.host.faults import log_fault
-from harness.host.submissions import EndWords, EngineStopped, Submission, Submits, reason_of_end
+from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
-from reference.observer import Observer
+from reference.engine.statistics import EngineStatistics
+from reference.observer import NOBODY, Observer
 
 T = TypeVar("T")
 BUFFERED_EVENTS = 256
 """Events a stream holds before its requests stall."""
 STALLED_STEP_SECONDS = 0.01
-"""How long the thread rests between steps while every request there is stalls."""
-STATISTICS_SECONDS = 0.02
-"""How old what is told of an engine may be while it works."""
-log = logging.getLogger("zinc_rt.serve")
+"""Seconds to wait between two steps while every request is stalled or waits for late work."""
 
 
 class EventStream:
@@ -58,6 +50,8 @@ class EventStream:
         ``offer`` first, on the engine's thread: see ``EventQueue``."""
         if self._stalled:
             self._driver.unstall(self)
+        if not len(self._events):
+            self._driver.advance()
         return self._events.take(timeout, offer)
 
     def wake(self) -> None:
@@ -84,57 +78,58 @@ class EventStream:
 
 
 class EngineDriver(Submits[EventStream]):
-    """Runs the engine that ``make_engine`` builds around the observer it is given.
+    """Runs requests on the engine that ``make_engine`` builds around the observer it is given.
 
-    ``start`` it, and ``close`` it when done. All other methods may be called from any thread.
-    ``words`` are what callers are told when it has ended.
+    The thread that takes from a stream computes the steps, so one thread uses all of it. What the
+    engine reports goes on to ``observer``. See ``ThreadedDriver`` for many threads.
     """
 
     def __init__(
         self,
         make_engine: Callable[[Observer], Engine],
         buffered_events: int = BUFFERED_EVENTS,
-        words: EndWords | None = None,
+        observer: Observer = NOBODY,
     ) -> None:
         self._streams: dict[int, EventStream] = {}
-        self._watch = StreamWatch(self._streams)
+        self._watch = StreamWatch(self._streams, observer)
         self._background = BackgroundWork(self._work_done)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events
-        self._words = words or EndWords()
         self._ids = itertools.count(1)
-        self._commands: deque[Callable[[], None]] = deque()
-        self._changed = threading.Condition()
-        self._closing = False
         self._ended: EngineStopped | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.statistics, self._noted = self._engine.statistics, time.monotonic()
 
-    def listen(self, listener: Listener) -> None:
-        """Tell ``listener``, and nobody else, of every step from now on."""
-        self._watch.listener = listener
+    @property
+    def engine(self) -> Engine:
+        """The engine, for the thread that steps it."""
+        return self._engine
 
-    def start(self) -> None:
-        """Begin to step."""
-        self._thread.start()
+    @property
+    def statistics(self) -> EngineStatistics:
+        """The engine's counts as they were a moment ago."""
+        return self._engine.statistics
 
     @property
     def failure(self) -> str | None:
         """Why the engine ended; None while it works."""
         return None if self._ended is None else str(self._ended)
 
+    def listen(self, listener: Listener) -> None:
+        """Report every step from now on to ``listener`` alone."""
+        self._watch.listener = listener
+
     def new_id(self) -> int:
         """An id for a request."""
         return next(self._ids)
 
     def call(self, work: Callable[[Engine], T]) -> T:
-        """What ``work`` gives for the engine, between two steps; its exceptions come back too.
+        """What ``work`` returns for the engine, between two steps; raises what it raises, and
+        EngineStopped when the engine has ended."""
+        return work(self._engine)
 
-        Raises EngineStopped when the engine has ended.
-        """
-        future, carry_out = answering(lambda: work(self._engine))
-        self._post(carry_out, future)
-        return future.result()
+    def advance(self) -> None:
+        """Compute a step, for a reader that waits for events."""
+        if not self._engine.idle:
+            self.deliver(self._engine.step())
 
     def open_stream(
         self, capacity: int | None = None, ready: Callable[[], None] | None = None
@@ -196,20 +191,6 @@ class EngineDriver(Submits[EventStream]):
 
         self._post(go_on)
 
-    def close(self, drain_seconds: float = 0.0) -> None:
-        """Let the requests under way end for up to ``drain_seconds``, end the rest, and stop."""
-        self._drain(drain_seconds)
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _drain(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self._ended is None and self._streams and time.monotonic() < deadline:
-            time.sleep(0.05)
-
     def _begin(
         self, engine: Engine, stream: EventStream, submission: Submission, now: float
     ) -> None:
@@ -244,47 +225,12 @@ class EngineDriver(Submits[EventStream]):
                 raise RequestError("n", problem) from None
             raise
 
-    def _post(self, work: Callable[[], None], waiting: Future[Any] | None = None) -> None:
-        with self._changed:
-            if self._ended is None:
-                self._commands.append(work)
-                self._changed.notify()
-                return
-        if waiting is not None:
-            waiting.set_exception(self._ended)
+    def _post(self, work: Callable[[], None]) -> None:
+        """Do ``work`` between two steps, without waiting for it."""
+        work()
 
-    def _run(self) -> None:
-        def turn() -> None:
-            while self._commands:
-                self._commands.popleft()()
-            if not self._engine.idle:
-                self._step()
-            self._note_statistics()
-
-        self._end(reason_of_end(self._wait, turn, "engine", self._words))
-
-    def _wait(self) -> bool:
-        """Rest while there is nothing to do; False when it is time to end."""
-        with self._changed:
-            while not self._commands and not self._closing and self._engine.idle:
-                self._changed.wait()
-            if not self._commands and self._streams and self._all_rest():
-                self._changed.wait(STALLED_STEP_SECONDS)
-            return not self._closing
-
-    def _step(self) -> None:
-        try:
-            events = self._engine.step()
-        except DeviceLost:
-            raise
-        except Exception as error:
-            # What ran waits again; the engine itself ends a request under which steps keep failing.
-            log_fault("a step failed", error)
-            return
-        self._deliver(events)
-
-    def _deliver(self, events: Sequence[TokenEvent]) -> None:
-        """Put what a step gave on the streams."""
+    def deliver(self, events: Sequence[TokenEvent]) -> None:
+        """Put the events of a step on the streams of their requests."""
         now = time.monotonic()
         tenants: list[Tenant] = []
         given: dict[EventStream, list[Delivered]] = {}
@@ -314,13 +260,6 @@ class EngineDriver(Submits[EventStream]):
         ):
             self._engine.stall(request_id, patient=True)
 
-    def _all_rest(self) -> bool:
-        return all(self._rests(*one) for one in self._streams.items())
-
-    def _rests(self, request_id: int, stream: EventStream) -> bool:
-        """Whether nothing is computed for a request for now."""
-        return stream._stalled or request_id in self._background.late
-
     def _work_done(self, request_id: int) -> None:
         """Late work is done, on a thread of its own: its request goes on."""
 
@@ -343,40 +282,16 @@ class EngineDriver(Submits[EventStream]):
         for tenant_id, count in tokens.items():
             listener.generated(latest[tenant_id], count)
 
-    def _note_statistics(self) -> None:
-        """Let others see where the engine stands: when it rests, and now and then before."""
-        now = time.monotonic()
-        if self._engine.idle or now - self._noted >= STATISTICS_SECONDS:
-            self.statistics, self._noted = self._engine.statistics, now
-
     def _forget(self, stream: EventStream, request_id: int) -> None:
         self._background.forget(request_id)
         stream._live.discard(request_id)
         self._streams.pop(request_id, None)
 
-    def _end(self, reason: EngineStopped) -> None:
-        """Tell everybody who waits that there is no more."""
-        with self._changed:
-            self._ended = reason
-            left = list(self._commands)
-            self._commands.clear()
+    def end(self, reason: EngineStopped) -> None:
+        """End all requests; their readers get ``reason``."""
+        self._ended = reason
         for request_id, stream in list(self._streams.items()):
             self._engine.cancel(request_id)
             stream._put(reason)
         self._streams.clear()
         self._background.close()
-        for command in left:
-            command()
-
-
-def answering(work: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:
-    """What ``work`` will give, its exceptions too, and what another thread calls to do it."""
-    future: Future[T] = Future()
-
-    def carry_out() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    return future, carry_out

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
 
 from contract.lazy_dataclass import dataclass
-from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from harness.host.answer_text import AnswerText
+from contract.types import FinishReason, Request, SamplingParams
+from harness.host.answer_text import AnswerText, Piece
+from harness.host.driver import EngineDriver
+from harness.host.event_queue import Delivered
 from harness.progress import NullProgress, Progress
-
-if TYPE_CHECKING:
-    from reference.engine import Engine
-    from reference.engine.sequence import LogitsSink
-    from reference.model.open import Model
+from reference.engine.sequence import LogitsSink
+from reference.model.tokenizer import Tokenizer
+from reference.runner import LOGITS
 
 SILENT = NullProgress()
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """The text that became certain with ``token``; the token is None for what comes at the end."""
-
-    token: int | None
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +45,7 @@ class GenerationStats:
         return _rate(self.decode_steps, self.decode_seconds)
 
 
-class EngineSession(Protocol):
-    """A model and its engine, stepped on the caller's thread."""
-
-    @property
-    def model(self) -> Model:
-        """The open model."""
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that runs its requests."""
-
-    def step(self, request_id: int) -> list[TokenEvent]:
-        """Run the engine's next step; the events of one request."""
-
-    def reused(self, request_id: int) -> int:
-        """Prompt tokens of a request that came from the prefix cache."""
-
-
-class TextGeneration(Iterator[TextPiece]):
+class TextGeneration(Iterator[Piece]):
     """An answer in the making: iterate for its pieces, read the rest at any time.
 
     A KeyboardInterrupt, or whatever else stops the iteration, is followed by ``cancel``.
@@ -80,26 +53,27 @@ class TextGeneration(Iterator[TextPiece]):
 
     def __init__(
         self,
-        session: EngineSession,
+        driver: EngineDriver,
+        tokenizer: Tokenizer,
         request: Request,
         progress: Progress = SILENT,
         on_logits: LogitsSink | None = None,
+        output: str = LOGITS,
     ) -> None:
         """Submits ``request``; raises RequestError when it cannot be served. ``on_logits`` receives
-        the logits that its tokens are sampled from."""
-        self._session = session
+        the logits that its tokens are sampled from, or ``output`` of them."""
+        self._engine = driver.engine
         self._request = request
         self._progress = progress
-        self._answer = AnswerText(session.model.tokenizer, request.stop)
-        self._steps = self._read = 0
+        self._answer = AnswerText(tokenizer, request)
+        self._read = 0
         self._reading = False
-        self.sampled: list[int] = []
-        """Every token so far, the one that ended the text included."""
-        session.engine.submit(request, on_logits, len(request.prompt) - 1 if on_logits else 0)
-        self._started = self._first = self._latest = time.perf_counter()
+        logits = {} if on_logits is None else {request.id: on_logits}
+        self._stream = driver.submit([request], logits, output=output)
+        self._started = time.monotonic()
         self._pieces = self._run()
 
-    def __next__(self) -> TextPiece:
+    def __next__(self) -> Piece:
         return next(self._pieces)
 
     @property
@@ -111,6 +85,11 @@ class TextGeneration(Iterator[TextPiece]):
     def tokens(self) -> list[int]:
         """The tokens of the text so far."""
         return self._answer.tokens
+
+    @property
+    def sampled(self) -> list[int]:
+        """Every token so far, the one that ended the text included."""
+        return self._answer.sampled
 
     @property
     def text(self) -> str:
@@ -135,12 +114,14 @@ class TextGeneration(Iterator[TextPiece]):
     @property
     def stats(self) -> GenerationStats:
         """Counts and times so far."""
+        answer = self._answer
+        first = self._started if answer.first is None else answer.first
         return GenerationStats(
             prompt_tokens=len(self._request.prompt),
-            cached_tokens=self._session.reused(self._request.id),
-            prefill_seconds=self._first - self._started,
-            decode_steps=max(0, self._steps - 1),
-            decode_seconds=self._latest - self._first,
+            cached_tokens=self._stream.facts[self._request.id].cached,
+            prefill_seconds=first - self._started,
+            decode_steps=max(0, len(answer.sampled) - 1),
+            decode_seconds=0.0 if answer.latest is None else answer.latest - first,
         )
 
     def cancel(self) -> None:
@@ -148,53 +129,38 @@ class TextGeneration(Iterator[TextPiece]):
         if self.finish_reason is None:
             self._answer.finish_reason = FinishReason.CANCELLED
             self._progress.close()
-            self._session.engine.cancel(self._request.id)
+            self._stream.cancel()
 
-    def _run(self) -> Iterator[TextPiece]:
+    def _run(self) -> Iterator[Piece]:
         self._start_progress()
         while self.finish_reason is None:
-            for event in self._events():
-                self._count_step()
-                if event.token >= 0 and self.finish_reason is None:
-                    self.sampled.append(event.token)
-                known = len(self.tokens)
-                text = self._answer.take(event)
-                if self.stop_string is not None:
-                    self._session.engine.cancel(self._request.id)
-                if len(self.tokens) > known:
-                    yield TextPiece(event.token, text)
-        rest = self._answer.rest()
-        if rest:
-            yield TextPiece(None, rest)
+            for at, event in self._events():
+                piece = self._answer.receive(event, self._stream, at)
+                if piece is not None and (piece.text or piece.token is not None):
+                    yield piece
 
     def _start_progress(self) -> None:
         """Show the reading of a prompt that takes several steps."""
         count = len(self._request.prompt)
-        self._reading = count > self._session.engine.chunk_tokens
+        self._reading = count > self._engine.chunk_tokens
         if self._reading:
             self._progress.start("reading the prompt", count, "token")
 
-    def _events(self) -> list[TokenEvent]:
-        """What a step gave; until there is a token the progress of the prompt goes on."""
+    def _events(self) -> list[Delivered]:
+        """The events of a step; until there is a token the progress of the prompt goes on."""
         try:
-            events = self._session.step(self._request.id)
+            events = self._stream.take(0.0)
         except BaseException:
             self._progress.close()
             raise
         if self._reading:
-            read = self._session.engine.progress(self._request.id)
+            read = self._engine.progress(self._request.id)
             self._progress.advance(max(0, read - self._read))
             self._read = read
             if events:
                 self._progress.close()
                 self._reading = False
         return events
-
-    def _count_step(self) -> None:
-        self._latest = time.perf_counter()
-        if self._steps == 0:
-            self._first = self._latest
-        self._steps += 1
 
 
 def _rate(count: int, seconds: float) -> float:

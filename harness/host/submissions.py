@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DeviceLost, ZincError
+from contract.errors import ZincError
 from contract.types import Request
-from harness.host.faults import log_fault
-from harness.host.structured.grammars import TokenMasks
+from harness.host.answer_text import failure_of
+from harness.host.event_queue import Delivered
 from reference.engine.sequence import LogitsSink
 from reference.runner import LOGITS
 from reference.sched.scores import ScoreSink
 
-Stream = TypeVar("Stream")
-log = logging.getLogger("zinc_rt.serve")
+if TYPE_CHECKING:
+    from harness.host.structured.grammars import TokenMasks
+
+Stream = TypeVar("Stream", bound="Readable")
+WAIT_SECONDS = 0.5
+"""Seconds to wait for an event at a time: how soon Ctrl-C is noticed on any system."""
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
 NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
 NO_SCORES: Mapping[int, ScoreSink] = MappingProxyType({})
@@ -52,6 +55,16 @@ class Submission:
         return len(request.prompt) - 1 if self.logits_from is None else self.logits_from
 
 
+class Readable(Protocol):
+    """A stream of the events of requests."""
+
+    def take(self, timeout: float) -> list[Delivered]:
+        """The events there are, after waiting up to ``timeout`` seconds for the first one."""
+
+    def cancel(self) -> None:
+        """End the requests."""
+
+
 class Submits(Protocol[Stream]):
     """What takes requests, and tells of them on streams."""
 
@@ -69,17 +82,38 @@ class Submits(Protocol[Stream]):
         logits: Mapping[int, LogitsSink] = NO_SINKS,
         masks: Mapping[int, TokenMasks] = NO_MASKS,
         scores: Mapping[int, ScoreSink] = NO_SCORES,
+        output: str = LOGITS,
     ) -> Stream:
         """Queue requests that belong together, on a stream of their own; see ``Submission``.
 
         Raises RequestError, QueueFull and EngineStopped.
         """
         stream = self.open_stream()
-        submission = Submission(requests, logits, masks=masks, scores=scores)
+        submission = Submission(requests, logits, output=output, masks=masks, scores=scores)
         (error,) = self.submit_to(stream, [submission])
         if error is not None:
             raise error
         return stream
+
+    def read(self, submission: Submission) -> None:
+        """Compute requests whose results go to the receivers of ``submission`` alone; returns when
+        the last one has ended. Raises RequestError, QueueFull, EngineStopped and, for a model that
+        fails, NonFiniteLogits."""
+        stream = self.open_stream()
+        (error,) = self.submit_to(stream, [submission])
+        if error is not None:
+            raise error
+        left = {request.id for request in submission.requests}
+        try:
+            while left:
+                for _, event in stream.take(WAIT_SECONDS):
+                    failure = failure_of(event)
+                    if failure is not None:
+                        raise failure
+                    if event.finish_reason is not None:
+                        left.discard(event.request_id)
+        finally:
+            stream.cancel()
 
 
 def joined_sinks(
@@ -106,23 +140,3 @@ class EndWords:
 
     closed: str = "the server is shutting down"
     remedy: str = "restart the server"
-
-
-def reason_of_end(
-    wait: Callable[[], bool],
-    turn: Callable[[], None],
-    what: str,
-    words: EndWords = EndWords(),
-) -> EngineStopped:
-    """Take turns until ``wait`` says that there are no more, or one fails; what those who wait for
-    ``what`` are told then."""
-    try:
-        while wait():
-            turn()
-    except DeviceLost as error:
-        log.error("the device was lost: %s", error)
-        return EngineStopped(f"the device was lost; {words.remedy}")
-    except BaseException as error:
-        log_fault(f"the {what} ended", error)
-        return EngineStopped(f"the {what} failed; {words.remedy}")
-    return EngineStopped(words.closed)

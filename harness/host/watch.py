@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from contract.types import Tenant
+from contract.types import FinishReason, Request, Tenant
 from reference.memory.prefix import Difference
-from reference.observer import NullObserver, StepObservation
+from reference.observer import NOBODY, Observer, StepObservation
 
 
 @dataclass(slots=True)
@@ -50,31 +50,43 @@ class FactsByRequest(Protocol):
 
 
 @dataclass(slots=True)
-class StreamWatch(NullObserver):
-    """Notes when requests of ``streams`` are admitted and preempted, and what steps take."""
+class StreamWatch(Observer):
+    """Notes when requests of ``streams`` are admitted and preempted, and what steps take. Passes
+    everything on to the observer ``then``."""
 
     streams: Mapping[int, FactsByRequest]
+    then: Observer = NOBODY
     listener: Listener | None = None
     read_at: float = 0.0
+
+    def submitted(self, at: float, request: Request) -> None:
+        self.then.submitted(at, request)
+
+    def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
+        self.then.finished(at, request_id, slot, reason)
 
     def step(self, step: StepObservation) -> None:
         if self.listener is not None:
             seconds = step.ended - max(step.began, self.read_at)
             self.listener.stepped(seconds, sum(count for _, _, count in step.chunks))
         self.read_at = step.ended
+        self.then.step(step)
 
     def differed(self, at: float, request_id: int, difference: Difference) -> None:
         stream = self.streams.get(request_id)
         if stream is not None and stream.facts[request_id].admitted is None:
             stream.facts[request_id].difference = difference
+        self.then.differed(at, request_id, difference)
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
         stream = self.streams.get(request_id)
         if stream is not None and stream.facts[request_id].admitted is None:
             stream.facts[request_id].admitted = time.monotonic()
             stream.facts[request_id].cached = reused
+        self.then.admitted(at, request_id, slot, known, reused)
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         stream = self.streams.get(request_id)
         if stream is not None:
             stream.facts[request_id].preempted += 1
+        self.then.preempted(at, request_id, slot, known)

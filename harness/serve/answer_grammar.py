@@ -19,7 +19,7 @@ from harness.host.structured.grammars import (
 )
 from harness.host.structured.schema_tree import SchemaRefused
 from harness.serve.errors import ApiError
-from harness.serve.wire import ChatRequest
+from harness.serve.wire import ChatRequest, CompletionRequest
 from harness.serve.wire_tools import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -52,9 +52,14 @@ class TextPlan:
     grammar_param: str = GRAMMAR
 
     @classmethod
-    def of(cls, gbnf: str | None) -> TextPlan:
-        """The plan of a grammar in GBNF. Raises ApiError."""
-        return cls(None if gbnf is None else f"start: body\n{gbnf_body(gbnf)}")
+    def of(cls, body: CompletionRequest) -> TextPlan:
+        """The plan of a format, or of a grammar in GBNF. Raises ApiError."""
+        rule = format_rule(body.response_format)
+        if body.grammar is None:
+            return cls(None if rule is None else f"start: {rule}", FORMAT)
+        if rule is not None:
+            raise contradiction()
+        return cls(f"start: body\n{gbnf_body(body.grammar)}")
 
 
 def masks_of(
@@ -91,9 +96,14 @@ def answer_rule(body: ChatRequest) -> str | None:
     if body.grammar is None:
         return answer
     if answer is not None:
-        problem = "grammar and response_format contradict each other"
-        raise ApiError(400, problem, param=GRAMMAR, code="invalid_value")
+        raise contradiction()
     return "gbnf\n" + gbnf_body(body.grammar).replace("body: ", "gbnf: ", 1)
+
+
+def contradiction() -> ApiError:
+    """What a client is told that gives both a grammar and a format."""
+    problem = "grammar and response_format contradict each other"
+    return ApiError(400, problem, param=GRAMMAR, code="invalid_value")
 
 
 def gbnf_body(gbnf: str) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from contract.types import FinishReason, Tenant, TokenEvent
+from harness.host.answer_text import Piece
 from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.caller import Caller
-from harness.serve.choices import Piece
 from harness.serve.data_lines import DONE, PING, LineTemplates, data_line, encode
 from harness.serve.errors import ApiError
 from harness.serve.generation import TIER_OF_CLASS, Generation

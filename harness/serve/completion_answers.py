@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from contract.types import FinishReason, TokenEvent
+from harness.host.answer_text import Piece
 from harness.serve.answers import Answer, Json, OpenAiStream
-from harness.serve.choices import Piece
 from harness.serve.data_lines import LineTemplates, data_line, encode
 from harness.serve.text_offsets import TextOffsets, prompt_offsets
 from reference.model.tokenizer import Tokenizer

@@ -12,7 +12,15 @@ from typing import Any
 
 import msgspec
 
-from contract.errors import QueueFull, RequestError, TemplateError, TemplateRefused, TenantQueueFull
+from contract.errors import (
+    NonFiniteLogits,
+    QueueFull,
+    RequestError,
+    TemplateError,
+    TemplateRefused,
+    TenantQueueFull,
+)
+from harness.host.answer_text import ClientTooSlow
 from harness.host.submissions import EngineStopped
 from harness.serve.storage import StorageProblem
 
@@ -112,6 +120,11 @@ def as_api_error(error: Exception) -> ApiError | None:
             return ApiError(
                 503, str(error), code="queue_full", retry_after=seconds or 1.0, retry=True
             )
+        case NonFiniteLogits():
+            message = "the model failed on this request"
+            return ApiError(500, message, code="model_failed", retry=False)
+        case ClientTooSlow():
+            return ApiError(408, str(error), code="client_too_slow", retry=False)
         case StorageProblem(full=full):
             code = "disk_full" if full else "storage_unwritable"
             return ApiError(503, str(error), code=code, retry_after=STORAGE_SECONDS, retry=True)

@@ -10,8 +10,8 @@ from flask import g
 from msgspec import Meta
 
 from contract.types import FinishReason
+from harness.host.answer_text import Piece
 from harness.serve.answers import Answer, Json
-from harness.serve.choices import Piece
 from harness.serve.data_lines import PING, data_line, encode
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded

@@ -236,12 +236,12 @@ class HttpServer:
         """Begin to answer."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Send what is still to be sent, for a moment at most, and close all connections. A second
-        time does nothing."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Send what is still to be sent, for so long and a moment at least, and close all
+        connections. A second time does nothing."""
         if self._stopping.is_set():
             return
-        deadline = time.monotonic() + FLUSH_SECONDS
+        deadline = time.monotonic() + max(seconds, FLUSH_SECONDS)
         while time.monotonic() < deadline and self._busy():
             time.sleep(0.02)
         self._stopping.set()

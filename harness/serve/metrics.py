@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from contract.types import Tenant
-from harness.host.driver import EngineDriver
+from harness.host.engine_thread import ThreadedDriver
 from harness.host.submissions import EngineStopped
 from harness.serve.generation import Generation
 from harness.serve.histograms import Histogram
@@ -30,7 +30,7 @@ WHO = ("tenant", "qos")
 class Metrics:
     """The registry of one server."""
 
-    def __init__(self, model: str, driver: EngineDriver) -> None:
+    def __init__(self, model: str, driver: ThreadedDriver) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._engine = _EngineGauges(model, driver)
         self._registry.register(self._engine)
@@ -51,12 +51,12 @@ class Metrics:
         self._tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
         driver.listen(self)
 
-    def follow(self, model: str, driver: EngineDriver) -> None:
+    def follow(self, model: str, driver: ThreadedDriver) -> None:
         """Another model answers from now on, too."""
         self._engine.follow(model, driver)
         driver.listen(self)
 
-    def leave(self, driver: EngineDriver) -> None:
+    def leave(self, driver: ThreadedDriver) -> None:
         """A model answers no more."""
         self._engine.leave(driver)
 
@@ -152,14 +152,14 @@ def _used(now: EngineStatistics) -> int:
 class _EngineGauges(Collector):
     """Where the engines stand when it is asked, from the drivers' latest snapshots."""
 
-    def __init__(self, model: str, driver: EngineDriver) -> None:
-        self._models: tuple[tuple[str, EngineDriver], ...] = ((model, driver),)
+    def __init__(self, model: str, driver: ThreadedDriver) -> None:
+        self._models: tuple[tuple[str, ThreadedDriver], ...] = ((model, driver),)
 
-    def follow(self, model: str, driver: EngineDriver) -> None:
+    def follow(self, model: str, driver: ThreadedDriver) -> None:
         """Tell of this one too from now on."""
         self._models = (*self._models, (model, driver))
 
-    def leave(self, driver: EngineDriver) -> None:
+    def leave(self, driver: ThreadedDriver) -> None:
         """Tell of it no more."""
         self._models = tuple(one for one in self._models if one[1] is not driver)
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from contract.errors import QueueFull, RequestError
 from contract.types import Request, SamplingParams, Tenant
+from harness.host.answer_text import failure_of
 from harness.host.submissions import EngineStopped, Submission
 from harness.serve.caller import Caller, Gone
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.generation import FAILURES
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.service import Began, Service
@@ -120,9 +120,9 @@ def _compute(model: ServedModel, submissions: Sequence[Submission], gone: Gone) 
         left = {request.id for request in requests}
         while left:
             for delivered in stream.take(LOOK_SECONDS):
-                reason = delivered.event.finish_reason
-                if reason in FAILURES:
-                    raise FAILURES[reason]
+                failure = failure_of(delivered.event)
+                if failure is not None:
+                    raise failure
                 left.discard(delivered.event.request_id)
             if left and gone():
                 raise CLIENT_LEFT

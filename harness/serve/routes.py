@@ -17,12 +17,12 @@ from harness.serve.caller import Caller
 from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
-from harness.serve.hosted import without_hosted_tools
 from harness.serve.infill import INFILL_ROUTES
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
 from harness.serve.openapi import Route, openapi_document
+from harness.serve.other_formats import own_chat_fields
 from harness.serve.receipts.routes import RECEIPT_ROUTES
 from harness.serve.rerank import RERANK_ROUTES
 from harness.serve.responses.routes import RESPONSES_ROUTES
@@ -210,5 +210,5 @@ class Handlers:
         answer: Callable[[Body, Any, Caller], Answered],
     ) -> Answered:
         g.generates = True
-        body = decoded(raw, kind, without_hosted_tools)
+        body = decoded(raw, kind, own_chat_fields)
         return answer(body, g.account.tenant, caller_of_request())

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from contract.errors import CatalogError, ConfigError, RequestError, ZincError
 from harness import catalog
-from harness.host.multi_engine import MultiEngineDriver
-from harness.host.session import Recording
+from harness.host.engine_thread import EngineThread
+from harness.host.options import Recording
 from harness.progress import NullProgress, Progress
 from harness.serve.accounts import Accounts
 from harness.serve.addresses import reachable_host
@@ -75,9 +75,10 @@ class Running:
         return self.serving.service
 
     def drain(self, seconds: float) -> None:
-        """Refuse new requests, and let those under way end for so long."""
+        """Refuse new requests, and let those under way end and be answered for so long."""
+        deadline = time.monotonic() + seconds
         self.serving.close(seconds)
-        self.http.close()
+        self.http.close(deadline - time.monotonic())
 
 
 @contextmanager
@@ -136,30 +137,27 @@ def _serving(
 ) -> Serving:
     if options.replicas:
         return Serving(options.path, options.model.name, _replicas(options), accounts, ledger)
-    together = MultiEngineDriver(accounts.tenants) if options.beside else None
+    thread = owned.enter_context(EngineThread(accounts.tenants))
     receipts = None
     if options.receipts is not None:
         receipts = owned.enter_context(ReceiptStore(options.receipts))
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))
-        session = replace(options.model.session, recording=recording)
+        session = replace(
+            options.model.session, recording=recording, digests=options.receipts is not None
+        )
         if session.memory_budget is not None:
             session = replace(session, memory_budget=max(0, session.memory_budget - taken))
         named = replace(options.model, name=name, session=session)
         shown = progress or NullProgress()
-        return open_model(path, named, accounts.tenants, owned, shown, together)
+        return open_model(path, named, thread, owned, shown)
 
     def serving(path: Path, name: str) -> Serving:
         began_with = options.model.name, options.path
         beside = options.beside
-        return Serving(
-            path, name, open_it, accounts, ledger, began_with, beside, together, receipts
-        )
+        return Serving(path, name, open_it, accounts, ledger, began_with, beside, thread, receipts)
 
-    if together is not None:
-        together.start()
-        owned.callback(together.close)
     name = ledger.activated(options.path)
     if name is not None:
         try:

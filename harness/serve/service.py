@@ -23,6 +23,7 @@ from harness.serve.infill_prompt import infill_prompt
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
+from harness.serve.receipts.document import VERSION
 from harness.serve.receipts.make import store_answer
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.storage import StorageProblem
@@ -78,7 +79,7 @@ class Service:
                 body.logits_digest,
                 plan,
                 stop_tokens=body.stop_token_ids or (),
-                rows=self._makes_receipt(body),
+                leaves=VERSION if self._makes_receipt(body) else 0,
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)
             self._promise_receipt(answer, "chat", body)
@@ -105,8 +106,8 @@ class Service:
                 requests,
                 body.logits_digest,
                 stop_tokens=body.stop_token_ids or (),
-                constrained=TextPlan.of(body.grammar),
-                rows=self._makes_receipt(body),
+                constrained=TextPlan.of(body),
+                leaves=VERSION if self._makes_receipt(body) else 0,
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)
             self._promise_receipt(answer, "completion", body)

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Self
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
-from harness.host.multi_engine import MultiEngineDriver, SharedDriver
+from harness.host.engine_thread import EngineThread, ThreadedDriver
 from harness.serve.accounts import Accounts, Tenanted
 from harness.serve.errors import RESTART_SECONDS, ApiError
 from harness.serve.heap import refreeze_heap
@@ -28,6 +28,7 @@ from harness.serve.metrics import Metrics
 from harness.serve.model import LATEST, ServedModel, other_names
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.service import Service
+from reference.engine.models import load_with_room
 
 Opener = Callable[[Path, str, ExitStack, int], ServedModel]
 """Loads the model in a file, to be called by a name; it ends with the stack. The last argument are
@@ -66,8 +67,9 @@ class Serving:
     """Loads the model in ``path``, and others in its place. A context manager.
 
     ``began_with`` are name and file of the model that the server was started with, which may be
-    another one. Those ``beside`` may be asked for by name, and so may that one then; the engines of
-    all are ``together``. Receipts of answers go to ``receipts``. Raises what ``open_it`` raises.
+    another one. Requests may name those ``beside``, and then that one too. ``thread`` steps the
+    engines of all; replicas have none. Receipts of answers go to ``receipts``. Raises what
+    ``open_it`` raises.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Serving:
         ledger: LedgerStore,
         began_with: tuple[str, Path] | None = None,
         beside: Mapping[str, Path] = NO_OTHERS,
-        together: MultiEngineDriver | None = None,
+        thread: EngineThread | None = None,
         receipts: ReceiptStore | None = None,
     ) -> None:
         self.began_with = began_with or (name, path)
@@ -88,7 +90,7 @@ class Serving:
             other: name for name, file in self.by_name.items() for other in other_names(file)
         }
         self.accounts = accounts
-        self._together = together
+        self._thread = thread
         self._loading = threading.Lock()
         self._ledger = ledger
         self._open = open_it
@@ -177,10 +179,10 @@ class Serving:
 
     def tell(self, change: Callable[[Tenanted], None]) -> None:
         """Carry out a change of the tenants in the engines."""
-        if self._together is None:
+        if self._thread is None:
             self.service.model.driver.call(change)
         else:
-            self._together.change_tenants(change)
+            self._thread.call(change)
 
     def activate(self, name: str, path: Path) -> Service:
         """Let the model in ``path`` answer, called ``name``, from now on, and after a restart;
@@ -255,14 +257,13 @@ class Serving:
     def _load(self, path: Path, name: str, leaving: Collection[_Place] = ()) -> _Place:
         """Load a model, in place of others that nobody uses where there is no room. Raises what
         opening it raises."""
-        while True:
+
+        def load() -> _Place:
             with self._changed:
                 stay = [p for p in self._places if not p.retiring and p not in leaving]
-            try:
-                return self._opened(path, name, stay)
-            except (DoesNotFit, OutOfMemory):
-                if not self._unload_one():
-                    raise
+            return self._opened(path, name, stay)
+
+        return load_with_room(load, self._unload_one)
 
     def _opened(self, path: Path, name: str, beside: Iterable[_Place]) -> _Place:
         """Load a model, beside others that stay. Raises what opening it raises."""
@@ -277,10 +278,7 @@ class Serving:
         with self._changed:
             self._places.append(place)
         # What changed of the tenants while the model was loaded, it has not been told.
-        if self._together is None:
-            self.accounts.tell(lambda change: model.driver.call(change))
-        else:
-            self.accounts.tell(self.tell)
+        self.accounts.tell(self.tell)
         place.service.metrics.follow(model.name, model.driver)
         refreeze_heap()
         return place
@@ -299,16 +297,16 @@ class Serving:
 
     def _unload_one(self) -> bool:
         """Unload the model unused for longest, of those nobody uses; False where there is none."""
-        if self._together is None:
+        if self._thread is None:
             return False
         with self._changed:
             spare = {
                 place.service.model.driver.key: place
                 for place in self._places
                 if place is not self._place and not place.leases and not place.retiring
-                if isinstance(place.service.model.driver, SharedDriver)
+                if isinstance(place.service.model.driver, ThreadedDriver)
             }
-        oldest = self._together.call(lambda models: models.longest_idle(spare))
+        oldest = self._thread.call(lambda models: models.longest_idle(spare))
         if oldest is None:
             return False
         place = spare[oldest]

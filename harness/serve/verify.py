@@ -20,13 +20,13 @@ from harness.serve.anthropic.routes import answer_message
 from harness.serve.anthropic.wire import MessagesRequest
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
-from harness.serve.hosted import without_hosted_tools
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
 from harness.serve.ollama.parse import plain_schemas
 from harness.serve.ollama.routes import answer_chat, answer_prompt
 from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
+from harness.serve.other_formats import own_chat_fields
 from harness.serve.rerank import RerankRequest, rerank
 from harness.serve.responses.parse import readable_items
 from harness.serve.responses.routes import respond
@@ -162,9 +162,7 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         return _ask_as_ollama(service, asked)
     raw = msgspec.json.encode(asked)
     if "messages" in asked:
-        return service.chat(
-            decode(raw, ChatRequest, [], without_hosted_tools), LOCAL_TENANT, Caller()
-        )
+        return service.chat(decode(raw, ChatRequest, [], own_chat_fields), LOCAL_TENANT, Caller())
     if "output" in response:
         return respond(
             service, decode(raw, ResponsesRequest, [], readable_items), LOCAL_TENANT, Caller()
@@ -173,7 +171,8 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         return rerank(service, decode(raw, RerankRequest, []), LOCAL_TENANT, Caller())
     if "data" in response:
         return embed(service, decode(raw, EmbeddingRequest, []), LOCAL_TENANT, Caller())
-    return service.complete(decode(raw, CompletionRequest, []), LOCAL_TENANT, Caller())
+    text = decode(raw, CompletionRequest, [], own_chat_fields)
+    return service.complete(text, LOCAL_TENANT, Caller())
 
 
 def _ask_as_ollama(service: Service, asked: Json) -> Answered:

@@ -185,9 +185,9 @@ class CompletionRequest(Sampled, kw_only=True):
     list of lists of ids. The text of a control token is that token, unless ``parse_special`` is
     false; with ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text of an
     answer begins with its prompt, and with ``logprobs`` so do its tokens, of which the first has
-    none; 0 ``max_tokens`` are the prompt alone. A ``grammar`` in GBNF holds the answers. With
-    ``suffix`` an answer is the text between the prompt and the suffix, in neither of which the
-    text of a control token is that token."""
+    none; 0 ``max_tokens`` are the prompt alone. A ``response_format`` or a ``grammar`` in GBNF
+    holds the answers. With ``suffix`` an answer is the text between the prompt and the suffix, in
+    neither of which the text of a control token is that token."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     parse_special: bool = True
@@ -197,6 +197,7 @@ class CompletionRequest(Sampled, kw_only=True):
     echo: bool | None = None
     grammar: str | None = None
     suffix: str | None = None
+    response_format: ResponseFormat | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):

@@ -21,6 +21,8 @@ SLOWEST_STEP = 0.07
 """The most seconds a step takes: it has at most CHUNK prompt tokens and a few others."""
 CHUNK = 32
 CONTEXT = 512
+PROMPT = 8
+"""Tokens of every prompt in a contest of labels."""
 WINDOW_SECONDS = 10.0
 MOST_EXCESS = 0.02
 BEGIN_SECONDS, END_SECONDS = 20.0, 45.0
@@ -51,7 +53,7 @@ def play_labels(seed: int) -> Violation | None:
 
     def ask(tenant: int, number: int) -> Request:
         label = LABELS[number // period % len(LABELS)] if tenant == cheat else None
-        return _request(random, number, tenant, 8, tokens, label)
+        return _request(random, number, tenant, PROMPT, tokens, label)
 
     crowd = Crowd(engine, clock, dict.fromkeys(range(len(weights)), 2 * slots), ask)
     crowd.refill()
@@ -61,22 +63,26 @@ def play_labels(seed: int) -> Violation | None:
             crowd.give_up(cheat, random)
     parts = [weight / sum(weights) for weight in weights]
     try:
-        check_parts(crowd.delivered, parts, cheat, most_loss(tokens), BEGIN_SECONDS, END_SECONDS)
+        loss = most_loss(tokens, slots, engine.chunk_tokens)
+        check_parts(crowd.delivered, parts, cheat, loss, BEGIN_SECONDS, END_SECONDS)
     except Violation as violation:
         return violation
     return None
 
 
-def most_loss(tokens: int) -> float:
+def most_loss(tokens: int, slots: int, chunk: int) -> float:
     """The largest fraction of its part that an honest tenant may miss in any WINDOW_SECONDS next
-    to a tenant that gives up slots and takes them again, where answers have so many ``tokens``.
+    to a tenant that gives up slots and takes them again, where answers have so many ``tokens``. An
+    answer takes the steps of its tokens and those that read the prompts of all ``slots``, oldest
+    first, in parts of ``chunk`` tokens.
 
     Nobody is preempted for fairness within a class, and no slot idles: a slot that is given up goes
     to another tenant for one answer. When the tenant that gave it up returns, it takes the next
     slot that becomes free, having been given the fewest tokens lately. The tenant that had this
     slot is then the next one: it misses at most what its part yields in the time of one answer.
     """
-    return (tokens + 2) * SLOWEST_STEP / WINDOW_SECONDS
+    reading = -(-slots * PROMPT // chunk)
+    return (tokens + max(2, reading)) * SLOWEST_STEP / WINDOW_SECONDS
 
 
 def check_parts(

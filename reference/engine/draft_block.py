@@ -118,7 +118,8 @@ class DraftBlock:
                 own = _Followed(slot, start, start, start)
                 self._followed[sequence.order] = own
             stop = min(start + 1, sequence.known)
-            if start + count - own.filled > self._rows.ring and own.filled < stop:
+            # The key of position ``filled`` needs the hidden state of the position before.
+            if start + count - own.filled >= self._rows.ring and own.filled < stop:
                 parts.append(_Part(own, own.filled, stop, sequence.tokens))
         self._fill(parts)
 

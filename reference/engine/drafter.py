@@ -25,10 +25,6 @@ Tokens = NDArray[np.int32]
 
 LOOKUP_TOKENS = 3
 """How many tokens in a row must have occurred before for prompt lookup to draft."""
-PAUSE_TOKENS = 32
-"""For how many tokens nothing is drafted for a sequence after drafts were not worth their cost."""
-MEMORY = 0.75
-"""Weight of the earlier steps against the newest one in the running mean of tokens per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,26 +132,6 @@ class _Occurrences:
             self.ends[run] = end
         self.read = len(tokens)
         return self.start
-
-
-@dataclass(slots=True)
-class AcceptedTokens:
-    """How many tokens the steps with drafts of one sequence yield, as a running mean."""
-
-    mean: float = 0.0
-    steps: int = 0
-    paused_until: int = 0
-
-    def note(self, tokens: int) -> None:
-        """Note that a step yielded so many tokens, including the one it yields without drafts."""
-        self.steps += 1
-        weight = max(1 - MEMORY, 1 / self.steps)
-        self.mean += (tokens - self.mean) * weight
-
-    def pause(self, known: int) -> None:
-        """Draft nothing before there are PAUSE_TOKENS more tokens; then begin a new mean."""
-        self.paused_until = known + PAUSE_TOKENS
-        self.mean, self.steps = 0.0, 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from contract.types import Clock
 from reference.engine.draft_block import DraftBlock
-from reference.engine.drafter import AcceptedTokens, Drafter, DraftRequest, SpeculationStatistics
+from reference.engine.drafter import Drafter, DraftRequest, SpeculationStatistics
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits
 from reference.runner import ModelRunner
-from reference.sched.cost import Load, StepCost
+from reference.sched.cost import StepCost
+from reference.sched.drafts import AcceptedTokens, DraftPolicy
 from reference.sched.planner import Chunk
-
-FIRST_DRAFTS = 3
-"""Most drafted tokens in a step until drafts were right: a wrong one costs its part of the step."""
-UNKNOWN_COST = 1.5
-"""How many times as long a step with drafts is assumed to be before there are measurements."""
 
 
 class SpeculativeDecoder:
@@ -38,6 +35,7 @@ class SpeculativeDecoder:
         drafter: Drafter,
         most: int,
         cost: StepCost,
+        clock: Clock,
     ) -> None:
         self.statistics = SpeculationStatistics()
         self._runner = runner
@@ -47,7 +45,9 @@ class SpeculativeDecoder:
         if self._block is not None:
             self._block.attach(slot_manager.table)
         self._most = most
-        self._cost = cost
+        self._clock = clock
+        self._began = 0.0
+        self._policy = DraftPolicy(cost, redone=slot_manager.recurrent)
         self._yields: dict[int, AcceptedTokens] = {}
 
     def consider(self, sequence: Sequence) -> bool:
@@ -57,7 +57,11 @@ class SpeculativeDecoder:
         if table.lockstep[slot] or not self._may(sequence):
             return False
         tokens = sequence.tokens[: sequence.known]
-        if sequence.known < self._yield(sequence).paused_until:
+        measured = self._yield(sequence)
+        if sequence.known < measured.paused_until:
+            return False
+        if not self._policy.count(measured, len(self._slot_manager.running), self._most):
+            measured.pause(sequence.known)
             return False
         if not self._drafter.ready(sequence.order, tokens):
             return False
@@ -87,6 +91,9 @@ class SpeculativeDecoder:
     def draft(self) -> None:
         """Draft tokens for every sequence in lockstep whose tokens are all known."""
         running, ready = self._slot_manager.running, self._ready()
+        if not ready:
+            return
+        self._began = self._clock()
         room = self._room(len(running))
         opened: list[DraftRequest] = []
         for slot, sequence in ready:
@@ -132,9 +139,10 @@ class SpeculativeDecoder:
             accepted=so_far.accepted + gained - 1,
             steps=so_far.steps + 1,
         )
-        measured = self._yield(sequence)
-        measured.note(gained)
-        if measured.steps >= 2 and measured.mean < self._worth(drafted):
+        measured, running = self._yield(sequence), len(self._slot_manager.running)
+        measured.note(gained, drafted)
+        self._policy.note(drafted, gained, running, self._clock() - self._began)
+        if not self._policy.count(measured, running, self._most):
             self._pause(sequence)
 
     def forget(self, sequence: Sequence) -> None:
@@ -160,15 +168,15 @@ class SpeculativeDecoder:
     def _bound(self, sequence: Sequence) -> int:
         """The most drafted tokens for one sequence now."""
         slot, limits = sequence.slot, self._runner.limits
-        measured = self._yield(sequence)
-        most = self._most if measured.mean > FIRST_DRAFTS else FIRST_DRAFTS
-        most = min(most, self._most, sequence.last - sequence.known)
+        running = len(self._slot_manager.running)
+        most = self._policy.count(self._yield(sequence), running, self._most)
+        most = min(most, sequence.last - sequence.known)
         sampling = sequence.request.sampling
         if sampling.penalizes:
             most = min(most, limits.recent_tokens - sampling.repeat_last_n)
         if self._slot_manager.recurrent:
             if sequence.undo is None:
-                sequence.undo = self._slot_manager.memory.save_state_slot()
+                sequence.undo = self._slot_manager.memory.save_state_slot(own=True)
             if sequence.undo is None:
                 return 0
             table = self._slot_manager.table
@@ -179,13 +187,6 @@ class SpeculativeDecoder:
         """Drafted tokens that fit a step next to a token and a row of every running sequence."""
         limits: Limits = self._runner.limits
         return min(limits.step_rows, limits.step_tokens - 1) - running
-
-    def _worth(self, drafted: int) -> float:
-        """How many tokens a step with drafts must yield to be worth its time."""
-        alone, more = (self._cost.predict(Load(n, 0)) for n in (1, 1 + drafted))
-        if alone is None or more is None or alone <= 0:
-            return UNKNOWN_COST
-        return more / alone
 
     def _pause(self, sequence: Sequence) -> None:
         self._yield(sequence).pause(sequence.known)

@@ -17,7 +17,7 @@ from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
 from reference.limits import Limits
-from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, StepInput
+from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, ROW_DIGEST, StepInput
 from reference.sched.planner import Chunk, Pending
 from reference.sched.scores import force_rows
 
@@ -34,7 +34,7 @@ class SlotTable:
     position ``end`` on. No chunk extends beyond ``cut``, a position at which a recurrent state is
     saved. ``draft`` drafted tokens lie behind the known ones and are computed in one step with the
     last known one. Every position from ``rows_from`` on has an output row, of which ``output``
-    names what is read: logits, hidden states, or None. Rows that sample a position before
+    names what is read: logits, hidden states, digests, or None. Rows that sample a position before
     ``scored_to`` give the token of the prompt there.
 
     ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
@@ -227,14 +227,19 @@ class SlotTable:
         if scored:
             force_rows(sampling, self._records, scored, targets)
             bias = self._records[: len(scored)] if bias is None else bias
+        requested = self._requested(chunks)
+        digested = None
+        if ROW_DIGEST in requested:
+            digested = np.array([self.output[slot] == ROW_DIGEST for slot in row_slots], np.int32)
         return StepInput(
             query=query,
             output_rows=np.array(output_rows, np.int32),
             sampling=sampling,
             page_table=self.page_table,
-            requested=self._requested(chunks),
+            requested=requested,
             bias=bias,
             page_versions=self.page_versions,
+            digested=digested,
         )
 
     def _requested(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
@@ -245,7 +250,7 @@ class SlotTable:
             outputs.add(self.output[slot])
             if self.listed[slot] or start + 1 < self.scored_to[slot]:
                 listed = LOG_PROBABILITIES
-        return tuple(name for name in (LOGITS, HIDDEN) if name in outputs) + listed
+        return tuple(name for name in (LOGITS, HIDDEN, ROW_DIGEST) if name in outputs) + listed
 
 
 @dataclass(slots=True)

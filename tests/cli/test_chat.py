@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contract.types import SamplingParams
-from harness.host.session import Session, SessionOptions
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from tests.cli.conftest import Change, zinc_process
 from tests.cli.terminal import terminal
 from tests.patience import PATIENCE_SECONDS

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.client import ServerClient, ServerError
-from harness.host.session import SessionOptions
+from harness.host.options import SessionOptions
 from harness.serve.keys import key_digest, new_key
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
@@ -30,7 +30,7 @@ listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 connection, _ = listening.accept()
 heard = b""
-while not heard.endswith(b"{}"):
+while not heard.endswith(b"}"):
     heard += connection.recv(65536)
 connection.sendall(b'HTTP/1.1 200 OK\\r\\n\\r\\ndata: {"choices": []}\\n\\n')
 connection.close()

@@ -19,7 +19,8 @@ from contract.errors import DoesNotFit, RequestError
 from contract.types import FinishReason, SamplingParams
 from harness import progress
 from harness.catalog import entries
-from harness.host.session import Session, SessionOptions
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from tests.cli.conftest import Change, Result, command, environment, zinc_process

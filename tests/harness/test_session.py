@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness.host.session
+import harness.host.open
 from contract.errors import DoesNotFit
 from contract.tier import Tier
 from contract.types import FinishReason, SamplingParams
-from harness.host.prefix_watch import PrefixWatch
-from harness.host.session import Session, SessionOptions, prepare_session
+from harness.host.driver import EngineDriver
+from harness.host.open import prepare_session
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.memory import pages_in
 from harness.synth import SynthSpec, sized_spec, write_synthetic
 from harness.tiers import TIERS, open_tier
@@ -25,7 +27,6 @@ from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.chat_template import ChatTemplate
 from reference.model.open import open_model
-from reference.observer import NOBODY
 from reference.runner import ModelRunner
 from tests.late_tier import LateTier
 from tests.needs import need_device
@@ -45,7 +46,7 @@ def test_the_template_starts_before_the_model_is_loaded(
     """Only where a template is going to be rendered; the session then has that one."""
     happened: list[str] = []
     started: list[ChatTemplate] = []
-    start, load = ChatTemplate.start, harness.host.session.load_runner
+    start, load = ChatTemplate.start, harness.host.open.load_runner
 
     def noted_start(template: ChatTemplate) -> None:
         happened.append("template")
@@ -57,7 +58,7 @@ def test_the_template_starts_before_the_model_is_loaded(
         return load(*arguments)
 
     monkeypatch.setattr(ChatTemplate, "start", noted_start)
-    monkeypatch.setattr(harness.host.session, "load_runner", noted_load)
+    monkeypatch.setattr(harness.host.open, "load_runner", noted_load)
     options = SessionOptions(tier="cpu", context=64, chat=chat)
     with Session.open(model_path, options) as session:
         assert happened == (["template", "load"] if chat else ["load"])
@@ -86,9 +87,9 @@ def open_session(model_path: Path, tier: Tier, steps_ahead: int) -> Session:
     model = open_model(model_path)
     options = SessionOptions(context=64, chunk=8)
     runner = ModelRunner(model, tier, options.limits(64))
-    watch = PrefixWatch(NOBODY)
-    engine = Engine(runner, EngineOptions(chunk_tokens=8, steps_ahead=steps_ahead), observer=watch)
-    return Session(model, tier, runner, engine, watch)
+    engine_options = EngineOptions(chunk_tokens=8, steps_ahead=steps_ahead)
+    driver = EngineDriver(lambda observer: Engine(runner, engine_options, observer=observer))
+    return Session(model, tier, runner, driver)
 
 
 def tier_of(name: str) -> Tier:
@@ -179,8 +180,10 @@ def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
         model = open_model(model_path)
         limits = SessionOptions(context=64, chunk=8, all_logits=True).limits(64)
         with ModelRunner(model, tier, limits) as runner:
-            engine = Engine(runner, EngineOptions(chunk_tokens=8))
-            session = Session(model, tier, runner, engine, PrefixWatch(NOBODY))
+            driver = EngineDriver(
+                lambda observer: Engine(runner, EngineOptions(chunk_tokens=8), observer=observer)
+            )
+            session = Session(model, tier, runner, driver)
             expected, got = (np.empty((9, model.config.vocab), np.float32) for _ in range(2))
             session.logits(PROMPTS[1], expected)
             generation = session.generate(PROMPTS[0], SAMPLED, 20)

@@ -14,8 +14,8 @@ import pytest
 from openai import OpenAI
 
 from harness import tiers
-from harness.host.driver import EngineDriver
-from harness.host.session import SessionOptions
+from harness.host.engine_thread import ThreadedDriver
+from harness.host.options import SessionOptions
 from harness.host.structured.grammars import Grammars
 from harness.host.submissions import EngineStopped
 from harness.serve.model import ModelOptions
@@ -160,18 +160,18 @@ class Cancellations:
 def cancellations(monkeypatch: pytest.MonkeyPatch) -> Cancellations:
     """Notes cancellations on the thread and under the lock where each happens."""
     noted = Cancellations()
-    post, cancel = EngineDriver.cancel, Engine.cancel
+    post, cancel = ThreadedDriver.cancel, Engine.cancel
 
-    def noted_post(driver: EngineDriver, *arguments: Any, **options: Any) -> None:
+    def noted_post(driver: ThreadedDriver, *arguments: Any, **options: Any) -> None:
         # While this thread has the lock, the engine begins no turn.
-        with driver._changed:
-            noted.posted_at.append(driver._engine.statistics.steps)
+        with driver._thread.changed:
+            noted.posted_at.append(driver.engine.statistics.steps)
             post(driver, *arguments, **options)
 
     def noted_cancel(engine: Engine, request_id: int) -> None:
         cancel(engine, request_id)
         noted.after.append(engine.statistics)
 
-    monkeypatch.setattr(EngineDriver, "cancel", noted_post)
+    monkeypatch.setattr(ThreadedDriver, "cancel", noted_post)
     monkeypatch.setattr(Engine, "cancel", noted_cancel)
     return noted

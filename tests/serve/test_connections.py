@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -124,6 +125,35 @@ def test_a_stream_that_fails_says_so_before_it_closes(
         data = [line for line in heard.split(b"\n") if line.startswith(b"data: ")]
         assert json.loads(data[-1].removeprefix(b"data: "))["error"]["code"] == "engine_stopped"
         assert b"[DONE]" not in heard
+
+
+def test_an_answer_that_ended_in_time_is_sent_whole(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sending has the rest of the time that a server gives its answers, however late its thread."""
+    monkeypatch.setattr(listen, "FLUSH_SECONDS", 0.0)
+    writing, waiting, go_on = (threading.Event() for _ in range(3))
+    write, busy = listen._Task.write, listen.HttpServer._busy
+
+    def late(task: listen._Task, data: bytes) -> None:
+        writing.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+        write(task, data)
+
+    def looking(http: listen.HttpServer) -> bool:
+        waiting.set()
+        return busy(http)
+
+    monkeypatch.setattr(listen._Task, "write", late)
+    monkeypatch.setattr(listen.HttpServer, "_busy", looking)
+    with serve() as server, ThreadPoolExecutor(2) as threads:
+        reply = threads.submit(Http(server.url).post, COMPLETIONS, {**LONG, "max_tokens": 3})
+        assert writing.wait(PATIENCE_SECONDS)
+        drained = threads.submit(server.drain, PATIENCE_SECONDS)
+        wait_until(lambda: waiting.is_set() or drained.done())
+        go_on.set()
+        assert reply.result().json["usage"]["completion_tokens"] == 3
+        drained.result()
 
 
 def test_one_who_never_reads_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

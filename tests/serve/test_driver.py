@@ -16,6 +16,7 @@ import pytest
 from contract.errors import DeviceLost, QueueFull, RequestError
 from contract.types import FinishReason, Request
 from harness.host.driver import EngineDriver, EventStream
+from harness.host.engine_thread import EngineThread
 from harness.host.submissions import EngineStopped, Submission
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
@@ -44,11 +45,9 @@ def driven(runner: ModelRunner) -> Driven:
         def make(observer: Observer) -> Engine:
             return engine(runner, EngineOptions(**options), observer=observer)
 
-        driver = EngineDriver(make, buffered)
-        driver.start()
-        try:
+        with EngineThread() as thread:
+            driver = thread.add(make, buffered)
             yield driver
-        finally:
             driver.close()
 
     return start

@@ -103,6 +103,7 @@ def test_stop_lets_answers_end(
         assert (code, server.wait(PATIENCE_SECONDS)) == (0, 0)
         assert "1 running, 0 waiting" in said
         assert "has ended" in said
+    assert replies, "the answer was cut"
     assert replies[0].json["usage"]["completion_tokens"] == 200
     assert zinc("stop")[::2] == (2, "error: no server of this user is running\n")
 

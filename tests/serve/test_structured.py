@@ -17,6 +17,7 @@ from contract.types import Request, SamplingParams
 from harness.host.background_work import BackgroundWork
 from harness.host.dialect.calls import json_rule
 from harness.host.driver import EngineDriver, EventStream
+from harness.host.engine_thread import EngineThread
 from harness.host.structured.grammars import (
     GrammarBroke,
     GrammarLimits,
@@ -302,20 +303,19 @@ def test_nobody_waits_for_a_late_mask(model: Model, grammars: Grammars) -> None:
                 runner, EngineOptions(end_of_generation=ends, stall_steps=5), observer=observer
             )
 
-        driver = EngineDriver(make)
-        driver.start()
-        try:
-            alone_masks, inner = grammars.masks(rule, 2)
-            one = asked(driver, 20)
-            alone = tokens_of(driver.submit([one], masks={one.id: alone_masks}))
-            gate = threading.Event()
-            two, free = asked(driver, 20), asked(driver, 40)
-            late = _Late(inner, gate)
-            waiting = driver.submit([two], masks={two.id: late})
-            assert len(tokens_of(driver.submit([free]))) == 40
-            assert sum(len(waiting.take(0.2)) for _ in range(2)) == 1
-            gate.set()
-            assert tokens_of(waiting) == alone[1:]
-        finally:
-            gate.set()
-            driver.close()
+        gate = threading.Event()
+        with EngineThread() as thread:
+            driver = thread.add(make)
+            try:
+                alone_masks, inner = grammars.masks(rule, 2)
+                one = asked(driver, 20)
+                alone = tokens_of(driver.submit([one], masks={one.id: alone_masks}))
+                two, free = asked(driver, 20), asked(driver, 40)
+                late = _Late(inner, gate)
+                waiting = driver.submit([two], masks={two.id: late})
+                assert len(tokens_of(driver.submit([free]))) == 40
+                assert sum(len(waiting.take(0.2)) for _ in range(2)) == 1
+                gate.set()
+                assert tokens_of(waiting) == alone[1:]
+            finally:
+                gate.set()

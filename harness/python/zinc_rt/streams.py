@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from contract.errors import RequestError
 from harness.host.driver import EngineDriver, EventStream
-from zinc_rt.batches import WAIT_SECONDS
+from harness.host.submissions import WAIT_SECONDS
 from zinc_rt.outputs import Output, Piece
 from zinc_rt.pending import Pending
 

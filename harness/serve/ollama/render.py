@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from contract.types import FinishReason
+from harness.host.answer_text import Piece
 from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.answers import Answer, Json
-from harness.serve.choices import Piece
 from harness.serve.errors import ApiError
 from harness.serve.ollama.errors import error_line
 from harness.serve.strict_json import BadJson, loads

@@ -14,13 +14,13 @@ from typing import TypeVar
 from msgspec import Struct
 
 from contract.errors import ZincError
-from contract.types import LOCAL_TENANT, FinishReason
-from harness.digest import RowDigests
+from contract.types import LOCAL_TENANT, FinishReason, TokenEvent
+from harness.host.answer_text import NO_TOKENS, TOOL_CALLS, AnswerText
 from harness.host.event_queue import Delivered
 from harness.host.submissions import Submission
+from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import masks_of
 from harness.serve.caller import Caller
-from harness.serve.choices import TOOL_CALLS
 from harness.serve.embeddings import EmbeddingRequest, embed, texts_of
 from harness.serve.errors import ApiError
 from harness.serve.generation import Generation
@@ -31,7 +31,6 @@ from harness.serve.scores import ScoreRequest, score, texts_to_score
 from harness.serve.service import Began, Service
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import decode
-from reference.model.text_stream import TextStream
 
 Body = TypeVar("Body", bound=Struct)
 WAIT_SECONDS = 1.0
@@ -60,7 +59,7 @@ def recompute_all(receipt: Receipt, derived: DerivedRequests) -> Recomputed:
         plan=derived.plan,
         constrained=derived.constrained,
         stop_tokens=derived.stop_tokens,
-        rows=True,
+        leaves=receipt.payload.receipt,
     )
     try:
         for _ in generation.pieces(WAIT_SECONDS):
@@ -149,10 +148,10 @@ def _step_problem(
         unbound = replace(one, ignore_end=False)
         masks = masks_of(derived.constrained, derived.served.grammars, [unbound])
         masks[one.id].before = before
-    digests = RowDigests()
+    digests, output = leaves_of_rows(receipt.payload.receipt, derived.served.limits.digests)
     stream = driver.open_stream()
     try:
-        submission = Submission([one], {one.id: digests}, len(one.prompt) - 1, masks=masks)
+        submission = Submission([one], {one.id: digests}, len(one.prompt) - 1, output, masks)
         (refused,) = driver.submit_to(stream, [submission])
         if refused is not None:
             return "request", str(refused)
@@ -182,11 +181,12 @@ def _may_end(derived: DerivedRequests, number: int, choice: ChoiceFacts) -> bool
         return True
     if choice.finish != FinishReason.STOP.value:
         return False
-    stream = TextStream(request.stop)
-    for token in choice.tokens:
-        stream.feed(tokenizer.token_bytes(token), tokenizer.hidden_text(token))
-    stream.finish()
-    return stopped or stream.stopped
+    shown = NO_TOKENS if derived.plan is None else derived.plan.form.dialect.shown
+    answer = AnswerText(tokenizer, request, shown=shown)
+    for position, token in enumerate(choice.tokens, len(request.prompt)):
+        answer.take(TokenEvent(request.id, token, position))
+    answer.take(TokenEvent(request.id, -1, 0, FinishReason.LENGTH))
+    return stopped or answer.stop_string is not None
 
 
 def recompute_results(receipt: Receipt, service: Service, count: int | None) -> Recomputed:

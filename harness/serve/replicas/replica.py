@@ -15,6 +15,7 @@ from contract.errors import ZincError
 from contract.types import TokenEvent
 from harness.digest import RunningDigest
 from harness.host.driver import EventStream
+from harness.host.engine_thread import EngineThread
 from harness.host.prompt_scores import PromptScores
 from harness.host.submissions import Submission
 from harness.serve.accounts import Accounts
@@ -38,7 +39,8 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._owned = ExitStack()
         accounts = Accounts(tenants)
-        self._model = open_model(path, options, accounts.tenants, self._owned)
+        thread = self._owned.enter_context(EngineThread(accounts.tenants))
+        self._model = open_model(path, options, thread, self._owned)
         self._driver = self._model.driver
         at_once = options.session.slots + options.queue_depth
         self._threads = ThreadPoolExecutor(at_once + 2, "replica")

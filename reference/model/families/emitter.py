@@ -6,6 +6,7 @@ node that multiplies with it is ``attn_q[3]``.
 
 from __future__ import annotations
 
+from contract.arithmetic import digest_words
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.inputs import STEP_BUFFER
@@ -264,6 +265,12 @@ def emit_tokens(
     )
     if limits.top_log_probabilities:
         _emit_log_probabilities(builder, limits.top_log_probabilities, logits, token)
+    if limits.digests:
+        digest = builder.output("output.row_digest", "rows", digest_words(vocab), dtype=I32)
+        digested = builder.request("request.digested", "rows")
+        builder.emit(
+            Opcode.ROW_DIGEST, "row_digest", logits=logits, digested=digested, digest=digest
+        )
     written = {"token": token, "output_rows": rows, "query": query}
     builder.emit(
         Opcode.STREAM_OUT,
