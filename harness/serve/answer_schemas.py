@@ -338,6 +338,16 @@ class Status(Struct):
     status: str
 
 
+class Health(Status, omit_defaults=True):
+    """How a server is, and the model that answers; a server with keys tells the status alone."""
+
+    model: str = ""
+    active: int = 0
+    queued: int = 0
+    context: dict[str, int] = {}
+    memory: dict[str, int] = {}
+
+
 class Version(Struct):
     """The version of the server and the function that its model computes."""
 
@@ -379,12 +389,13 @@ ANSWERS: dict[str, type[Struct]] = {
     "pull_model": PullState,
     "activate_model": ModelCard,
     "remove_model": ModelDeleted,
+    "remove_named_model": ModelDeleted,
     "tenants": TenantList,
     "tenant": TenantFacts,
     "add_tenant": TenantKey,
     "rotate_key": TenantKey,
     "remove_tenant": TenantDeleted,
-    "health": Status,
+    "health": Health,
     "ready": Status,
     "version": Version,
 }

@@ -39,6 +39,12 @@ class ActivateRequest(Struct, forbid_unknown_fields=True):
     model: Id
 
 
+class RemoveRequest(Struct, forbid_unknown_fields=True):
+    """``POST /v1/models/remove``: a model that is installed, as DELETE deletes it."""
+
+    model: Id
+
+
 MODEL_ROUTES = (
     Route("GET", "/v1/models", "models", "The model that answers, and those there are."),
     Route("GET", "/v1/models/<path:model>", "one_model", "One of them."),
@@ -50,6 +56,10 @@ MODEL_ROUTES = (
     Route(
         "POST", "/v1/models/activate", "activate_model", "Let one answer from now on. For admins.",
         ActivateRequest, strict=True,
+    ),
+    Route(
+        "POST", "/v1/models/remove", "remove_named_model", "Delete one. For admins.",
+        RemoveRequest, strict=True,
     ),
 )  # fmt: skip
 
@@ -114,6 +124,10 @@ class ModelHandlers:
         need_admin()
         name = decode(raw, ActivateRequest).model
         return _described(self._serving.activate(name, self._path_of(name)).model)
+
+    def remove_named_model(self, raw: bytes) -> Json:
+        need_admin()
+        return self.remove_model(decode(raw, RemoveRequest).model)
 
     def remove_model(self, model: str) -> Json:
         need_admin()

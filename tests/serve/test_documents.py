@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from contract.arithmetic import PAGE_TOKENS
 from harness.serve.fingerprint import cached_digest
 from harness.serve.page import HEADERS, read_page
 from harness.serve.routes import ROUTES
@@ -87,7 +88,19 @@ def test_developer_and_parts_are_what_templates_know(http: Http) -> None:
 
 
 def test_state_of_the_server(server: Running, http: Http) -> None:
-    assert http.get("/health").json["status"] == "ok"
+    health = http.get("/health").json
+    assert health["status"] == "ok"
+    plan, limits = server.service.model.plan, server.service.model.limits
+    memory, context = health["memory"], health["context"]
+    assert memory["weights_bytes"] == sum(plan.weights.values()) > 0
+    parts = ("weights_bytes", "context_bytes", "runtime_bytes")
+    assert sum(memory[part] for part in parts) == memory["total_bytes"] == plan.total
+    assert all(memory[part] > 0 for part in parts)
+    assert context["slots"] == limits.slots
+    assert context["tokens_per_slot"] == limits.context
+    assert context["reserved_tokens"] == limits.pages * PAGE_TOKENS
+    held = context["active_tokens"] + context["cached_tokens"]
+    assert 0 <= held <= context["reserved_tokens"]
     assert http.get("/ready").json["status"] == "ready"
     assert http.get("/version").json["fingerprint"] == server.service.model.fingerprint
 

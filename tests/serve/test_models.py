@@ -216,7 +216,9 @@ def test_what_the_server_is_started_with_is_not_deleted(
         assert http.send("DELETE", f"/v1/models/{second}", None, {}).status == 400
         assert activate(http, "tiny").status == 200
         wait_for_one_model(server)
-        assert http.send("DELETE", f"/v1/models/{second}", None, {}).json["deleted"]
+        removed = http.post("/v1/models/remove", {"model": second}).json
+        assert (removed["id"], removed["deleted"]) == (second, True)
+        assert removed["x_zinc"]["freed_bytes"] > 0
 
 
 def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
@@ -255,6 +257,7 @@ def test_names_that_are_none(served: Running, http: Http, tmp_path: Path) -> Non
     ):  # fmt: skip
         assert pull(http, name).status == 404, name
         assert activate(http, name).status == 404, name
+        assert http.post("/v1/models/remove", {"model": name}).status == 404, name
     for path in ("..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "hf.co/org/..%2f..", "x%00y"):
         assert http.send("DELETE", f"/v1/models/{path}", None, {}).status == 404, path
         assert http.get(f"/v1/models/{path}").status == 404, path
@@ -338,7 +341,7 @@ def test_only_admins_change_models(serve: Serve, hub: Hub, tmp_path: Path) -> No
         http = Http(server.url)
         for name, status in (("user", 403), ("operator", 403), ("admin", 404)):
             who = {"Authorization": f"Bearer {keys[name]}"}
-            for way in ("pull", "activate"):
+            for way in ("pull", "activate", "remove"):
                 asked = http.post(f"/v1/models/{way}", {"model": "nonsense"}, **who)
                 assert asked.status == status, (name, way)
             assert http.send("DELETE", "/v1/models/nonsense", None, who).status == status
