@@ -34,7 +34,7 @@ class GenerationStats:
     ``cached_tokens`` of the prompt came from the prefix cache and were not computed.
     ``prefill_seconds`` lasts until the first token is there, ``decode_seconds`` from then on.
     ``decode_steps`` counts the tokens computed in that second part, one that ended the text
-    included.
+    included. Of ``drafted`` tokens ``accepted`` were what the model sampled.
     """
 
     prompt_tokens: int
@@ -42,6 +42,8 @@ class GenerationStats:
     prefill_seconds: float
     decode_steps: int
     decode_seconds: float
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def prompt_rate(self) -> float:
@@ -95,6 +97,7 @@ class TextGeneration(Iterator[TextPiece]):
         self._reading = False
         self.sampled: list[int] = []
         """Every token so far, the one that ended the text included."""
+        self._drafts_before = session.engine.statistics.speculation
         session.engine.submit(request, on_logits, len(request.prompt) - 1 if on_logits else 0)
         self._started = self._first = self._latest = time.perf_counter()
         self._pieces = self._run()
@@ -134,13 +137,16 @@ class TextGeneration(Iterator[TextPiece]):
 
     @property
     def stats(self) -> GenerationStats:
-        """Counts and times so far."""
+        """Counts and times so far; drafts are those of all that ran in the engine meanwhile."""
+        drafts, before = self._session.engine.statistics.speculation, self._drafts_before
         return GenerationStats(
             prompt_tokens=len(self._request.prompt),
             cached_tokens=self._session.reused(self._request.id),
             prefill_seconds=self._first - self._started,
             decode_steps=max(0, self._steps - 1),
             decode_seconds=self._latest - self._first,
+            drafted=drafts.drafted - before.drafted,
+            accepted=drafts.accepted - before.accepted,
         )
 
     def cancel(self) -> None:
