@@ -16,7 +16,7 @@ from reference.engine.draft_block import DraftBlock, block_limits
 from reference.engine.draft_model import DraftModel, check_vocabularies, draft_limits
 from reference.engine.drafter import Drafter, PromptLookup
 from reference.limits import Limits
-from reference.memory.planner import MemoryPlan, plan_memory
+from reference.memory.planner import FootprintOf, MemoryPlan, plan_memory
 from reference.model.open import Model, open_model
 from reference.runner import NOTHING_SHARED, ModelRunner, shared_names
 
@@ -51,19 +51,22 @@ def plan_drafting(draft: Model | None, model: Model, tier: Tier, target: Limits)
     """
     if draft is not None:
         return _plan_model(draft, tier, target)
-    return _plan_block(model, tier, target) if target.hidden_rows else None
+    if not target.hidden_rows:
+        return None
+    return plan_block(model, target, tier.footprint, tier.info.host_unified)
 
 
-def _plan_block(model: Model, tier: Tier, target: Limits) -> Drafting:
+def plan_block(model: Model, target: Limits, footprint: FootprintOf, unified: bool) -> Drafting:
+    """The draft block of a model with the sizes ``target``, and the memory that it adds."""
     limits = block_limits(target)
     graph = model.draft_graph(limits)
-    held, shared = tier.footprint(graph, limits.largest), shared_names(model.graph(target), graph)
+    held, shared = footprint(graph, limits.largest), shared_names(model.graph(target), graph)
     buffers, mapped = (
         {name: nbytes for name, nbytes in part.items() if name not in shared}
         for part in (held.buffers, held.mapped)
     )
     own = replace(held, buffers=buffers, mapped=mapped)
-    return Drafting(model, limits, plan_memory(graph, limits, own, tier.info.host_unified), True)
+    return Drafting(model, limits, plan_memory(graph, limits, own, unified), True)
 
 
 def _plan_model(model: Model, tier: Tier, target: Limits) -> Drafting:

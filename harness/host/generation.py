@@ -25,7 +25,7 @@ class GenerationStats:
     ``cached_tokens`` of the prompt came from the prefix cache and were not computed.
     ``prefill_seconds`` lasts until the first token is there, ``decode_seconds`` from then on.
     ``decode_steps`` counts the tokens computed in that second part, one that ended the text
-    included.
+    included. Of ``drafted`` tokens ``accepted`` were what the model sampled.
     """
 
     prompt_tokens: int
@@ -33,6 +33,8 @@ class GenerationStats:
     prefill_seconds: float
     decode_steps: int
     decode_seconds: float
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def prompt_rate(self) -> float:
@@ -68,6 +70,7 @@ class TextGeneration(Iterator[Piece]):
         self._answer = AnswerText(tokenizer, request)
         self._read = 0
         self._reading = False
+        self._drafts_before = driver.engine.statistics.speculation
         logits = {} if on_logits is None else {request.id: on_logits}
         self._stream = driver.submit([request], logits, output=output)
         self._started = time.monotonic()
@@ -113,8 +116,9 @@ class TextGeneration(Iterator[Piece]):
 
     @property
     def stats(self) -> GenerationStats:
-        """Counts and times so far."""
-        answer = self._answer
+        """Counts and times so far; drafts are those of all that ran in the engine meanwhile."""
+        answer, before = self._answer, self._drafts_before
+        drafts = self._engine.statistics.speculation
         first = self._started if answer.first is None else answer.first
         return GenerationStats(
             prompt_tokens=len(self._request.prompt),
@@ -122,6 +126,8 @@ class TextGeneration(Iterator[Piece]):
             prefill_seconds=first - self._started,
             decode_steps=max(0, len(answer.sampled) - 1),
             decode_seconds=0.0 if answer.latest is None else answer.latest - first,
+            drafted=drafts.drafted - before.drafted,
+            accepted=drafts.accepted - before.accepted,
         )
 
     def cancel(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -92,12 +92,21 @@ class DraftBlock:
         self._runner = runner
         self._rows = HiddenRows.of(runner.limits)
         self._table: SlotTable | None = None
+        self._follows: Callable[[], bool] = lambda: True
         self._followed: dict[int, _Followed] = {}
+        self._left: set[int] = set()
 
-    def attach(self, table: SlotTable) -> None:
-        """Use the pages of ``table``, in which the engine's sequences are."""
-        self._table = table
+    def attach(self, table: SlotTable, follows: Callable[[], bool]) -> None:
+        """Use the pages of ``table``, in which the engine's sequences are. ``follows`` decides
+        whether the block reads a new one."""
+        self._table, self._follows = table, follows
         self._followed.clear()
+        self._left.clear()
+
+    def leave(self, key: int) -> None:
+        """Read no more of a sequence."""
+        self._followed.pop(key, None)
+        self._left.add(key)
 
     def ready(self, key: int, tokens: Tokens) -> bool:
         """The block has a proposal for every sequence that the model computes."""
@@ -106,22 +115,31 @@ class DraftBlock:
     def forget(self, key: int) -> None:
         """Forget a sequence that lost its slot."""
         self._followed.pop(key, None)
+        self._left.discard(key)
 
     def before_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> None:
         """Compute the keys of positions whose hidden states the next step would overwrite."""
         parts = []
         for sequence, (slot, start, count) in zip(sequences, chunks, strict=True):
-            if not sequence.running or not sequence.samples:
-                continue
-            own = self._followed.get(sequence.order)
+            own = self._own(sequence, slot, start)
             if own is None:
-                own = _Followed(slot, start, start, start)
-                self._followed[sequence.order] = own
+                continue
             stop = min(start + 1, sequence.known)
             # The key of position ``filled`` needs the hidden state of the position before.
             if start + count - own.filled >= self._rows.ring and own.filled < stop:
                 parts.append(_Part(own, own.filled, stop, sequence.tokens))
         self._fill(parts)
+
+    def _own(self, sequence: Sequence, slot: int, start: int) -> _Followed | None:
+        """What the block has of a sequence, of which the next step computes positions from
+        ``start`` on; None for one that it does not read."""
+        key = sequence.order
+        if key in self._followed or key in self._left or not sequence.running:
+            return self._followed.get(key)
+        if sequence.samples and self._follows():
+            return self._followed.setdefault(key, _Followed(slot, start, start, start))
+        self._left.add(key)
+        return None
 
     def after_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> None:
         """Compute the keys of chunks that are longer than a ring."""

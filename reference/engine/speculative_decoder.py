@@ -43,7 +43,7 @@ class SpeculativeDecoder:
         self._drafter = drafter
         self._block = drafter if isinstance(drafter, DraftBlock) else None
         if self._block is not None:
-            self._block.attach(slot_manager.table)
+            self._block.attach(slot_manager.table, self._follows)
         self._most = most
         self._clock = clock
         self._began = 0.0
@@ -190,8 +190,14 @@ class SpeculativeDecoder:
 
     def _pause(self, sequence: Sequence) -> None:
         self._yield(sequence).pause(sequence.known)
+        running = len(self._slot_manager.running)
+        if self._block and self._policy.given_up(self._yield(sequence), running, self._most):
+            self._block.leave(sequence.order)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
         self.statistics = replace(self.statistics, pauses=self.statistics.pauses + 1)
+
+    def _follows(self) -> bool:
+        return self._policy.follows(len(self._slot_manager.running), self._most)
 
     def _yield(self, sequence: Sequence) -> AcceptedTokens:
         return self._yields.setdefault(sequence.order, AcceptedTokens())

@@ -26,12 +26,16 @@ FIRST_RIGHT = 0.6
 """The part of drafts that are right, before any was compared."""
 COMMON_TRIALS = 4.0
 """As how many of a sequence's own drafts the mean of all sequences counts."""
-LEAST_GAIN = 1.03
+LEAST_GAIN = 1.05
 """Drafts are worth it where they are expected to make a sequence faster by this factor."""
 TRIED_PART = 0.01
 """The part of all steps' time that drafts may lose while they are only tried."""
 TRIED_STEPS = 4.0
 """How many steps' time drafts may lose in addition: those of the first trials."""
+TRIED_SEQUENCES = 16
+"""One in so many sequences is drafted for where the others' drafts are not worth it."""
+ENOUGH_COMPARED = 8.0
+"""After so many compared drafts a sequence's drafts that are not worth it are given up."""
 DRAFT_STEPS = 16
 """Over how many steps the time of making a draft is averaged."""
 
@@ -81,21 +85,41 @@ class DraftPolicy:
         self._all = AcceptedTokens()
         self._draft_seconds = 0.0
         self._timed = 0
+        self._asked = 0
         self._lost = 0.0
 
     def count(self, own: AcceptedTokens, running: int, most: int) -> int:
         """How many of at most ``most`` tokens to draft for a sequence, of ``running`` ones for
         which as many are drafted."""
-        alone = self._seconds(running, 0)
+        alone, best = self._seconds(running, 0), self._best(own, running, most)
         if alone is None:
             unworthy = own.steps >= 2 and own.mean < UNKNOWN_COST
             return 0 if unworthy else most if own.mean > FIRST_DRAFTS else min(most, FIRST_DRAFTS)
-        rates = [self._rate(own, running, count) * alone for count in range(1, most + 1)]
-        best = max(range(len(rates)), key=rates.__getitem__, default=None)
-        if best is not None and rates[best] >= LEAST_GAIN:
-            return best + 1
+        if best:
+            return best
         tried = self._lost <= TRIED_PART * self._cost.total + TRIED_STEPS * alone
         return min(most, 1) if tried else 0
+
+    def follows(self, running: int, most: int) -> bool:
+        """Whether what drafts for a new sequence shall read it: that takes time by itself."""
+        self._asked += 1
+        worth = self._best(AcceptedTokens(), running, most) or self._seconds(running, 0) is None
+        return bool(worth) or self._asked % TRIED_SEQUENCES == 1
+
+    def given_up(self, own: AcceptedTokens, running: int, most: int) -> bool:
+        """Whether enough is known of a sequence to draft nothing for it any more."""
+        unknown = self._seconds(running, 0) is None or own.compared < ENOUGH_COMPARED
+        return not unknown and not self._best(own, running, most)
+
+    def _best(self, own: AcceptedTokens, running: int, most: int) -> int:
+        """The number of drafts that makes a sequence fastest; 0 where none is worth it or nothing
+        was measured."""
+        alone = self._seconds(running, 0)
+        if alone is None:
+            return 0
+        gains = {n: self._rate(own, running, n) * alone for n in range(1, most + 1)}
+        best = max(gains, key=gains.__getitem__, default=0)
+        return best if best and gains[best] >= LEAST_GAIN else 0
 
     def note(self, drafted: int, gained: int, running: int, seconds: float) -> None:
         """Note that a step with ``drafted`` tokens of a sequence yielded ``gained`` tokens, and

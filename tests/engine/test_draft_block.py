@@ -118,8 +118,7 @@ def engine_of(runner: ModelRunner, block: ModelRunner | None, **options: Any) ->
     return Engine(runner, built, drafter=None if block is None else DraftBlock(block))
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("chunk", [None, 7])
+@pytest.mark.parametrize(("ahead", "chunk"), [(0, None), (1, 7)])
 def test_no_draft_changes_an_answer(
     runners: tuple[ModelRunner, ModelRunner], ahead: int, chunk: int | None
 ) -> None:
