@@ -266,7 +266,8 @@ class SteadyDecode:
         """The run that begins with a step; None where a sequence has more than one token in it."""
         left = []
         for (slot, start, count), requested in zip(chunks, rows, strict=True):
-            given = start + 1 < table.scored_to[slot] or table.output[slot] is not None
+            plain = table.output[slot] in (None, ROW_DIGEST)
+            given = start + 1 < table.scored_to[slot] or not plain
             if requested != 1 or count != 1 or given or table.lockstep[slot]:
                 return None
             computed, cut, end = table.computed[slot], table.cut[slot], table.end[slot]
