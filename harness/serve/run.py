@@ -134,12 +134,13 @@ def _serving(
     progress: Progress | None,
     owned: ExitStack,
 ) -> Serving:
-    if options.replicas:
-        return Serving(options.path, options.model.name, _replicas(options), accounts, ledger)
-    together = MultiEngineDriver(accounts.tenants) if options.beside else None
     receipts = None
     if options.receipts is not None:
         receipts = owned.enter_context(ReceiptStore(options.receipts))
+    if options.replicas:
+        name, open_them = options.model.name, _replicas(options)
+        return Serving(options.path, name, open_them, accounts, ledger, receipts=receipts)
+    together = MultiEngineDriver(accounts.tenants) if options.beside else None
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))
@@ -184,15 +185,14 @@ def _replicas(options: ServeOptions) -> Opener:
 
     if options.record is not None:
         raise ConfigError("--record is for a server without --ray: replicas leave no trace")
-    if options.receipts is not None:
-        raise ConfigError("--receipts is for a server without --ray: replicas make no receipts")
     if options.beside:
         raise ConfigError("--beside is for a server without --ray: replicas have one model")
 
     def open_them(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         if path != options.path:
             raise RequestError("model", "is not changed while replicas answer; restart the server")
-        named = replace(options.model, name=name)
+        session = replace(options.model.session, digests=options.receipts is not None)
+        named = replace(options.model, name=name, session=session)
         return open_replicas(path, named, options.tenants, options.replicas, owned)
 
     return open_them
