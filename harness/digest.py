@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -98,6 +99,14 @@ class RowDigests:
         while self._waiting:
             self._found.append(self._waiting.popleft().result())
         return self._found[:rows]
+
+    def since(self, rows: int) -> list[str]:
+        """The digests of all rows from row ``rows`` on, once they are there."""
+        return self.first(sys.maxsize)[rows:]
+
+    def note(self, rows: int, digests: Sequence[str]) -> None:
+        """Add the digests of rows from row ``rows`` on, as another object computed them."""
+        self._found[rows:] = digests
 
 
 def file_digest(path: Path) -> str:

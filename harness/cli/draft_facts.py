@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from harness.drafting import plan_block
+from harness.host.drafting import plan_block
 from harness.memory import plans_of
 from harness.settings_table import SETTINGS
 from reference.engine.draft_block import drafting_limits
@@ -28,8 +28,8 @@ def draft_facts(
     limits = drafting_limits(limits_at(context), SETTINGS["draft"].default_value())
     block = plan_block(model, limits, footprint, True).plan
     plain, drafting = (
-        plans_of(model, lambda _, sizes=sizes: sizes, footprint)(context)
-        for sizes in (limits_at(context), limits)
+        plans_of(model, lambda _: limits_at(context), footprint)(context),
+        plans_of(model, lambda _: limits, footprint)(context),
     )
     return {
         **facts,

@@ -116,6 +116,19 @@ class Submits(Protocol[Stream]):
             stream.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class BothSinks:
+    """Gives rows to two receivers, one after the other."""
+
+    first: LogitsSink
+    second: LogitsSink
+
+    def __call__(self, position: int, logits: NDArray[np.float32]) -> None:
+        """Give rows from a position on."""
+        self.first(position, logits)
+        self.second(position, logits)
+
+
 def joined_sinks(
     first: Mapping[int, LogitsSink], second: Mapping[int, LogitsSink]
 ) -> Mapping[int, LogitsSink]:
@@ -123,15 +136,7 @@ def joined_sinks(
     other."""
     if not (first and second):
         return first or second
-
-    def joined(request_id: int) -> LogitsSink:
-        def divide(position: int, logits: NDArray[np.float32]) -> None:
-            first[request_id](position, logits)
-            second[request_id](position, logits)
-
-        return divide
-
-    return {request_id: joined(request_id) for request_id in first}
+    return {request_id: BothSinks(sink, second[request_id]) for request_id, sink in first.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,12 +135,13 @@ def _serving(
     progress: Progress | None,
     owned: ExitStack,
 ) -> Serving:
-    if options.replicas:
-        return Serving(options.path, options.model.name, _replicas(options), accounts, ledger)
-    thread = owned.enter_context(EngineThread(accounts.tenants))
     receipts = None
     if options.receipts is not None:
         receipts = owned.enter_context(ReceiptStore(options.receipts))
+    if options.replicas:
+        name, open_them = options.model.name, _replicas(options)
+        return Serving(options.path, name, open_them, accounts, ledger, receipts=receipts)
+    thread = owned.enter_context(EngineThread(accounts.tenants))
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))
@@ -158,12 +159,12 @@ def _serving(
         beside = options.beside
         return Serving(path, name, open_it, accounts, ledger, began_with, beside, thread, receipts)
 
-    name = ledger.activated(options.path)
-    if name is not None:
+    activated = ledger.activated(options.path)
+    if activated is not None:
         try:
-            return serving(_installed(name, options.cache_dir), name)
+            return serving(_installed(activated, options.cache_dir), activated)
         except ZincError as error:
-            log.warning("%s was activated and cannot answer now: %s", name, error)
+            log.warning("%s was activated and cannot answer now: %s", activated, error)
     return serving(options.path, options.model.name)
 
 
@@ -180,15 +181,14 @@ def _replicas(options: ServeOptions) -> Opener:
 
     if options.record is not None:
         raise ConfigError("--record is for a server without --ray: replicas leave no trace")
-    if options.receipts is not None:
-        raise ConfigError("--receipts is for a server without --ray: replicas make no receipts")
     if options.beside:
         raise ConfigError("--beside is for a server without --ray: replicas have one model")
 
     def open_them(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         if path != options.path:
             raise RequestError("model", "is not changed while replicas answer; restart the server")
-        named = replace(options.model, name=name)
+        session = replace(options.model.session, digests=options.receipts is not None)
+        named = replace(options.model, name=name, session=session)
         return open_replicas(path, named, options.tenants, options.replicas, owned)
 
     return open_them

@@ -227,16 +227,16 @@ class SlotTable:
         if scored:
             force_rows(sampling, self._records, scored, targets)
             bias = self._records[: len(scored)] if bias is None else bias
-        requested = self._requested(chunks)
+        outputs = self._requested(chunks)
         digested = None
-        if ROW_DIGEST in requested:
+        if ROW_DIGEST in outputs:
             digested = np.array([self.output[slot] == ROW_DIGEST for slot in row_slots], np.int32)
         return StepInput(
             query=query,
             output_rows=np.array(output_rows, np.int32),
             sampling=sampling,
             page_table=self.page_table,
-            requested=requested,
+            requested=outputs,
             bias=bias,
             page_versions=self.page_versions,
             digested=digested,
@@ -273,7 +273,8 @@ class SteadyDecode:
         """The run that begins with a step; None where a sequence has more than one token in it."""
         left = []
         for (slot, start, count), requested in zip(chunks, rows, strict=True):
-            given = start + 1 < table.scored_to[slot] or table.output[slot] is not None
+            plain = table.output[slot] in (None, ROW_DIGEST)
+            given = start + 1 < table.scored_to[slot] or not plain
             if requested != 1 or count != 1 or given or table.lockstep[slot]:
                 return None
             computed, cut, end = table.computed[slot], table.cut[slot], table.end[slot]

@@ -12,6 +12,7 @@ from harness.serve.anthropic.wire import (
     AssistantTurn,
     CountRequest,
     MessagesRequest,
+    SystemTurn,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,

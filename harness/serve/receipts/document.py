@@ -69,7 +69,7 @@ class ReceiptPayload(Struct, forbid_unknown_fields=True):
 
     receipt: int
     id: str
-    kind: Literal["chat", "completion", "embedding", "score"]
+    kind: Literal["chat", "completion", "embedding", "score", "rerank"]
     time: str
     tenant: ReceiptTenant
     number: int

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import comb
@@ -27,6 +28,7 @@ from harness.serve.generation import Generation
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.check import DerivedRequests, payload_bytes
 from harness.serve.receipts.document import ChoiceFacts, Receipt
+from harness.serve.rerank import RerankRequest, prompts_to_rank, rerank
 from harness.serve.scores import ScoreRequest, score, texts_to_score
 from harness.serve.service import Began, Service
 from harness.serve.strict_json import BadJson, loads
@@ -212,6 +214,12 @@ def _results(receipt: Receipt, service: Service) -> list[bytes]:
     if receipt.payload.kind == "score":
         scored = score(service, _reading(receipt, ScoreRequest), LOCAL_TENANT, Caller())
         return [canonical(entry) for entry in scored["data"]]
+    if receipt.payload.kind == "rerank":
+        ranked = _reading(receipt, RerankRequest)
+        ranked.top_n, ranked.return_documents = None, False
+        answer = rerank(service, ranked, LOCAL_TENANT, Caller())
+        by_index = sorted(answer["results"], key=lambda one: int(one["index"]))
+        return [struct.pack("<d", one["relevance_score"]) for one in by_index]
     body = _reading(receipt, EmbeddingRequest)
     body.encoding_format = "base64"
     embedded = embed(service, body, LOCAL_TENANT, Caller())
@@ -231,9 +239,12 @@ def _reading(receipt: Receipt, kind: type[Body]) -> Body:
 
 def reading_problems(service: Service, receipt: Receipt) -> Iterator[str]:
     """How the prompts of a receipt of vectors or scores differ from those its request asks for."""
+    prompts: Sequence[Sequence[int]]
     try:
         if receipt.payload.kind == "score":
             prompts = texts_to_score(service, _reading(receipt, ScoreRequest), LOCAL_TENANT)
+        elif receipt.payload.kind == "rerank":
+            prompts = prompts_to_rank(service.model, _reading(receipt, RerankRequest))
         else:
             prompts = texts_of(service, _reading(receipt, EmbeddingRequest), LOCAL_TENANT)
     except (ZincError, ApiError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -13,15 +13,18 @@ from typing import Any, TypeVar
 
 from contract.errors import ZincError
 from contract.types import TokenEvent
-from harness.digest import RunningDigest
+from harness.digest import RowDigests, RunningDigest
 from harness.host.driver import EventStream
 from harness.host.engine_thread import EngineThread
 from harness.host.prompt_scores import PromptScores
-from harness.host.submissions import Submission
+from harness.host.submissions import Submission, joined_sinks
+from harness.leaves import leaves_of_rows
 from harness.serve.accounts import Accounts
 from harness.serve.model import ModelOptions, ServedModel, open_model
+from harness.serve.receipts.document import VERSION
 from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate, Work
-from reference.runner import HIDDEN
+from reference.engine.sequence import LogitsSink
+from reference.runner import HIDDEN, LOGITS
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.5
@@ -91,6 +94,7 @@ class Replica:
     ) -> RequestUpdate:
         facts = stream.facts[job.work.request.id]
         digested, digests = job.new_digests()
+        leaves_from, leaves = job.new_leaves()
         return RequestUpdate(
             replica=self._name,
             events=events,
@@ -103,6 +107,8 @@ class Replica:
             digests=digests,
             scores=job.new_scores(),
             pool=job.work.pool if ended else None,
+            leaves_from=leaves_from,
+            leaves=leaves,
         )
 
     async def _blocking(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -121,7 +127,8 @@ class _Job:
         self._scores = PromptScores(work.request) if work.request.score_from else None
         self._scores_sent = False
         self._digest = RunningDigest() if work.digested else None
-        self._digests_sent = 0
+        self._leaves: RowDigests | None = None
+        self._digests_sent = self._leaves_sent = 0
         request = work.left
         number = request.id
         masks = {}
@@ -131,11 +138,21 @@ class _Job:
         scores = {} if self._scores is None else {number: self._scores}
         first = len(work.request.prompt) - 1
         if work.pool is not None:
-            sinks = {number: work.pool}
-            self.submission = Submission([request], sinks, work.pool.rows_from, HIDDEN)
+            pools = {number: work.pool}
+            self.submission = Submission([request], pools, work.pool.rows_from, HIDDEN)
         else:
-            digests = {} if self._digest is None else {number: self._digest}
-            self.submission = Submission([request], digests, first, masks=masks, scores=scores)
+            sinks, output = self._sinks(number, model)
+            self.submission = Submission([request], sinks, first, output, masks, scores)
+
+    def _sinks(self, number: int, model: ServedModel) -> tuple[Mapping[int, LogitsSink], str]:
+        """What receives rows, and rows of which output."""
+        digests: dict[int, LogitsSink] = {} if self._digest is None else {number: self._digest}
+        if not self.work.leaves:
+            return digests, LOGITS
+        # Who hashes whole rows, too, needs the rows.
+        on_device = model.limits.digests and self._digest is None
+        self._leaves, output = leaves_of_rows(VERSION, on_device)
+        return joined_sinks(digests, {number: self._leaves}), output
 
     def new_digests(self) -> tuple[int, tuple[str, ...]]:
         """The digests since the last call, and the row after which they begin."""
@@ -143,6 +160,14 @@ class _Job:
             return 0, ()
         first, found = self._digests_sent, tuple(self._digest.digests[self._digests_sent :])
         self._digests_sent += len(found)
+        return first, found
+
+    def new_leaves(self) -> tuple[int, tuple[str, ...]]:
+        """The leaves of a receipt since the last call, and of which row the first one is."""
+        if self._leaves is None:
+            return 0, ()
+        first, found = self._leaves_sent, tuple(self._leaves.since(self._leaves_sent))
+        self._leaves_sent += len(found)
         return first, found
 
     def new_scores(self) -> tuple[TokenEvent, ...]:
