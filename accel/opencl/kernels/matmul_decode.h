@@ -5,8 +5,8 @@
 
 // Columns whose activations a worker rearranges at a time; whole spans.
 #define DECODE_COLUMNS 4096
-// How far ahead of the arithmetic weights are fetched: more than memory delivers during its latency.
-#define PREFETCH_BYTES 12288
+// How far ahead of the arithmetic weights are fetched: what memory delivers during its latency.
+#define PREFETCH_BYTES 8192
 
 MATMUL_TARGET_BEGIN
 
@@ -54,18 +54,27 @@ INLINE int16 block_dot(uint dtype, const GLOBAL uchar *block, const uint *first,
 #endif
 }
 
-// Where the weights of `column` would lie if header and body were interleaved. Lines are fetched in
-// this order, so that each is asked for equally long before its use.
+// Asks for the lines that lie PREFETCH_BYTES after `vectors` vectors about to be read. Those of
+// headers and sub-block scales count: a line left out is waited for.
+INLINE void prefetch_after(const GLOBAL uchar *bytes, int vectors) {
+    UNROLL for (int v = 0; v < vectors; v++)
+        prefetch_line(bytes + PREFETCH_BYTES + v * VECTOR_BYTES);
+}
+
+// Where the block of `column` would lie if header and body were interleaved. A header of blocks is
+// a fifth of a group: with it, lines are fetched in the order of addresses, and none comes late.
 INLINE const GLOBAL uchar *in_order(uint dtype, const GLOBAL uchar *group, uint column) {
     return group + column / UNIT_ELEMENTS(dtype) * STORED_BYTES(dtype);
 }
 
-// Asks for the lines that lie PREFETCH_BYTES after part `part` of `parts` of a unit.
-INLINE void prefetch_after(uint dtype, const GLOBAL uchar *unit, int part, int parts) {
-    const int lines = (STORED_BYTES(dtype) + VECTOR_BYTES - 1) / VECTOR_BYTES;
-    const GLOBAL uchar *first = unit + PREFETCH_BYTES + lines * part / parts * VECTOR_BYTES;
-    UNROLL for (int line = 0; line < (lines + parts - 1) / parts; line++)
-        prefetch_line(first + line * VECTOR_BYTES);
+// The same for a block that would lie at `ordered`. Each line is asked for once: another request
+// while the first is under way takes as long as arithmetic.
+INLINE void prefetch_block(uint dtype, const GLOBAL uchar *ordered) {
+    const int lines = STORED_BYTES(dtype) / VECTOR_BYTES, rest = STORED_BYTES(dtype) % VECTOR_BYTES;
+    prefetch_after(ordered, lines);
+    // The block ends in a line that the next one does not begin in.
+    if (rest && (int)((size_t)ordered % VECTOR_BYTES) + rest >= VECTOR_BYTES)
+        prefetch_line(ordered + PREFETCH_BYTES + lines * VECTOR_BYTES);
 }
 
 // One segment of 32-blocks for 16 rows, before the activation's scale.
@@ -75,7 +84,7 @@ INLINE float16 blocks_segment(uint dtype, const GLOBAL uchar *header, const GLOB
     const uint16 ones = 0x00010001u, minus_offset = (uint)(-OFFSET(dtype) & 0xFFFF) * 0x00010001u;
     float16 value = 0.0f;
     for (uint b = 0; b < blocks; b++) {
-        prefetch_after(dtype, ordered, 0, 1);
+        prefetch_block(dtype, ordered);
         int16 start = OFFSET(dtype) ? dot_pairs(0, minus_offset, (uint16)(sums[b])) : 0;
         int16 sum = block_dot(dtype, body, first, second, start, 0, 8);
         float16 term = load_scales(dtype, header) * convert_float16(sum);
@@ -95,11 +104,12 @@ INLINE float16 blocks_segment(uint dtype, const GLOBAL uchar *header, const GLOB
 
 // One super-block for 16 rows, before the activation's scale.
 INLINE float16 super_segment(uint dtype, const GLOBAL uchar *header, const GLOBAL uchar *body,
-                             const GLOBAL uchar *ordered, const uint *first,
-                             const uint *second, const GLOBAL uint *sums) {
+                             const uint *first, const uint *second, const GLOBAL uint *sums) {
     const uint minus_offset = (uint)(-OFFSET(dtype) & 0xFFFF) * 0x00010001u;
     const SUB_SCALES scales = load_sub_scales(dtype, header, body);
     int16 scaled = 0, minima = 0;
+    prefetch_after(header, 1);
+    prefetch_after(body, SUB_SCALE_VECTORS(dtype));
     body += SUB_SCALE_VECTORS(dtype) * VECTOR_BYTES;
     UNROLL for (int s = 0; s < 8; s++) {
         const uint16 sum = sums[s];
@@ -116,7 +126,7 @@ INLINE float16 super_segment(uint dtype, const GLOBAL uchar *header, const GLOBA
                       block_dot(dtype, body, first, second, start, 0, 8);
         }
         if (HAS_MINIMUM(dtype)) minima = dot_pairs(minima, minimum_pair(dtype, &scales, s), sum);
-        prefetch_after(dtype, ordered, s, 8);
+        prefetch_after(body, BLOCK_VECTORS(dtype));
         body += BLOCK_VECTORS(dtype) * VECTOR_BYTES;
         first += 8;
         second += 8;
@@ -136,15 +146,14 @@ INLINE float16 group_dot(uint dtype, const GLOBAL uchar *group, uint columns, ui
     for (uint column = begin; column < end; column += SEGMENT) {
         const GLOBAL uchar *unit = group + column / UNIT_ELEMENTS(dtype) * UNIT_BYTES(dtype);
         const GLOBAL uchar *vectors = body + body_vectors(dtype, column) * VECTOR_BYTES;
-        const GLOBAL uchar *ordered = in_order(dtype, group, column);
         const uint four = (column - begin) / 4;
         float16 value;
         if (IS_SUPER(dtype))
-            value = super_segment(dtype, unit, vectors, ordered, fours->first + four,
-                                  fours->second + four, sums + column / 32);
+            value = super_segment(dtype, unit, vectors, fours->first + four, fours->second + four,
+                                  sums + column / 32);
         else
-            value = blocks_segment(dtype, unit, vectors, ordered, fours->first + four,
-                                   fours->second + four, sums + column / 32,
+            value = blocks_segment(dtype, unit, vectors, in_order(dtype, group, column),
+                                   fours->first + four, fours->second + four, sums + column / 32,
                                    min(end - column, (uint)SEGMENT) / 32);
         span = span + value * scale[column / SEGMENT];
         if (column / SEGMENT % SPAN_SEGMENTS == SPAN_SEGMENTS - 1 || column + SEGMENT >= end) {

@@ -48,13 +48,13 @@ INLINE void few_dot(uint dtype, int tile, const GLOBAL uchar *block, const FEW *
 
 // One segment of 32-blocks for 16 rows, before the activations' scales.
 INLINE void few_blocks(uint dtype, int tile, const GLOBAL uchar *header, const GLOBAL uchar *body,
-                       const GLOBAL uchar *ordered, const FEW *few, uint column, uint blocks,
-                       float16 *value) {
+                       const FEW *few, uint column, uint blocks, bool ahead, float16 *value) {
     const uint16 ones = 0x00010001u, minus_offset = (uint)(-OFFSET(dtype) & 0xFFFF) * 0x00010001u;
     EACH_OF(tile) value[token] = 0.0f;
     for (uint b = column / 32; b < column / 32 + blocks; b++) {
         int16 sum[FEW_TILE];
-        if (ordered) prefetch_after(dtype, ordered + (b - column / 32) * STORED_BYTES(dtype), 0, 1);
+        if (ahead) prefetch_after(header, 1);
+        if (ahead) prefetch_after(body, BLOCK_VECTORS(dtype));
         few_dot(dtype, tile, body, few, 16 * b, 0, 8, sum);
         const float16 scale = load_scales(dtype, header);
         EACH_OF(tile) {
@@ -81,16 +81,17 @@ INLINE uint16 offset_pair(uint dtype, const SUB_SCALES *scales, int b) {
 
 // One super-block for 16 rows, before the activations' scales.
 INLINE void few_super(uint dtype, int tile, const GLOBAL uchar *header, const GLOBAL uchar *body,
-                      const GLOBAL uchar *ordered, const FEW *few, uint column,
-                      float16 *value) {
+                      const FEW *few, uint column, bool ahead, float16 *value) {
     const SUB_SCALES scales = load_sub_scales(dtype, header, body);
     int16 scaled[FEW_TILE], minima[FEW_TILE];
     EACH_OF(tile) scaled[token] = minima[token] = 0;
+    if (ahead) prefetch_after(header, 1);
+    if (ahead) prefetch_after(body, SUB_SCALE_VECTORS(dtype));
     body += SUB_SCALE_VECTORS(dtype) * VECTOR_BYTES;
     for (int b = 0; b < 8; b++) {
         const uint place = column / 32 + b;
         int16 sum[FEW_TILE];
-        if (ordered) prefetch_after(dtype, ordered, b, 8);
+        if (ahead) prefetch_after(body, BLOCK_VECTORS(dtype));
         if (HAS_HALF_BLOCKS(dtype)) {
             const int16 low = sub_block_number(dtype, scales.scale, 2 * b);
             const int16 high = sub_block_number(dtype, scales.scale, 2 * b + 1);
@@ -130,14 +131,13 @@ INLINE void few_segment(uint dtype, int tile, const MATMUL *p, const GLOBAL ucha
     const GLOBAL uchar *header = group + column / UNIT_ELEMENTS(dtype) * UNIT_BYTES(dtype);
     const GLOBAL uchar *body =
         group + header_bytes(dtype, p->columns) + body_vectors(dtype, column) * VECTOR_BYTES;
-    // Weights are fetched once for all tokens.
-    const GLOBAL uchar *ordered = base ? 0 : in_order(dtype, group, column);
+    const bool ahead = base == 0;
     float16 value[FEW_TILE];
     if (IS_SUPER(dtype))
-        few_super(dtype, tile, header, body, ordered, few + base, column - begin, value);
+        few_super(dtype, tile, header, body, few + base, column - begin, ahead, value);
     else
-        few_blocks(dtype, tile, header, body, ordered, few + base, column - begin,
-                   min(end - column, (uint)SEGMENT) / 32, value);
+        few_blocks(dtype, tile, header, body, few + base, column - begin,
+                   min(end - column, (uint)SEGMENT) / 32, ahead, value);
     const uint segment = column / SEGMENT;
     EACH_OF(tile) {
         if (token < (int)kept) {
