@@ -51,6 +51,18 @@ MASK_WORD_BITS = 32
 """Tokens that one word of a sampling mask covers, one bit each (R9)."""
 MOST_LOG_PROBABILITIES = 20
 """Most tokens per row whose log-probabilities can be listed (R10)."""
+DIGEST_LEAVES = 16
+"""Leaves of the tree over a span's logits: leaf i has the logits i, i + 16, i + 32, ... (R12)."""
+DIGEST_FAN = 4
+"""Digests that one node of that tree covers (R12)."""
+DIGEST_WORDS = 8
+"""32-bit words of a digest (R12)."""
+
+
+def digest_words(vocab: int) -> int:
+    """32-bit words of the digests of a row of logits: eight of each span (R12)."""
+    return -(-vocab // SPAN) * DIGEST_WORDS
+
 
 if KV_TILE % PAGE_TOKENS or KV_SPAN % KV_TILE or SPAN % SEGMENT:
     raise AssertionError("tiles hold whole pages, spans whole tiles and whole segments")

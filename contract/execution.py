@@ -7,6 +7,7 @@ when to replay a graph.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from contract.tier import Buffer, Fence, PacketBatch, Tier
 
 STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.REQUEST)
 """Kinds of buffers the caller does not bind: a step's own memory and its inputs."""
+NOTHING: frozenset[str] = frozenset()
 
 
 class ExecutableGraph:
@@ -28,7 +30,8 @@ class ExecutableGraph:
 
     A port is a buffer of the graph that outlives a step: its kind is neither SCRATCH nor REQUEST.
     ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs. A step that
-    requests none of the ``optional`` outputs is computed without the nodes that only make those.
+    requests no output of one of the ``optional`` groups is computed without the nodes that only
+    make those.
     """
 
     def __init__(
@@ -37,16 +40,16 @@ class ExecutableGraph:
         graph: Graph,
         buffers: Mapping[str, Buffer],
         largest: ShapeKey,
-        optional: Collection[str] = (),
+        optional: Collection[Collection[str]] = (),
     ) -> None:
         self.tier = tier
         self.graph = graph
-        self._optional = frozenset(optional)
-        self._shorter = without_outputs(graph, self._optional)
+        self._optional = [frozenset(g) for g in optional if without_outputs(graph, g) is not graph]
+        self._graphs: dict[frozenset[str], Graph] = {}
         self.inputs = input_layout(graph, largest)
         self.buckets = tuple(tier.buckets(largest))
         self._largest = largest
-        self._batches: dict[tuple[ShapeKey, bool], PacketBatch] = {}
+        self._batches: dict[tuple[ShapeKey, frozenset[str]], PacketBatch] = {}
         self._buffers: dict[str, Buffer] = {}
         for port, buffer in buffers.items():
             self.bind(port, buffer)
@@ -91,28 +94,34 @@ class ExecutableGraph:
         )
 
     def record(self, bucket: ShapeKey) -> None:
-        """Lower the graph for ``bucket`` unless that was done before: once with the nodes that only
-        make optional outputs, and once without them.
+        """Lower the graph for ``bucket`` unless that was done before: with and without the nodes
+        of each group of optional outputs.
 
         Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises.
         """
-        self._lowered(bucket, False)
-        self._lowered(bucket, True)
+        for count in range(len(self._optional) + 1):
+            for left_out in combinations(self._optional, count):
+                self._lowered(bucket, NOTHING.union(*left_out))
 
-    def _lowered(self, bucket: ShapeKey, whole: bool) -> PacketBatch:
-        whole = whole or self._shorter is self.graph
-        if (bucket, whole) not in self._batches:
-            graph = self.graph if whole else self._shorter
+    def _lowered(self, bucket: ShapeKey, left_out: frozenset[str]) -> PacketBatch:
+        """The batch of a bucket without the nodes that only make the outputs ``left_out``."""
+        if (bucket, left_out) not in self._batches:
+            if left_out not in self._graphs:
+                self._graphs[left_out] = without_outputs(self.graph, left_out)
+            graph = self._graphs[left_out]
             outside = (d.name for d in graph.buffers.values() if d.kind not in STEP_LOCAL)
             buffers = {name: self.buffer(name) for name in outside}
-            self._batches[bucket, whole] = self.tier.lower(graph, buffers, bucket, self.inputs)
-        return self._batches[bucket, whole]
+            self._batches[bucket, left_out] = self.tier.lower(graph, buffers, bucket, self.inputs)
+        return self._batches[bucket, left_out]
 
     def batch(self, inputs: NDArray[np.uint8], requested: Collection[str] = ()) -> PacketBatch:
         """The batch for a step with these inputs and ``requested`` outputs, lowered on the first
         step of its kind."""
-        whole = not self._optional.isdisjoint(requested)
-        return self._lowered(self.bucket_of(step_of(inputs)), whole)
+        left_out = NOTHING
+        for group in self._optional:
+            if group.isdisjoint(requested):
+                left_out |= group
+        return self._lowered(self.bucket_of(step_of(inputs)), left_out)
 
     def replay(
         self,

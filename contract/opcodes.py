@@ -49,3 +49,4 @@ class Opcode(IntEnum):
     SCALE_COLUMNS = 72
     COPY_ROWS = 74
     LOG_PROBABILITIES = 75
+    ROW_DIGEST = 76

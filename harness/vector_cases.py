@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arithmetic import DIGEST_WORDS
 from contract.dtypes import BY_NAME, I12, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.records import LOGIT_BIAS, QUERY_TOKEN, SAMPLING
-from harness.serve.pooling import Pool, Pooling
+from harness.host.pooling import Pool, Pooling
 from reference.exact import elementary
 from reference.exact.activation import quantize_activation
 from reference.exact.attention_rows import exp2, row_integers
@@ -26,6 +27,7 @@ from reference.ops.moe_down_acc import weighted_sum
 from reference.ops.moe_gate_topk import route
 from reference.ops.rms_norm import rms_norm
 from reference.ops.rope import rope
+from reference.ops.row_digest import row_digest
 from reference.ops.sample import sample
 from reference.ops.shared_expert import gated_add
 from reference.ops.soft_cap import soft_cap
@@ -324,6 +326,10 @@ def _sampling(make: Make) -> Iterator[VectorCase]:
     for pooling in Pooling:
         inputs = {"rows": make((3, 40)), "dimensions": 24, "pooling": pooling.value}
         yield _case("R11", "embedding", _embedding, **inputs)
+    edges = np.linspace(-3, 3, 17, dtype=np.float32)
+    edges.view(np.uint32)[:6] = 0x80000000, 1, 0x807FFFFF, 0x00800000, 0x7FC00001, 0xFF800000
+    for logits in (make((300,), 3), make((2100,)), edges):
+        yield _case("R12", "row_digest", _row_digest, logits=logits)
     yield _case("R10", "log_probabilities", _logs, logits=make((1, 300), 3), token=17, top=5)
 
 
@@ -364,6 +370,11 @@ def _sample(logits: Float32, recent: list[int], **more: Any) -> dict[str, Any]:
 def _logs(logits: Float32, token: int, top: int) -> dict[str, Any]:
     chosen, ids, logs = log_probabilities(logits=logits, token=np.array([token], np.int32), top=top)
     return {"chosen": chosen, "ids": ids, "logs": logs}
+
+
+def _row_digest(logits: Float32) -> Any:
+    found = row_digest(logits=logits[None], digested=np.ones(1, np.int32))
+    return found.view(np.uint32).reshape(-1, DIGEST_WORDS).astype(np.int64)
 
 
 def _embedding(rows: Float32, dimensions: int, pooling: str) -> Float32:

@@ -27,6 +27,8 @@ SLOTS = 8
 """Tokens that a group of ``accel/kernels/matmul.k`` computes at a time."""
 SUM_SPANS = 2
 """Spans of a row a group of ``accel/kernels/log_probabilities_sum.k`` sums at a time."""
+DIGEST_SPANS = 4
+"""Spans of a row that a worker digests at a time."""
 QUANTIZED_SEGMENTS = 4
 """Segments that a group of ``accel/kernels/quantizer.k`` computes at a time."""
 STATE_ROWS = 16
@@ -348,6 +350,13 @@ OPS = (
         _columns("x"),
         _to_columns("y"),
         sizes="tokens width",
+    ),
+    _op(
+        "row_digest",
+        _any("logits", "int digested"),
+        _to_any("uint digest"),
+        sizes="rows vocab",
+        groups=lambda rows, vocab, **_: rows * pieces(vocab, DIGEST_SPANS * SPAN),
     ),
 )
 """Every op; ``packet.op`` is an index of this tuple."""

@@ -151,6 +151,12 @@ def _log_probabilities(low: Lowering, node: Node) -> None:
     low.add("log_probabilities", shared, results, spans=spans)
 
 
+def _row_digest(low: Lowering, node: Node) -> None:
+    tensors = low.tensors(node)
+    vocab = tensors["logits"].columns
+    low.add("row_digest", tensors, rows=low.count(node, "rows"), vocab=vocab)
+
+
 def _stream_out(low: Lowering, node: Node) -> None:
     rows, events = low.count(node, "rows"), low.dims(node)["ring_events"]
     low.add("stream_out", low.tensors(node), rows=rows, ring_events=events)
@@ -196,6 +202,7 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.SWIGLU: _elementwise,
         Opcode.SAMPLE: _sample,
         Opcode.LOG_PROBABILITIES: _log_probabilities,
+        Opcode.ROW_DIGEST: _row_digest,
         Opcode.STREAM_OUT: _stream_out,
         Opcode.LOAD_REQUEST_STATE: _load_request_state,
         Opcode.STORE_REQUEST_STATE: _store_request_state,

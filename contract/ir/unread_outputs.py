@@ -12,13 +12,14 @@ from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.spec import Access
 
-ON_DEMAND = frozenset({Opcode.LOG_PROBABILITIES})
+ON_DEMAND = frozenset({Opcode.LOG_PROBABILITIES, Opcode.ROW_DIGEST})
 """Opcodes that only those steps compute which are asked for their results."""
 
 
 def kinds_of_steps(graph: Graph) -> int:
-    """How many graphs a model is lowered as: with its on-demand outputs, and without them."""
-    return 1 if graph.opcodes.isdisjoint(ON_DEMAND) else 2
+    """How many graphs a model is lowered as: with and without the results of each on-demand
+    opcode."""
+    return int(2 ** len(graph.opcodes & ON_DEMAND))
 
 
 def without_outputs(graph: Graph, names: Collection[str]) -> Graph:

@@ -72,6 +72,9 @@ ACTIVATION_FUNCTION = Param(
 
 EXP_FLOPS = 20
 """Operations of R2's exp: 1 for n, 4 for the reduction, 14 for the polynomial, 1 for the scale."""
+DIGEST_FLOPS = 61
+"""Integer operations of R12 per logit: 7 rounds of 8 mixes of 14, of a block of 16, 37 blocks for
+32; and 4 to make a logit's bits canonical."""
 SILU_FLOPS = EXP_FLOPS + 2
 TANH_FLOPS = EXP_FLOPS + 4
 GELU_FLOPS = TANH_FLOPS + 8

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from contract.arithmetic import MASK_WORD_BITS, MOST_LOG_PROBABILITIES
+from contract.arithmetic import MASK_WORD_BITS, MOST_LOG_PROBABILITIES, digest_words
 from contract.opcodes import Opcode
 from contract.ops.common import (
+    DIGEST_FLOPS,
     EXP_FLOPS,
     QUERY,
     SLOT_TABLE,
@@ -34,6 +35,13 @@ def _listed_tokens(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str
     most = min(int(dims["vocab"]), MOST_LOG_PROBABILITIES)
     if int(params["top"]) > most:
         return f"top is {params['top']}, expected at most {most}"
+    return None
+
+
+def _digests_of_all_spans(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    words = digest_words(int(dims["vocab"]))
+    if int(dims["digest_words"]) != words:
+        return f"digest_words is {dims['digest_words']}, expected {words} for the vocabulary"
     return None
 
 
@@ -114,6 +122,20 @@ STEP = (
         "and of the top tokens",
         flops=each(EXP_FLOPS + 2, "rows", "vocab"),
         constraint=_listed_tokens,
+    ),
+    OpSpec(
+        Opcode.ROW_DIGEST,
+        (
+            activation("logits", "rows", "vocab"),
+            index("digested", "rows"),
+            index("digest", "rows", "digest_words", access=WRITE),
+        ),
+        (),
+        rule="R12",
+        formula="of each 1,024 logits eight words: the root of a tree of BLAKE3 digests; 0 in rows "
+        "whose digested is 0",
+        flops=each(DIGEST_FLOPS, "rows", "vocab"),
+        constraint=_digests_of_all_spans,
     ),
     OpSpec(
         Opcode.STREAM_OUT,

@@ -315,6 +315,7 @@ OPS = {
     "delta_rule": case_delta, "gated_norm": case_gated_norm, "embedding": case_embedding,
     "philox": lambda key, counter: {"words": np.array(philox(key, counter))},
     "sample": case_sample, "log_probabilities": log_probabilities,
+    "row_digest": rules.span_digests,
 }  # fmt: skip
 
 
@@ -347,11 +348,20 @@ def tree(leaves):
     return level[0].hex()
 
 
+def leaf_of(logits, form):
+    """The leaf of a row in a receipt of version 1 or 2."""
+    spans = rules.span_digests(logits) if form == 2 else None
+    return (
+        digest(logits) if form == 1 else hashlib.sha256(spans.astype("<u4").tobytes()).hexdigest()
+    )
+
+
 def check_receipt(path, receipt):
     """Print how many steps of each choice are those of the model."""
     with open(receipt) as file:
         document = json.load(file)
     payload, wrong = document["payload"], 0
+    form = payload["receipt"]
     for choice, leaves in zip(payload["choices"], document["leaves"], strict=True):
         text, sampling = list(payload["prompts"][choice["prompt"]]), dict(choice["sampling"])
         model, window = Model(path, len(text) + len(leaves)), sampling.pop("repeat_last_n")
@@ -359,7 +369,10 @@ def check_receipt(path, receipt):
         for token, leaf in zip(choice["tokens"], leaves, strict=True):
             recent = text[-window:] if window else []
             chosen = sample(rows[0], len(text), recent=recent, seed=int(choice["seed"]), **sampling)
-            good[0], good[1] = good[0] + (digest(rows[0]) == leaf), good[1] + (chosen == token)
+            good[0], good[1] = (
+                good[0] + (leaf_of(rows[0], form) == leaf),
+                good[1] + (chosen == token),
+            )
             text.append(token)
             rows = [model.step(token)]
         wrong += good != [len(leaves)] * 2 or tree(leaves) != choice["root"]

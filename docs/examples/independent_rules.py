@@ -327,3 +327,56 @@ def powers(queries, keys, pairs):
         if best is None or noise < best[0]:
             best = noise, c
     return np.array(best[1])[pairs]
+
+
+# R12: the digests of a row of logits
+
+U = np.uint32
+IV = (
+    0x6A09E667,
+    0xBB67AE85,
+    0x3C6EF372,
+    0xA54FF53A,
+    0x510E527F,
+    0x9B05688C,
+    0x1F83D9AB,
+    0x5BE0CD19,
+)
+MIXED = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
+         (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))  # fmt: skip
+NEXT = (2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)
+
+
+def turned(words, right):
+    return words >> U(right) | words << U(32 - right)
+
+
+def blake3(message):
+    """BLAKE3 of whole blocks of 64 bytes, of each column of words."""
+    constant = lambda values: [np.full(message.shape[1:], v, U) for v in values]  # noqa: E731
+    chain = constant(IV)
+    for start in range(0, len(message), 16):
+        m = list(message[start : start + 16])
+        flags = (start == 0) + 10 * (start + 16 == len(message))
+        s = chain + constant((*IV[:4], 0, 0, 64, flags))
+        for _ in range(7):
+            for n, (a, b, c, d) in enumerate(MIXED):
+                for x, first, second in ((m[2 * n], 16, 12), (m[2 * n + 1], 8, 7)):
+                    s[a] = s[a] + s[b] + x
+                    s[d] = turned(s[d] ^ s[a], first)
+                    s[c] = s[c] + s[d]
+                    s[b] = turned(s[b] ^ s[c], second)
+            m = [m[n] for n in NEXT]
+        chain = [s[n] ^ s[n + 8] for n in range(8)]
+    return np.array(chain)
+
+
+def span_digests(logits):
+    """Eight words of each 1,024 logits."""
+    words = np.where(np.abs(logits) < F(2.0**-126), F(0), logits)
+    words = np.where(np.isnan(words), U(0x7FC00000), words.view(U))
+    spans = np.pad(words, (0, -len(words) % 1024)).reshape(-1, 64, 16)
+    leaves = blake3(spans.transpose(1, 0, 2))
+    children = lambda digests: np.concatenate(list(digests))  # noqa: E731
+    nodes = blake3(children(leaves.reshape(8, -1, 4, 4).transpose(2, 0, 1, 3)))
+    return blake3(children(nodes.transpose(2, 0, 1))).T

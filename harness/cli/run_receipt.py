@@ -14,11 +14,13 @@ from contract.types import LOCAL_TENANT, Request
 from harness.cli.prompt import THINKING, opening, user
 from harness.cli.receipts_command import default_folder
 from harness.digest import RowDigests, file_digest
+from harness.leaves import digest_of_spans
 from harness.settings import Settings
+from reference.runner import ROW_DIGEST
 
 if TYPE_CHECKING:
-    from harness.generate import Session
-    from harness.generation import TextGeneration
+    from harness.host.generation import TextGeneration
+    from harness.host.session import Session
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class RunReceipt:
     thinking: bool | None
     messages: list[dict[str, object]] | None
     prompt: str
-    digests: RowDigests = field(default_factory=RowDigests)
+    output: str = ROW_DIGEST
+    digests: RowDigests = field(default_factory=lambda: RowDigests(digest_of_spans))
 
     def write(self, generation: TextGeneration, session: Session) -> None:
         """Write the receipt of an answer that has ended. Raises ConfigError."""

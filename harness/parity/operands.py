@@ -242,6 +242,13 @@ def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
     return rng.integers(least, case.sizes["vocab"], shape).astype(np.int32)
 
 
+def _digested(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Flags of rows; the first row has one, so that not all results are zeros."""
+    flags = rng.choice([0, 1, -1], shape).astype(np.int32)
+    flags[:1] = 1
+    return flags
+
+
 IndexFill = Callable[[Generator, Case, tuple[int, ...]], NDArray[np.int32]]
 INDEX_FILLS: Mapping[str, IndexFill] = {
     "query": _query,
@@ -250,6 +257,7 @@ INDEX_FILLS: Mapping[str, IndexFill] = {
     "slot_table": _slot_table,
     "pairs": _pairs,
     "token": _token,
+    "digested": _digested,
     "draft": _few,
     "target": _few,
     "recent": _recent,

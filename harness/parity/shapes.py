@@ -7,6 +7,7 @@ the page-table size follow from it.
 
 from __future__ import annotations
 
+from contract.arithmetic import digest_words
 from contract.dtypes import DType
 from contract.opcodes import Opcode
 from contract.spec import Scalar
@@ -185,6 +186,15 @@ STRATEGIES: dict[Opcode, Strategy] = {
             for rows, vocab, top in (
                 *((1, 1, 1), (3, 257, 20), (17, 1000, 5), (5, 5000, 20), (2, 20, 20), (0, 7, 2)),
             )
+        )
+    ),
+    Opcode.ROW_DIGEST: always(
+        *(
+            OpShape(
+                f"{rows}x{vocab}",
+                {"rows": rows, "vocab": vocab, "digest_words": digest_words(vocab)},
+            )
+            for rows, vocab in ((1, 1), (3, 257), (2, 1024), (5, 2100), (2, 20000), (0, 7))
         )
     ),
     Opcode.STREAM_OUT: always(

@@ -1,4 +1,4 @@
-"""What holds an answer to a form: the rules of formats and grammars, and masks of tokens."""
+"""The grammars that requests put on their answers, and the masks of tokens that enforce them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from contract.types import Request
-from harness.serve.dialect.calls import ANY_OBJECT, json_rule
-from harness.serve.errors import ApiError
-from harness.serve.structured.gbnf import gbnf_rules
-from harness.serve.structured.grammars import (
+from harness.host.dialect.calls import ANY_OBJECT, json_rule
+from harness.host.structured.gbnf import gbnf_rules
+from harness.host.structured.grammars import (
     GrammarBroke,
     GrammarRefused,
     Grammars,
@@ -18,7 +17,8 @@ from harness.serve.structured.grammars import (
     TokenMasks,
     regex_rule,
 )
-from harness.serve.structured.schema_tree import SchemaRefused
+from harness.host.structured.schema_tree import SchemaRefused
+from harness.serve.errors import ApiError
 from harness.serve.wire import ChatRequest, CompletionRequest
 from harness.serve.wire_tools import (
     JsonObjectFormat,
@@ -33,7 +33,7 @@ FORMAT, GRAMMAR = "response_format", "grammar"
 
 
 class Constrained(Protocol):
-    """What has a grammar in llguidance's form of Lark, and the field of a request it comes from."""
+    """A grammar in llguidance's form of Lark, and the field of the request that it comes from."""
 
     @property
     def grammar(self) -> str | None:
@@ -86,12 +86,13 @@ def masks_of(
 
 
 def grammar_error(param: str, problem: str) -> ApiError:
-    """What a client is told of a grammar that its request asks for and that cannot be held to."""
+    """The refusal of a request whose grammar cannot be enforced."""
     return ApiError(400, f"{param} {problem}", param=param, code="unsupported_schema", retry=False)
 
 
 def answer_rule(body: ChatRequest) -> str | None:
-    """What an answer is in Lark, by a format or a grammar. Raises ApiError."""
+    """The rule of an answer in Lark, from a format or a grammar; None for any text. Raises
+    ApiError."""
     answer = format_rule(body.response_format)
     if body.grammar is None:
         return answer
@@ -115,18 +116,18 @@ def gbnf_body(gbnf: str) -> str:
 
 
 def format_rule(requested: ResponseFormat | None) -> str | None:
-    """What an answer of a form is in Lark; None for any text. Raises ApiError."""
+    """The rule of an answer's format in Lark; None for any text. Raises ApiError."""
     match requested:
         case None | TextFormat():
             return None
         case JsonObjectFormat():
             return json_rule(ANY_OBJECT)
-        case JsonSchemaFormat(json_schema=told):
-            place = "response_format.json_schema.schema"
-            schema = told.schema_
+        case JsonSchemaFormat(json_schema=named):
+            field = "response_format.json_schema.schema"
+            schema = named.schema_
             if schema is None:
-                raise ApiError(400, f"{place} is missing", param=place, code="invalid_value")
-            return enforced(place, lambda: json_rule(schema), param="response_format")
+                raise ApiError(400, f"{field} is missing", param=field, code="invalid_value")
+            return enforced(field, lambda: json_rule(schema), param="response_format")
         case RegexFormat(regex=regex):
             try:
                 return regex_rule(regex)
@@ -134,15 +135,15 @@ def format_rule(requested: ResponseFormat | None) -> str | None:
                 raise grammar_error("response_format", str(refused)) from None
 
 
-def enforced(place: str, rules: Callable[[], str], param: str | None = None) -> str:
-    """The grammar that ``rules`` builds of a schema at ``place``. Raises ApiError for a schema that
-    could not be enforced."""
+def enforced(field: str, rules: Callable[[], str], param: str | None = None) -> str:
+    """The grammar that ``rules`` builds of the schema in ``field``. Raises ApiError for a schema
+    that could not be enforced."""
     try:
         return rules()
     except SchemaRefused as refused:
         raise ApiError(
             400,
-            f"{place}: {refused}; it would have to be ignored, so the request is refused",
-            param=param or place,
+            f"{field}: {refused}; it would have to be ignored, so the request is refused",
+            param=param or field,
             code="unsupported_schema",
         ) from None

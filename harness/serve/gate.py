@@ -1,13 +1,14 @@
-"""What a request must be before any route sees it: for this host, from this origin, with a key."""
+"""Checks of every request before a route sees it: its host, its origin, and its key."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from flask import Request, g, request
+from werkzeug.datastructures import Headers
 
 from harness.serve.caller import SEND_AT_ONCE, Caller
 from harness.serve.errors import ApiError
@@ -78,7 +79,7 @@ class HostCheck:
         return True
 
 
-def check_body(headers: Mapping[str, str]) -> None:
+def check_body(headers: Headers) -> None:
     """Raises ApiError 415 for a body that is not plain JSON: no page of another site can send JSON
     without asking first. A body of no named type is taken from a client that is no browser: a page
     can send one, but never without a header of OF_BROWSERS."""

@@ -8,7 +8,8 @@ same bits wherever the logits have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Context
 from typing import Annotated
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError
 from contract.types import Tenant
+from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
@@ -27,13 +29,15 @@ from harness.serve.gate import caller_of_request, decoded
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.readings import read_texts, rows_of
+from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
-from harness.serve.submissions import Submission
 from harness.serve.wire import Id
 from reference.model.tokenizer.special_tokens import Span
 from reference.runner import LOGITS
 
 MOST_DOCUMENTS = 1024
+KIND = "rerank"
+"""The kind of its receipts."""
 TEMPLATE_KEY = "tokenizer.chat_template.rerank"
 """Where files of llama.cpp have the prompt, with {query} and {document} in it."""
 NAME_KEYS = ("general.name", "general.basename", "general.base_model.0.name")
@@ -55,7 +59,7 @@ class RerankDocument(Struct):
 
 
 class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/rerank``. With ``top_n`` only the best documents are told, and with
+    """``POST /v1/rerank``. With ``top_n`` only the best documents are listed, and with
     ``return_documents`` false no texts. ``instruction`` says what the documents are for."""
 
     query: str
@@ -110,8 +114,8 @@ def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller
     model = service.model
     model.check_name(body.model)
     yes, no = (_word(model, word) for word in ("yes", "no"))
-    texts = [one if isinstance(one, str) else one.text for one in body.documents]
-    prompts = [rerank_prompt(model, body.query, text, body.instruction) for text in texts]
+    texts = _texts(body)
+    prompts = prompts_to_rank(model, body)
     most = min(model.context, tenant.max_context)
     for index, prompt in enumerate(prompts):
         if len(prompt) > most:
@@ -126,8 +130,15 @@ def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller
         judged = _Judged(len(prompts[index]), yes, no)
         return rows_of(model, prompts[index], judged, LOGITS, tenant), judged.score
 
+    extra: Json = {"tenant": tenant.name, "tier": model.tier}
+    store = service.receipts
+
+    def keep(scores: Sequence[float]) -> None:
+        results = [struct.pack("<d", score) for score in scores]
+        extra.update(keep_results(store, model, KIND, body, tenant, prompts, results))
+
     lengths = list(map(len, prompts))
-    tokens, scores = sum(lengths), read_texts(service, lengths, begin, tenant, caller)
+    tokens, scores = sum(lengths), read_texts(service, lengths, begin, tenant, caller, keep)
     best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     results: list[Json] = [
         {"index": index, "relevance_score": scores[index]} for index in best[: body.top_n]
@@ -135,7 +146,6 @@ def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller
     if body.return_documents is not False:
         for result in results:
             result["document"] = {"text": texts[result["index"]]}
-    extra: Json = {"tenant": tenant.name, "tier": model.tier}
     if caller.ignored:
         extra["ignored"] = caller.ignored
     return {
@@ -148,8 +158,17 @@ def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller
     }
 
 
+def _texts(body: RerankRequest) -> list[str]:
+    return [one if isinstance(one, str) else one.text for one in body.documents]
+
+
+def prompts_to_rank(model: ServedModel, body: RerankRequest) -> list[list[int]]:
+    """The tokens that are read for each document of a request. Raises ApiError."""
+    return [rerank_prompt(model, body.query, text, body.instruction) for text in _texts(body)]
+
+
 def score_of(yes: float, no: float) -> float:
-    """The probability of yes of two logits."""
+    """The probability of yes, from the logits of yes and no."""
     exponent = PRECISE.subtract(PRECISE.create_decimal(no), PRECISE.create_decimal(yes))
     return float(PRECISE.divide(1, PRECISE.add(1, PRECISE.exp(exponent))))
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from contract.errors import CatalogError, ConfigError, RequestError, ZincError
 from harness import catalog
-from harness.generate import Recording
+from harness.host.engine_thread import EngineThread
+from harness.host.options import Recording
 from harness.progress import NullProgress, Progress
 from harness.serve.accounts import Accounts
 from harness.serve.addresses import reachable_host
@@ -23,7 +24,6 @@ from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
-from harness.serve.multi_engine import MultiEngineDriver
 from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
 from harness.serve.receipts.store import ReceiptStore
@@ -75,9 +75,10 @@ class Running:
         return self.serving.service
 
     def drain(self, seconds: float) -> None:
-        """Refuse new requests, and let those under way end for so long."""
+        """Refuse new requests, and let those under way end and be answered for so long."""
+        deadline = time.monotonic() + seconds
         self.serving.close(seconds)
-        self.http.close()
+        self.http.close(deadline - time.monotonic())
 
 
 @contextmanager
@@ -134,38 +135,36 @@ def _serving(
     progress: Progress | None,
     owned: ExitStack,
 ) -> Serving:
-    if options.replicas:
-        return Serving(options.path, options.model.name, _replicas(options), accounts, ledger)
-    together = MultiEngineDriver(accounts.tenants) if options.beside else None
     receipts = None
     if options.receipts is not None:
         receipts = owned.enter_context(ReceiptStore(options.receipts))
+    if options.replicas:
+        name, open_them = options.model.name, _replicas(options)
+        return Serving(options.path, name, open_them, accounts, ledger, receipts=receipts)
+    thread = owned.enter_context(EngineThread(accounts.tenants))
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))
-        session = replace(options.model.session, recording=recording)
+        session = replace(
+            options.model.session, recording=recording, digests=options.receipts is not None
+        )
         if session.memory_budget is not None:
             session = replace(session, memory_budget=max(0, session.memory_budget - taken))
         named = replace(options.model, name=name, session=session)
         shown = progress or NullProgress()
-        return open_model(path, named, accounts.tenants, owned, shown, together)
+        return open_model(path, named, thread, owned, shown)
 
     def serving(path: Path, name: str) -> Serving:
         began_with = options.model.name, options.path
         beside = options.beside
-        return Serving(
-            path, name, open_it, accounts, ledger, began_with, beside, together, receipts
-        )
+        return Serving(path, name, open_it, accounts, ledger, began_with, beside, thread, receipts)
 
-    if together is not None:
-        together.start()
-        owned.callback(together.close)
-    name = ledger.activated(options.path)
-    if name is not None:
+    activated = ledger.activated(options.path)
+    if activated is not None:
         try:
-            return serving(_installed(name, options.cache_dir), name)
+            return serving(_installed(activated, options.cache_dir), activated)
         except ZincError as error:
-            log.warning("%s was activated and cannot answer now: %s", name, error)
+            log.warning("%s was activated and cannot answer now: %s", activated, error)
     return serving(options.path, options.model.name)
 
 
@@ -182,22 +181,21 @@ def _replicas(options: ServeOptions) -> Opener:
 
     if options.record is not None:
         raise ConfigError("--record is for a server without --ray: replicas leave no trace")
-    if options.receipts is not None:
-        raise ConfigError("--receipts is for a server without --ray: replicas make no receipts")
     if options.beside:
         raise ConfigError("--beside is for a server without --ray: replicas have one model")
 
     def open_them(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         if path != options.path:
             raise RequestError("model", "is not changed while replicas answer; restart the server")
-        named = replace(options.model, name=name)
+        session = replace(options.model.session, digests=options.receipts is not None)
+        named = replace(options.model, name=name, session=session)
         return open_replicas(path, named, options.tenants, options.replicas, owned)
 
     return open_them
 
 
 def _new_trace(folder: Path, name: str) -> Path:
-    """A file for what a model is told from now on. Raises ConfigError."""
+    """A new file for the trace of a model. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

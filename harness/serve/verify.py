@@ -57,11 +57,11 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     if fingerprint != model.fingerprint:
         return f"system_fingerprint: {fingerprint} answered, this is {model.fingerprint}"
     asked = {k: v for k, v in request.items() if k not in ("stream", "stream_options", "model")}
-    then = _told(response)
+    then = _comparable(response)
     if asked.get("seed") is None and response.get("object") != "list":
         asked["seed"] = _drawn_seed(response)
     model = replace(model, sampling=_defaults_of(response))
-    now = _told(_answer(model, asked, response))
+    now = _comparable(_answer(model, asked, response))
     for name in now:
         if name == "usage" and tells_no_usage(response):
             continue
@@ -84,7 +84,7 @@ def _defaults_of(response: Json) -> SamplingDefaults:
     return sampling_defaults({}, given=values if isinstance(values, dict) else NO_DEFAULTS)
 
 
-def _told(response: Json) -> Json:
+def _comparable(response: Json) -> Json:
     """What an answer says, by its names, without what another answer would say of itself. Raises
     ConfigError for one that says nothing."""
     digests = {"logits_sha256": _extra(response).get("logits_sha256"), "usage": _usage(response)}

@@ -28,7 +28,7 @@ from reference.engine.tenant_changes import TenantChanges
 from reference.ledger import Ledger
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
-from reference.runner import HIDDEN, LOGITS, ModelRunner
+from reference.runner import HIDDEN, LOGITS, ROW_DIGEST, ModelRunner
 from reference.sched.cost import StepCost
 from reference.sched.queue_depth import may_wait
 from reference.sched.scores import ScoreSink
@@ -79,7 +79,9 @@ class Engine(TenantCalls):
         self._speculative = (
             None
             if drafter is None
-            else SpeculativeDecoder(runner, self._slot_manager, drafter, options.draft_tokens, cost)
+            else SpeculativeDecoder(
+                runner, self._slot_manager, drafter, options.draft_tokens, cost, clock
+            )
         )
         self._scheduler = Scheduler(
             runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.ledger,
@@ -174,7 +176,8 @@ class Engine(TenantCalls):
 
         ``on_logits`` is called with the logits of every position from ``logits_from`` on, chunk by
         chunk. Where ``output`` is HIDDEN and the limits have ``hidden_states``, it receives hidden
-        states instead. ``on_scores`` is called with what ``score_from`` of the request asks for.
+        states instead, and where it is ROW_DIGEST and they have ``digests`` the bits of digests.
+        ``on_scores`` is called with what ``score_from`` of the request asks for.
         ``allowed`` is called before every token and gives the mask of the tokens that it may be.
         The request ends with an error where no token may come or the call fails.
         """
@@ -187,6 +190,8 @@ class Engine(TenantCalls):
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             if output == HIDDEN and not self.runner.limits.hidden_states:
                 raise RequestError("output", "cannot be hidden states: the limits have none")
+            if output == ROW_DIGEST and not self.runner.limits.digests:
+                raise RequestError("output", "cannot be digests: the limits have none")
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             self._check_queue(tenant)

@@ -17,7 +17,7 @@ from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
 from reference.limits import Limits
-from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, StepInput
+from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, ROW_DIGEST, StepInput
 from reference.sched.planner import Chunk, Pending
 from reference.sched.scores import force_rows
 
@@ -34,7 +34,7 @@ class SlotTable:
     position ``end`` on. No chunk extends beyond ``cut``, a position at which a recurrent state is
     saved. ``draft`` drafted tokens lie behind the known ones and are computed in one step with the
     last known one. Every position from ``rows_from`` on has an output row, of which ``output``
-    names what is read: logits, hidden states, or None. Rows that sample a position before
+    names what is read: logits, hidden states, digests, or None. Rows that sample a position before
     ``scored_to`` give the token of the prompt there.
 
     ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
@@ -123,6 +123,13 @@ class SlotTable:
         else:
             length = min(computed + (not self.lockstep[slot]), self.end[slot])
         return min(length, cut) if computed < cut else length
+
+    def plain_sampling(self, slots: list[int], positions: list[int]) -> NDArray[np.void]:
+        """SAMPLING[n] of the tokens at ``positions`` of ``slots``, without penalties and biases."""
+        sampling = self._sampling.take(slots)
+        sampling["position"] = positions
+        sampling["repeat_last_n"] = sampling["bias_count"] = 0
+        return sampling
 
     def missing_pages(self, chunks: Iterable[Chunk]) -> list[int]:
         """How many more pages each chunk's sequence needs for the chunk."""
@@ -220,14 +227,19 @@ class SlotTable:
         if scored:
             force_rows(sampling, self._records, scored, targets)
             bias = self._records[: len(scored)] if bias is None else bias
+        outputs = self._requested(chunks)
+        digested = None
+        if ROW_DIGEST in outputs:
+            digested = np.array([self.output[slot] == ROW_DIGEST for slot in row_slots], np.int32)
         return StepInput(
             query=query,
             output_rows=np.array(output_rows, np.int32),
             sampling=sampling,
             page_table=self.page_table,
-            requested=self._requested(chunks),
+            requested=outputs,
             bias=bias,
             page_versions=self.page_versions,
+            digested=digested,
         )
 
     def _requested(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
@@ -238,7 +250,7 @@ class SlotTable:
             outputs.add(self.output[slot])
             if self.listed[slot] or start + 1 < self.scored_to[slot]:
                 listed = LOG_PROBABILITIES
-        return tuple(name for name in (LOGITS, HIDDEN) if name in outputs) + listed
+        return tuple(name for name in (LOGITS, HIDDEN, ROW_DIGEST) if name in outputs) + listed
 
 
 @dataclass(slots=True)
@@ -261,7 +273,8 @@ class SteadyDecode:
         """The run that begins with a step; None where a sequence has more than one token in it."""
         left = []
         for (slot, start, count), requested in zip(chunks, rows, strict=True):
-            given = start + 1 < table.scored_to[slot] or table.output[slot] is not None
+            plain = table.output[slot] in (None, ROW_DIGEST)
+            given = start + 1 < table.scored_to[slot] or not plain
             if requested != 1 or count != 1 or given or table.lockstep[slot]:
                 return None
             computed, cut, end = table.computed[slot], table.cut[slot], table.end[slot]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from contract.arithmetic import digest_words
 from contract.dtypes import F16, F32, I32, Q4_0, DType
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.opcodes import Opcode
@@ -211,6 +212,8 @@ def _satisfy(
         fix("factors", draw(st.sampled_from((1, int(sizes["width"])))))
     if "mask_words" in sizes:
         fix("mask_words", -(-int(sizes["vocab"]) // 32) + draw(st.integers(0, 2)))
+    if "digest_words" in sizes:
+        fix("digest_words", digest_words(int(sizes["vocab"])))
     if "top" in params:
         fix("top", min(int(params["top"]), int(sizes["vocab"])))
     if "slot_words" in sizes:

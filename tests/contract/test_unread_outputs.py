@@ -12,14 +12,14 @@ from contract.dtypes import F32
 from contract.execution import ExecutableGraph
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import pack_inputs
-from contract.ir.unread_outputs import without_outputs
+from contract.ir.unread_outputs import kinds_of_steps, without_outputs
 from contract.ir.verify import verify
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import open_model
-from reference.runner import LOG_PROBABILITIES
+from reference.runner import LOG_PROBABILITIES, ROW_DIGEST
 from tests.contract.graphs import decoder
 
 STEP = ShapeKey(2, 0)
@@ -58,6 +58,23 @@ def test_barriers_write_nothing_and_stay() -> None:
     assert without_outputs(graph, LOG_PROBABILITIES) is graph
 
 
+def test_each_group_of_outputs_is_left_out_by_itself() -> None:
+    """Two groups give four kinds of steps, of which each is lowered once."""
+    builder = GraphBuilder("g")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 4))
+    for name in ("y", "one", "two"):
+        builder.emit(Opcode.SCALE, name, x=x, factor=2.0, y=builder.output(name, "tokens", 4))
+    graph = builder.build()
+    with CpuTier() as tier:
+        buffers = {decl.name: tier.alloc(decl, 32) for decl in graph.of_kind(BufferKind.OUTPUT)}
+        executable = ExecutableGraph(tier, graph, buffers, STEP, [["one"], ["two"], ["none"]])
+        inputs = pack_inputs(executable.inputs, STEP, {"x": np.zeros((2, 4), np.float32)})
+        for requested in ((), ("one",), ("two",), ("two", "one")):
+            batch = executable.batch(inputs, requested)
+            assert batch.packets == 1 + len(requested)
+            assert executable.batch(inputs, ("y", *requested)) is batch
+
+
 def test_listing_adds_nothing_but_what_can_be_left_out(tiny_model_path: Path) -> None:
     """A model's graph with log-probabilities is, without them, the one that never had any."""
     limits = Limits(2, 64, 8, step_rows=2)
@@ -67,6 +84,13 @@ def test_listing_adds_nothing_but_what_can_be_left_out(tiny_model_path: Path) ->
         shorter = without_outputs(listing, LOG_PROBABILITIES)
         assert Opcode.LOG_PROBABILITIES in listing.opcodes
         assert shorter == model.graph(limits)
+        digesting = model.graph(replace(limits, digests=True))
+        assert Opcode.ROW_DIGEST in digesting.opcodes
+        shorter = without_outputs(digesting, [ROW_DIGEST])
+        assert shorter.nodes == model.graph(limits).nodes
+        both = model.graph(replace(limits, top_log_probabilities=3, digests=True))
+        kinds = [kinds_of_steps(graph) for graph in (shorter, listing, digesting, both)]
+        assert kinds == [1, 2, 2, 4]
 
 
 @pytest.mark.parametrize("requested", [(), ("more",)])
@@ -75,7 +99,7 @@ def test_optional_outputs_are_made_for_who_wants_them(requested: tuple[str, ...]
     graph = two_outputs()
     with CpuTier() as tier:
         buffers = {decl.name: tier.alloc(decl, 32) for decl in graph.of_kind(BufferKind.OUTPUT)}
-        executable = ExecutableGraph(tier, graph, buffers, STEP, ["more"])
+        executable = ExecutableGraph(tier, graph, buffers, STEP, [["more"]])
         values = np.arange(8, dtype=np.float32).reshape(2, 4)
         inputs = pack_inputs(executable.inputs, STEP, {"x": values})
         fence = executable.replay(inputs, requested)

@@ -25,7 +25,7 @@ from tests.paths import ROOT
 EXAMPLES = ROOT / "docs" / "examples"
 FILES = sorted(EXAMPLES.glob("independent*.py"))
 STORED: dict[str, Any] = json.loads(VECTORS.read_text())
-RULES = {f"R{number}" for number in range(1, 12)}
+RULES = {f"R{number}" for number in range(1, 13)}
 F = np.float32
 
 
@@ -146,6 +146,10 @@ MUTATIONS: dict[str, tuple[Callable[[ModuleType], tuple[str, Any]], str]] = {
     "a constant's last bit differs": (
         lambda r: ("EXP2", [*r.EXP2[:3], np.nextafter(r.EXP2[3], F(1))]),
         "attention",
+    ),
+    "a digest has a block in another order": (
+        lambda r: ("NEXT", (*r.NEXT[1:], r.NEXT[0])),
+        "row_digest",
     ),
     "spans are not folded apart": (lambda r: ("fold_segments", _left_fold), "sum"),
 }

@@ -25,6 +25,7 @@ from reference.exact.attention_rows import (
 from reference.exact.kv_storage import stored
 from reference.exact.sums import fold_segment, sum_axis
 from reference.ops.flash_attn_batched import Score
+from reference.ops.row_digest import row_digest, span_digests
 from reference.ops.sample import (
     NO_TOKEN,
     adjust,
@@ -304,3 +305,14 @@ def last_of_equals(
             values = forbid(values, record, allowed)
             token[row] = np.flatnonzero(values == values.max())[-1]
     return token
+
+
+def leaves_of_neighbours(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The digests of spans whose leaves are 64 logits side by side."""
+    apart = words.reshape(-1, 16, 64).transpose(0, 2, 1)
+    return span_digests(np.ascontiguousarray(apart).reshape(-1))
+
+
+def every_row_digested(*, logits: Float32, digested: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Digests of the rows that none was asked for, too."""
+    return row_digest(logits=logits, digested=np.ones_like(digested))

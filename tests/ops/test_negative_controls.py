@@ -42,6 +42,7 @@ STORAGE = "reference.exact.kv_storage"
 SWIGLU = "reference.ops.swiglu"
 SAMPLE = "reference.ops.sample"
 LOGS = "reference.ops.log_probabilities"
+DIGEST = "reference.ops.row_digest"
 DOT = "reference.quant.dot"
 SUMS = "reference.exact.sums"
 ROUTE = "reference.ops.moe_gate_topk.route"
@@ -179,6 +180,14 @@ CONTROLS = (
         mistakes.likeliest_from_the_last,
         f"{LOGS}.likeliest",
     ),
+    Control("R12 six rounds", Opcode.ROW_DIGEST, 6, "reference.exact.blake3.ROUNDS"),
+    Control(
+        "R12 leaves of neighbours",
+        Opcode.ROW_DIGEST,
+        mistakes.leaves_of_neighbours,
+        f"{DIGEST}.span_digests",
+    ),
+    Control("R12 every row", Opcode.ROW_DIGEST, mistakes.every_row_digested),
     Control("R9 ties to the higher id", Opcode.SAMPLE, mistakes.last_of_equals),
     Control(
         "R7 softmax of the chosen", Opcode.MOE_GATE_TOPK, mistakes_experts.softmax_of_chosen, ROUTE

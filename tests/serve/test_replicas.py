@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.serve.receipts.document import parse_receipt
+from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
 from harness.serve.run import Running
 from tests.needs import need_installed
 from tests.serve.http import Http, posted
@@ -95,7 +97,7 @@ def served(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     need_installed("ray", "ray")
     folder = tmp_path_factory.mktemp("ray")
     logged: list[str] = []
-    words = ("--ray", "2", "--slots", "4")
+    words = ("--ray", "2", "--slots", "4", "--receipts", str(folder / "receipts"))
     with process(tiny_model_path, folder, *words) as (server, http):
         reader = threading.Thread(target=lambda: logged.extend(server.stderr or ()), daemon=True)
         reader.start()
@@ -224,6 +226,23 @@ def test_replicas_answer_as_one_engine_does(served: Served, server: Running) -> 
     assert http.post(CHAT, bad).error == alone.post(CHAT, bad).error
     long = {"input": ["one", "long " * 300]}
     assert http.post("/v1/embeddings", long).error["param"] == "input"
+
+
+def test_answers_of_replicas_have_receipts(served: Served, server: Running) -> None:
+    """Which verify, with whole rows hashed and without, of streams, texts and results."""
+    _, http, _ = served
+    model = server.service.model
+    for path, body in (
+        (COMPLETIONS, {**asked(1, stream=False), "max_tokens": 20}),
+        (CHAT, {**chat(2, stream=False), "max_tokens": 20}),
+        (COMPLETIONS, {"prompt": "abc", "max_tokens": 60, "stop": ["e", "a"], "seed": 1}),
+        ("/v1/score", {"input": ["one", "another text"], "top": 2}),
+    ):
+        noted = http.post(path, body).json["x_zinc"]["receipt"]
+        document = http.get(f"/v1/receipts/{noted['id']}").body
+        receipt = parse_receipt(document, "the receipt")
+        (verdict,) = verify_receipts([receipt], model, ReceiptDemands())
+        assert verdict.problems == []
 
 
 def test_a_format_holds_where_a_replica_dies(served: Served) -> None:

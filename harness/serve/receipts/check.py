@@ -23,7 +23,7 @@ from harness.serve.service import Service, most_chat_tokens, most_completed
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import ChatRequest, CompletionRequest, decode
 
-READINGS = ("embedding", "score")
+READINGS = ("embedding", "score", "rerank")
 """The kinds of receipts of texts that are read and not continued."""
 
 

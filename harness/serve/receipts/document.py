@@ -16,7 +16,9 @@ from harness.serve.receipts.canonical import canonical, canonical_digest
 from harness.serve.receipts.keys import ReceiptKey, verifies
 from harness.serve.strict_json import BadJson, loads
 
-VERSION = 1
+VERSION = 2
+"""Of the receipts that are made; it names the form of their leaves."""
+KNOWN_VERSIONS = (1, VERSION)
 ALGORITHM = "ed25519"
 MOST_BYTES = 32 << 20
 """Longest receipt that is read: the tokens and steps of a context of a million fit."""
@@ -67,7 +69,7 @@ class ReceiptPayload(Struct, forbid_unknown_fields=True):
 
     receipt: int
     id: str
-    kind: Literal["chat", "completion", "embedding", "score"]
+    kind: Literal["chat", "completion", "embedding", "score", "rerank"]
     time: str
     tenant: ReceiptTenant
     number: int
@@ -164,7 +166,7 @@ def parse_receipt(data: bytes, where: str) -> Receipt:
     payload = value.get("payload") if isinstance(value, dict) else None
     if not isinstance(payload, dict):
         raise ConfigError(f"{where}: is no receipt: it has no payload")
-    if payload.get("receipt") != VERSION:
+    if payload.get("receipt") not in KNOWN_VERSIONS or payload["receipt"] is True:
         version = str(payload.get("receipt"))[:32]
         raise ConfigError(f"{where}: version: receipts of version {version} are not known here")
     try:

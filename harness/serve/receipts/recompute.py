@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import comb
@@ -14,24 +15,24 @@ from typing import TypeVar
 from msgspec import Struct
 
 from contract.errors import ZincError
-from contract.types import LOCAL_TENANT, FinishReason
-from harness.digest import RowDigests
+from contract.types import LOCAL_TENANT, FinishReason, TokenEvent
+from harness.host.answer_text import NO_TOKENS, TOOL_CALLS, AnswerText
+from harness.host.event_queue import Delivered
+from harness.host.submissions import Submission
+from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import masks_of
 from harness.serve.caller import Caller
-from harness.serve.choices import TOOL_CALLS
 from harness.serve.embeddings import EmbeddingRequest, embed, texts_of
 from harness.serve.errors import ApiError
-from harness.serve.event_queue import Delivered
 from harness.serve.generation import Generation
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.check import DerivedRequests, payload_bytes
 from harness.serve.receipts.document import ChoiceFacts, Receipt
+from harness.serve.rerank import RerankRequest, prompts_to_rank, rerank
 from harness.serve.scores import ScoreRequest, score, texts_to_score
 from harness.serve.service import Began, Service
 from harness.serve.strict_json import BadJson, loads
-from harness.serve.submissions import Submission
 from harness.serve.wire import decode
-from reference.model.text_stream import TextStream
 
 Body = TypeVar("Body", bound=Struct)
 WAIT_SECONDS = 1.0
@@ -60,7 +61,7 @@ def recompute_all(receipt: Receipt, derived: DerivedRequests) -> Recomputed:
         plan=derived.plan,
         constrained=derived.constrained,
         stop_tokens=derived.stop_tokens,
-        rows=True,
+        leaves=receipt.payload.receipt,
     )
     try:
         for _ in generation.pieces(WAIT_SECONDS):
@@ -108,7 +109,7 @@ def recompute_sample(
     receipt: Receipt, derived: DerivedRequests, count: int, chosen: Sequence[int] | None = None
 ) -> Recomputed:
     """Compute ``count`` steps again, drawn by chance: each is one row behind its prefix, and
-    prefixes are shared. ``chosen`` are numbers of steps in place of the draw."""
+    prefixes are shared. ``chosen`` are numbers of steps instead of the draw."""
     choices = receipt.payload.choices
     all_steps = [
         (n, step) for n, choice in enumerate(choices) for step in range(len(choice.tokens))
@@ -149,10 +150,10 @@ def _step_problem(
         unbound = replace(one, ignore_end=False)
         masks = masks_of(derived.constrained, derived.served.grammars, [unbound])
         masks[one.id].before = before
-    digests = RowDigests()
+    digests, output = leaves_of_rows(receipt.payload.receipt, derived.served.limits.digests)
     stream = driver.open_stream()
     try:
-        submission = Submission([one], {one.id: digests}, len(one.prompt) - 1, masks=masks)
+        submission = Submission([one], {one.id: digests}, len(one.prompt) - 1, output, masks)
         (refused,) = driver.submit_to(stream, [submission])
         if refused is not None:
             return "request", str(refused)
@@ -182,11 +183,12 @@ def _may_end(derived: DerivedRequests, number: int, choice: ChoiceFacts) -> bool
         return True
     if choice.finish != FinishReason.STOP.value:
         return False
-    stream = TextStream(request.stop)
-    for token in choice.tokens:
-        stream.feed(tokenizer.token_bytes(token), tokenizer.hidden_text(token))
-    stream.finish()
-    return stopped or stream.stopped
+    shown = NO_TOKENS if derived.plan is None else derived.plan.form.dialect.shown
+    answer = AnswerText(tokenizer, request, shown=shown)
+    for position, token in enumerate(choice.tokens, len(request.prompt)):
+        answer.take(TokenEvent(request.id, token, position))
+    answer.take(TokenEvent(request.id, -1, 0, FinishReason.LENGTH))
+    return stopped or answer.stop_string is not None
 
 
 def recompute_results(receipt: Receipt, service: Service, count: int | None) -> Recomputed:
@@ -212,6 +214,12 @@ def _results(receipt: Receipt, service: Service) -> list[bytes]:
     if receipt.payload.kind == "score":
         scored = score(service, _reading(receipt, ScoreRequest), LOCAL_TENANT, Caller())
         return [canonical(entry) for entry in scored["data"]]
+    if receipt.payload.kind == "rerank":
+        ranked = _reading(receipt, RerankRequest)
+        ranked.top_n, ranked.return_documents = None, False
+        answer = rerank(service, ranked, LOCAL_TENANT, Caller())
+        by_index = sorted(answer["results"], key=lambda one: int(one["index"]))
+        return [struct.pack("<d", one["relevance_score"]) for one in by_index]
     body = _reading(receipt, EmbeddingRequest)
     body.encoding_format = "base64"
     embedded = embed(service, body, LOCAL_TENANT, Caller())
@@ -231,9 +239,12 @@ def _reading(receipt: Receipt, kind: type[Body]) -> Body:
 
 def reading_problems(service: Service, receipt: Receipt) -> Iterator[str]:
     """How the prompts of a receipt of vectors or scores differ from those its request asks for."""
+    prompts: Sequence[Sequence[int]]
     try:
         if receipt.payload.kind == "score":
             prompts = texts_to_score(service, _reading(receipt, ScoreRequest), LOCAL_TENANT)
+        elif receipt.payload.kind == "rerank":
+            prompts = prompts_to_rank(service.model, _reading(receipt, RerankRequest))
         else:
             prompts = texts_of(service, _reading(receipt, EmbeddingRequest), LOCAL_TENANT)
     except (ZincError, ApiError) as error:

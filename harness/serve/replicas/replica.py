@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -13,14 +13,18 @@ from typing import Any, TypeVar
 
 from contract.errors import ZincError
 from contract.types import TokenEvent
-from harness.digest import RunningDigest
+from harness.digest import RowDigests, RunningDigest
+from harness.host.driver import EventStream
+from harness.host.engine_thread import EngineThread
+from harness.host.prompt_scores import PromptScores
+from harness.host.submissions import Submission, joined_sinks
+from harness.leaves import leaves_of_rows
 from harness.serve.accounts import Accounts
-from harness.serve.driver import EventStream
 from harness.serve.model import ModelOptions, ServedModel, open_model
-from harness.serve.prompt_scores import PromptScores
+from harness.serve.receipts.document import VERSION
 from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate, Work
-from harness.serve.submissions import Submission
-from reference.runner import HIDDEN
+from reference.engine.sequence import LogitsSink
+from reference.runner import HIDDEN, LOGITS
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.5
@@ -38,7 +42,8 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._owned = ExitStack()
         accounts = Accounts(tenants)
-        self._model = open_model(path, options, accounts.tenants, self._owned)
+        thread = self._owned.enter_context(EngineThread(accounts.tenants))
+        self._model = open_model(path, options, thread, self._owned)
         self._driver = self._model.driver
         at_once = options.session.slots + options.queue_depth
         self._threads = ThreadPoolExecutor(at_once + 2, "replica")
@@ -65,7 +70,7 @@ class Replica:
                 events = tuple(one.event for one in delivered)
                 ended = any(event.finish_reason is not None for event in events)
                 if ended:
-                    # So that what is told of the engine no longer counts this request.
+                    # The statistics in the last update do not count this request any more.
                     await self._blocking(self._driver.call, lambda engine: engine.statistics)
                 sent += sum(event.token >= 0 for event in events)
                 yield self._batch(stream, job, events, ended)
@@ -81,7 +86,7 @@ class Replica:
             stream.cancel(end.request_id, end.used)
 
     async def ask(self, question: Question) -> Any:
-        """What the engine answers."""
+        """The answer of the engine to a question."""
         return await self._blocking(self._driver.call, question.ask)
 
     def _batch(
@@ -89,6 +94,7 @@ class Replica:
     ) -> RequestUpdate:
         facts = stream.facts[job.work.request.id]
         digested, digests = job.new_digests()
+        leaves_from, leaves = job.new_leaves()
         return RequestUpdate(
             replica=self._name,
             events=events,
@@ -101,6 +107,8 @@ class Replica:
             digests=digests,
             scores=job.new_scores(),
             pool=job.work.pool if ended else None,
+            leaves_from=leaves_from,
+            leaves=leaves,
         )
 
     async def _blocking(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -112,14 +120,15 @@ class Replica:
 
 
 class _Job:
-    """What a request needs here, and what is found for it."""
+    """The submission of a request on this replica, and the results to send back."""
 
     def __init__(self, work: Work, model: ServedModel) -> None:
         self.work = work
         self._scores = PromptScores(work.request) if work.request.score_from else None
-        self._scores_told = False
+        self._scores_sent = False
         self._digest = RunningDigest() if work.digested else None
-        self._told = 0
+        self._leaves: RowDigests | None = None
+        self._digests_sent = self._leaves_sent = 0
         request = work.left
         number = request.id
         masks = {}
@@ -129,23 +138,41 @@ class _Job:
         scores = {} if self._scores is None else {number: self._scores}
         first = len(work.request.prompt) - 1
         if work.pool is not None:
-            sinks = {number: work.pool}
-            self.submission = Submission([request], sinks, work.pool.rows_from, HIDDEN)
+            pools = {number: work.pool}
+            self.submission = Submission([request], pools, work.pool.rows_from, HIDDEN)
         else:
-            digests = {} if self._digest is None else {number: self._digest}
-            self.submission = Submission([request], digests, first, masks=masks, scores=scores)
+            sinks, output = self._sinks(number, model)
+            self.submission = Submission([request], sinks, first, output, masks, scores)
+
+    def _sinks(self, number: int, model: ServedModel) -> tuple[Mapping[int, LogitsSink], str]:
+        """What receives rows, and rows of which output."""
+        digests: dict[int, LogitsSink] = {} if self._digest is None else {number: self._digest}
+        if not self.work.leaves:
+            return digests, LOGITS
+        # Who hashes whole rows, too, needs the rows.
+        on_device = model.limits.digests and self._digest is None
+        self._leaves, output = leaves_of_rows(VERSION, on_device)
+        return joined_sinks(digests, {number: self._leaves}), output
 
     def new_digests(self) -> tuple[int, tuple[str, ...]]:
-        """Those since the last call, and after which row they begin."""
+        """The digests since the last call, and the row after which they begin."""
         if self._digest is None:
             return 0, ()
-        first, found = self._told, tuple(self._digest.digests[self._told :])
-        self._told += len(found)
+        first, found = self._digests_sent, tuple(self._digest.digests[self._digests_sent :])
+        self._digests_sent += len(found)
+        return first, found
+
+    def new_leaves(self) -> tuple[int, tuple[str, ...]]:
+        """The leaves of a receipt since the last call, and of which row the first one is."""
+        if self._leaves is None:
+            return 0, ()
+        first, found = self._leaves_sent, tuple(self._leaves.since(self._leaves_sent))
+        self._leaves_sent += len(found)
         return first, found
 
     def new_scores(self) -> tuple[TokenEvent, ...]:
         """The log-probabilities of the prompt, once, when all of them are there."""
-        if self._scores is None or self._scores_told or not self._scores.complete:
+        if self._scores is None or self._scores_sent or not self._scores.complete:
             return ()
-        self._scores_told = True
+        self._scores_sent = True
         return tuple(self._scores.tokens)

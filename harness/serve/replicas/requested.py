@@ -1,4 +1,4 @@
-"""What is wanted of a request beside its tokens: asked of its replica, and received from there."""
+"""What a request asks of its replica besides tokens, and who receives it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Self
 
 from contract.errors import RequestError
 from contract.types import Request
-from harness.digest import RunningDigest
-from harness.serve.pooling import Pool
-from harness.serve.prompt_scores import PromptScores
+from harness.digest import RowDigests, RunningDigest
+from harness.host.pooling import Pool
+from harness.host.prompt_scores import PromptScores
+from harness.host.submissions import BothSinks, Submission
 from harness.serve.replicas.work import RequestUpdate, Work
-from harness.serve.submissions import Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,20 @@ class ReplicaRequest:
     digest: RunningDigest | None = None
     scores: PromptScores | None = None
     pool: Pool | None = None
+    leaves: RowDigests | None = None
 
     @classmethod
     def of(cls, request: Request, submission: Submission) -> Self:
-        """What a submission wants of one of its requests. Raises RequestError for a receiver that
-        cannot be sent."""
-        sink = submission.logits.get(request.id)
+        """The part of a submission that is about one of its requests. Raises RequestError for a
+        receiver that cannot be sent."""
+        sink: object = submission.logits.get(request.id)
+        leaves = None
+        if isinstance(sink, BothSinks) and isinstance(sink.second, RowDigests):
+            leaves = sink.second
+            sink = sink.first
+        elif isinstance(sink, RowDigests):
+            leaves = sink
+            sink = None
         if not isinstance(sink, RunningDigest | Pool | None):
             raise RequestError("logits", "stay where they are computed: on a replica")
         scores = submission.scores.get(request.id)
@@ -39,22 +47,26 @@ class ReplicaRequest:
             sink if isinstance(sink, RunningDigest) else None,
             scores if isinstance(scores, PromptScores) else None,
             sink if isinstance(sink, Pool) else None,
+            leaves,
         )
 
     def work(self, tokens: tuple[int, ...]) -> Work:
-        """For a replica, after ``tokens``."""
+        """The work for a replica, where ``tokens`` are known already."""
         return Work(
             self.request,
             tokens,
             self.grammar,
             self.digest is not None,
             self.pool,
+            self.leaves is not None,
         )
 
     def receive(self, batch: RequestUpdate) -> None:
-        """What a replica has found."""
+        """Pass the results of a replica to their receivers."""
         if self.digest is not None:
             self.digest.note(batch.digested, batch.digests)
+        if self.leaves is not None:
+            self.leaves.note(batch.leaves_from, batch.leaves)
         if self.scores is not None and batch.scores:
             self.scores.note(batch.scores)
         if self.pool is not None and batch.pool is not None:

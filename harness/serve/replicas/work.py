@@ -1,4 +1,4 @@
-"""What goes to a replica, and what comes back."""
+"""The messages between the server and a replica."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Request, TokenEvent
-from harness.serve.pooling import Pool
-from harness.serve.submissions import EngineStopped
+from harness.host.pooling import Pool
+from harness.host.submissions import EngineStopped
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.memory.prefix import Difference
@@ -19,8 +19,9 @@ from reference.memory.prefix import Difference
 class Work:
     """A request for whichever replica suits it, which has come to ``tokens`` elsewhere.
 
-    Its tokens obey ``grammar``. Wanted are also the digests of its logits, the log-probabilities
-    that its ``score_from`` asks for, or the vector that ``pool`` makes of its hidden states.
+    Its tokens obey ``grammar``. Requested are also the digests of its logits, the leaves of a
+    receipt, the log-probabilities of its ``score_from``, or the vector that ``pool`` makes of its
+    hidden states.
     """
 
     request: Request
@@ -28,10 +29,11 @@ class Work:
     grammar: str | None = None
     digested: bool = False
     pool: Pool | None = None
+    leaves: bool = False
 
     @property
     def left(self) -> Request:
-        """What is left of it: the same request with a longer prompt.
+        """The rest of the request: the same request with a longer prompt.
 
         Keys and values are a function of the tokens before them, and sampling is keyed by seed and
         position, so its first token is the one that would have come next, on any engine.
@@ -67,7 +69,8 @@ class AnswerEnd:
 class RequestUpdate:
     """What a replica has to say of a request: its latest events and facts, and how its engine
     stands. The first one, without events, says that it was taken. ``digests`` are those after each
-    row from row ``digested`` on; ``scores`` come once, and ``pool`` with the last event."""
+    row from row ``digested`` on, ``leaves`` those of a receipt from row ``leaves_from`` on;
+    ``scores`` come once, and ``pool`` with the last event."""
 
     replica: str
     events: tuple[TokenEvent, ...]
@@ -80,6 +83,8 @@ class RequestUpdate:
     scores: tuple[TokenEvent, ...] = ()
     pool: Pool | None = None
     difference: Difference | None = None
+    leaves_from: int = 0
+    leaves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ class Refusal:
 
     @property
     def error(self) -> ZincError:
-        """The error it is."""
+        """The error that it carries."""
         return KINDS.get(self.kind, EngineStopped)(*self.parts)
 
 

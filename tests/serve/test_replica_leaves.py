@@ -1,0 +1,88 @@
+"""Leaves of receipts that replicas make: those of one engine, also where a request moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from harness.generate import SessionOptions
+from harness.serve.submissions import BothSinks, Submission
+
+from contract.types import LOCAL_TENANT, Request, SamplingParams
+from harness.digest import RowDigests, RunningDigest
+from harness.leaves import leaves_of_rows
+from harness.serve.generation import Generation
+from harness.serve.model import ModelOptions, ServedModel, open_model
+from harness.serve.receipts.document import VERSION
+from harness.serve.replicas.replica import _Job
+from harness.serve.replicas.requested import ReplicaRequest
+from harness.serve.replicas.work import RequestUpdate
+
+TOKENS = 12
+REQUEST = Request(7, (3, 4, 5, 6, 7), TOKENS, SamplingParams(temperature=0.9, seed=4))
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+    with ExitStack() as owned:
+        session = SessionOptions(tier="cpu", context=256, slots=2, digests=True)
+        digests = tmp_path_factory.mktemp("digests") / "digests.json"
+        options = ModelOptions(session, "m", digests)
+        yield open_model(tiny_model_path, options, [LOCAL_TENANT], owned)
+
+
+@pytest.fixture(scope="module")
+def expected(model: ServedModel) -> tuple[list[int], list[str]]:
+    """The tokens and leaves of one engine's answer."""
+    generation = Generation(model, [REQUEST], leaves=VERSION)
+    for _ in generation.pieces(1.0):
+        pass
+    return generation.tokens[0], generation.step_digests[0]
+
+
+def follow(model: ServedModel, requested: ReplicaRequest, tokens: tuple[int, ...]) -> None:
+    """A replica's part of a request that has come to ``tokens``, batch by batch."""
+    job = _Job(requested.work(tokens), model)
+    stream = model.driver.open_stream()
+    (refused,) = model.driver.submit_to(stream, [job.submission])
+    assert refused is None
+    ended = False
+    while not ended:
+        events = tuple(one.event for one in stream.take(1.0))
+        ended = any(event.finish_reason is not None for event in events)
+        digested, digests = job.new_digests()
+        leaves_from, leaves = job.new_leaves()
+        requested.receive(
+            RequestUpdate(
+                "r",
+                events,
+                0,
+                0,
+                True,
+                model.driver.statistics,
+                digested=digested,
+                digests=digests,
+                leaves_from=leaves_from,
+                leaves=leaves,
+            )
+        )
+
+
+@pytest.mark.parametrize("moved", [0, 5])
+@pytest.mark.parametrize("hashed", [False, True])
+def test_leaves_are_those_of_one_engine(
+    model: ServedModel, expected: tuple[list[int], list[str]], moved: int, hashed: bool
+) -> None:
+    """From the beginning, after tokens of another replica, and beside a hash of whole rows."""
+    tokens, leaves = expected
+    sink: RowDigests | BothSinks
+    sink = receiver = leaves_of_rows(VERSION, digests=True)[0]
+    running = RunningDigest()
+    if hashed:
+        sink = BothSinks(running, receiver)
+    requested = ReplicaRequest.of(REQUEST, Submission([REQUEST], {REQUEST.id: sink}))
+    follow(model, requested, tuple(tokens[:moved]))
+    assert receiver.first(TOKENS) == leaves
+    assert len(running.digests) == (TOKENS if hashed else 0)
