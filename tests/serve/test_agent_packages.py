@@ -143,6 +143,32 @@ BENCHES: dict[str, tuple[str, dict[str, Any]]] = {
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         },
     ),
+    "vllm, completions": (
+        "/v1/completions",
+        {
+            "model": "tiny",
+            "prompt": "a b c",
+            "temperature": 0.0,
+            "repetition_penalty": 1.0,
+            "max_tokens": 8,
+            "logprobs": None,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    "vllm, conversations": (
+        "/v1/chat/completions",
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "a b c"}]}],
+            "temperature": 0.0,
+            "max_completion_tokens": 8,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
 }
 
 
