@@ -14,6 +14,7 @@ from contract.types import Request, SamplingParams
 from harness.cli.main import main
 from harness.digest import logits_digest
 from harness.serve.run import Running
+from tests.patience import PATIENCE_SECONDS
 from tests.serve.http import Http
 
 CHAT = {
@@ -98,7 +99,7 @@ def test_the_digest_is_that_of_the_logits(server: Running, http: Http) -> None:
     stream = model.driver.submit([request], {request.id: keep})
     tokens = 0
     while tokens < 8:
-        tokens += len(stream.take(30))
+        tokens += len(stream.take(PATIENCE_SECONDS))
     assert sorted(rows) == list(range(len(prompt) - 1, len(prompt) + 7))
     assert told == [logits_digest(np.stack([rows[position] for position in sorted(rows)]))]
     other = http.post("/v1/completions", {**body, "prompt": list(prompt[1:])}).json
