@@ -27,6 +27,8 @@ PROCESSORS = {"aarch64-dotprod": "max", "aarch64-neon": "cortex-a53"}
 TARGET = Target("linux", "aarch64")
 SELECTED = 9
 """One in this many of the conformance cases, as one takes a tenth of a second in emulation."""
+FIRST = 3
+"""The cases of the tier, and that of BARRIER, which has one only."""
 SIGNED = "-fsigned-char"
 
 
@@ -96,7 +98,7 @@ def test_a_variant_for_arm_computes_the_same_bits(name: str, tmp_path: Path) -> 
     }
     for file, data in libraries.items():
         assert _store(folder / library_name(file, TARGET), data)
-    cases = must_pass_ids()[::SELECTED]
+    cases = must_pass_ids()[:FIRST] + must_pass_ids()[FIRST::SELECTED]
     (tmp_path / "cases.txt").write_text("\n".join(cases))
     arguments = ["--tier", "native", "--threads", "2", "--must-pass", str(tmp_path / "cases.txt")]
     package = tmp_path / "package.tar.gz"
