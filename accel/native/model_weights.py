@@ -34,10 +34,11 @@ from contract.tier import FiniteWords
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Weight:
     """An upload that waits. ``stack`` are its matrices to arrange, None where it stays as stored;
-    ``source`` says which bytes of the model file it is, None where they are a copy."""
+    ``source`` says which bytes of the model file it is, None where they are a copy. ``reported``
+    says whether ``on_bytes`` was called."""
 
     buffer: DeviceBuffer[AddressRange]
     data: Bytes
@@ -45,6 +46,13 @@ class Weight:
     stack: Stack | None
     source: FileRange | None
     on_bytes: Callable[[int], None]
+    reported: bool = False
+
+    def report(self) -> None:
+        """Count its bytes as read, once: a weight is mapped or arranged after it was written."""
+        if not self.reported:
+            self.reported = True
+            self.on_bytes(self.data.nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -136,7 +144,7 @@ class ModelWeights:
         """Give each weight its part of a mapped entry."""
         start = 0
         for weight in weights:
-            weight.on_bytes(weight.data.nbytes)
+            weight.report()
             if weight.stack is not None:
                 data = mapped[start : start + stack_bytes(weight.stack)]
                 memory = self.arranger.memory.adopt(weight.buffer.name, data)
@@ -172,7 +180,7 @@ class ModelWeights:
                 if weight.stack is not None:
                     packets = np.concatenate((packets, arrange_packets(weight.stack, address)))
                 self.arranger.run(packets, (weight, used, flags), weight.forget_source)
-                weight.on_bytes(weight.data.nbytes)
+                weight.report()
         finally:
             self.arranger.finish()
         return not flags.any()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from accel.native import model_weights, weight_cache
+from accel.native.tier import NativeTier
 from accel.native.weight_cache import (
     HEADER_BYTES,
     PARTIAL,
@@ -28,6 +29,7 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.memory.test_allocation import close, plan_on, step_of
 from tests.model_runs import Outcome, assert_same
+from tests.native.conftest import OpenNative
 from tests.native.weight_starts import LIMITS, Open, entries, outcome
 
 
@@ -59,6 +61,31 @@ def test_weights_are_arranged_once(
     assert_same(expected, outcome(model_path, open_one()))
     assert fills == [entry.stat().st_size - HEADER_BYTES]
     assert entries(folder) == [entry]
+
+
+def test_progress_counts_every_byte_once(
+    model_path: Path, open_one: Open, open_native: OpenNative, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where weights are arranged in memory, written, mapped, and arranged after a failed write."""
+
+    def counted(tier: NativeTier) -> int:
+        seen: list[int] = []
+        model = open_model(model_path)
+        with model.file:
+            ModelRunner(model, tier, LIMITS, seen.append).close()
+        return sum(seen)
+
+    def fail(*arguments: object) -> None:
+        real(*arguments)  # type: ignore[arg-type]
+        raise OSError(28, "No space left on device")
+
+    in_memory = counted(open_native(threads=2))
+    assert in_memory > 0
+    assert [counted(open_one()) for _ in range(2)] == [in_memory, in_memory]
+    real = model_weights.write_entry
+    monkeypatch.setattr(model_weights, "open_entry", lambda *arguments: None)
+    monkeypatch.setattr(model_weights, "write_entry", fail)
+    assert counted(open_one()) == in_memory
 
 
 def _mapped(path: Path) -> tuple[int, set[str]]:
