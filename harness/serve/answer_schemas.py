@@ -27,6 +27,7 @@ from harness.serve.responses.wire import (
     ResponseItems,
     ResponseTokens,
 )
+from harness.serve.state_schemas import Health, Status, Version
 
 
 class PromptDetails(Struct):
@@ -330,29 +331,6 @@ class TenantUsage(Struct):
     days: dict[str, dict[str, int]]
     since_start: dict[str, Any]
     now: dict[str, Any]
-
-
-class Status(Struct):
-    """The state of a server."""
-
-    status: str
-
-
-class Health(Status, omit_defaults=True):
-    """How a server is, and the model that answers; a server with keys tells the status alone."""
-
-    model: str = ""
-    active: int = 0
-    queued: int = 0
-    context: dict[str, int] = {}
-    memory: dict[str, int] = {}
-
-
-class Version(Struct):
-    """The version of the server and the function that its model computes."""
-
-    version: str
-    fingerprint: str
 
 
 ANSWERS: dict[str, type[Struct]] = {
