@@ -18,7 +18,7 @@ from harness.bench.measure import BenchmarkPlan, run_benchmark
 from harness.bench.plot import check_plot, write_plot
 from harness.bench.report import render, render_markdown
 from harness.bench.serving.measure import run_serving
-from harness.bench.serving.plan import ServingPlan
+from harness.bench.serving.plan import GUESSES, ServingPlan
 from harness.bench.serving.report import render_serving
 from harness.catalog import resolve_model
 from harness.console import note
@@ -150,9 +150,7 @@ def _drafts(args: argparse.Namespace) -> int:
     named = settings.get("draft_model")
     if named is not None:
         named = resolve_model(named, settings["cache_dir"], progress_on())
-    plan = replace(
-        _plan(args, DraftsPlan), draft_model=named, draft=settings["draft"] or DraftsPlan.draft
-    )
+    plan = replace(_plan(args, DraftsPlan), draft_model=named, draft=settings["draft"] or GUESSES)
     report = run_drafts(plan, note)
     print(json.dumps(report, indent=1) if args.json else render_drafts(report))
     return int(any(one["equal"] < one["answers"] for one in report["results"]))
