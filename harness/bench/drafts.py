@@ -57,7 +57,7 @@ class DraftsPlan(BenchmarkPlan):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class TimedAnswers:
     """Answers with their log-probabilities, and the seconds that they took."""
 
     answers: Answers
@@ -124,7 +124,7 @@ def tokens_a_step(counts: SpeculationStatistics) -> float:
     return 1 + counts.accepted / counts.steps if counts.steps else 1.0
 
 
-def _answer(session: Session, plan: DraftsPlan, sequences: int, turn: int) -> Answered:
+def _answer(session: Session, plan: DraftsPlan, sequences: int, turn: int) -> TimedAnswers:
     """The answers to ``sequences`` prompts; those of every other turn are sampled."""
     engine, vocab = session.engine, session.model.config.vocab
     sampling = SAMPLED if turn % 2 else GREEDY
@@ -138,7 +138,7 @@ def _answer(session: Session, plan: DraftsPlan, sequences: int, turn: int) -> An
     for event in engine.run():
         answers[event.request_id].append((event.token, event.log_probability, event.top))
     seconds = time.perf_counter() - started
-    return Answered({number: tuple(answer) for number, answer in answers.items()}, seconds)
+    return TimedAnswers({number: tuple(answer) for number, answer in answers.items()}, seconds)
 
 
 def render_drafts(report: dict[str, Any]) -> str:

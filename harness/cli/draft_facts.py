@@ -27,10 +27,8 @@ def draft_facts(
         return {**facts, "problem": model.draft_problem}
     limits = drafting_limits(limits_at(context), SETTINGS["draft"].default_value())
     block = plan_block(model, limits, footprint, True).plan
-    plain, drafting = (
-        plans_of(model, lambda _: limits_at(context), footprint)(context),
-        plans_of(model, lambda _: limits, footprint)(context),
-    )
+    plain = plans_of(model, limits_at, footprint)(context)
+    drafting = plans_of(model, lambda _: limits, footprint)(context)
     return {
         **facts,
         "weights": sum(block.weights.values()),

@@ -57,7 +57,7 @@ def block_limits(target: Limits) -> Limits:
 
 
 @dataclass(slots=True)
-class _Followed:
+class _BlockState:
     """What the block has of a sequence: keys and values of the positions below ``filled``. The
     model computed hidden states from position ``begin`` on, and submitted steps up to ``top``."""
 
@@ -71,7 +71,7 @@ class _Part(NamedTuple):
     """Positions ``first`` to ``stop`` - 1 of a sequence of these ``tokens``, for the block to
     compute. Token ``token`` of the model's latest step was at position ``start``, if given."""
 
-    own: _Followed
+    own: _BlockState
     first: int
     stop: int
     tokens: Tokens
@@ -93,7 +93,7 @@ class DraftBlock:
         self._rows = HiddenRows.of(runner.limits)
         self._table: SlotTable | None = None
         self._follows: Callable[[], bool] = lambda: True
-        self._followed: dict[int, _Followed] = {}
+        self._followed: dict[int, _BlockState] = {}
         self._left: set[int] = set()
 
     def attach(self, table: SlotTable, follows: Callable[[], bool]) -> None:
@@ -130,14 +130,14 @@ class DraftBlock:
                 parts.append(_Part(own, own.filled, stop, sequence.tokens))
         self._fill(parts)
 
-    def _own(self, sequence: Sequence, slot: int, start: int) -> _Followed | None:
+    def _own(self, sequence: Sequence, slot: int, start: int) -> _BlockState | None:
         """What the block has of a sequence, of which the next step computes positions from
         ``start`` on; None for one that it does not read."""
         key = sequence.order
         if key in self._followed or key in self._left or not sequence.running:
             return self._followed.get(key)
         if sequence.samples and self._follows():
-            return self._followed.setdefault(key, _Followed(slot, start, start, start))
+            return self._followed.setdefault(key, _BlockState(slot, start, start, start))
         self._left.add(key)
         return None
 

@@ -150,7 +150,7 @@ class DraftPolicy:
         tokens = sum(right**n for n in range(count + 1))
         if self._redone:
             again = 1 - right**count
-            redone = self._step(running, round(tokens))
+            redone = self._step(running, round(tokens) - 1)
             assert redone is not None
             tokens, seconds = tokens + again, seconds + again * redone
         return tokens / seconds

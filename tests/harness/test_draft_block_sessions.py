@@ -1,0 +1,140 @@
+"""The draft block of a file from where a user meets it: sessions, the command line, a server, the
+benchmark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contract.errors import DoesNotFit
+from contract.ir.graph import BufferKind
+from contract.types import SamplingParams
+from harness.bench import drafts
+from harness.bench.drafts import DraftsPlan, render_drafts, run_drafts
+from harness.cli.main import main
+from harness.drafting import load_drafter
+from harness.generate import Session, SessionOptions, load_runner, prepare_session
+from harness.progress import NullProgress
+from harness.serve.model import ModelOptions
+from harness.serve.run import ServeOptions, running
+from reference.engine.draft_block import DraftBlock
+from reference.engine.output_processor import OutputProcessor
+from tests.serve.http import Http
+
+PROMPT = tuple(range(7, 40))
+SyntheticModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def model(synthetic_model: SyntheticModel) -> Path:
+    return synthetic_model(architecture="qwen35", quant="q4_k_m", mtp_agreement=0.8)
+
+
+def options(tier: str, draft: int, **more: object) -> SessionOptions:
+    return replace(SessionOptions(tier=tier, context=128, draft=draft), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tier", ["cpu", "native"])
+def test_answers_are_those_without_it(model: Path, tier: str) -> None:
+    """Greedy, sampled, and cut at a stop string."""
+    said = []
+    for draft in (0, 6):
+        with Session.open(model, options(tier, draft)) as session:
+            answers = []
+            for sampling in (SamplingParams(), SamplingParams(temperature=0.9, top_k=40, seed=5)):
+                generation = session.generate(PROMPT, sampling, 40)
+                answers.append(("".join(piece.text for piece in generation), generation.tokens))
+            stop = answers[0][0][5:7]
+            generation = session.generate(PROMPT, SamplingParams(), 40, (stop,))
+            answers.append(("".join(piece.text for piece in generation), generation.tokens))
+            assert generation.stop_string == stop
+            assert (session.engine.statistics.speculation.drafted > 0) == (draft > 0)
+        said.append(answers)
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("tier", ["cpu", "native"])
+def test_its_memory_is_planned(model: Path, tier: str) -> None:
+    """The plan has the block's own buffers and none that it shares with the model; it is part of
+    the budget."""
+    with ExitStack() as owned:
+        prepared = prepare_session(model, options(tier, 6), owned)
+        runner = owned.enter_context(load_runner(prepared.model, prepared.tier, prepared.limits))
+        drafter = load_drafter(prepared.drafting, runner, 6, owned, NullProgress())
+        assert isinstance(drafter, DraftBlock)
+        assert prepared.drafting is not None
+        plan, graph = prepared.drafting.plan, drafter._runner.graph
+        held = prepared.tier.footprint(graph, drafter._runner.limits.largest)
+        own = drafter._runner._buffers.keys()
+        weights = {decl.name for decl in graph.of_kind(BufferKind.WEIGHT)}
+        assert weights - own == {"model.output.weight"}
+        assert "state.hidden" not in own
+        sizes = (held.buffers.get(name, 0) + held.mapped.get(name, 0) for name in weights & own)
+        assert sum(plan.weights.values()) == sum(sizes) > 0
+        assert plan.kv == prepared.plan.kv
+        budget = prepared.plan.budgeted + plan.budgeted
+    with ExitStack() as owned:
+        fitting = prepare_session(model, options(tier, 6, memory_budget=budget), owned)
+        assert fitting.plan.context == 128
+    with ExitStack() as owned, pytest.raises(DoesNotFit):
+        prepare_session(model, options(tier, 6, memory_budget=budget - 1), owned)
+
+
+def test_the_command_line_tells_how_many_were_accepted(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for draft in ("0", "5"):
+        run = ["run", "--model", str(model), "--tier", "cpu", "--context", "128", "-n", "30"]
+        assert main([*run, "--draft", draft, "--json", "Hello"]) == 0
+        said.append(json.loads(capsys.readouterr().out))
+        assert main([*run, "--draft", draft, "Hello"]) == 0
+        assert ("drafts accepted" in capsys.readouterr().err) == (draft == "5")
+    assert said[0]["text"] == said[1]["text"]
+    assert said[0]["drafts"] == {"drafted": 0, "accepted": 0}
+    assert said[1]["drafts"]["drafted"] >= said[1]["drafts"]["accepted"] > 0
+
+
+def test_a_server_drafts_with_it(model: Path, tmp_path: Path) -> None:
+    """Several at once, with a schema and log-probabilities to the last bit."""
+    said = []
+    for draft in (0, 6):
+        session = options("cpu", draft, slots=2, top_log_probabilities=3)
+        served = ModelOptions(session, "tiny", tmp_path / "digests.json")
+        ledger = tmp_path / f"{draft}.sqlite"
+        with running(ServeOptions(model, served, cache_dir=tmp_path, ledger=ledger)) as server:
+            body = {"prompt": "abc", "max_tokens": 24, "temperature": 0, "logprobs": 2}
+            answered = Http(server.url).post("/v1/completions", body).json
+            said.append(answered["choices"][0])
+            driver = server.service.model.driver
+            drafted = driver.call(lambda engine: engine.statistics.speculation.drafted)
+            assert (drafted > 0) == (draft > 0)
+    assert said[0] == said[1]
+
+
+def test_the_benchmark_counts_equal_answers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: where wrong drafts are accepted it says so."""
+    monkeypatch.setattr(drafts, "SEQUENCES", (1,))
+    plan = DraftsPlan(model, ("cpu",), 1, decode_tokens=24, repeat=1)
+    (result,) = run_drafts(plan, lambda line: None)["results"]
+    assert result["drafter"] == "draft block"
+    assert result["equal"] == result["answers"] == 2
+    assert result["tokens_a_step"] > 1
+    take = OutputProcessor._take_drafted
+
+    def accepting(self: OutputProcessor, part, tokens, output):  # type: ignore[no-untyped-def]
+        count = part.end_row - part.first_row
+        tokens[part.first_row : part.end_row - 1] = part.sequence.tokens[
+            part.stop - count + 1 : part.stop
+        ].tolist()
+        return take(self, part, tokens, output)
+
+    monkeypatch.setattr(OutputProcessor, "_take_drafted", accepting)
+    report = run_drafts(plan, lambda line: None)
+    assert report["results"][0]["equal"] < 2
+    assert "of 2 answers equal" in render_drafts(report)

@@ -1,0 +1,105 @@
+"""The number of drafts follows what was right and what rows cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference.sched.cost import Load, StepCost
+from reference.sched.drafts import TRIED_PART, TRIED_STEPS, AcceptedTokens, DraftPolicy
+
+DRAFT = 0.02
+"""Seconds of making a draft, where a step takes one second."""
+
+
+def measured(fixed: float, row: float) -> StepCost:
+    """Steps that take ``fixed`` seconds and ``row`` for each token, as they were seen."""
+    cost = StepCost()
+    for _ in range(20):
+        for tokens in (1, 2, 4, 8, 16, 32, 64):
+            cost.observe(Load(tokens, 0), fixed + row * tokens)
+    return cost
+
+
+def compared(policy: DraftPolicy, right: int, wrong: int) -> AcceptedTokens:
+    """A sequence with so many right and wrong drafts, evenly mixed, as all others have them."""
+    own, count = AcceptedTokens(), right + wrong
+    for number in range(count):
+        is_right = number * right // count < (number + 1) * right // count
+        policy.note(1, 1 + is_right, 1, 0.0)
+        own.note(1 + is_right, 1)
+    return own
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "row", "running", "least", "most"),
+    [
+        (80, 20, 0.01, 1, 3, 8),  # rows are cheap
+        (80, 20, 0.5, 1, 1, 2),  # a row costs half a step
+        (30, 70, 0.01, 1, 2, 4),
+        (1, 99, 0.01, 1, 0, 0),
+        (80, 20, 0.1, 64, 0, 0),  # the rows of 64 sequences cost more than the weights
+        (99, 1, 0.001, 1, 8, 8),
+    ],
+)
+def test_as_many_as_make_a_sequence_fastest(
+    right: int, wrong: int, row: float, running: int, least: int, most: int
+) -> None:
+    policy = DraftPolicy(measured(1 - row, row), redone=False)
+    own = compared(policy, right, wrong)
+    count = policy.count(own, running, 8)
+    if not least:
+        # Whether it is tried is another question.
+        count = policy._best(own, running, 8)
+    assert least <= count <= most
+
+
+def test_states_that_are_computed_again_cost_drafts() -> None:
+    """With as many right drafts a model with recurrent states gains less."""
+    rates = []
+    for redone in (True, False):
+        policy = DraftPolicy(measured(0.9, 0.1), redone=redone)
+        own = compared(policy, 70, 30)
+        assert policy.count(own, 1, 8) > 0
+        rates.append([policy._rate(own, 1, count) for count in range(1, 9)])
+    assert all(again < kept for again, kept in zip(*rates, strict=True))
+
+
+@pytest.mark.parametrize("row", [0.01, 0.3, 0.9])
+def test_drafts_that_are_never_right_lose_little(row: float) -> None:
+    """Simulated steps: whatever rows cost, trials lose a bounded part of the time."""
+    cost = measured(1 - row, row)
+    policy, own, lost, tokens = DraftPolicy(cost, redone=True), AcceptedTokens(), 0.0, 0
+    while tokens < 4000:
+        count = policy.count(own, 1, 5)
+        seconds = 1.0 + row * count + DRAFT * count
+        if count:
+            policy.note(count, 1, 1, seconds)
+            own.note(1, count)
+            lost += seconds - 1.0
+        cost.observe(Load(1 + count, 0), 1.0 + row * count)
+        tokens += 1
+    assert 0 < lost <= TRIED_PART * cost.total + TRIED_STEPS + 6
+
+
+def test_without_the_bound_they_would_lose_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a policy that always tries loses more than the bound."""
+    monkeypatch.setattr("reference.sched.drafts.TRIED_STEPS", 1e9)
+    with pytest.raises(AssertionError):
+        test_drafts_that_are_never_right_lose_little(0.9)
+
+
+def test_a_step_that_something_held_up_counts_little() -> None:
+    policy, own = DraftPolicy(measured(0.99, 0.01), redone=False), AcceptedTokens()
+    policy.note(3, 4, 1, 100.0)
+    own.note(4, 3)
+    for _ in range(30):
+        policy.note(3, 4, 1, 1.03 + 3 * DRAFT)
+        own.note(4, 3)
+    assert policy.count(own, 1, 8) > 3
+
+
+def test_sequences_are_read_where_drafts_are_worth_it_and_now_and_then_elsewhere() -> None:
+    policy = DraftPolicy(measured(0.1, 0.9), redone=True)
+    assert sum(policy.follows(1, 5) for _ in range(160)) == 10
+    assert all(DraftPolicy(measured(0.99, 0.01), redone=True).follows(1, 5) for _ in range(9))
+    assert all(DraftPolicy(StepCost(), redone=True).follows(1, 5) for _ in range(9))
