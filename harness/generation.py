@@ -97,8 +97,10 @@ class TextGeneration(Iterator[TextPiece]):
         self.sampled: list[int] = []
         """Every token so far, the one that ended the text included."""
         first = len(request.prompt) - 1 if on_logits else 0
-        named = {} if output is None else {"output": output}
-        session.engine.submit(request, on_logits, first, **named)
+        if output is None:
+            session.engine.submit(request, on_logits, first)
+        else:
+            session.engine.submit(request, on_logits, first, output=output)
         self._started = self._first = self._latest = time.perf_counter()
         self._pieces = self._run()
 

@@ -47,5 +47,5 @@ def span_digests(words: UInt32) -> UInt32:
     leaves = digests(by_leaf.reshape(-1, spans * DIGEST_LEAVES))
     parts = leaves.reshape(DIGEST_WORDS, spans, DIGEST_FAN, DIGEST_FAN).transpose(2, 0, 1, 3)
     nodes = digests(parts.reshape(-1, spans * DIGEST_FAN))
-    parts = nodes.reshape(DIGEST_WORDS, spans, DIGEST_FAN).transpose(2, 0, 1)
-    return np.ascontiguousarray(digests(parts.reshape(-1, spans)).T)
+    in_order = nodes.reshape(DIGEST_WORDS, spans, DIGEST_FAN).transpose(2, 0, 1)
+    return np.ascontiguousarray(digests(in_order.reshape(-1, spans)).T)

@@ -30,11 +30,14 @@ class ReplicaRequest:
         """What a submission wants of one of its requests. Raises RequestError for a receiver that
         cannot be sent."""
         sink = submission.logits.get(request.id)
-        leaves = None
-        if isinstance(sink, BothSinks) and isinstance(sink.second, RowDigests):
-            sink, leaves = sink.first, sink.second
+        leaves: object = None
+        if isinstance(sink, BothSinks):
+            both: BothSinks = sink
+            sink, leaves = both.first, both.second
         elif isinstance(sink, RowDigests):
             sink, leaves = None, sink
+        if not isinstance(leaves, RowDigests | None):
+            raise RequestError("logits", "stay where they are computed: on a replica")
         if not isinstance(sink, RunningDigest | Pool | None):
             raise RequestError("logits", "stay where they are computed: on a replica")
         scores = submission.scores.get(request.id)
