@@ -1,9 +1,10 @@
 """Tries a wheel as a new user does: ``python ci/try_wheel.py WHEEL PYTHON...``.
 
 For each interpreter an empty environment gets the wheel and the extra ``server``. There the default
-model answers, a server answers, and ``verify`` replays that answer and refuses a changed one, all
-on the native tier, in a folder without the sources, and with no program on the path but the
-environment's own. Where this account is root, another one does it.
+model answers, a server answers, ``verify`` replays that answer and refuses a changed one, and the C
+program of docs/examples decodes, all on the native tier, in a folder without the sources, and with
+no program on the path but the environment's own; only the C program takes this machine's compiler.
+Where this account is root, another one does it.
 """
 
 from __future__ import annotations
@@ -79,6 +80,26 @@ class Trial:
         )
         return subprocess.run([self._bin / "python", "-c", found], cwd=self._home).returncode == 1
 
+    def decode_in_c(self) -> None:
+        """A C program, compiled with the installed header and library, has the same digest."""
+        words = ("--tokens", "1,2,3", "--tier", "native", "--context", "512")
+        digest = self.run("logits", *words).splitlines()[0]
+        said = self.run("export-plan", "model.plan", "--context", "512")
+        found = re.search(r"^compile .* (\S+) -I (\S+) ", said, re.MULTILINE)
+        compiler, program = shutil.which("cc"), self._bin.parent / "decode"
+        if found is None or compiler is None:
+            raise SystemExit(f"there is no C compiler, or export-plan does not name one: {said}")
+        sources = [Path(__file__).parents[1] / "docs" / "examples" / "decode.c", found[1]]
+        words = (*sources, "-I", found[2], "-pthread", "-o", program)
+        subprocess.run([compiler, *words], check=True)
+        command = [*self.prefix, program, "model.plan", "1,2,3", "8"]
+        done = subprocess.run(
+            command, cwd=self._home, env={}, capture_output=True, text=True, timeout=SECONDS
+        )
+        if done.returncode or done.stdout.splitlines()[0] != digest:
+            raise SystemExit(f"{digest} is not what the C program prints: {done}")
+        print(f"in C: {digest}")
+
     def serve_and_verify(self) -> None:
         """A server's answer replays, and a changed one does not."""
         words = ("serve", "--tier", "native", "--port", "0", "--context", "512")
@@ -128,6 +149,7 @@ def main() -> None:
             trial.run("model", "pull")
             trial.drop_root(cache)
             print(trial.run("run", QUESTION, "--tier", "native", "--max-tokens", "16").strip())
+            trial.decode_in_c()
             trial.serve_and_verify()
             who = "nobody" if trial.prefix else "this account"
             print(f"{interpreter}: {who}: answers, serves, verifies")

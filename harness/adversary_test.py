@@ -1,9 +1,13 @@
 """``python -m harness.adversary_test``: simulated schedules in which clients and operators try to
 make the engine break its rules."""
 
-import sys
+from __future__ import annotations
 
-from harness.simulation.command import main
+import argparse
+import sys
+from collections.abc import Sequence
+
+from harness.simulation import command
 from harness.simulation.generate import ADVERSARY
 
 PURPOSE = (
@@ -11,5 +15,18 @@ PURPOSE = (
     "reserve pages and ask with the longest prompts; copies that fail; interrupts at any line."
 )
 
+PROG = "python -m harness.adversary_test"
+
+
+def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
+    """The flags."""
+    return command.build_parser(ADVERSARY, PURPOSE, prog)
+
+
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """See ``build_parser``."""
+    return command.main(ADVERSARY, PURPOSE, argv, prog)
+
+
 if __name__ == "__main__":
-    sys.exit(main(ADVERSARY, PURPOSE))
+    sys.exit(main())

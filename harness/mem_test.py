@@ -1,11 +1,28 @@
 """``python -m harness.mem_test``: the engine's memory under pressure, in simulated schedules."""
 
-import sys
+from __future__ import annotations
 
-from harness.simulation.command import main
+import argparse
+import sys
+from collections.abc import Sequence
+
+from harness.simulation import command
 from harness.simulation.generate import MEMORY
 
 PURPOSE = "Simulate too few pages for requests that share prefixes: eviction, spilling, copies."
 
+PROG = "python -m harness.mem_test"
+
+
+def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
+    """The flags."""
+    return command.build_parser(MEMORY, PURPOSE, prog)
+
+
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """See ``build_parser``."""
+    return command.main(MEMORY, PURPOSE, argv, prog)
+
+
 if __name__ == "__main__":
-    sys.exit(main(MEMORY, PURPOSE))
+    sys.exit(main())

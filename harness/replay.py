@@ -1,4 +1,4 @@
-"""``python -m harness.replay``: do again what a trace recorded, on any tier; compare the bits."""
+"""``zinc-rt replay``: do again what a trace recorded, on any tier; compare the bits."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from harness.trace.records import ModelRecord
 from reference.model.open import Model, open_model
 
 SETTINGS = ("tier", "threads", "opencl_mode", "opencl_device", "cache_dir")
+PROG = "python -m harness.replay"
 DIFFERENT = 1
 INCOMPLETE = 3
 
 EXAMPLES = """\
 examples:
-  zinc-rt run --trace run.trace "Why is the sky blue?"   record a run
-  python -m harness.replay run.trace                     replay it on the best tier here
-  python -m harness.replay run.trace --tier cpu          on the tier everything is judged by
-  python -m harness.replay run.trace --model other/path.gguf
-  python -m harness.replay run.trace --list              what is in it; replays nothing
+  zinc-rt run --trace run.trace "Why is the sky blue?"    record a run
+  zinc-rt replay run.trace                     replay it on the best tier here
+  zinc-rt replay run.trace --tier cpu          on the tier everything is judged by
+  zinc-rt replay run.trace --model other/path.gguf
+  zinc-rt replay run.trace --list              what is in it; replays nothing
 
 A trace holds all that a tier was told to do, and digests of what came out. Every tier gives the
 same bits, so a trace of one replays on every other. The first submission that gives other bytes is
@@ -36,10 +37,10 @@ named; then either the tier is wrong, or memory or a file changed under the reco
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """The flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.replay",
+        prog=prog,
         description="Replay a recorded run and compare every result. Exit code 0: identical; "
         "1: something differs; 2: it cannot be read or replayed; 3: what is there is identical, "
         "but the trace is not whole.",
@@ -60,9 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """See ``build_parser``."""
-    args = build_parser().parse_args(argv)
+    args = build_parser(prog).parse_args(argv)
     try:
         with TraceReader(args.trace) as reader:
             return _list(reader) if args.list else _replay(args, reader)

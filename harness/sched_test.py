@@ -1,11 +1,28 @@
 """``python -m harness.sched_test``: the engine under thousands of simulated schedules."""
 
-import sys
+from __future__ import annotations
 
-from harness.simulation.command import main
+import argparse
+import sys
+from collections.abc import Sequence
+
+from harness.simulation import command
 from harness.simulation.generate import SCHEDULER
 
 PURPOSE = "Simulate arrivals, cancels, slow clients, quotas, preemption, faults and restarts."
 
+PROG = "python -m harness.sched_test"
+
+
+def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
+    """The flags."""
+    return command.build_parser(SCHEDULER, PURPOSE, prog)
+
+
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """See ``build_parser``."""
+    return command.main(SCHEDULER, PURPOSE, argv, prog)
+
+
 if __name__ == "__main__":
-    sys.exit(main(SCHEDULER, PURPOSE))
+    sys.exit(main())

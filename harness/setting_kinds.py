@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
 
 ENV_PREFIX = "ZINC_RT_"
@@ -15,6 +16,8 @@ KEY_ENV = f"{ENV_PREFIX}KEY"
 """The environment variable with the API key for a server."""
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
+NO_DEFAULT = "none: this user has no home folder"
+"""What the help shows for a file or folder of a user without a home folder."""
 MEGABYTE = 10**6
 COUNT_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 """Factors of counts of tokens: 32K is 32,768."""
@@ -159,7 +162,12 @@ class Setting:
 
     def default_text(self) -> str:
         """The default as the help shows it."""
-        return str(self.default_value()) if self.shown_default is None else self.shown_default
+        if self.shown_default is not None:
+            return self.shown_default
+        try:
+            return str(self.default_value())
+        except ConfigError:
+            return NO_DEFAULT
 
     def described(self, shown: str | None = None) -> str:
         """The help text with the environment variable and the default, or ``shown`` in its

@@ -11,19 +11,19 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import platformdirs
-
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
-from harness.setting_kinds import ENV_PREFIX, Setting, path_of
+from contract.user_folders import user_folder
+from harness.setting_kinds import ENV_PREFIX, NO_DEFAULT, Setting, path_of
 from harness.settings_table import GROUP_OF, SETTINGS
 from harness.toml_file import read_toml, unknown_key
 
-__all__ = ["ENV_PREFIX", "SETTINGS", "Setting", "Settings", "add_flags", "resolve"]
+__all__ = ["ENV_PREFIX", "SETTINGS", "Setting", "Settings", "add_flags", "resolve", "values_for"]
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 
 
@@ -72,7 +72,11 @@ def add_flags(
             action="append" if setting.repeats else "store",
             help=setting.described(shown_defaults.get(name)),
         )
-    where = f"[env {CONFIG_ENV}] [default: {default_config_path()}]".replace("%", "%%")
+    try:
+        default = str(default_config_path())
+    except ConfigError:
+        default = NO_DEFAULT
+    where = f"[env {CONFIG_ENV}] [default: {default}]".replace("%", "%%")
     group_of("other").add_argument(
         "--config", metavar="FILE", default=None, help=f"configuration file {where}"
     )
@@ -80,7 +84,7 @@ def add_flags(
 
 def default_config_path() -> Path:
     """The configuration file that is read when none is named; it need not exist."""
-    return platformdirs.user_config_path("zinc-rt") / "config.toml"
+    return user_folder("config") / "config.toml"
 
 
 def resolve(
@@ -120,6 +124,13 @@ def resolve(
             sources[name] = "default"
             values[name] = setting.default_value()
     return Settings(values, sources, path)
+
+
+def values_for(record: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are fields of a dataclass, by name; those without a value are left out, so
+    that the field keeps its default."""
+    names = {field.name for field in fields(record)}
+    return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
 def config_path(

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import platformdirs
-
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
+from contract.user_folders import user_folder
 from harness.setting_kinds import (
     INT32_MAX,
     MEGABYTE,
@@ -27,11 +26,11 @@ TIERS = ("auto", "cpu", "native", "opencl", "vulkan", "cuda", "metal", "t1", "t2
 
 
 def _default_cache_dir() -> Path:
-    return platformdirs.user_cache_path("zinc-rt")
+    return user_folder("cache")
 
 
 def _default_ledger() -> Path:
-    return platformdirs.user_state_path("zinc-rt") / "ledger.sqlite"
+    return user_folder("state") / "ledger.sqlite"
 
 
 MODEL = (
@@ -305,8 +304,7 @@ SERVER = (
         "record",
         PATH,
         None,
-        "folder for traces to replay (python -m harness.replay); they contain every prompt and "
-        "answer",
+        "folder for traces to replay (zinc-rt replay); they contain every prompt and answer",
         "nothing is recorded",
     ),
     Setting(

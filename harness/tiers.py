@@ -8,11 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import platformdirs
-
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 from contract.tier import TIER_NAMES, Tier
+from contract.user_folders import user_folder
 from harness.best_tier import PROCESSOR_TIERS, card_makers, lists_cards, open_best
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class TierStatus:
 
 def kernel_cache(tier: str) -> Path:
     """The folder in which a tier keeps the kernels it built."""
-    return platformdirs.user_cache_path("zinc-rt") / tier
+    return user_folder("cache") / tier
 
 
 def arranged_folder() -> Path:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from contract.arithmetic import DIGEST_WORDS
 from contract.dtypes import BY_NAME, I12, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.records import LOGIT_BIAS, QUERY_TOKEN, SAMPLING
-from harness.serve.pooling import Pool, Pooling
+from harness.host.pooling import Pool, Pooling
 from reference.exact import elementary
 from reference.exact.activation import quantize_activation
 from reference.exact.attention_rows import exp2, row_integers

@@ -30,8 +30,9 @@ class Limits:
     log-probabilities are listed. When one of these is 0 the graph has no operand for it. With
     ``hidden_states`` the input of the output projection, the normed state of the last layer, can be
     read too. With ``scores`` every row of a step can give the log-probability of a token of its
-    prompt, which needs ``top_log_probabilities``. With ``digests`` rows of logits can be digested
-    where they are (rule R12).
+    prompt, which needs ``top_log_probabilities``. With ``hidden_rows`` the normed states of the
+    last so many positions of every slot stay on the device, for a draft block to read. With
+    ``digests`` rows of logits can be digested where they are (rule R12).
 
     Raises ValueError for a storage type that keys and values cannot have, and for ``masks``,
     ``biases`` or ``top_log_probabilities`` out of range.
@@ -51,6 +52,7 @@ class Limits:
     top_log_probabilities: int = 0
     hidden_states: bool = False
     scores: bool = False
+    hidden_rows: int = 0
     digests: bool = False
 
     def __post_init__(self) -> None:
@@ -86,6 +88,12 @@ class Limits:
     def ring_events(self) -> int:
         """Entries of the output ring: a power of two, so that event numbers may wrap around."""
         return RING_STEPS << max(0, self.step_rows - 1).bit_length()
+
+    @property
+    def hidden_table(self) -> int:
+        """Rows of the table of hidden states: ``hidden_rows`` of every slot, one of every token of
+        a step, one of zeros, and one of every slot for what a draft block computed."""
+        return self.slots * self.hidden_rows + self.step_tokens + 1 + self.slots
 
     @property
     def slot_pages(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Tier, UploadsLater
+from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, HIDDEN_TABLE, HiddenRows
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
@@ -34,12 +36,16 @@ TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
 LOG_PROBABILITIES = (CHOSEN, TOP_IDS, TOP_LOGS)
 """The outputs of rule R10, which a graph has whose limits list some."""
+RING = "output.ring"
+"""The events of steps, of which hosts read the sampled tokens."""
 ROW_DIGEST = "output.row_digest"
 """The digests of rule R12, an output of a graph whose limits have ``digests``."""
 PAGE_TABLE = "request.page_table"
 """The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
+
+NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})
 
 Progress = Callable[[int], None]
 """Called with the bytes uploaded since the last call."""
@@ -59,6 +65,9 @@ class StepInput:
     records of ``sampling`` refer to; None where no record does. Of n there are at most
     ``limits.masks``, and ``limits.slots * limits.biases``. ``digested`` int32[rows] is not 0 in
     rows whose digests are requested, None where none are.
+
+    ``hidden_rows`` int32[tokens] and ``hidden_pairs`` int32[rows, 2] are the rows of the table of
+    hidden states that a draft block reads and writes.
     """
 
     query: NDArray[np.void]
@@ -69,6 +78,8 @@ class StepInput:
     allowed: NDArray[np.uint32] | None = None
     bias: NDArray[np.void] | None = None
     page_versions: NDArray[np.int64] | None = None
+    hidden_rows: NDArray[np.int32] | None = None
+    hidden_pairs: NDArray[np.int32] | None = None
     digested: NDArray[np.int32] | None = None
 
 
@@ -126,15 +137,24 @@ class ModelRunner(ContextManager):
     """Executes steps of ``model`` on ``tier``; owns the KV pool. A context manager.
 
     ``recurrent`` saves, restores and copies what delta-net layers keep of a slot's sequence.
+    ``graph`` is that of the whole model, or of its draft block, which uses the buffers in
+    ``shared`` of the model's runner.
     """
 
     def __init__(
-        self, model: Model, tier: Tier, limits: Limits, progress: Progress | None = None
+        self,
+        model: Model,
+        tier: Tier,
+        limits: Limits,
+        progress: Progress | None = None,
+        *,
+        graph: Graph | None = None,
+        shared: Mapping[str, Buffer] = NOTHING_SHARED,
     ) -> None:
         self.model = model
         self.tier = tier
         self.limits = limits
-        self.graph: Graph = model.graph(limits)
+        self.graph: Graph = model.graph(limits) if graph is None else graph
         self._buffers: dict[str, Buffer] = {}
         self._last: Submission | None = None
         self._copies: PageCopies | None = None
@@ -143,7 +163,7 @@ class ModelRunner(ContextManager):
             tier.reserve(self.graph, limits.largest)
             later = tier if isinstance(tier, UploadsLater) else None
             for decl in self.graph.buffers.values():
-                if decl.kind not in STEP_LOCAL:
+                if decl.kind not in STEP_LOCAL and decl.name not in shared:
                     self._buffers[decl.name] = self._provide(decl, progress, later)
             if later is not None and not later.finish_uploads():
                 self._refuse_broken()
@@ -151,7 +171,11 @@ class ModelRunner(ContextManager):
             self.close()
             raise
         self._executable = ExecutableGraph(
-            tier, self.graph, self._buffers, limits.largest, (LOG_PROBABILITIES, (ROW_DIGEST,))
+            tier,
+            self.graph,
+            {**self._buffers, **shared},
+            limits.largest,
+            (LOG_PROBABILITIES, (ROW_DIGEST,)),
         )
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
@@ -164,13 +188,22 @@ class ModelRunner(ContextManager):
         allowed = self._optional_input("request.allowed", np.uint32)
         self._allowed = None if allowed is None else allowed.reshape(limits.masks, -1)
         self._bias = self._optional_input("request.bias", LOGIT_BIAS)
+        self._hidden_rows = self._optional_input(HIDDEN_ROWS, np.int32)
+        pairs = self._optional_input(HIDDEN_PAIRS, np.int32)
+        self._hidden_pairs = None if pairs is None else pairs.reshape(-1, 2)
+        self._hidden = HiddenRows.of(limits)
         self._digested = self._optional_input("request.digested", np.int32)
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
-        events = tier.map(self._buffers["output.ring"]).reshape(-1).view(OUTPUT_EVENT)
+        events = tier.map(self._buffers[RING]).reshape(-1).view(OUTPUT_EVENT)
         self._event_tokens = events["token"]
         self._event_count = 0
+
+    @property
+    def executable(self) -> ExecutableGraph:
+        """The graph on the tier, with its buffers."""
+        return self._executable
 
     def step(self, inputs: StepInput) -> StepOutput:
         """Execute one step and wait for it."""
@@ -192,6 +225,7 @@ class ModelRunner(ContextManager):
         self._query[:tokens] = inputs.query
         self._output_rows[:rows] = inputs.output_rows
         self._sampling[:rows] = inputs.sampling
+        self._put_hidden(inputs)
         if self._digested is not None:
             self._digested[:rows] = 0 if inputs.digested is None else inputs.digested
         fence = self._executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
@@ -222,6 +256,11 @@ class ModelRunner(ContextManager):
         """Lower every form of a step now, so that no step pays for it."""
         for bucket in self._executable.buckets:
             self._executable.record(bucket)
+
+    def shared_buffers(self, graph: Graph) -> dict[str, Buffer]:
+        """The buffers that ``graph``, of another part of the model, has in common with this one:
+        weights, tables and hidden states."""
+        return {name: self._buffers[name] for name in shared_names(self.graph, graph)}
 
     def buffer(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a non-scratch buffer, for tests and diagnosis."""
@@ -281,6 +320,15 @@ class ModelRunner(ContextManager):
         self._page_version = int(versions.max())
         return self._page_rows
 
+    def _put_hidden(self, inputs: StepInput) -> None:
+        """Write which hidden states the step reads and stores: by default those of its tokens."""
+        if self._hidden_rows is not None and inputs.hidden_rows is not None:
+            self._hidden_rows[: len(inputs.hidden_rows)] = inputs.hidden_rows
+        if self._hidden_pairs is not None:
+            pairs = inputs.hidden_pairs
+            pairs = self._hidden.written(inputs.query) if pairs is None else pairs
+            self._hidden_pairs[: len(pairs)] = pairs
+
     def _input(self, name: str, dtype: Any) -> NDArray[Any]:
         start = self._executable.inputs.offsets[name]
         nbytes = buffer_bytes(self.graph.buffers[name], self.limits.largest)
@@ -288,6 +336,16 @@ class ModelRunner(ContextManager):
 
     def _optional_input(self, name: str, dtype: Any) -> NDArray[Any] | None:
         return self._input(name, dtype) if name in self.graph.buffers else None
+
+
+def shared_names(graph: Graph, other: Graph) -> set[str]:
+    """The buffers that two graphs of one model have in common."""
+    return {
+        name
+        for name, decl in other.buffers.items()
+        if graph.buffers.get(name) == decl
+        and (decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT) or name == HIDDEN_TABLE)
+    }
 
 
 def _in_turn(progress: Progress | None) -> Progress:

@@ -9,7 +9,8 @@ import random
 import secrets
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests import costs
 from tests.kernels.rolled import rolled_source
 from tests.needs import missing
 from tests.opencl_parts import little_optimized
+from tests.patience import PATIENCE_SECONDS
 
 SyntheticModel = Callable[..., Path]
 DEVICE_TIERS = ("cuda", "metal", "t1", "t2")
@@ -59,6 +61,19 @@ def pytest_collection_finish() -> None:
     collection, to count what is left, need not wait for a walk through them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Shows what a process said that failed, or did not end in time."""
+    report = yield
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired):
+        for name, said in (("output", error.stdout), ("errors", error.stderr)):
+            text = said.decode(errors="replace") if isinstance(said, bytes) else said
+            if text:
+                report.sections.append((f"{name} of the process", text))
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -124,7 +139,9 @@ def browser(no_event_loop: None) -> Iterator[Any]:
     if path is None:
         missing("there is no chromium", "apt-get install chromium")
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_FLAGS))
+        started = playwright.chromium.launch(
+            executable_path=path, args=list(CHROMIUM_FLAGS), timeout=5_000 * PATIENCE_SECONDS
+        )
         yield started
         started.close()
 

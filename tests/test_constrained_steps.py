@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,12 @@ import pytest
 
 from contract.tier import Tier
 from harness import tiers
-from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
 from tests.constrained import LIMITS, VOCAB, WANTED, Constrained, Row, row_of, run, step_input
-from tests.late_tier import LateTier
+from tests.named_tiers import named, runner_on
 from tests.needs import need_device
 from tests.opencl_parts import SOME, holding
 
@@ -32,13 +30,7 @@ def _banked() -> Tier:
     return OpenClTier(choices=Choices(shared_addresses=False, cache=cache))
 
 
-TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
-    "late": LateTier,
-    "native": lambda: need_device(partial(open_tier, "native")),
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
-    "opencl-banked": lambda: need_device(_banked),
-}
+TIERS = named("native", "opencl") | {"opencl-banked": lambda: need_device(_banked)}
 SEQUENCES = (Constrained(8, 5), Constrained(2, 17, temperature=0.9), Constrained(4, 9))
 
 
@@ -57,8 +49,7 @@ def runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[Mo
 @pytest.fixture(scope="module")
 def alone(tiny_model_path: Path) -> list[list[Row]]:
     """Every sequence by itself on the CPU tier, one step at a time."""
-    model = open_model(tiny_model_path)
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with runner_on(tiny_model_path, CpuTier, LIMITS) as runner:
         return [run(runner, [sequence])[0] for sequence in SEQUENCES]
 
 

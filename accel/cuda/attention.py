@@ -152,13 +152,12 @@ def token_warps(head_dim: int, units: int, device: Device) -> int:
     return next(fitting, TILE_WARPS)
 
 
-def groups_bytes(head_dim: int, warps: int, stages: int, results: int = 0) -> int:
+def groups_bytes(head_dim: int, warps: int, stages: int) -> int:
     """Shared memory of ``attention_group.h``: queries in two parts and their factors; of every tile
-    in progress weights in two parts, p, maxima of pages and its records; of as many tiles, or of
-    ``results`` tiles, U, l and o."""
+    in progress weights in two parts, p, maxima of pages, its records, U, l and o."""
     groups, queries = warps // TILE_WARPS, HEADS * 2 * head_dim + 32
     of_head = (2 * KV_TILE + 16) + 4 * (KV_TILE + 8) + 4 * 4
-    found = (results or groups) * HEADS * (8 + 4 * (head_dim + 8))
+    found = groups * HEADS * (8 + 4 * (head_dim + 8))
     return queries + found + groups * (HEADS * of_head + stages * KV_TILE * (3 * head_dim + 2))
 
 

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from accel.native.c_library import build_c_library, c_library_name
 from accel.native.compile import build_library, build_processor_library, find_compiler
 from accel.native.library import default_cache, find_library
 from accel.native.names import PROCESSOR, Target, library_name, this_target
@@ -27,15 +28,17 @@ def build_all(target: Target, folder: Path, jobs: int) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    made = {PROCESSOR: build_processor_library(target, compiler)}
+    made = {
+        library_name(PROCESSOR, target): build_processor_library(target, compiler),
+        c_library_name(target): build_c_library(target, compiler),
+    }
     for variant in VARIANTS:
         if variant.machine == target.machine:
-            made[variant.name] = build_library(variant, target, compiler, jobs)
-    paths = []
+            name = library_name(variant.name, target)
+            made[name] = build_library(variant, target, compiler, jobs)
     for name, data in made.items():
-        paths.append(folder / library_name(name, target))
-        paths[-1].write_bytes(data)
-    return paths
+        (folder / name).write_bytes(data)
+    return [folder / name for name in made]
 
 
 def main() -> int:

@@ -24,6 +24,8 @@ COMPILER_SETTING = "ZINC_RT_CC"
 COMPILER_REMEDY = f"pip install ziglang, or set {COMPILER_SETTING} to a clang"
 FLAGS = (
     *("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden"),
+    # OpenCL's char is signed; that of C is unsigned on Linux on ARM.
+    "-fsigned-char",
     # Every floating-point operation is rounded by itself and in the order of the text.
     *("-ffp-contract=off", "-fno-fast-math", "-fno-math-errno"),
     *("-fno-sanitize=all", "-fno-stack-protector", "-g0"),

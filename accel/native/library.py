@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from accel.native.names import (
     DIGEST_CHARACTERS,
     PROCESSOR,
@@ -26,6 +24,7 @@ from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
 from accel.packets.build import Progress
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
+from contract.user_folders import user_folder
 
 PACKAGED = Path(__file__).with_name("built")
 """The folder of the libraries that a wheel contains."""
@@ -54,7 +53,7 @@ class Library:
 
 def default_cache() -> Path:
     """The folder of libraries that were built on this machine."""
-    return platformdirs.user_cache_path("zinc-rt") / TIER
+    return user_folder("cache") / TIER
 
 
 def find_library(cache: Path | None, progress: Progress | None = None) -> Library:
@@ -127,14 +126,21 @@ def _loaded(
     if cache is None:
         return _opened_once(file, build())
     path = cache / file
+    data = stored_library(path, build)
+    return (path, _open(path)) if data is None else _opened_once(file, data)
+
+
+def stored_library(path: Path, build: Callable[[], bytes]) -> bytes | None:
+    """Build the library at ``path`` of the cache unless it is there; its bytes where they cannot
+    be stored."""
     if not _whole(path):
         with _lock(path):
             # Another process may have built it while this one waited for the lock.
             if not _whole(path):
                 data = build()
                 if not _store(path, data):
-                    return _opened_once(file, data)
-    return path, _open(path)
+                    return data
+    return None
 
 
 @functools.cache

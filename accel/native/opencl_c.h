@@ -18,6 +18,7 @@
 #define __global
 #define __private
 
+_Static_assert((char)-1 < 0, "compile with -fsigned-char: OpenCL's char is signed");
 typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned int uint;

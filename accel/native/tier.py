@@ -140,6 +140,10 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         sources = (b.nbytes for b in self._buffers if b.source is not None and owns_upload(b.decl))
         return self._memory.held + sum(sources) + self._slots.nbytes
 
+    def scheduled(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
+        """The step of a graph for one shape bucket before it has addresses, and its schedule."""
+        return self._steps.of(graph, bucket)
+
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         step = lower_graph(graph, bucket, self._pool.workers, TIER)
         return step, schedule_workers(step, self._pool.workers)

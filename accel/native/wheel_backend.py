@@ -32,6 +32,7 @@ from setuptools.command.build_py import build_py
 
 from accel.kernels.compiled import SUFFIX, archives
 from accel.native.build import build_all
+from accel.native.c_library import c_library_name, find_c_library
 from accel.native.library import PACKAGED, default_cache, find_library
 from accel.native.names import PROCESSOR, Target, library_name, this_target
 from accel.native.variants import machine
@@ -101,10 +102,12 @@ def _built() -> str:
     try:
         target = this_target(machine())
         path = find_library(default_cache(), _say).path
+        c_library = find_c_library(default_cache(), _say)
     except TierUnavailable as error:
         _say(f"the wheel has no native library: {error}")
         return "any"
     PACKAGED.mkdir(exist_ok=True)
+    shutil.copyfile(c_library, PACKAGED / c_library_name(target))
     if not path.exists():
         # The cache folder is read-only.
         path = find_library(PACKAGED, _say).path

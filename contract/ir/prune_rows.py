@@ -65,7 +65,11 @@ def prune_rows(graph: Graph, bucket: ShapeKey) -> Graph:
 def picked_early(graph: Graph) -> Graph:
     """``graph`` with its output rows selected as early as possible, or ``graph`` itself when that
     is no earlier. OUTPUT buffers still hold all tokens."""
-    found = [n for n, node in enumerate(graph.nodes) if node.opcode is Opcode.SELECT_ROWS]
+    found = [
+        n
+        for n, node in enumerate(graph.nodes)
+        if node.opcode is Opcode.SELECT_ROWS and graph.shape(node.operands["y"])[0] == ROWS
+    ]
     if len(found) != 1:
         return graph
     (index,), uses = found, _Uses(graph)

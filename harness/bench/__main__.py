@@ -6,17 +6,19 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from contract.errors import ConfigError, ZincError
+from harness.bench.drafts import DraftsPlan, render_drafts, run_drafts
 from harness.bench.engines import PEER, check_peer, fixed_workers
 from harness.bench.load import command as load_command
 from harness.bench.measure import BenchmarkPlan, run_benchmark
 from harness.bench.plot import check_plot, write_plot
 from harness.bench.report import render, render_markdown
 from harness.bench.serving.measure import run_serving
-from harness.bench.serving.plan import ServingPlan
+from harness.bench.serving.plan import GUESSES, ServingPlan
 from harness.bench.serving.report import render_serving
 from harness.catalog import resolve_model
 from harness.console import note
@@ -26,6 +28,7 @@ from reference.cpu.threads import thread_count
 
 P = TypeVar("P", bound=BenchmarkPlan)
 SINGLE_SIZES = {"prompt_tokens": 512, "decode_tokens": 64, "repeat": 5}
+DRAFTS_SIZES = {"prompt_tokens": 32, "decode_tokens": 64, "repeat": 4}
 SERVING_SIZES = {"prompt_tokens": 32, "decode_tokens": 32, "repeat": 3}
 SERVE_HELP = """\
 --serve measures one model shared by many requests:
@@ -44,7 +47,7 @@ of a given shape to measure with:
   python -m harness.synth --arch qwen3 --size 0.6b --quant q4_k_m --out 0.6b.gguf
   python -m harness.bench --serve --tiers opencl --peer llama.cpp --model 0.6b.gguf
 """
-SETTINGS = ("model", "cache_dir", "kv_dtype", "threads")
+SETTINGS = ("model", "cache_dir", "kv_dtype", "threads", "draft", "draft_model")
 
 PROG = "python -m harness.bench"
 
@@ -71,6 +74,13 @@ def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--serve", action="store_true", help="measure many requests at once instead; see below"
+    )
+    parser.add_argument(
+        "--drafts",
+        action="store_true",
+        help="measure drafted tokens instead, of the file's own draft block, the prompt or "
+        "--draft-model: tokens a step, speed against plain decoding, equal answers; exit with 1 "
+        "where an answer differs",
     )
     parser.add_argument(
         "--gate",
@@ -100,6 +110,8 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
             return load_command.run(args, SETTINGS)
         if args.serve:
             return _serve(args)
+        if args.drafts:
+            return _drafts(args)
         if args.gate:
             raise ConfigError(
                 "--gate: judges --serve and --server; ci/speed judges single requests"
@@ -132,9 +144,21 @@ def _serve(args: argparse.Namespace) -> int:
     return int(args.gate and not all(target["met"] for target in report["targets"]))
 
 
+def _drafts(args: argparse.Namespace) -> int:
+    """Measure drafted tokens and print; returns 0, or 1 where an answer differs."""
+    settings = resolve(args, SETTINGS)
+    named = settings.get("draft_model")
+    if named is not None:
+        named = resolve_model(named, settings["cache_dir"], progress_on())
+    plan = replace(_plan(args, DraftsPlan), draft_model=named, draft=settings["draft"] or GUESSES)
+    report = run_drafts(plan, note)
+    print(json.dumps(report, indent=1) if args.json else render_drafts(report))
+    return int(any(one["equal"] < one["answers"] for one in report["results"]))
+
+
 def _plan(args: argparse.Namespace, kind: type[P]) -> P:
     settings = resolve(args, SETTINGS)
-    usual = SERVING_SIZES if args.serve else SINGLE_SIZES
+    usual = SERVING_SIZES if args.serve else DRAFTS_SIZES if args.drafts else SINGLE_SIZES
     for flag, value in usual.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)

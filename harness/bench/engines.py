@@ -115,7 +115,8 @@ class TierEngine:
         tier = name.partition(":")[0]
         load_ahead(tier)
         # Imported here, so that the peer's start is not charged for loading them.
-        from harness.generate import Session, SessionOptions
+        from harness.host.options import SessionOptions
+        from harness.host.session import Session
         from harness.tiers import TierOptions
 
         options = SessionOptions(

@@ -11,8 +11,8 @@ from contract.types import FinishReason, SamplingParams
 from harness.settings_table import names_in
 
 if TYPE_CHECKING:
-    from harness.generate import Session
-    from harness.generation import TextGeneration
+    from harness.host.generation import TextGeneration
+    from harness.host.session import Session
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -45,13 +45,14 @@ def show_answer(generation: TextGeneration) -> bool:
 
 
 def closing_line(generation: TextGeneration, session: Session) -> str:
-    """The closing line: tokens, rates, tier and arithmetic, how tokens were drawn, and why a text
-    was cut. Cached prompt tokens are not part of the rate."""
+    """The closing line: tokens, rates, drafts, tier and arithmetic, how tokens were drawn, and why
+    a text was cut. Cached prompt tokens are not part of the rate."""
     stats, info = generation.stats, session.tier.info
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     parts = [
         f"{stats.prompt_tokens} prompt tokens{cached} {stats.prompt_rate:.1f} tok/s",
         f"{len(generation.tokens)} tokens {stats.decode_rate:.1f} tok/s",
+        *([f"{stats.accepted} of {stats.drafted} drafts accepted"] if stats.drafted else []),
         info.name,
         info.arithmetic,
         *_drawn(generation.sampling),
@@ -85,6 +86,7 @@ def record(generation: TextGeneration, session: Session) -> dict[str, Any]:
             "prompt_tokens_per_second": stats.prompt_rate,
             "decode_tokens_per_second": stats.decode_rate,
         },
+        "drafts": {"drafted": stats.drafted, "accepted": stats.accepted},
         "seed": generation.sampling.seed,
         "sampling": {
             name: getattr(generation.sampling, name)

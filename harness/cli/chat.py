@@ -24,7 +24,8 @@ from harness.cli.prompt import (
 from harness.cli.serving import open_session, sampling_of
 from harness.client import ServerError
 from harness.console import note
-from harness.generate import Recording, Session
+from harness.host.options import Recording
+from harness.host.session import Session
 from harness.progress import progress_on
 from harness.settings import Settings
 

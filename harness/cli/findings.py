@@ -24,7 +24,7 @@ from harness.cli.exactness import broken_rules
 from harness.cli.prompt import encode_messages, opening, user
 from harness.cli.serving import model_file, session_options
 from harness.digest import file_digest
-from harness.generate import Prepared, prepare_session
+from harness.host.open import Prepared, prepare_session
 from harness.settings import Settings
 from harness.tiers import AUTO, TierOptions, arranged_folder, open_tier, probe
 from reference.model.weights import weight_bytes

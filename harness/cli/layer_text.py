@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contract.amounts import format_bytes
+
 
 def layer_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows of label and text from ``run_facts``; only the first row of a kind has the label."""
     count = run["layers"]
-    rows = [("layers", f"{count} of width {run['hidden']:,}{_drafting(run['drafting_blocks'])}")]
+    rows = [("layers", f"{count} of width {run['hidden']:,}"), ("drafts", _drafts(run["drafts"]))]
     for label, name, describe in (
         ("attention", "attention", _attention),
         ("delta net", "recurrent", _delta_net),
@@ -28,8 +30,19 @@ def _which(layers: Sequence[int], count: int) -> str:
     return f"{len(layers)} of {count} layers ({first}{', ...' if len(layers) > 3 else ''})"
 
 
-def _drafting(blocks: int) -> str:
-    return f"; {blocks} drafting not run" if blocks else ""
+def _drafts(drafts: Mapping[str, Any]) -> str:
+    """What can draft tokens for the model."""
+    others = "repeated text or a smaller model"
+    if drafts["problem"] is not None:
+        return f"by {others}; its draft block cannot be used: {drafts['problem']}"
+    if not drafts["blocks"]:
+        return f"by {others}"
+    parts = (
+        f"by its draft block: {format_bytes(drafts['total'])} more memory",
+        f"{format_bytes(drafts['weights'])} of it weights",
+        f"{drafts['kv_per_token']:,} bytes a token",
+    )
+    return ", ".join(parts)
 
 
 def _attention(entry: Mapping[str, Any]) -> str:

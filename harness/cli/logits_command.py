@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from harness.generate import Session
+    from harness.host.session import Session
 
 NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS)
 MAX_TOP = 1000

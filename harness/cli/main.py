@@ -38,6 +38,7 @@ COMMANDS = MappingProxyType(
         "graph": "graph_command",
         "logits": "logits_command",
         "score": "score_command",
+        "export-plan": "export_plan_command",
         "check": "check_command",
         "devices": "devices_command",
         "config": "config_command",

@@ -19,6 +19,7 @@ from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from contract.spec import KV
 from contract.tier import Tier
+from harness.cli.draft_facts import draft_facts
 from harness.cli.layer_facts import active_parameters, layer_facts
 from harness.memory import (
     check_storage,
@@ -138,7 +139,12 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
     return {
         "layers": config.layers,
         "hidden": config.hidden,
-        "drafting_blocks": config.blocks - config.layers,
+        "drafts": draft_facts(
+            model,
+            partial(requested.limits, kv_dtype=BY_NAME[requested.kv_dtype]),
+            context,
+            declared_footprint if requested.tier is None else requested.tier.footprint,
+        ),
         "active_parameters": active_parameters(model),
         **layer_facts(model, BY_NAME[requested.kv_dtype]),
         "longest_context": config.context,

@@ -13,7 +13,8 @@ from contract.errors import RequestError
 from harness.console import note
 
 if TYPE_CHECKING:
-    from harness.generate import Prepared, Session
+    from harness.host.open import Prepared
+    from harness.host.session import Session
 
 MAX_PROMPT_BYTES = 8 << 20
 """Most bytes of a prompt; a longer one would only be refused after a long wait."""

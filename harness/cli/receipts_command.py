@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
 from contract.errors import ConfigError
-from contract.types import LOCAL_TENANT
+from contract.user_folders import user_folder
 from harness.cli.serving import model_file
 from harness.console import note, printable, table
 from harness.settings import Settings
@@ -35,7 +33,7 @@ examples:
 
 def default_folder() -> Path:
     """Where ``run --receipt`` finds its key."""
-    return platformdirs.user_state_path("zinc-rt") / "receipts"
+    return user_folder("state") / "receipts"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -54,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
             dest="folder",
             type=Path,
             metavar="DIR",
-            default=default_folder(),
+            default=None,
             help="the folder of `zinc-rt serve --receipts` [default: this user's]",
         )
         if function is _key:
@@ -81,21 +79,22 @@ def _tenant_number(text: str) -> int:
 def _key(args: argparse.Namespace) -> int:
     from harness.serve.receipts.keys import HISTORY, open_key, public_keys, rotate_receipt_key
 
-    (rotate_receipt_key if args.rotate else open_key)(args.folder)
-    public_keys(args.folder)
-    print((args.folder / HISTORY).read_text(), end="")
+    folder = args.folder or default_folder()
+    (rotate_receipt_key if args.rotate else open_key)(folder)
+    public_keys(folder)
+    print((folder / HISTORY).read_text(), end="")
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    with _store(args.folder) as store:
+    with _store(args.folder or default_folder()) as store:
         rows = [(str(tenant), f"{count:,}") for tenant, count in sorted(store.tenants().items())]
     print(table([("TENANT", "RECEIPTS"), *rows], right=(0, 1)))
     return 0
 
 
 def _export(args: argparse.Namespace) -> int:
-    with _store(args.folder) as store:
+    with _store(args.folder or default_folder()) as store:
         for document in store.exported(args.tenant):
             print(document)
     return 0
@@ -134,6 +133,7 @@ def verify_receipt_file(
     options_of: Callable[[Settings, Path], ModelOptions],
 ) -> int:
     """Verify the receipts of a file with the model of the settings."""
+    from harness.host.engine_thread import EngineThread
     from harness.progress import progress_on
     from harness.serve.model import open_model
     from harness.serve.receipts.document import Receipt, read_receipts
@@ -151,7 +151,8 @@ def verify_receipt_file(
     path = model_file(settings)
     options = _fitting(options_of(settings, path), settings, receipts)
     with ExitStack() as owned:
-        model = open_model(path, options, [LOCAL_TENANT], owned, progress_on(transient=True))
+        thread = owned.enter_context(EngineThread())
+        model = open_model(path, options, thread, owned, progress_on(transient=True))
         demands = ReceiptDemands(trusted, args.tenant, args.sample)
         for verdict in verify_receipts(receipts, model, demands):
             said += verdict.lines

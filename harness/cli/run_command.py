@@ -103,7 +103,7 @@ def _add_common(parser: Any, output: argparse._ArgumentGroup) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="record every step, to be repeated by python -m harness.replay",
+        help="record every step, to be repeated by zinc-rt replay",
     )
     output.add_argument(
         "--timeline",
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
 def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.cli.answer import INTERRUPTED, closing_line, follow, record, show_answer
     from harness.cli.prompt import encode_turn, read_prompt
-    from harness.generate import Recording
+    from harness.host.options import Recording
     from harness.progress import progress_on
 
     prompt = read_prompt(args.prompt, args.file)
@@ -155,6 +155,8 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
 
         receipt = receipt_of_run(args, settings, prompt)
     recording = Recording(args.trace, args.timeline)
+    from reference.runner import LOGITS
+
     made = receipt is not None
     with open_session(settings, chat=not args.raw, digests=made, recording=recording) as session:
         tokens = encode_turn(
@@ -171,7 +173,7 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
             args.stop,
             progress_on(transient=True),
             None if receipt is None else receipt.digests,
-            None if receipt is None else receipt.output,
+            LOGITS if receipt is None else receipt.output,
         )
         if args.json:
             interrupted = follow(generation, lambda text: None)

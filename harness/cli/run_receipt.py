@@ -19,8 +19,8 @@ from harness.settings import Settings
 from reference.runner import ROW_DIGEST
 
 if TYPE_CHECKING:
-    from harness.generate import Session
-    from harness.generation import TextGeneration
+    from harness.host.generation import TextGeneration
+    from harness.host.session import Session
 
 
 @dataclass(frozen=True)

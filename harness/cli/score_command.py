@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.errors import ConfigError, NonFiniteLogits, RequestError
+from contract.errors import ConfigError, RequestError
 from harness.cli.logits_command import token_ids
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
 from harness.settings import add_flags, resolve
 
 if TYPE_CHECKING:
-    from harness.generate import Session
+    from harness.host.session import Session
     from reference.sched.scores import TokenScores
 
 NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS)
@@ -130,7 +130,8 @@ def _document(session: Session, tokens: list[int], start: int, top: int) -> dict
 def _scores(session: Session, tokens: list[int], start: int, top: int) -> list[TokenScores]:
     """The log-probabilities of the tokens from position ``start`` on. Raises RequestError, and
     NonFiniteLogits for a model that fails."""
-    from contract.types import FinishReason, Request, SamplingParams
+    from contract.types import Request, SamplingParams
+    from harness.host.submissions import Submission
 
     found: list[TokenScores] = []
     request = Request(
@@ -141,10 +142,7 @@ def _scores(session: Session, tokens: list[int], start: int, top: int) -> list[T
         score_from=start,
         score_top=top,
     )
-    session.engine.submit(request, on_scores=found.append)
-    for event in session.engine.run():
-        if event.finish_reason is FinishReason.ERROR:
-            raise NonFiniteLogits("the logits hold NaN or infinity; the model file is damaged")
+    session.driver.read(Submission([request], scores={request.id: found.append}))
     return found
 
 

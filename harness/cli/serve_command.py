@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
-from contract.types import LOCAL_TENANT
 from harness.cli.answer import INTERRUPTED
 from harness.cli.receipts_command import (
     add_receipt_flags,
@@ -23,7 +22,7 @@ from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, ses
 from harness.console import note
 from harness.extras import optional_libraries
 from harness.sampling_defaults import SamplingDefaults
-from harness.settings import Settings, add_flags, resolve
+from harness.settings import Settings, add_flags, resolve, values_for
 from harness.settings_table import names_in
 
 if TYPE_CHECKING:
@@ -161,6 +160,7 @@ def verify(args: argparse.Namespace) -> int:
     if args.response is None:
         return verify_receipt_file(args, settings, _model_options)
     refuse_receipt_flags(args)
+    from harness.host.engine_thread import EngineThread
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
@@ -171,7 +171,8 @@ def verify(args: argparse.Namespace) -> int:
     path = model_file(settings)
     options = _model_options(settings, path)
     with ExitStack() as owned:
-        model = open_model(path, options, [LOCAL_TENANT], owned, progress_on(transient=True))
+        thread = owned.enter_context(EngineThread())
+        model = open_model(path, options, thread, owned, progress_on(transient=True))
         try:
             difference = first_difference(model, request, response)
         except ApiError as error:
@@ -209,25 +210,23 @@ def options_of(settings: Settings) -> ServeOptions:
     from harness.serve.run import ServeOptions
 
     path = model_file(settings)
-    names = settings["allowed_hosts"].split(",")
-    beside = list(filter(None, map(str.strip, settings["beside"].split(","))))
+    given = values_for(ServeOptions, settings) | {
+        "path": path,
+        "model": _model_options(settings, path),
+        "beside": _files_of(_listed(settings, "beside"), settings, _name(settings["model"], path)),
+        "allowed_hosts": _listed(settings, "allowed_hosts"),
+        "cors": _listed(settings, "cors"),
+    }
     return ServeOptions(
-        path=path,
-        model=_model_options(settings, path),
-        ledger=settings["ledger"],
-        cache_dir=settings["cache_dir"],
-        host=settings["host"],
-        port=settings["port"],
-        tenants=settings["tenants"],
-        beside=_files_of(beside, settings, _name(settings["model"], path)),
-        allowed_hosts=tuple(filter(None, map(str.strip, names))),
-        drain_seconds=settings["drain_seconds"],
+        **given,
         replicas=settings["ray"],
-        record=settings["record"],
-        receipts=settings["receipts"],
-        cors=tuple(filter(None, map(str.strip, settings["cors"].split(",")))),
         reject_unknown=settings["unknown_fields"] == "reject",
     )
+
+
+def _listed(settings: Settings, name: str) -> tuple[str, ...]:
+    """The parts of a setting that lists names with commas between them."""
+    return tuple(filter(None, map(str.strip, settings.get(name, "").split(","))))
 
 
 def _model_options(settings: Settings, path: Path) -> ModelOptions:
@@ -244,7 +243,7 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
         name=_name(settings["model"], path),
         digests=settings["cache_dir"] / "digests.json",
         queue_depth=settings.get("queue_depth", QUEUE_DEPTH),
-        aliases=tuple(filter(None, map(str.strip, settings.get("alias", "").split(",")))),
+        aliases=_listed(settings, "alias"),
         sampling={
             name: settings[name]
             for name in SAMPLED

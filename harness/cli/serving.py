@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.settings import Settings
+from harness.settings import Settings, values_for
 from harness.settings_table import names_in
 
 if TYPE_CHECKING:
     from contract.types import SamplingParams
-    from harness.generate import Recording, Session, SessionOptions
+    from harness.host.options import Recording, SessionOptions
+    from harness.host.session import Session
     from harness.tiers import TierOptions
 
 MODEL_SETTINGS = names_in("model")
@@ -46,13 +47,7 @@ def tier_options(settings: Settings) -> TierOptions:
     from harness.console import note
     from harness.tiers import TierOptions
 
-    return TierOptions(
-        threads=settings["threads"],
-        device=settings["device"],
-        opencl_mode=settings["opencl_mode"],
-        opencl_device=settings["opencl_device"],
-        note=note,
-    )
+    return TierOptions(note=note, **values_for(TierOptions, settings))
 
 
 def open_session(
@@ -69,7 +64,7 @@ def open_session(
     A setting the command does not have keeps its default. With ``scores`` texts can be scored, with
     so many likely tokens listed; with ``digests`` rows of logits are digested.
     """
-    from harness.generate import Session
+    from harness.host.session import Session
     from harness.progress import progress_on
 
     options = session_options(settings, all_logits=all_logits, chat=chat)
@@ -84,37 +79,18 @@ def open_session(
 def session_options(
     settings: Settings, *, all_logits: bool = False, chat: bool = False
 ) -> SessionOptions:
-    """The session options in the settings."""
-    from harness.generate import SessionOptions
+    """The session options in the settings; penalties look back at one token where the command has
+    no such setting."""
+    from harness.host.options import SessionOptions
 
-    return SessionOptions(
-        tier=settings["tier"],
-        tier_options=tier_options(settings),
-        context=settings["context"],
-        kv_dtype=settings["kv_dtype"],
-        chunk=settings["chunk"],
-        draft=settings.get("draft", 0),
-        draft_model=draft_model_file(settings),
-        repeat_last_n=settings.get("repeat_last_n", 1),
-        all_logits=all_logits,
-        memory_budget=settings["memory_budget"],
-        prefix_cache=settings["prefix_cache"],
-        host_cache=settings["host_cache"],
-        state_cache=settings["state_cache"],
-        chat=chat,
-    )
+    given = {"repeat_last_n": 1} | values_for(SessionOptions, settings)
+    given |= {"tier_options": tier_options(settings), "draft_model": draft_model_file(settings)}
+    return SessionOptions(**given, all_logits=all_logits, chat=chat)
 
 
 def sampling_of(settings: Settings, session: Session) -> SamplingParams:
     """The sampling parameters in the settings; penalties look back at most the context."""
     from contract.types import SamplingParams
 
-    return SamplingParams(
-        temperature=settings["temperature"],
-        top_k=settings["top_k"],
-        top_p=settings["top_p"],
-        min_p=settings["min_p"],
-        repeat_penalty=settings["repeat_penalty"],
-        repeat_last_n=min(settings["repeat_last_n"], session.context),
-        seed=settings["seed"],
-    )
+    given = values_for(SamplingParams, settings)
+    return SamplingParams(**given | {"repeat_last_n": min(given["repeat_last_n"], session.context)})

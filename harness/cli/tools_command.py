@@ -17,6 +17,9 @@ TOOLS = {
         "harness.conformance.__main__",
         "test a device with every case, or check the results",
     ),
+    "replay": ("harness.replay", "do again what a trace recorded, and compare every result"),
+    "sched-test": ("harness.sched_test", "play simulated schedules on the scheduler"),
+    "mem-test": ("harness.mem_test", "play simulated schedules with too little memory"),
     "bench": ("harness.bench.__main__", "measure speed and memory, also of a server"),
 }
 """Module and description of each tool by name; a module has ``main(argv, prog) -> exit code``."""

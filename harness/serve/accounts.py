@@ -1,4 +1,4 @@
-"""Whose request it is: the tenants of a file, read again when it changes."""
+"""The tenants of a server, from a file that is read again when it changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("zinc_rt.serve")
 
 
 class Tenanted(Protocol):
-    """Whoever is told of tenants: an engine, or all of them."""
+    """What has tenants: an engine, or all engines of a server."""
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
         """See ``Engine``."""
@@ -73,8 +73,8 @@ class Accounts:
         return [account.tenant for account in self.all]
 
     def of(self, authorization: str | None, api_key: str | None = None) -> Account:
-        """The account that an ``Authorization`` header stands for, or without one the ``api_key``
-        of a header of its own. Raises ApiError 401."""
+        """The account of a key: from an ``Authorization`` header, or else ``api_key`` from a header
+        of its own. Raises ApiError 401."""
         read = self._read
         if not self.keyed:
             return LOCAL
@@ -159,8 +159,8 @@ def _digest(path: Path) -> bytes:
 
 
 def _bringing(accounts: Mapping[int, Account]) -> Callable[[Tenanted], None]:
-    """What brings an engine to these accounts, whole or not at all. One who is gone stays until its
-    requests have ended: without a key there are no new ones."""
+    """A change of an engine's tenants to these accounts, whole or not at all. A removed tenant
+    stays until its requests have ended: without a key it sends no new ones."""
 
     def bring(engine: Tenanted) -> None:
         engine.replace_tenants([account.tenant for account in accounts.values()])

@@ -1,4 +1,4 @@
-"""What holds an answer to a form: the rules of formats and grammars, and masks of tokens."""
+"""The grammars that requests put on their answers, and the masks of tokens that enforce them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from contract.types import Request
-from harness.serve.dialect.calls import ANY_OBJECT, json_rule
-from harness.serve.errors import ApiError
-from harness.serve.structured.gbnf import gbnf_rules
-from harness.serve.structured.grammars import (
+from harness.host.dialect.calls import ANY_OBJECT, json_rule
+from harness.host.structured.gbnf import gbnf_rules
+from harness.host.structured.grammars import (
     GrammarBroke,
     GrammarRefused,
     Grammars,
@@ -18,8 +17,9 @@ from harness.serve.structured.grammars import (
     TokenMasks,
     regex_rule,
 )
-from harness.serve.structured.schema_tree import SchemaRefused
-from harness.serve.wire import ChatRequest
+from harness.host.structured.schema_tree import SchemaRefused
+from harness.serve.errors import ApiError
+from harness.serve.wire import ChatRequest, CompletionRequest
 from harness.serve.wire_tools import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -33,7 +33,7 @@ FORMAT, GRAMMAR = "response_format", "grammar"
 
 
 class Constrained(Protocol):
-    """What has a grammar in llguidance's form of Lark, and the field of a request it comes from."""
+    """A grammar in llguidance's form of Lark, and the field of the request that it comes from."""
 
     @property
     def grammar(self) -> str | None:
@@ -52,9 +52,14 @@ class TextPlan:
     grammar_param: str = GRAMMAR
 
     @classmethod
-    def of(cls, gbnf: str | None) -> TextPlan:
-        """The plan of a grammar in GBNF. Raises ApiError."""
-        return cls(None if gbnf is None else f"start: body\n{gbnf_body(gbnf)}")
+    def of(cls, body: CompletionRequest) -> TextPlan:
+        """The plan of a format, or of a grammar in GBNF. Raises ApiError."""
+        rule = format_rule(body.response_format)
+        if body.grammar is None:
+            return cls(None if rule is None else f"start: {rule}", FORMAT)
+        if rule is not None:
+            raise contradiction()
+        return cls(f"start: body\n{gbnf_body(body.grammar)}")
 
 
 def masks_of(
@@ -81,19 +86,25 @@ def masks_of(
 
 
 def grammar_error(param: str, problem: str) -> ApiError:
-    """What a client is told of a grammar that its request asks for and that cannot be held to."""
+    """The refusal of a request whose grammar cannot be enforced."""
     return ApiError(400, f"{param} {problem}", param=param, code="unsupported_schema", retry=False)
 
 
 def answer_rule(body: ChatRequest) -> str | None:
-    """What an answer is in Lark, by a format or a grammar. Raises ApiError."""
+    """The rule of an answer in Lark, from a format or a grammar; None for any text. Raises
+    ApiError."""
     answer = format_rule(body.response_format)
     if body.grammar is None:
         return answer
     if answer is not None:
-        problem = "grammar and response_format contradict each other"
-        raise ApiError(400, problem, param=GRAMMAR, code="invalid_value")
+        raise contradiction()
     return "gbnf\n" + gbnf_body(body.grammar).replace("body: ", "gbnf: ", 1)
+
+
+def contradiction() -> ApiError:
+    """What a client is told that gives both a grammar and a format."""
+    problem = "grammar and response_format contradict each other"
+    return ApiError(400, problem, param=GRAMMAR, code="invalid_value")
 
 
 def gbnf_body(gbnf: str) -> str:
@@ -105,18 +116,18 @@ def gbnf_body(gbnf: str) -> str:
 
 
 def format_rule(requested: ResponseFormat | None) -> str | None:
-    """What an answer of a form is in Lark; None for any text. Raises ApiError."""
+    """The rule of an answer's format in Lark; None for any text. Raises ApiError."""
     match requested:
         case None | TextFormat():
             return None
         case JsonObjectFormat():
             return json_rule(ANY_OBJECT)
-        case JsonSchemaFormat(json_schema=told):
-            place = "response_format.json_schema.schema"
-            schema = told.schema_
+        case JsonSchemaFormat(json_schema=named):
+            field = "response_format.json_schema.schema"
+            schema = named.schema_
             if schema is None:
-                raise ApiError(400, f"{place} is missing", param=place, code="invalid_value")
-            return enforced(place, lambda: json_rule(schema), param="response_format")
+                raise ApiError(400, f"{field} is missing", param=field, code="invalid_value")
+            return enforced(field, lambda: json_rule(schema), param="response_format")
         case RegexFormat(regex=regex):
             try:
                 return regex_rule(regex)
@@ -124,15 +135,15 @@ def format_rule(requested: ResponseFormat | None) -> str | None:
                 raise grammar_error("response_format", str(refused)) from None
 
 
-def enforced(place: str, rules: Callable[[], str], param: str | None = None) -> str:
-    """The grammar that ``rules`` builds of a schema at ``place``. Raises ApiError for a schema that
-    could not be enforced."""
+def enforced(field: str, rules: Callable[[], str], param: str | None = None) -> str:
+    """The grammar that ``rules`` builds of the schema in ``field``. Raises ApiError for a schema
+    that could not be enforced."""
     try:
         return rules()
     except SchemaRefused as refused:
         raise ApiError(
             400,
-            f"{place}: {refused}; it would have to be ignored, so the request is refused",
-            param=param or place,
+            f"{field}: {refused}; it would have to be ignored, so the request is refused",
+            param=param or field,
             code="unsupported_schema",
         ) from None

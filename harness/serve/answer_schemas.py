@@ -1,4 +1,4 @@
-"""What the routes answer, for the document: a type each, by the name of the route.
+"""The types of the routes' answers, for the OpenAPI document, by the name of the route.
 
 Answers are built as plain objects; that they are of these types is tested by asking for them. They
 may have more fields than are named here.
@@ -30,8 +30,8 @@ from harness.serve.responses.wire import (
 
 
 class PromptDetails(Struct):
-    """Of the prompt's tokens. Nothing is kept because a request asks for it: what is computed is
-    found again as long as there is room."""
+    """Counts of the prompt's tokens. A request need not ask for caching: computed prompts are found
+    again as long as there is room."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -113,7 +113,7 @@ class TokenLogprob(Struct):
 
 
 class ListedToken(TokenLogprob):
-    """A token with the likeliest in its place."""
+    """A token, with the likeliest tokens at its position."""
 
     top_logprobs: list[TokenLogprob]
 
@@ -136,7 +136,7 @@ class ChatChoice(Struct):
 
 
 class Answered(Struct, kw_only=True):
-    """What all answers of a model say."""
+    """The fields that all answers of a model have."""
 
     id: str
     created: int
@@ -323,7 +323,7 @@ class Prompt(Struct):
 
 
 class TenantUsage(Struct):
-    """What a tenant was given."""
+    """The counts of a tenant's requests and tokens."""
 
     tenant: dict[str, Any]
     total: dict[str, int]
@@ -333,13 +333,23 @@ class TenantUsage(Struct):
 
 
 class Status(Struct):
-    """How a server is."""
+    """The state of a server."""
 
     status: str
 
 
+class Health(Status, omit_defaults=True):
+    """How a server is, and the model that answers; a server with keys tells the status alone."""
+
+    model: str = ""
+    active: int = 0
+    queued: int = 0
+    context: dict[str, int] = {}
+    memory: dict[str, int] = {}
+
+
 class Version(Struct):
-    """Which function is computed."""
+    """The version of the server and the function that its model computes."""
 
     version: str
     fingerprint: str
@@ -379,12 +389,13 @@ ANSWERS: dict[str, type[Struct]] = {
     "pull_model": PullState,
     "activate_model": ModelCard,
     "remove_model": ModelDeleted,
+    "remove_named_model": ModelDeleted,
     "tenants": TenantList,
     "tenant": TenantFacts,
     "add_tenant": TenantKey,
     "rotate_key": TenantKey,
     "remove_tenant": TenantDeleted,
-    "health": Status,
+    "health": Health,
     "ready": Status,
     "version": Version,
 }

@@ -1,4 +1,4 @@
-"""The objects the server answers with: OpenAI's, and ``x_zinc`` for what is ours alone."""
+"""The JSON objects of answers: OpenAI's fields, and ``x_zinc`` for this server's own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from contract.types import FinishReason, Tenant, TokenEvent
+from harness.host.answer_text import Piece
+from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.caller import Caller
-from harness.serve.choices import Piece
 from harness.serve.data_lines import DONE, PING, LineTemplates, data_line, encode
 from harness.serve.errors import ApiError
 from harness.serve.generation import TIER_OF_CLASS, Generation
-from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from reference.model.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -29,16 +29,16 @@ class AnswerFormat(Protocol):
 
     @property
     def ping(self) -> bytes:
-        """What a stream sends that was silent for long."""
+        """The bytes that keep the connection of a silent stream open."""
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
         """The lines of a stream that say what became certain."""
 
     def end(self, usage: bool) -> bytes:
-        """What ends a stream, with the ``usage`` if that was asked for."""
+        """The last bytes of a stream, with the ``usage`` if the request asked for it."""
 
     def failed(self, error: ApiError) -> bytes:
-        """What ends a stream that failed."""
+        """The last bytes of a stream that failed."""
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         """The answer of a request that is not streamed, from every choice's pieces."""
@@ -50,7 +50,7 @@ ShapeOf = Callable[["Answer", bool], AnswerFormat]
 
 @dataclass(frozen=True)
 class Answer:
-    """What the objects of one answer have in common."""
+    """The fields that all objects of one answer share."""
 
     generation: Generation
     tenant: Tenant
@@ -132,8 +132,8 @@ class Answer:
 
     @property
     def origin(self) -> Json:
-        """What is known of an answer before it is there: what reproduces it, and who computes it
-        for whom."""
+        """The fields of ``x_zinc`` that are known before the answer: what reproduces it, and which
+        tier computes it for which tenant."""
         model = self.generation.model
         seed = self.generation.choices[0].request.sampling.seed
         origin: Json = {"seed": seed, "tenant": self.tenant.name, "tier": model.tier}
@@ -224,7 +224,7 @@ class ChatShape(OpenAiStream):
         return self.listed or self.answer.token_ids
 
     def _more(self, index: int, part: Part) -> bytes:
-        """What a part says, and nothing else."""
+        """The line of a chunk that carries one part alone."""
         name = TEXTS.get(type(part))
         if name is None:
             return data_line(encode(self._chunk(index, _delta_of(part))))

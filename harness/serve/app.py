@@ -1,4 +1,4 @@
-"""The WSGI application: what every request must be, the routes, and one shape for every refusal."""
+"""The WSGI application: checks of every request, the routes, and one shape for every refusal."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.wrappers import Response as BaseResponse
 
 from contract.errors import TemplateError, TemplateRefused
+from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
 from harness.serve.infill import InfillHandlers
 from harness.serve.model_routes import ModelHandlers
@@ -113,7 +113,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
 
 
 def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
-    """What is done around every request: who asks, which model answers, what is logged."""
+    """Add the checks before every request, and the log after it."""
 
     @app.before_request
     def admit() -> Response | None:
@@ -155,7 +155,7 @@ def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
 
 
 def _shared(origin: str) -> dict[str, str]:
-    """Headers that let a page of another origin ask, and read the answer."""
+    """Headers that let a page of another origin send requests and read the answers."""
     return {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Methods": "GET, POST, DELETE",
@@ -176,17 +176,19 @@ def _refused(error: Exception) -> Response:
     began = isinstance(error, Began)
     if isinstance(error, Began):
         error = error.error
-    told = _told(error)
-    if not isinstance(error, ApiError) and told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    refusal = _refusal_of(error)
+    if not isinstance(error, ApiError) and refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log_fault(f"{request.method} failed", error)
     if isinstance(error, TemplateError) and not isinstance(error, TemplateRefused):
         log.error("%s", error.summary)
     account: Account | None = g.get("account")
     if account is not None and g.get("generates") and not began:
-        g.service.reject(account.tenant, told)
+        g.service.reject(account.tenant, refusal)
     name = "" if request.url_rule is None else request.url_rule.endpoint.partition(":")[0]
     encode = ERRORS.get(name, ApiError.encoded)
-    return Response(encode(told), told.status, headers=told.headers, mimetype="application/json")
+    return Response(
+        encode(refusal), refusal.status, headers=refusal.headers, mimetype="application/json"
+    )
 
 
 class _Body:
@@ -211,11 +213,11 @@ class _Body:
 def _view(
     route: Route, handle: Callable[..., Any], choose: Callable[[str | None], None] | None
 ) -> Callable[..., BaseResponse]:
-    """What answers a route; ``choose`` lets the model that a body names answer it."""
+    """The view of a route; with ``choose`` the model that a body names answers it."""
 
     def view(**arguments: str) -> BaseResponse:
         if route.body is not None:
-            check_body(request.content_type, request.headers.get("Content-Encoding"))
+            check_body(request.headers)
             raw = request.get_data(cache=False)
             arguments["raw"] = raw  # type: ignore[assignment]
             if choose is not None:
@@ -236,12 +238,12 @@ def _view(
 
 
 def _handler(handlers: Iterable[object], name: str) -> Callable[..., Any]:
-    """The method called so, of the one object that has it."""
+    """The handler of a route: the method of its name, which one object has."""
     (handler,) = (getattr(each, name) for each in handlers if hasattr(each, name))
     return cast(Callable[..., Any], handler)
 
 
-def _told(error: Exception) -> ApiError:
+def _refusal_of(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
         code = HTTPStatus(status).name.lower()

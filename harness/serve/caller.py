@@ -1,4 +1,4 @@
-"""Who asks, as far as an answer has to know: whether it is still there, and what sends at once."""
+"""The client of a request: whether it is still connected, and how to send to it at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _same(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of a request; by default one that stays, and is told by who iterates the body.
+    """The client of a request; by default one that stays, and receives what iterates the body.
 
     ``ignored`` are the fields it sent that change nothing here; ``client_name`` gives the client's
     name of a field of chat completions.

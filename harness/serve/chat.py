@@ -1,4 +1,4 @@
-"""From a chat request to what the engine is asked: a prompt, a grammar, the form of the answer."""
+"""From a chat request to its prompt, its grammar and the form of its answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from contract.types import Request
+from harness.host.dialect import Dialect
+from harness.host.dialect.calls import ANY_OBJECT, Function
+from harness.host.reply import ReplyForm, ReplyParser
 from harness.serve.answer_grammar import FORMAT, GRAMMAR, answer_rule, enforced
 from harness.serve.continued import FIELD as CONTINUE
 from harness.serve.continued import continued_text, cut_after
-from harness.serve.dialect import Dialect
-from harness.serve.dialect.calls import ANY_OBJECT, Function
 from harness.serve.errors import ApiError
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
-from harness.serve.reply import ReplyForm, ReplyParser
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage
 from harness.serve.wire_tools import (
@@ -50,13 +50,13 @@ class ChatPlan:
         return "tools" if self.form.functions else self.format_param
 
     def parser(self, request: Request) -> ReplyParser:
-        """What reads the answer to ``request``."""
+        """The parser of the answer to ``request``."""
         identity = f"{request.prompt} {request.sampling.seed}".encode()
         return ReplyParser(self.form, hashlib.sha256(identity).digest())
 
 
 def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str) -> ChatPlan:
-    """How a request is answered by the model called ``name``. Raises ApiError and TemplateError."""
+    """The plan of the answer of the model called ``name``. Raises ApiError and TemplateError."""
     tools = _tools_in_force(body)
     think = _thinking(body, template, dialect, name)
     effort = body.reasoning_effort is not None and not template.has_thinking_toggle
@@ -124,23 +124,23 @@ def render_chat(
     with ``opens_turn`` it ends with the beginning of an answer. Raises ApiError and
     TemplateError."""
     turns = turns_of(messages)
-    told = [_without_strict(tool) for tool in tools]
+    descriptions = [_without_strict(tool) for tool in tools]
     if generic:
         if tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns):
-            turns = written_as_text(turns, told, template.takes_system)
-        told = []
+            turns = written_as_text(turns, descriptions, template.takes_system)
+        descriptions = []
     return template.render(
         turns,
-        tools=told or None,
+        tools=descriptions or None,
         enable_thinking=enable_thinking,
         add_generation_prompt=opens_turn,
     )
 
 
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """Messages as templates know them, the arguments of calls as texts."""
+    """Messages in the form of chat templates, with the arguments of calls as texts."""
     turns = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         turn: Turn = {"role": _role_of(message), "content": _content_of(message)}
         if message.name is not None:
             turn["name"] = message.name
@@ -149,12 +149,12 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
         if isinstance(message, AssistantMessage):
             said = message.content is not None or message.refusal is not None
             if not said and not message.tool_calls:
-                param = f"messages[{place}].content"
+                param = f"messages[{index}].content"
                 raise ApiError(400, f"{param} is missing", param=param, code="invalid_value")
             if message.reasoning_content is not None:
                 turn["reasoning_content"] = message.reasoning_content
             if message.tool_calls:
-                turn["tool_calls"] = _calls_of(message.tool_calls, place)
+                turn["tool_calls"] = _calls_of(message.tool_calls, index)
         turns.append(turn)
     return turns
 
@@ -172,28 +172,28 @@ def _content_of(message: Message) -> str | list[Turn] | None:
     return [{"type": "text", "text": part.text} for part in message.content]
 
 
-def _calls_of(calls: Sequence[ToolCall], place: int) -> list[Turn]:
-    told = []
+def _calls_of(calls: Sequence[ToolCall], message: int) -> list[Turn]:
+    rendered = []
     for number, call in enumerate(calls):
         arguments = call.function.arguments if call.function.arguments.strip() else "{}"
-        _check_arguments(arguments, place, number)
+        _check_arguments(arguments, message, number)
         function = {"name": call.function.name, "arguments": arguments}
-        told.append({"id": call.id, "type": "function", "function": function})
-    return told
+        rendered.append({"id": call.id, "type": "function", "function": function})
+    return rendered
 
 
 def _check_arguments(text: str, message: int, call: int) -> None:
-    place = f"messages[{message}].tool_calls[{call}].function.arguments"
+    param = f"messages[{message}].tool_calls[{call}].function.arguments"
     try:
         value = loads(text.encode())
     except (BadJson, UnicodeEncodeError) as error:
-        raise ApiError(400, f"{place}: {error}", param=place, code="invalid_value") from None
+        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
     if not isinstance(value, dict):
-        raise ApiError(400, f"{place} is no JSON object", param=place, code="invalid_value")
+        raise ApiError(400, f"{param} is no JSON object", param=param, code="invalid_value")
 
 
 def _tools_in_force(body: ChatRequest) -> list[Tool]:
-    """The tools the model is told of."""
+    """The tools that the prompt describes to the model."""
     tools = body.tools or []
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
@@ -221,8 +221,8 @@ def _tools_in_force(body: ChatRequest) -> list[Tool]:
 def _thinking(
     body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str
 ) -> bool | None:
-    """Whether the model is to think, None where nobody says. An effort is a hint, which a model
-    without a switch cannot take."""
+    """Whether the model shall think; None where the request does not say. An effort is a hint,
+    which a model without a switch for thinking cannot follow."""
     kwargs, effort = body.chat_template_kwargs, body.reasoning_effort
     requested = {
         "enable_thinking": body.enable_thinking,
@@ -255,8 +255,8 @@ def _grammar_of(
     many: bool,
     generic: bool,
 ) -> tuple[str | None, bool]:
-    """The rules of an answer, if it has some, and whether its calls are made by them: always where
-    the model was told of calls in a ``generic`` way."""
+    """The grammar of an answer, None for any text, and whether it makes calls well-formed; it
+    always does where the prompt describes calls in a ``generic`` way."""
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
     requested = list(functions.values())
     answer = answer_rule(body)
@@ -281,10 +281,10 @@ def _function_of(tool: Tool) -> Function:
 
 
 def _without_strict(tool: Tool) -> dict[str, Any]:
-    """A tool as templates know it; whether calls are enforced is not the model's business."""
-    told: dict[str, Any] = msgspec.to_builtins(tool)
-    told["function"].pop("strict", None)
-    return told
+    """A tool in the form of chat templates, which do not say whether its calls are enforced."""
+    description: dict[str, Any] = msgspec.to_builtins(tool)
+    description["function"].pop("strict", None)
+    return description
 
 
 def _unsupported(param: str, problem: str) -> ApiError:

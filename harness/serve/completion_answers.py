@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from contract.types import FinishReason, TokenEvent
+from harness.host.answer_text import Piece
 from harness.serve.answers import Answer, Json, OpenAiStream
-from harness.serve.choices import Piece
 from harness.serve.data_lines import LineTemplates, data_line, encode
 from harness.serve.text_offsets import TextOffsets, prompt_offsets
 from reference.model.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class CompletionShape(OpenAiStream):
 
     @property
     def _tokenwise(self) -> bool:
-        """Whether every token is told, also one without text."""
+        """Whether every token has a line, also one without text."""
         return self.listed or self.answer.token_ids
 
     def _more(self, index: int, text: str) -> bytes:
@@ -80,7 +80,7 @@ class CompletionShape(OpenAiStream):
         return self.answer.with_usage(self.answer.head(TEXT, choices))
 
     def _prompt(self, choice: int) -> Piece:
-        """What comes before an answer."""
+        """The piece that echoes the prompt."""
         events = tuple(self.answer.generation.prompt_events(choice))
         return Piece(choice, self.echoed[choice], events=events)
 
@@ -118,7 +118,7 @@ class CompletionShape(OpenAiStream):
 
 
 def _silent(piece: Piece, listed: bool) -> bool:
-    """Whether there is nothing to say yet: a token whose text is not certain."""
+    """Whether a piece needs no line yet: a token whose text is not certain."""
     return not piece.text and piece.finish is None and not (listed and piece.events)
 
 

@@ -1,4 +1,4 @@
-"""Answers that continue the last message of a conversation in place of beginning a turn."""
+"""Answers that continue the last message of a conversation instead of beginning a turn."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def continued_text(body: ChatRequest) -> str | None:
 
 
 def cut_after(rendered: RenderedChat, text: str) -> RenderedChat:
-    """A conversation that ends with ``text``, which its last message is. Raises ApiError where the
-    template writes something of a message behind it, or does not write it as it is."""
+    """A conversation that is cut after ``text``, the text of its last message. Raises ApiError
+    where the template writes more behind that message, or changes its text."""
     for written in (text, text.strip()):
         at = rendered.text.rfind(written)
         end = at + len(written)

@@ -1,4 +1,4 @@
-"""What the routes of other providers' APIs answer, for the document: a type each."""
+"""The types of the answers of other providers' routes, for the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError, UnsupportedModel
 from contract.types import Tenant
+from harness.host.pooling import Pool, Pooling, pooling_of, tokens_to_embed
+from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
-from harness.serve.pooling import Pool, Pooling, pooling_of, tokens_to_embed
-from harness.serve.readings import checked_inputs, read_texts, rows_of, told_of_input
+from harness.serve.readings import checked_inputs, input_refusal, read_texts, rows_of
 from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
-from harness.serve.submissions import Submission
 from harness.serve.wire import Id
 from reference.runner import HIDDEN
 
@@ -109,12 +109,12 @@ def _pooling(model: ServedModel) -> Pooling:
 
 
 def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
-    """The token ids of every text, with the end that a model was trained to read after each."""
+    """The token ids of every text, each with the end token that the model was trained to read."""
     model = service.model
     try:
         prompts = service.prompts_of(body.input, "input", MOST_INPUTS)
     except RequestError as error:
-        raise told_of_input(error) from None
+        raise input_refusal(error) from None
     of_texts = isinstance(body.input, str) or isinstance(body.input[0], str)
     prompts = [tokens_to_embed(model.model, prompt, of_texts) for prompt in prompts]
     return checked_inputs(model, prompts, tenant)

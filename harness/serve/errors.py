@@ -12,9 +12,17 @@ from typing import Any
 
 import msgspec
 
-from contract.errors import QueueFull, RequestError, TemplateError, TemplateRefused, TenantQueueFull
+from contract.errors import (
+    NonFiniteLogits,
+    QueueFull,
+    RequestError,
+    TemplateError,
+    TemplateRefused,
+    TenantQueueFull,
+)
+from harness.host.answer_text import ClientTooSlow
+from harness.host.submissions import EngineStopped
 from harness.serve.storage import StorageProblem
-from harness.serve.submissions import EngineStopped
 
 TYPES = {
     400: "invalid_request_error",
@@ -59,7 +67,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object that says so."""
+        """The refusal as OpenAI's JSON object."""
         kind = TYPES.get(self.status, "server_error")
         return {
             "error": {
@@ -72,7 +80,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the client goes by when it decides whether to try again."""
+        """The headers by which a client decides whether to try again."""
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
@@ -91,7 +99,7 @@ class ApiError(Exception):
 
 
 def as_api_error(error: Exception) -> ApiError | None:
-    """What a client is told about an error of the engine; None for one that is a fault of ours."""
+    """The refusal that an error of the engine means; None for a fault of the server."""
     match error:
         case ApiError():
             return error
@@ -112,6 +120,11 @@ def as_api_error(error: Exception) -> ApiError | None:
             return ApiError(
                 503, str(error), code="queue_full", retry_after=seconds or 1.0, retry=True
             )
+        case NonFiniteLogits():
+            message = "the model failed on this request"
+            return ApiError(500, message, code="model_failed", retry=False)
+        case ClientTooSlow():
+            return ApiError(408, str(error), code="client_too_slow", retry=False)
         case StorageProblem(full=full):
             code = "disk_full" if full else "storage_unwritable"
             return ApiError(503, str(error), code=code, retry_after=STORAGE_SECONDS, retry=True)
@@ -123,7 +136,7 @@ def as_api_error(error: Exception) -> ApiError | None:
 
 
 def internal_error() -> ApiError:
-    """A fault of the server, of which the client is told nothing more."""
+    """The refusal after a fault of the server, which says nothing of its cause."""
     return ApiError(500, "the server failed; its log says where", code="internal_error")
 
 

@@ -1,4 +1,4 @@
-"""What a request must be before any route sees it: for this host, from this origin, with a key."""
+"""Checks of every request before a route sees it: its host, its origin, and its key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from flask import Request, g, request
+from werkzeug.datastructures import Headers
 
 from harness.serve.caller import SEND_AT_ONCE, Caller
 from harness.serve.errors import ApiError
@@ -16,6 +17,8 @@ from harness.serve.wire import Body, Prepare, decode
 OPEN_PATH = "/health"
 """The only path that needs no key, apart from the files of the pages."""
 JSON_TYPE = "application/json"
+OF_BROWSERS = ("Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-Mode", "Cookie")
+"""A browser sends one of these with every body that a page of another site sends."""
 
 
 def is_loopback(host: str) -> bool:
@@ -76,11 +79,13 @@ class HostCheck:
         return True
 
 
-def check_body(content_type: str | None, encoding: str | None) -> None:
+def check_body(headers: Headers) -> None:
     """Raises ApiError 415 for a body that is not plain JSON: no page of another site can send JSON
-    without asking first."""
-    kind = (content_type or "").partition(";")[0].strip().lower()
-    if kind != JSON_TYPE:
+    without asking first. A body of no named type is taken from a client that is no browser: a page
+    can send one, but never without a header of OF_BROWSERS."""
+    kind, encoding = headers.get("Content-Type"), headers.get("Content-Encoding")
+    unnamed = not kind and not any(name in headers for name in OF_BROWSERS)
+    if not unnamed and (kind or "").partition(";")[0].strip().lower() != JSON_TYPE:
         raise ApiError(
             415, f"send the header Content-Type: {JSON_TYPE}", code="unsupported_media_type"
         )

@@ -1,4 +1,4 @@
-"""From a request on the wire to choices in the making."""
+"""From a request body to engine requests, and from their events to pieces of answers."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from contract.types import (
     TokenEvent,
 )
 from harness.digest import RowDigests, RunningDigest
+from harness.host.answer_text import AnswerText, Piece, joined_pieces
+from harness.host.driver import EventStream
+from harness.host.event_queue import Delivered
+from harness.host.prompt_scores import PromptScores
+from harness.host.structured.grammars import GrammarBroke
+from harness.host.submissions import joined_sinks
+from harness.host.watch import RequestFacts
 from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
 from harness.serve.chat import ChatPlan
-from harness.serve.choices import Choice, Piece, count, joined_pieces, parts_of
-from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
-from harness.serve.event_queue import Delivered
 from harness.serve.model import ServedModel
-from harness.serve.prompt_scores import PromptScores
-from harness.serve.submissions import joined_sinks
-from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
-from reference.model.text_stream import TextStream
 from reference.runner import LOGITS
 
 T = TypeVar("T")
@@ -61,9 +61,9 @@ class Generation:
 
     ``plan`` says what the answers of a chat are made of, ``constrained`` what texts that are no
     chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. With
-    ``leaves``, the form of a receipt's leaves, it has its ``tokens`` and ``step_digests`` for a
-    receipt, which ``make_receipt`` makes once. Raises RequestError, QueueFull, EngineStopped and
-    ApiError when it cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
+    ``leaves``, the form of a receipt's leaves, it has the ``step_digests`` of a receipt, which
+    ``make_receipt`` makes once. Raises RequestError, QueueFull, EngineStopped and ApiError when it
+    cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
     """
 
     def __init__(
@@ -78,17 +78,21 @@ class Generation:
     ) -> None:
         self.began = time.monotonic()
         self.model = model
+        self._constrained = constrained = plan if constrained is None else constrained
+        self._masks = {} if constrained is None else masks_of(constrained, model.grammars, requests)
+        shown = frozenset() if plan is None else plan.form.dialect.shown
         self.choices = [
-            Choice(
-                index,
+            AnswerText(
+                model.tokenizer,
                 request,
-                TextStream(request.stop),
-                None if plan is None else plan.parser(request),
-                frozenset(stop_tokens),
+                index,
+                parser=None if plan is None else plan.parser(request),
+                shown=shown,
+                stop_tokens=frozenset(stop_tokens),
+                masks=self._masks.get(request.id),
             )
             for index, request in enumerate(requests)
         ]
-        self._shown = frozenset() if plan is None else plan.form.dialect.shown
         self._by_id = {choice.request.id: choice for choice in self.choices}
         self._digests = {request.id: RunningDigest() for request in requests if digests}
         self._rows: dict[int, RowDigests] = {}
@@ -97,14 +101,11 @@ class Generation:
             # Who hashes whole rows, too, needs the rows.
             on_device = model.limits.digests and not digests
             self._rows[request.id], output = leaves_of_rows(leaves, on_device)
-        self.tokens: list[list[int]] = [[] for _ in requests]
         self.make_receipt: Callable[[], dict[str, str]] | None = None
         self._receipt: dict[str, str] | None = None
         self._scores = {
             request.id: PromptScores(request) for request in requests if request.score_from
         }
-        self._constrained = constrained = plan if constrained is None else constrained
-        self._masks = {} if constrained is None else masks_of(constrained, model.grammars, requests)
         self._events: EventStream = model.driver.submit(
             requests, joined_sinks(self._digests, self._rows), self._masks, self._scores, output
         )
@@ -113,7 +114,7 @@ class Generation:
     def done(self) -> bool:
         """Whether every choice has ended."""
         for choice in self.choices:  # noqa: SIM110
-            if choice.finish is None:
+            if choice.finish_reason is None:
                 return False
         return True
 
@@ -151,11 +152,16 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         """Tokens generated, those that ended a choice included."""
-        return sum(choice.tokens for choice in self.choices)
+        return sum(len(choice.sampled) for choice in self.choices)
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """For each choice its tokens, one that ended it included."""
+        return [choice.sampled for choice in self.choices]
 
     @property
     def reasoning_tokens(self) -> int:
-        """Those of them that were thoughts."""
+        """Tokens of thoughts among the generated ones."""
         return sum(choice.reasoning_tokens for choice in self.choices)
 
     @property
@@ -163,12 +169,12 @@ class Generation:
         """For each choice the digest of the logits its tokens were sampled from; None unasked."""
         if not self._digests:
             return None
-        return [self._digests[one.request.id].after(one.tokens) for one in self.choices]
+        return [self._digests[one.request.id].after(len(one.sampled)) for one in self.choices]
 
     @property
     def step_digests(self) -> list[list[str]]:
         """For each choice the digests of the logits its tokens were sampled from, row by row."""
-        return [self._rows[one.request.id].first(one.tokens) for one in self.choices]
+        return [self._rows[one.request.id].first(len(one.sampled)) for one in self.choices]
 
     @property
     def receipt(self) -> dict[str, str] | None:
@@ -183,8 +189,8 @@ class Generation:
         """How often a choice lost its slot."""
         return sum(self.facts_of(choice).preempted for choice in self.choices)
 
-    def facts_of(self, choice: Choice) -> RequestFacts:
-        """What the driver noted of a choice."""
+    def facts_of(self, choice: AnswerText) -> RequestFacts:
+        """The driver's record of a choice."""
         return self._events.facts[choice.request.id]
 
     def prompt_events(self, choice: int) -> Sequence[TokenEvent]:
@@ -200,23 +206,23 @@ class Generation:
 
         While this waits, ``send`` may send pieces on the engine's thread where they make little
         work; those are left out."""
-        offer = None if send is None or not self._light else partial(self._offered, send)
+        offer = None if send is None or not self._light else partial(self._send_at_once, send)
         while not self.done:
             taken = self._events.take(wait, offer)
             if not self.done:
                 yield self._received(taken)
 
     def cancel(self) -> None:
-        """Let go of what is still under way; harmless when nothing is."""
+        """Cancel the choices that have not ended."""
         for choice in self.choices:
-            if choice.finish is None:
-                choice.finish = FinishReason.CANCELLED.value
-                self._events.cancel(choice.request.id, choice.tokens)
+            if choice.finish_reason is None:
+                choice.finish_reason = FinishReason.CANCELLED
+                self._events.cancel(choice.request.id, len(choice.sampled))
 
     @property
     def _light(self) -> bool:
-        """Whether a token makes so little work that it may be done between two steps: there are no
-        probabilities to list, no calls to take apart, and no long texts to look for."""
+        """Whether the text of a token costs so little that the engine's thread may make it between
+        two steps: no listed probabilities, no calls to parse, and no long stop strings."""
         return all(
             choice.request.log_probabilities is None
             and sum(map(len, choice.request.stop)) <= LIGHT_STOP_CHARACTERS
@@ -224,8 +230,8 @@ class Generation:
             for choice in self.choices
         )
 
-    def _offered(self, send: SendPieces, events: Sequence[Delivered]) -> bool:
-        """Send the pieces of events, on the engine's thread."""
+    def _send_at_once(self, send: SendPieces, events: Sequence[Delivered]) -> bool:
+        """Send the pieces of events on the engine's thread; False where the reader has to."""
         if not send(lambda: self._received(events)):
             return False
         if self.done:
@@ -234,75 +240,15 @@ class Generation:
 
     def _received(self, events: Sequence[Delivered]) -> list[Piece]:
         pieces = []
-        for delivered in events:
-            piece = self._receive(delivered.event, delivered.at)
+        for at, event in events:
+            try:
+                piece = self._by_id[event.request_id].receive(event, self._events, at)
+            except GrammarBroke as broke:
+                assert self._constrained is not None
+                raise grammar_error(self._constrained.grammar_param, str(broke)) from None
             if piece is not None:
                 pieces.append(piece)
         return pieces if len(pieces) < 2 else joined_pieces(pieces)
-
-    def _receive(self, event: TokenEvent, at: float) -> Piece | None:
-        choice = self._by_id[event.request_id]
-        if choice.finish is not None:
-            return None
-        reason = event.finish_reason
-        if reason is not None and reason in FAILURES:
-            choice.finish = reason.value
-            raise self._failure(choice, reason)
-        text = ""
-        if event.token >= 0:
-            count(choice, at)
-            if self._rows:
-                self.tokens[choice.index].append(event.token)
-            if self._masks:
-                choice.masked.append(event.token)
-        if event.token in choice.stop_tokens and reason is not FinishReason.STOP:
-            # As if the engine had ended it; of what it computes behind, nothing is delivered.
-            self._events.cancel(event.request_id, choice.tokens)
-            reason = FinishReason.STOP
-            event = event._replace(finish_reason=reason)
-        said = event.token >= 0 and reason is not FinishReason.STOP
-        if said:
-            text = self._text_of(choice, event.token)
-        if reason is not None:
-            text += choice.stream.finish()
-        if choice.stream.stopped:
-            choice.finish = FinishReason.STOP.value
-        elif reason is not None:
-            choice.finish = reason.value
-        parts = parts_of(choice, text, counted=said)
-        if choice.finish is not None and reason is None:
-            self._events.cancel(event.request_id, choice.tokens)
-        events = (event,) if event.token >= 0 else ()
-        return Piece(choice.index, text, parts, events, choice.finish)
-
-    def _text_of(self, choice: Choice, token: int) -> str:
-        """The text that became certain with a token."""
-        tokenizer = self.model.tokenizer
-        special = token in self._shown
-        stops = choice.stream.stops and not special
-        hidden = tokenizer.hidden_text(token) if stops else ""
-        return choice.stream.feed(tokenizer.token_bytes(token, special=special), hidden)
-
-    def _failure(self, choice: Choice, reason: FinishReason) -> ApiError:
-        """Why a choice failed: a grammar that cannot go on is its request's own fault."""
-        masks = self._masks.get(choice.request.id)
-        constrained = self._constrained
-        if masks is None or constrained is None or reason is not FinishReason.ERROR:
-            return FAILURES[reason]
-        problem = masks.problem_after(choice.masked)
-        if problem is None:
-            return FAILURES[reason]
-        return grammar_error(constrained.grammar_param, f"cannot be held to any longer: {problem}")
-
-
-FAILURES = {
-    FinishReason.ERROR: ApiError(
-        500, "the model failed on this request", code="model_failed", retry=False
-    ),
-    FinishReason.CLIENT_TOO_SLOW: ApiError(
-        408, "the client took no tokens for too long", code="client_too_slow", retry=False
-    ),
-}
 
 
 def requests_of(
@@ -361,7 +307,7 @@ def check_choices(prompts: int, n: int = 1) -> None:
 
 
 def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:
-    """How a body wants tokens chosen; the model's defaults, where nothing is said."""
+    """The sampling parameters of a body, with the model's defaults for those it omits."""
     window, own = model.limits.recent_tokens, model.sampling
     penalty = _given(body.repeat_penalty, own.repeat_penalty)
     return SamplingParams(

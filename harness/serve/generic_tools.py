@@ -1,5 +1,5 @@
 """Tools for a model whose chat template knows none: they are described in the system text, and what
-calls and results there are is told as text.
+calls and results there are is written as text.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.serve.dialect import Dialect
-from harness.serve.dialect.calls import ANY_OBJECT, Function, json_rule
-from harness.serve.dialect.json_calls import JsonObjectCalls
-from harness.serve.structured.schema_tree import SchemaRefused
+from harness.host.dialect import Dialect
+from harness.host.dialect.calls import ANY_OBJECT, Function, json_rule
+from harness.host.dialect.json_calls import JsonObjectCalls
+from harness.host.structured.schema_tree import SchemaRefused
 
 Turn = dict[str, Any]
 CALLS = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
-"""How such a model is told to write calls: most models have seen calls of this form."""
+"""The instruction how to write calls for such a model: most models have seen calls of this form."""
 DESCRIPTION = """\
 # Tools
 
@@ -58,7 +58,7 @@ def written_as_text(turns: Sequence[Turn], tools: Sequence[Turn], takes_system: 
 
 
 def enforced_functions(functions: Sequence[Function], strict: set[str]) -> list[Function]:
-    """Functions whose calls a grammar can hold: parameters that it cannot are any object, unless
+    """Functions whose calls a grammar can enforce; parameters that it cannot are any object, unless
     they are ``strict``."""
     return [one if one.name in strict else _loosened(one) for one in functions]
 

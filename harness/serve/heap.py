@@ -22,6 +22,6 @@ def freeze_heap() -> None:
 
 
 def refreeze_heap() -> None:
-    """``freeze_heap`` again, in a process that did it: a model came, or is garbage now."""
+    """Freeze the heap again where it is frozen, after a model was loaded or unloaded."""
     if _frozen:
         freeze_heap()

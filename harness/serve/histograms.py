@@ -1,4 +1,4 @@
-"""Histograms that cost a step and a token little: two of them are told of every step."""
+"""Histograms that cost a step and a token little: two of them observe every step."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Histogram(Collector):
         self._lock = threading.Lock()
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0
-        self._told: deque[float] = deque()
+        self._pending: deque[float] = deque()
 
     def observe(self, *values: float) -> None:
         """Count values, many of them at a time: not in every step."""
-        self._told.extend(values)
-        if len(self._told) >= AT_ONCE:
+        self._pending.extend(values)
+        if len(self._pending) >= AT_ONCE:
             self._count()
 
     def collect(self) -> Iterable[Metric]:
@@ -44,7 +44,7 @@ class Histogram(Collector):
 
     def _count(self) -> None:
         with self._lock:
-            while self._told:
-                value = self._told.popleft()
+            while self._pending:
+                value = self._pending.popleft()
                 self._counts[bisect_left(self._bounds, value)] += 1
                 self._sum += value

@@ -1,4 +1,4 @@
-"""Tools that other servers run by themselves: a model here is not offered them."""
+"""Tools that other servers run themselves; this server offers none of them to a model."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from flask import g
 from msgspec import Meta
 
 from contract.types import FinishReason
+from harness.host.answer_text import Piece
 from harness.serve.answers import Answer, Json
-from harness.serve.choices import Piece
 from harness.serve.data_lines import PING, data_line, encode
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
@@ -65,7 +65,7 @@ class InfillHandlers:
 
 @dataclass(frozen=True)
 class InfillShape:
-    """An answer as llama.cpp tells it."""
+    """An answer in the format of llama.cpp."""
 
     answer: Answer
 
@@ -78,7 +78,7 @@ class InfillShape:
 
     def end(self, usage: bool) -> bytes:
         """The last line, with the counts."""
-        return data_line(encode(self._told("")))
+        return data_line(encode(self._body("")))
 
     def failed(self, error: ApiError) -> bytes:
         """The last line of an answer that failed."""
@@ -87,9 +87,9 @@ class InfillShape:
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         """The answer of a request that is not streamed."""
         (choice,) = pieces
-        return self._told("".join(piece.text for piece in choice))
+        return self._body("".join(piece.text for piece in choice))
 
-    def _told(self, text: str) -> Json:
+    def _body(self, text: str) -> Json:
         generation = self.answer.generation
         cut = generation.choices[0].finish == FinishReason.LENGTH.value
         return {

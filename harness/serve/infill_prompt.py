@@ -20,8 +20,8 @@ class ExtraFile(Struct):
 def infill_prompt(
     model: ServedModel, prefix: str, suffix: str, extra: Sequence[ExtraFile] = ()
 ) -> list[int]:
-    """The tokens after which a model writes what is between two texts. Raises ApiError where it has
-    no tokens for that."""
+    """The tokens after which a model writes the text between two others. Raises ApiError for a
+    model without tokens for that."""
     tokens = model.tokenizer.infill_ids
     if tokens is None:
         problem = f"{model.name} has no tokens for text between a prefix and a suffix"

@@ -1,4 +1,4 @@
-"""API keys: random, shown once, kept as digests, compared in constant time.
+"""API keys: random, shown once, stored as digests, compared in constant time.
 
 A key has 256 random bits, so one SHA-256 of it can be stored: nothing shorter can be guessed.
 """
@@ -17,17 +17,17 @@ MOST_KEY_CHARACTERS = 512
 
 
 def new_key() -> str:
-    """A key nobody has."""
+    """A new random key."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def key_digest(key: str) -> str:
-    """How a key is kept: ``sha256:`` and 64 hex digits."""
+    """How a key is stored: ``sha256:`` and 64 hex digits."""
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 
 class Keyring:
-    """Which tenant a key belongs to, by digests."""
+    """The tenants of keys, by the digests of the keys."""
 
     def __init__(self, digests: Iterable[tuple[str, int]] = ()) -> None:
         self._digests = [(digest.encode(), tenant) for digest, tenant in digests]

@@ -1,4 +1,5 @@
-"""What outlives a server, in SQLite: counters of tenants by day, and which model was activated.
+"""The records that outlive a server, in SQLite: counters of tenants by day, and the activated
+model.
 
 A request is counted before its answer ends, in a transaction of its own, so no end that a client
 saw is lost when the process is killed. The journal is a write-ahead log that is not forced to the
@@ -24,7 +25,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What is counted of requests; ``cached_tokens`` are among the ``prompt_tokens``."""
+    """Counters of requests; ``cached_tokens`` are among the ``prompt_tokens``."""
 
     requests: int = 0
     completed: int = 0
@@ -73,9 +74,9 @@ class LedgerStore(ContextManager):
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"{path}: cannot be the ledger: {error}") from None
         sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in NAMES)
-        places = ", ".join("?" for _ in range(len(NAMES) + 2))
+        parameters = ", ".join("?" for _ in range(len(NAMES) + 2))
         self._add = (
-            f"INSERT INTO usage (tenant, day, {', '.join(NAMES)}) VALUES ({places})"
+            f"INSERT INTO usage (tenant, day, {', '.join(NAMES)}) VALUES ({parameters})"
             f" ON CONFLICT (tenant, day) DO UPDATE SET {sums}"
         )
 
@@ -138,7 +139,7 @@ class LedgerStore(ContextManager):
             return {day: Counts(*values) for day, *values in rows.fetchall()}
 
     def activate(self, began_with: Path, name: str | None) -> None:
-        """Note which model answers in place of the one in the file that servers are started with;
+        """Note which model answers instead of the one in the file that servers are started with;
         None when that one does. Raises StorageProblem."""
         row = (str(began_with.resolve()), name)
         with self._lock:
@@ -148,7 +149,8 @@ class LedgerStore(ContextManager):
                 raise _problem(self._path, error) from None
 
     def activated(self, began_with: Path) -> str | None:
-        """What was noted last."""
+        """The name of the model that was activated last in servers that began with a file, None if
+        none was."""
         asked = "SELECT name FROM activated WHERE began_with = ?"
         with self._lock:
             row = self._file.execute(asked, (str(began_with.resolve()),)).fetchone()

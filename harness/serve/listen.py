@@ -29,7 +29,7 @@ MAX_HEADER_BYTES = 32 << 10
 RECEIVE_SECONDS = 30
 """How long a request may take to arrive, from its first byte to its last."""
 IDLE_SECONDS = 60
-"""How long a connection without a request is kept."""
+"""Seconds that a connection without a request stays open."""
 UNREAD_SECONDS = 10
 """How long a client may leave an answer unread, once the buffers for it are full."""
 UNSENT_BYTES = 64 << 10
@@ -49,13 +49,13 @@ FLUSH_SECONDS = 2.0
 
 
 class _RefusalTask(ErrorTask):  # type: ignore[misc]
-    """What waitress refuses by itself, in the shape of all refusals."""
+    """A refusal of waitress itself, in the shape of all refusals."""
 
     def execute(self) -> None:
         error = self.request.error
         message = f"{error.reason}: the request cannot be read"
-        told = ApiError(error.code, message, code=error.reason.lower().replace(" ", "_"))
-        body = told.encoded()
+        refusal = ApiError(error.code, message, code=error.reason.lower().replace(" ", "_"))
+        body = refusal.encoded()
         self.status = f"{error.code} {error.reason}"
         self.response_headers.append(("Content-Type", "application/json"))
         self.set_close_on_finish()
@@ -102,7 +102,7 @@ class _Task(WSGITask):  # type: ignore[misc]
 
 
 def _framed(data: bytes) -> bytes:
-    """A part of a body, of which nobody knows the length yet. An empty one would end it."""
+    """A chunk of a body of unknown length. An empty chunk would end the body."""
     return b"" if not data else b"%X\r\n%b\r\n" % (len(data), data)
 
 
@@ -236,12 +236,12 @@ class HttpServer:
         """Begin to answer."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Send what is still to be sent, for a moment at most, and close all connections. A second
-        time does nothing."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Send the rest of the answers for up to ``seconds``, a moment at least, and close all
+        connections. A second time does nothing."""
         if self._stopping.is_set():
             return
-        deadline = time.monotonic() + FLUSH_SECONDS
+        deadline = time.monotonic() + max(seconds, FLUSH_SECONDS)
         while time.monotonic() < deadline and self._busy():
             time.sleep(0.02)
         self._stopping.set()

@@ -10,10 +10,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from contract.types import Tenant
-from harness.serve.driver import EngineDriver
+from harness.host.engine_thread import ThreadedDriver
+from harness.host.submissions import EngineStopped
 from harness.serve.generation import Generation
 from harness.serve.histograms import Histogram
-from harness.serve.submissions import EngineStopped
 from reference.engine import Engine, EngineStatistics
 from reference.sched.tenants import Usage
 
@@ -30,7 +30,7 @@ WHO = ("tenant", "qos")
 class Metrics:
     """The registry of one server."""
 
-    def __init__(self, model: str, driver: EngineDriver) -> None:
+    def __init__(self, model: str, driver: ThreadedDriver) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._engine = _EngineGauges(model, driver)
         self._registry.register(self._engine)
@@ -51,13 +51,13 @@ class Metrics:
         self._tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
         driver.listen(self)
 
-    def follow(self, model: str, driver: EngineDriver) -> None:
-        """Another model answers from now on, too."""
+    def follow(self, model: str, driver: ThreadedDriver) -> None:
+        """Add the metrics of another model that answers."""
         self._engine.follow(model, driver)
         driver.listen(self)
 
-    def leave(self, driver: EngineDriver) -> None:
-        """A model answers no more."""
+    def leave(self, driver: ThreadedDriver) -> None:
+        """Remove the metrics of a model that answers no more."""
         self._engine.leave(driver)
 
     def stepped(self, seconds: float, tokens: int) -> None:
@@ -119,7 +119,7 @@ TENANT_GAUGES = {
     "decode_tokens_per_s": "Tokens generated for a tenant, a second, over the last five.",
     "prefill_tokens_per_s": "Prompt tokens computed for a tenant, a second, over the last five.",
 }
-"""What is told of every tenant, by the field of its usage."""
+"""The metrics of every tenant, by the field of its usage."""
 
 
 def _usages(engine: Engine) -> list[tuple[Tenant, Usage]]:
@@ -142,7 +142,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[EngineStatistics], float]], ...] = (
     ("preemptions", "Requests that lost their slot.", lambda now: now.preempted),
     ("engine_steps", "Steps of the engine.", lambda now: now.steps),
 )
-"""What is told of the engine of every model, each with its text and its value."""
+"""The metrics of the engine of every model, each with its text and its value."""
 
 
 def _used(now: EngineStatistics) -> int:
@@ -150,17 +150,17 @@ def _used(now: EngineStatistics) -> int:
 
 
 class _EngineGauges(Collector):
-    """Where the engines stand when it is asked, from the drivers' latest snapshots."""
+    """Gauges of the engines, from the drivers' latest snapshots."""
 
-    def __init__(self, model: str, driver: EngineDriver) -> None:
-        self._models: tuple[tuple[str, EngineDriver], ...] = ((model, driver),)
+    def __init__(self, model: str, driver: ThreadedDriver) -> None:
+        self._models: tuple[tuple[str, ThreadedDriver], ...] = ((model, driver),)
 
-    def follow(self, model: str, driver: EngineDriver) -> None:
-        """Tell of this one too from now on."""
+    def follow(self, model: str, driver: ThreadedDriver) -> None:
+        """Add the gauges of one more driver."""
         self._models = (*self._models, (model, driver))
 
-    def leave(self, driver: EngineDriver) -> None:
-        """Tell of it no more."""
+    def leave(self, driver: ThreadedDriver) -> None:
+        """Remove the gauges of a driver."""
         self._models = tuple(one for one in self._models if one[1] is not driver)
 
     def collect(self) -> Iterable[Metric]:
@@ -186,7 +186,8 @@ class _EngineGauges(Collector):
         yield from self._of_tenants()
 
     def _of_tenants(self) -> Iterable[Metric]:
-        """What every tenant holds now; nothing once the engines have ended. They share tenants."""
+        """What every tenant uses now; nothing once the engines have ended. All engines share the
+        tenants."""
         families = {
             part: GaugeMetricFamily(f"{NAMESPACE}tenant_{part}", text, labels=WHO)
             for part, text in TENANT_GAUGES.items()

@@ -1,9 +1,8 @@
-"""The model a server answers with: opened, loaded, and driven by a thread of its own."""
+"""A model of a server: its names, its fingerprint, and the prompts of its chats."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,40 +12,26 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness import catalog
-from harness.drafting import load_drafter
-from harness.generate import (
-    SessionOptions,
-    load_runner,
-    make_engine,
-    prepare_session,
-    recorded_tier,
-)
-from harness.progress import NullProgress, Progress
+from harness.host.dialect import Dialect, dialect_of
+from harness.host.driver import BUFFERED_EVENTS
+from harness.host.engine_thread import EngineThread
+from harness.host.hosted import HostedModel, host_model
+from harness.host.open import SILENT
+from harness.host.options import SessionOptions
+from harness.progress import Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
-from harness.serve.dialect import Dialect, dialect_of
-from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
 from harness.serve.fingerprint import file_digests, system_fingerprint
-from harness.serve.multi_engine import MultiEngineDriver
 from harness.serve.storage import ProblemLog, StorageProblem
-from harness.serve.structured.grammars import Grammars
 from harness.serve.wire import ChatRequest, Message, TemplateOptions
 from harness.serve.wire_tools import Tool
-from harness.trace.record import RecordedTier
-from reference.engine import Engine
-from reference.limits import Limits
-from reference.memory.planner import MemoryPlan
 from reference.model.chat_template import ChatTemplate, RenderedChat
 from reference.model.open import Model
 from reference.model.spoken_turns import encode_spoken
-from reference.model.tokenizer import Tokenizer
-from reference.observer import Observer
-from reference.sched.tenants import Tenants
 
 STALL_STEPS = 256
 """Steps without anybody taking a request's tokens after which it ends."""
-SILENT = NullProgress()
 ANY_NAME = "*"
 """An alias that every name is."""
 LATEST = ":latest"
@@ -69,43 +54,39 @@ class ModelOptions:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """A model that answers. ``fingerprint`` names the function it computes, ``created`` is the
-    time of its file, in seconds since 1970, ``tier`` and ``device`` say where it runs; ``grammars``
-    make masks for its vocabulary. ``trace`` is the name of the file that keeps what it is told.
-    Requests may call it by any of ``names``; ``sampling`` is what they leave out. Its trace is
-    written by ``recorded``. It ``keeps_prompts``: what was computed for one is found again. The
-    SHA-256 of its files are ``files``."""
+@dataclass(frozen=True, kw_only=True)
+class ServedModel(HostedModel):
+    """A hosted model as the server names it. ``fingerprint`` names the function it computes,
+    ``created`` is the time of its file in seconds since 1970, and ``trace`` the name of the file
+    that records it. Requests may call it by any of ``names``; ``sampling`` has the parameters that
+    they omit. It ``keeps_prompts`` if it has a prefix cache. ``files`` are the SHA-256 digests of
+    its files."""
 
     name: str
-    model: Model
-    template: ChatTemplate | None
-    driver: EngineDriver
-    grammars: Grammars
-    limits: Limits
-    plan: MemoryPlan
-    tier: str
-    device: str
     fingerprint: str
     created: int
     trace: str | None = None
     names: frozenset[str] = frozenset()
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
-    recorded: RecordedTier | None = None
     keeps_prompts: bool = True
     files: tuple[str, ...] = ()
     trace_log: ProblemLog = field(default_factory=ProblemLog)
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Its vocabulary."""
-        return self.model.tokenizer
-
-    @property
-    def context(self) -> int:
-        """Most tokens of a prompt and its answer."""
-        return self.limits.context
+    @classmethod
+    def named(cls, hosted: HostedModel, path: Path, options: ModelOptions) -> ServedModel:
+        """The hosted model in the file at ``path``, served as ``options`` say."""
+        session, model = options.session, hosted.model
+        return cls(
+            **vars(hosted),
+            name=options.name,
+            fingerprint=system_fingerprint(model, session.kv_dtype, options.digests),
+            created=int(path.stat().st_mtime),
+            trace=None if session.recording.trace is None else session.recording.trace.name,
+            names=frozenset((*other_names(path), *options.aliases)),
+            sampling=_sampling_of_file(path, model, options),
+            keeps_prompts=session.prefix_cache != 0,
+            files=tuple(file_digests(model, options.digests)),
+        )
 
     @cached_property
     def dialect(self) -> Dialect:
@@ -147,8 +128,8 @@ class ServedModel:
         return plan_chat(body, self._template(), self.dialect, self.name)
 
     def check_length(self, text: str) -> None:
-        """RequestError for a text that no context holds, however it is divided into tokens. That is
-        known without dividing it, which would take seconds."""
+        """Raise RequestError for a text that fits no context, however it is divided into tokens.
+        Dividing such a text would take seconds."""
         most = self.context * self.tokenizer.longest_token
         if len(text.encode()) > most:
             problem = f"has more than {most} bytes, and the context is {self.context} tokens"
@@ -211,33 +192,28 @@ class ServedModel:
         return self.template
 
     def room(self, prompt: int, tenant: Tenant) -> int:
-        """Tokens that may follow a prompt of so many, at least one: the engine refuses a prompt
-        that leaves none."""
+        """Most tokens that may follow a prompt of ``prompt`` tokens, at least one: the engine
+        refuses a prompt that leaves none."""
         pages = min(tenant.max_kv_pages, self.limits.pages)
         reach = min(self.context, tenant.max_context, pages * PAGE_TOKENS)
         return min(MAX_INT32, max(1, reach - prompt))
 
 
-def names_of(path: Path, options: ModelOptions) -> frozenset[str]:
-    """What requests may call the model in a file, its own name apart."""
-    return frozenset((*other_names(path), *options.aliases))
-
-
 def other_names(path: Path) -> tuple[str, ...]:
-    """What a model is called after its file: the file's stem and the catalog's id."""
+    """The names that a model has by its file: the stem of the file and the catalog's id."""
     entry = catalog.entry_of_file(path)
     return (path.stem,) if entry is None else (path.stem, entry.id)
 
 
-def sampling_of_file(path: Path, model: Model, options: ModelOptions) -> SamplingDefaults:
-    """What requests for the model in a file leave out."""
+def _sampling_of_file(path: Path, model: Model, options: ModelOptions) -> SamplingDefaults:
+    """The sampling parameters of requests that omit them."""
     entry = catalog.entry_of_file(path)
     catalogued = {} if entry is None else dict(entry.sampling)
     return sampling_defaults(model.file.metadata, catalogued, options.sampling)
 
 
 def served_session(session: SessionOptions) -> SessionOptions:
-    """``session`` with all that a server's requests may want of it."""
+    """``session`` with all that requests of a server may ask for."""
     scores = session.top_log_probabilities > 0
     return replace(session, chat=True, masks=True, hidden_states=True, scores=scores)
 
@@ -245,58 +221,22 @@ def served_session(session: SessionOptions) -> SessionOptions:
 def open_model(
     path: Path,
     options: ModelOptions,
-    tenants: Iterable[Tenant],
+    thread: EngineThread,
     owned: ExitStack,
     progress: Progress = SILENT,
-    together: MultiEngineDriver | None = None,
 ) -> ServedModel:
-    """Load a model and start the thread that drives it; both end with ``owned``. With ``together``
-    that is the one of all models there, whose tenants are its own.
+    """Load a model, whose engine ``thread`` steps until ``owned`` closes.
 
-    Raises what ``harness.generate.Session.open`` raises.
+    Raises what ``harness.host.open.load_model`` raises.
     """
-    session = options.session
-    prepared = prepare_session(path, served_session(session), owned)
-    model, limits = prepared.model, prepared.limits
-    tier = recorded_tier(prepared, session.recording, owned, patient=True)
-    runner = owned.enter_context(load_runner(model, tier, limits, progress))
-    # Nobody waits for a first token yet, and later no step of others shall.
-    runner.prepare()
-
-    def engine(observer: Observer) -> Engine:
-        return make_engine(
-            runner,
-            model,
-            session,
-            tenants=together.tenants if together else Tenants(tenants, clock=time.monotonic),
-            clock=time.monotonic,
-            drafter=load_drafter(prepared.drafting, model, tier, session.draft, owned, progress),
-            queue_depth=options.queue_depth,
-            stall_steps=STALL_STEPS,
-            observer=observer,
-        )
-
-    driver = (together.driver if together else EngineDriver)(engine, options.buffered_events)
-    driver.start()
-    owned.callback(driver.close)
-    grammars = Grammars(model.tokenizer, model.config.vocab)
-    owned.callback(grammars.close)
-    return ServedModel(
-        name=options.name,
-        model=model,
-        template=prepared.template,
-        driver=driver,
-        grammars=grammars,
-        limits=limits,
-        plan=prepared.plan,
-        tier=prepared.tier.info.name,
-        device=prepared.tier.info.device,
-        fingerprint=system_fingerprint(model, session.kv_dtype, options.digests),
-        created=int(path.stat().st_mtime),
-        trace=None if session.recording.trace is None else session.recording.trace.name,
-        names=names_of(path, options),
-        sampling=sampling_of_file(path, model, options),
-        keeps_prompts=session.prefix_cache != 0,
-        recorded=tier if isinstance(tier, RecordedTier) else None,
-        files=tuple(file_digests(model, options.digests)),
+    hosted = host_model(
+        path,
+        served_session(options.session),
+        thread,
+        owned,
+        progress,
+        queue_depth=options.queue_depth,
+        stall_steps=STALL_STEPS,
+        buffered_events=options.buffered_events,
     )
+    return ServedModel.named(hosted, path, options)

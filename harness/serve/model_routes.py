@@ -1,4 +1,4 @@
-"""The routes about models: which there are, fetching, choosing and deleting them."""
+"""The routes that list, fetch, choose and delete models."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ class ActivateRequest(Struct, forbid_unknown_fields=True):
     model: Id
 
 
+class RemoveRequest(Struct, forbid_unknown_fields=True):
+    """``POST /v1/models/remove``: a model that is installed, as DELETE deletes it."""
+
+    model: Id
+
+
 MODEL_ROUTES = (
     Route("GET", "/v1/models", "models", "The model that answers, and those there are."),
     Route("GET", "/v1/models/<path:model>", "one_model", "One of them."),
@@ -50,6 +56,10 @@ MODEL_ROUTES = (
     Route(
         "POST", "/v1/models/activate", "activate_model", "Let one answer from now on. For admins.",
         ActivateRequest, strict=True,
+    ),
+    Route(
+        "POST", "/v1/models/remove", "remove_named_model", "Delete one. For admins.",
+        RemoveRequest, strict=True,
     ),
 )  # fmt: skip
 
@@ -63,7 +73,7 @@ class ModelHandlers:
         self._pulls = pulls
 
     def models(self) -> Json:
-        """OpenAI's list is of what requests may name: the model that answers, and those beside."""
+        """OpenAI's list is of the models that requests may name, the one that answers first."""
         tenant = g.account.tenant
         data = [_described(g.service.model), *self._background()]
         return {
@@ -94,7 +104,7 @@ class ModelHandlers:
         raise _unknown(model)
 
     def _background(self) -> Iterator[Json]:
-        """The models that may be named beside the one that answers."""
+        """The other models that requests may name."""
         for name, model in self._serving.others.items():
             if model is not None:
                 yield _described(model)
@@ -114,6 +124,10 @@ class ModelHandlers:
         need_admin()
         name = decode(raw, ActivateRequest).model
         return _described(self._serving.activate(name, self._path_of(name)).model)
+
+    def remove_named_model(self, raw: bytes) -> Json:
+        need_admin()
+        return self.remove_model(decode(raw, RemoveRequest).model)
 
     def remove_model(self, model: str) -> Json:
         need_admin()
@@ -180,7 +194,7 @@ def _memory_available(served: ServedModel) -> int | None:
 
 
 def _for_anthropic(name: str, created: int) -> Json:
-    """What Anthropic's clients read of a model beside what OpenAI's do."""
+    """What Anthropic's clients read of a model besides what OpenAI's do."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
     return {"type": "model", "display_name": name, "created_at": at}
 

@@ -156,7 +156,7 @@ def _taken(schema: dict[str, Any], *, strict: bool) -> None:
 
 
 def _content(route: Route, schema_of: Mapping[type[Struct], Any]) -> dict[str, Any]:
-    """What a route answers with when it does not refuse."""
+    """The content of a route's answers that are no refusals."""
     kind = ANSWERS.get(route.name)
     content: dict[str, Any] = {route.produces: {} if kind is None else {"schema": schema_of[kind]}}
     if route.name in STREAMED:

@@ -1,7 +1,7 @@
 """The running servers of a user: each keeps a small file about itself, which others read.
 
 A server knows how busy it is whatever keys it asks for, so nothing is asked over HTTP. A file whose
-process is gone is removed by whoever finds it.
+process is gone is removed by the first command that finds it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
 import psutil
+
+from contract.user_folders import user_folder
 
 if TYPE_CHECKING:
     from harness.serve.run import Running
@@ -63,8 +64,8 @@ class Presence:
 def presence_folder() -> Path:
     """Where the files are: the user's runtime folder, which nobody else can write to."""
     if os.environ.get("XDG_RUNTIME_DIR"):
-        return platformdirs.user_runtime_path("zinc-rt") / "servers"
-    return platformdirs.user_state_path("zinc-rt") / "servers"
+        return user_folder("runtime") / "servers"
+    return user_folder("state") / "servers"
 
 
 def present(folder: Path | None = None) -> list[Presence]:
@@ -126,7 +127,7 @@ def announced(server: Running, drain_seconds: float) -> Iterator[None]:
 
 
 def _read(path: Path) -> Presence | None:
-    """What a file says; None for one that is no such file."""
+    """The server that a file describes; None for a file that describes none."""
     try:
         with path.open("rb") as file:
             server = Presence(**json.loads(file.read(MAX_FILE_BYTES)))
@@ -136,7 +137,7 @@ def _read(path: Path) -> Presence | None:
 
 
 def _write(path: Path, server: Presence) -> None:
-    """Replace the file, so that nobody reads half of one."""
+    """Replace the file in one step, so that no process reads half of one."""
     partial = path.with_suffix(".partial")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

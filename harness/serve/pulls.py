@@ -1,4 +1,4 @@
-"""Models on their way into the cache: each in a thread of its own, watched by whoever asks."""
+"""Models on their way into the cache: each in a thread whose progress clients follow."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 
 from contract.errors import CatalogError, ZincError
 from harness import catalog
+from harness.host.faults import log_fault
 from harness.serve.answers import Json
 from harness.serve.data_lines import DONE, PING, data_line
 from harness.serve.errors import RESTART_SECONDS, ApiError, internal_error
-from harness.serve.faults import log_fault
 from harness.serve.streams import PING_SECONDS
 
 MOST_PULLS = 2
 """Models that are fetched at the same time."""
-TOLD_SECONDS = 0.1
+PROGRESS_SECONDS = 0.1
 """The least time between two lines of progress."""
 END_SECONDS = 10.0
 """How long a pull that is given up may take to notice."""
@@ -66,14 +66,14 @@ class Pull:
         self._note(label.partition(" ")[0], 0, total)
 
     def advance(self, n: int) -> None:
-        """So many more bytes of it."""
+        """Count more bytes of the current part."""
         self._note(self._status, self._completed + n, self._total)
 
     def close(self) -> None:
-        """A part of the work ended."""
+        """End the current part."""
 
     def give_up(self) -> None:
-        """End it as soon as it tells of progress; harmless when it has ended."""
+        """End the pull at its next progress report; harmless when it has ended."""
         self._given_up = True
 
     def states(self, interval: float = PING_SECONDS) -> Iterator[Json | None]:
@@ -88,7 +88,7 @@ class Pull:
             yield state if fresh else None
             if state["status"] in ("done", "failed"):
                 return
-            time.sleep(TOLD_SECONDS)
+            time.sleep(PROGRESS_SECONDS)
 
     def _note(self, status: str, completed: int, total: int | None) -> None:
         if self._given_up:
@@ -123,12 +123,13 @@ class Pulls:
         self._pulls: dict[str, Pull] = {}
 
     def states(self) -> dict[str, Json]:
-        """The state of every pull under way, by model."""
+        """The state of every pull in flight, by model."""
         with self._lock:
             return {name: pull.state for name, pull in self._pulls.items() if not pull.ended}
 
     def begin(self, name: str) -> Pull:
-        """Pull the model, or join who does. Raises ApiError 503 when others must end first."""
+        """Pull the model, or join the pull in flight. Raises ApiError 503 when other pulls must end
+        first."""
         with self._lock:
             self._pulls = {name: pull for name, pull in self._pulls.items() if not pull.ended}
             pull = self._pulls.get(name)

@@ -1,4 +1,4 @@
-"""What the routes answer with that read texts and do not continue them."""
+"""The types of the answers of routes that read texts and do not continue them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Texts that are read and not continued, as many at a time as there are slots."""
+"""Texts whose tokens the model reads and does not continue, as many at a time as there are
+slots."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from numpy.typing import NDArray
 
 from contract.errors import QueueFull, RequestError
 from contract.types import Request, SamplingParams, Tenant
+from harness.host.answer_text import failure_of
+from harness.host.submissions import EngineStopped, Submission
 from harness.serve.caller import Caller, Gone
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.generation import FAILURES
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.service import Began, Service
 from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
-from harness.serve.submissions import EngineStopped, Submission
 
 Result = TypeVar("Result")
 
@@ -46,9 +47,9 @@ def read_texts(
     caller: Caller,
     store: Callable[[Sequence[Result]], None] = lambda results: None,
 ) -> list[Result]:
-    """The results of texts of so many tokens, which are counted for the tenant once ``store`` has
-    stored them. Raises what the first refused text is refused with before anything was computed,
-    and Began after that."""
+    """The results of texts of ``lengths`` tokens, counted for the tenant once ``store`` has
+    stored them. Raises the refusal of the first text before anything was computed, and Began
+    after that."""
     model, results, tokens = service.model, list[Result](), sum(lengths)
     try:
         while len(results) < len(lengths):
@@ -58,14 +59,14 @@ def read_texts(
             results += [result() for _, result in wave[:taken]]
         store(results)
     except Exception as error:
-        told = told_of_input(error)
+        refusal = input_refusal(error)
         if not results and isinstance(error, QueueFull | RequestError | EngineStopped):
-            raise told from error
-        left = told is CLIENT_LEFT
+            raise refusal from error
+        left = refusal is CLIENT_LEFT
         service.metrics.embedded(tenant, 0, "cancelled" if left else "error")
         counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
         service.ledger.add(tenant.id, counts)
-        raise Began(told) from error
+        raise Began(refusal) from error
     service.metrics.embedded(tenant, tokens, "stop")
     service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
     return results
@@ -74,7 +75,7 @@ def read_texts(
 def rows_of(
     model: ServedModel, prompt: Sequence[int], sink: RowSink, output: str, tenant: Tenant
 ) -> Submission:
-    """What gives ``sink`` the rows of ``output`` of a prompt."""
+    """A submission that gives ``sink`` the rows of ``output`` at the positions of a prompt."""
     unpenalized = SamplingParams(repeat_last_n=0)
     request = Request(model.driver.new_id(), tuple(prompt), 0, unpenalized, tenant=tenant.id)
     return Submission([request], {request.id: sink}, sink.rows_from, output)
@@ -98,17 +99,17 @@ def checked_inputs(
     return prompts
 
 
-def told_of_input(error: Exception) -> ApiError:
-    """What a client is told of an error, which names the engine's field for a text otherwise."""
+def input_refusal(error: Exception) -> ApiError:
+    """The refusal of a text; clients call the engine's field ``prompt`` their ``input``."""
     if isinstance(error, ValueError):
         return ApiError(500, "the model failed on this text", code="model_failed", retry=False)
-    told = as_api_error(error) or internal_error()
-    return replace(told, param="input") if told.param == "prompt" else told
+    refusal = as_api_error(error) or internal_error()
+    return replace(refusal, param="input") if refusal.param == "prompt" else refusal
 
 
 def _compute(model: ServedModel, submissions: Sequence[Submission], gone: Gone) -> int:
-    """Have submissions of one request each computed; so many of them, the first ones, for which
-    there was a place in the queue. Raises QueueFull when there was none."""
+    """Compute submissions of one request each; returns how many of them, the first ones, found room
+    in the queue. Raises QueueFull when none did."""
     stream = model.driver.open_stream()
     try:
         refused = model.driver.submit_to(stream, submissions)
@@ -120,9 +121,9 @@ def _compute(model: ServedModel, submissions: Sequence[Submission], gone: Gone) 
         left = {request.id for request in requests}
         while left:
             for delivered in stream.take(LOOK_SECONDS):
-                reason = delivered.event.finish_reason
-                if reason in FAILURES:
-                    raise FAILURES[reason]
+                failure = failure_of(delivered.event)
+                if failure is not None:
+                    raise failure
                 left.discard(delivered.event.request_id)
             if left and gone():
                 raise CLIENT_LEFT

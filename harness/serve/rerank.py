@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError
 from contract.types import Tenant
+from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
@@ -30,7 +31,6 @@ from harness.serve.openapi import Route
 from harness.serve.readings import read_texts, rows_of
 from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
-from harness.serve.submissions import Submission
 from harness.serve.wire import Id
 from reference.model.tokenizer.special_tokens import Span
 from reference.runner import LOGITS
@@ -59,7 +59,7 @@ class RerankDocument(Struct):
 
 
 class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/rerank``. With ``top_n`` only the best documents are told, and with
+    """``POST /v1/rerank``. With ``top_n`` only the best documents are listed, and with
     ``return_documents`` false no texts. ``instruction`` says what the documents are for."""
 
     query: str
@@ -168,7 +168,7 @@ def prompts_to_rank(model: ServedModel, body: RerankRequest) -> list[list[int]]:
 
 
 def score_of(yes: float, no: float) -> float:
-    """The probability of yes of two logits."""
+    """The probability of yes, from the logits of yes and no."""
     exponent = PRECISE.subtract(PRECISE.create_decimal(no), PRECISE.create_decimal(yes))
     return float(PRECISE.divide(1, PRECISE.add(1, PRECISE.exp(exponent))))
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from flask import Response, g
 from msgspec import Struct
 
+from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from harness.serve.answers import Json
 from harness.serve.anthropic.routes import ANTHROPIC_ROUTES
@@ -16,12 +17,12 @@ from harness.serve.caller import Caller
 from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
-from harness.serve.hosted import without_hosted_tools
 from harness.serve.infill import INFILL_ROUTES
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
 from harness.serve.openapi import Route, openapi_document
+from harness.serve.other_formats import own_chat_fields
 from harness.serve.receipts.routes import RECEIPT_ROUTES
 from harness.serve.rerank import RERANK_ROUTES
 from harness.serve.responses.routes import RESPONSES_ROUTES
@@ -35,6 +36,8 @@ from harness.serve.wire import (
     TemplateRequest,
     TokenizeRequest,
 )
+from reference.engine.statistics import EngineStatistics
+from reference.memory.planner import MemoryPlan
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
@@ -68,6 +71,30 @@ Body = TypeVar("Body", bound=Struct)
 def _document(version: str) -> Json:
     """Made for the first who asks: it takes a fourth of the time in which a server starts."""
     return openapi_document(ROUTES, version)
+
+
+def _context_facts(model: ServedModel, now: EngineStatistics) -> Json:
+    """How many positions there are in all, and what they are used for, in tokens."""
+    used = now.pages - now.free_pages - now.cached_pages
+    return {
+        "slots": now.slots,
+        "tokens_per_slot": model.context,
+        "reserved_tokens": now.pages * PAGE_TOKENS,
+        "active_tokens": used * PAGE_TOKENS,
+        "cached_tokens": now.cached_pages * PAGE_TOKENS,
+    }
+
+
+def _memory_facts(plan: MemoryPlan) -> Json:
+    """What the model takes in memory, in bytes."""
+    weights = sum(plan.weights.values())
+    context = plan.kv + plan.recurrent
+    return {
+        "total_bytes": plan.total,
+        "weights_bytes": weights,
+        "context_bytes": context,
+        "runtime_bytes": plan.total - weights - context,
+    }
 
 
 class Handlers:
@@ -157,6 +184,8 @@ class Handlers:
             "model": self._model.name,
             "active": now.running,
             "queued": now.waiting,
+            "context": _context_facts(self._model, now),
+            "memory": _memory_facts(self._model.plan),
         }
 
     def ready(self) -> Json:
@@ -181,5 +210,5 @@ class Handlers:
         answer: Callable[[Body, Any, Caller], Answered],
     ) -> Answered:
         g.generates = True
-        body = decoded(raw, kind, without_hosted_tools)
+        body = decoded(raw, kind, own_chat_fields)
         return answer(body, g.account.tenant, caller_of_request())

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from contract.errors import CatalogError, ConfigError, RequestError, ZincError
 from harness import catalog
-from harness.generate import Recording
+from harness.host.engine_thread import EngineThread
+from harness.host.options import Recording
 from harness.progress import NullProgress, Progress
 from harness.serve.accounts import Accounts
 from harness.serve.addresses import reachable_host
@@ -23,7 +24,6 @@ from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
-from harness.serve.multi_engine import MultiEngineDriver
 from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
 from harness.serve.receipts.store import ReceiptStore
@@ -75,9 +75,10 @@ class Running:
         return self.serving.service
 
     def drain(self, seconds: float) -> None:
-        """Refuse new requests, and let those under way end for so long."""
+        """Refuse new requests, and let those under way end and be answered for so long."""
+        deadline = time.monotonic() + seconds
         self.serving.close(seconds)
-        self.http.close()
+        self.http.close(deadline - time.monotonic())
 
 
 @contextmanager
@@ -140,7 +141,7 @@ def _serving(
     if options.replicas:
         open_them, first = _replicas(options), options.model.name
         return Serving(options.path, first, open_them, accounts, ledger, receipts=receipts)
-    together = MultiEngineDriver(accounts.tenants) if options.beside else None
+    thread = owned.enter_context(EngineThread(accounts.tenants))
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))
@@ -151,24 +152,19 @@ def _serving(
             session = replace(session, memory_budget=max(0, session.memory_budget - taken))
         named = replace(options.model, name=name, session=session)
         shown = progress or NullProgress()
-        return open_model(path, named, accounts.tenants, owned, shown, together)
+        return open_model(path, named, thread, owned, shown)
 
     def serving(path: Path, name: str) -> Serving:
         began_with = options.model.name, options.path
         beside = options.beside
-        return Serving(
-            path, name, open_it, accounts, ledger, began_with, beside, together, receipts
-        )
+        return Serving(path, name, open_it, accounts, ledger, began_with, beside, thread, receipts)
 
-    if together is not None:
-        together.start()
-        owned.callback(together.close)
-    name = ledger.activated(options.path)
-    if name is not None:
+    activated = ledger.activated(options.path)
+    if activated is not None:
         try:
-            return serving(_installed(name, options.cache_dir), name)
+            return serving(_installed(activated, options.cache_dir), activated)
         except ZincError as error:
-            log.warning("%s was activated and cannot answer now: %s", name, error)
+            log.warning("%s was activated and cannot answer now: %s", activated, error)
     return serving(options.path, options.model.name)
 
 
@@ -199,7 +195,7 @@ def _replicas(options: ServeOptions) -> Opener:
 
 
 def _new_trace(folder: Path, name: str) -> Path:
-    """A file for what a model is told from now on. Raises ConfigError."""
+    """A new file for the trace of a model. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

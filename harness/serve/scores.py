@@ -11,17 +11,17 @@ from msgspec import Meta, Struct
 
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Request, SamplingParams, Tenant, TokenEvent
+from harness.host.prompt_scores import PromptScores
+from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.openapi import Route
-from harness.serve.prompt_scores import PromptScores
-from harness.serve.readings import checked_inputs, read_texts, told_of_input
+from harness.serve.readings import checked_inputs, input_refusal, read_texts
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
-from harness.serve.submissions import Submission
 from harness.serve.wire import Id, TopLogprobs
 
 MOST_INPUTS = 2048
@@ -87,7 +87,7 @@ def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) 
 
     def keep(found: Sequence[PromptScores]) -> None:
         for index, (scores, start) in enumerate(zip(found, starts, strict=True)):
-            data.append(_told(index, scores.tokens, start, body.top))
+            data.append(_entry(index, scores.tokens, start, body.top))
         results = list(map(canonical, data))
         extra.update(keep_results(store, model, "score", body, tenant, prompts, results))
 
@@ -114,7 +114,7 @@ def texts_to_score(service: Service, body: ScoreRequest, tenant: Tenant) -> Sequ
     try:
         prompts = service.prompts_of(body.input, "input", MOST_INPUTS, encode)
     except RequestError as error:
-        raise told_of_input(error) from None
+        raise input_refusal(error) from None
     return checked_inputs(service.model, prompts, tenant)
 
 
@@ -130,7 +130,7 @@ def _starts(body: ScoreRequest, prompts: Sequence[Sequence[int]]) -> Sequence[in
     return starts
 
 
-def _told(index: int, events: Sequence[TokenEvent], start: int, top: int) -> Json:
+def _entry(index: int, events: Sequence[TokenEvent], start: int, top: int) -> Json:
     return {
         "object": "score",
         "index": index,

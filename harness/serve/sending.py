@@ -18,6 +18,6 @@ _send.restype = ctypes.c_ssize_t
 
 def send_what_fits(connection: socket.socket, data: bytes) -> int:
     """How many of the first bytes of ``data`` the kernel took. None where the connection is no
-    more, too: who sends the rest is told of it."""
+    more, too: the send of the rest reports it."""
     # A descriptor cannot be closed and be another's in between: that takes the interpreter.
     return max(0, int(_send(connection.fileno(), data, len(data), FLAGS)))

@@ -10,6 +10,7 @@ from functools import partial
 
 from contract.errors import RequestError
 from contract.types import Request, Tenant
+from harness.host.submissions import EngineStopped
 from harness.serve.accounts import Accounts
 from harness.serve.answer_grammar import TextPlan
 from harness.serve.answers import Answer, AnswerFormat, ChatShape, Json, ShapeOf
@@ -27,7 +28,6 @@ from harness.serve.receipts.make import store_answer
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.storage import StorageProblem
 from harness.serve.streams import CLIENT_LEFT, event_stream, whole_answer
-from harness.serve.submissions import EngineStopped
 from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
 from harness.tenants import Account
 
@@ -46,7 +46,7 @@ class Began(Exception):
 
 @dataclass
 class Service:
-    """A model, who may ask it, and what is kept of their requests."""
+    """A model, the accounts that may use it, and the records of their requests."""
 
     model: ServedModel
     accounts: Accounts
@@ -106,7 +106,7 @@ class Service:
                 requests,
                 body.logits_digest,
                 stop_tokens=body.stop_token_ids or (),
-                constrained=TextPlan.of(body.grammar),
+                constrained=TextPlan.of(body),
                 leaves=VERSION if self._makes_receipt(body) else 0,
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)

@@ -1,9 +1,9 @@
-"""The model that answers now, those that may be asked for by name, and those that only end what
-they began.
+"""The models of a server: the one that answers, those that requests may name, and those that only
+finish their answers.
 
-A model takes another's place while that one works: it is loaded beside it, new requests are its
-from then on, and the other is let go of when the last of its answers was sent. Models that may be
-asked for by name are loaded when they are, and stay until another needs the room.
+A model replaces another while that one works: it is loaded, gets the new requests from then on, and
+the other is unloaded once the last of its answers was sent. Models that requests may name are
+loaded when a request does, and stay in memory until another needs the room.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from types import MappingProxyType
 from typing import Self
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
+from harness.host.engine_thread import EngineThread, ThreadedDriver
 from harness.serve.accounts import Accounts, Tenanted
 from harness.serve.errors import RESTART_SECONDS, ApiError
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import LATEST, ServedModel, other_names
-from harness.serve.multi_engine import MultiEngineDriver, SharedDriver
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.service import Service
+from reference.engine.models import load_with_room
 
 Opener = Callable[[Path, str, ExitStack, int], ServedModel]
-"""Loads the model in a file, to be called by a name; it ends with the stack. The last argument are
-the bytes that models beside it take."""
+"""Loads the model in a file, under a name; the stack unloads it. The last argument is the number of
+bytes that other models take."""
 NO_OTHERS: Mapping[str, Path] = MappingProxyType({})
 CLOSE_SECONDS = 10.0
-"""How long what still answers may take to notice that the server is closed."""
+"""Seconds that requests in flight have to notice that the server closes."""
 log = logging.getLogger("zinc_rt.serve")
 
 
 @dataclass(eq=False)
-class _Place:
-    """A loaded model; ``leases`` requests use it."""
+class _LeasedModel:
+    """A model in memory that ``leases`` requests use."""
 
     service: Service
     owned: ExitStack
@@ -63,11 +64,12 @@ class Lease:
 
 
 class Serving:
-    """Loads the model in ``path``, and others in its place. A context manager.
+    """Loads the model in ``path``, and others that replace it. A context manager.
 
     ``began_with`` are name and file of the model that the server was started with, which may be
-    another one. Those ``beside`` may be asked for by name, and so may that one then; the engines of
-    all are ``together``. Receipts of answers go to ``receipts``. Raises what ``open_it`` raises.
+    another one. Requests may name those ``on_demand``, and then that one too. ``thread`` steps the
+    engines of all; replicas have none. Receipts of answers go to ``receipts``. Raises what
+    ``open_it`` raises.
     """
 
     def __init__(
@@ -78,17 +80,17 @@ class Serving:
         accounts: Accounts,
         ledger: LedgerStore,
         began_with: tuple[str, Path] | None = None,
-        beside: Mapping[str, Path] = NO_OTHERS,
-        together: MultiEngineDriver | None = None,
+        on_demand: Mapping[str, Path] = NO_OTHERS,
+        thread: EngineThread | None = None,
         receipts: ReceiptStore | None = None,
     ) -> None:
         self.began_with = began_with or (name, path)
-        self.by_name = dict([self.began_with, *beside.items()]) if beside else {}
+        self.by_name = dict([self.began_with, *on_demand.items()]) if on_demand else {}
         self._by_other_name = {
             other: name for name, file in self.by_name.items() for other in other_names(file)
         }
         self.accounts = accounts
-        self._together = together
+        self._thread = thread
         self._loading = threading.Lock()
         self._ledger = ledger
         self._open = open_it
@@ -104,27 +106,29 @@ class Serving:
             raise
         service = Service(model, accounts, ledger, Metrics(model.name, model.driver))
         service.receipts = receipts
-        self._place = _Place(service, owned)
-        self._places = [self._place]
+        self._active = _LeasedModel(service, owned)
+        self._in_memory = [self._active]
 
     @property
     def service(self) -> Service:
-        """What answers now."""
-        return self._place.service
+        """The model that answers now."""
+        return self._active.service
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files of the models in memory, the one that answers first."""
         with self._changed:
-            places = [self._place, *(each for each in self._places if each is not self._place)]
-            return tuple(place.service.model.model.file.path.resolve() for place in places)
+            in_memory = [
+                self._active,
+                *(each for each in self._in_memory if each is not self._active),
+            ]
+            return tuple(loaded.service.model.model.file.path.resolve() for loaded in in_memory)
 
     @property
     def others(self) -> Mapping[str, ServedModel | None]:
-        """The models that may be asked for by name beside the one that answers, those not in memory
-        without."""
+        """The other models that requests may name; None for those that are not in memory."""
         with self._changed:
-            here = {place.service.model.name: place.service.model for place in self._places}
+            here = {loaded.service.model.name: loaded.service.model for loaded in self._in_memory}
         answers = self.service.model.name
         return {name: here.get(name) for name in self.by_name if name != answers}
 
@@ -136,40 +140,40 @@ class Serving:
         return short if short in self.by_name else self._by_other_name.get(short, name)
 
     def lease(self, name: str | None = None) -> Lease:
-        """What answers now, or the model that may be asked for by this name, for one request. One
-        that is not in memory is loaded first: ApiError where it cannot be."""
+        """The model of this name, or the one that answers now, for one request. A model that is not
+        in memory is loaded first. Raises ApiError."""
         name = self.canonical(name)
         with self._changed:
-            place = self._called(name)
-            if place is not None:
-                return self._leased(place)
+            loaded = self._called(name)
+            if loaded is not None:
+                return self._leased(loaded)
         assert name is not None
         with self._loading:
             with self._changed:
-                place = self._called(name)
-            if place is None:
-                place = self._load_in_background(name)
-            # Nobody unloads one while this lock is held.
+                loaded = self._called(name)
+            if loaded is None:
+                loaded = self._load_in_background(name)
+            # No model is unloaded while this lock is held.
             with self._changed:
-                return self._leased(place)
+                return self._leased(loaded)
 
-    def _called(self, name: str | None) -> _Place | None:
-        """What answers a request for a model of this name; None where it is to be loaded."""
-        answers = self._place
+    def _called(self, name: str | None) -> _LeasedModel | None:
+        """The model that answers a request for this name; None where it is to be loaded."""
+        answers = self._active
         if name not in self.by_name or name == answers.service.model.name:
             return answers
-        places = (place for place in self._places if place.service.model.name == name)
-        return next((place for place in places if not place.retiring), None)
+        in_memory = (loaded for loaded in self._in_memory if loaded.service.model.name == name)
+        return next((loaded for loaded in in_memory if not loaded.retiring), None)
 
-    def _leased(self, place: _Place) -> Lease:
-        place.leases += 1
+    def _leased(self, loaded: _LeasedModel) -> Lease:
+        loaded.leases += 1
 
         def end() -> None:
             with self._changed:
-                place.leases -= 1
+                loaded.leases -= 1
                 self._changed.notify_all()
 
-        return Lease(place.service, end)
+        return Lease(loaded.service, end)
 
     def refresh(self) -> None:
         """Put changes of the tenants' file in force."""
@@ -177,10 +181,10 @@ class Serving:
 
     def tell(self, change: Callable[[Tenanted], None]) -> None:
         """Carry out a change of the tenants in the engines."""
-        if self._together is None:
+        if self._thread is None:
             self.service.model.driver.call(change)
         else:
-            self._together.change_tenants(change)
+            self._thread.call(change)
 
     def activate(self, name: str, path: Path) -> Service:
         """Let the model in ``path`` answer, called ``name``, from now on, and after a restart;
@@ -199,7 +203,7 @@ class Serving:
             )
         try:
             self.service.check_accepting()
-            before = self._place
+            before = self._active
             if path.resolve() != before.service.model.model.file.path.resolve():
                 with self._loading:
                     self._replace(before, name, path)
@@ -210,13 +214,13 @@ class Serving:
             self._activating.release()
 
     def close(self, seconds: float) -> None:
-        """Take no more requests, let those under way end for so long, and cut the rest."""
+        """Take no more requests, let those in flight end for so many seconds, and cut the rest."""
         self.service.draining.set()
         deadline = time.monotonic() + seconds
         with self._changed:
-            places = list(self._places)
-        for place in places:
-            place.service.model.driver.close(max(0.0, deadline - time.monotonic()))
+            in_memory = list(self._in_memory)
+        for loaded in in_memory:
+            loaded.service.model.driver.close(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> Self:
         return self
@@ -228,21 +232,21 @@ class Serving:
             self._changed.notify_all()
         for thread in self._retiring:
             thread.join()
-        for place in tuple(self._places):
-            self._let_go(place, CLOSE_SECONDS)
+        for loaded in tuple(self._in_memory):
+            self._let_go(loaded, CLOSE_SECONDS)
 
-    def _replace(self, before: _Place, name: str, path: Path) -> None:
+    def _replace(self, before: _LeasedModel, name: str, path: Path) -> None:
         with self._changed:
-            place = None if name not in self.by_name else self._called(name)
+            loaded = None if name not in self.by_name else self._called(name)
         stays = before.service.model.name in self.by_name
-        if place is None:
+        if loaded is None:
             try:
-                place = self._load(path, name, () if stays else (before,))
+                loaded = self._load(path, name, () if stays else (before,))
             except BaseException as error:
                 raise _refusal(name, error) from error
         with self._changed:
-            self._place = place
-        log.info("%s answers now, in place of %s", name, before.service.model.name)
+            self._active = loaded
+        log.info("%s answers now, instead of %s", name, before.service.model.name)
         if stays:
             return
         before.retiring = True
@@ -252,92 +256,89 @@ class Serving:
         self._retiring.append(thread)
         thread.start()
 
-    def _load(self, path: Path, name: str, leaving: Collection[_Place] = ()) -> _Place:
-        """Load a model, in place of others that nobody uses where there is no room. Raises what
+    def _load(self, path: Path, name: str, leaving: Collection[_LeasedModel] = ()) -> _LeasedModel:
+        """Load a model; where there is no room, unload models that no request uses. Raises what
         opening it raises."""
-        while True:
-            with self._changed:
-                stay = [p for p in self._places if not p.retiring and p not in leaving]
-            try:
-                return self._opened(path, name, stay)
-            except (DoesNotFit, OutOfMemory):
-                if not self._unload_one():
-                    raise
 
-    def _opened(self, path: Path, name: str, beside: Iterable[_Place]) -> _Place:
-        """Load a model, beside others that stay. Raises what opening it raises."""
+        def load() -> _LeasedModel:
+            with self._changed:
+                stay = [p for p in self._in_memory if not p.retiring and p not in leaving]
+            return self._opened(path, name, stay)
+
+        return load_with_room(load, self._unload_one)
+
+    def _opened(self, path: Path, name: str, staying: Iterable[_LeasedModel]) -> _LeasedModel:
+        """Load a model while those ``staying`` keep their memory. Raises what opening it raises."""
         owned = ExitStack()
         try:
-            taken = sum(place.service.model.plan.total for place in beside)
+            taken = sum(loaded.service.model.plan.total for loaded in staying)
             model = self._open(path, name, owned, taken)
         except BaseException:
             owned.close()
             raise
-        place = _Place(replace(self.service, model=model), owned)
+        loaded = _LeasedModel(replace(self.service, model=model), owned)
         with self._changed:
-            self._places.append(place)
-        # What changed of the tenants while the model was loaded, it has not been told.
-        if self._together is None:
-            self.accounts.tell(lambda change: model.driver.call(change))
-        else:
-            self.accounts.tell(self.tell)
-        place.service.metrics.follow(model.name, model.driver)
+            self._in_memory.append(loaded)
+        # The new engine has missed changes of the tenants that were made while it was loaded.
+        self.accounts.tell(self.tell)
+        loaded.service.metrics.follow(model.name, model.driver)
         refreeze_heap()
-        return place
+        return loaded
 
-    def _load_in_background(self, name: str) -> _Place:
-        """Load a model that is asked for. Raises ApiError."""
+    def _load_in_background(self, name: str) -> _LeasedModel:
+        """Load a model that a request names. Raises ApiError."""
         self.service.check_accepting()
         try:
-            place = self._load(self.by_name[name], name)
+            loaded = self._load(self.by_name[name], name)
         except (DoesNotFit, OutOfMemory) as error:
             raise _no_room(name, error) from error
         except BaseException as error:
             raise _refusal(name, error) from error
         log.info("%s is loaded", name)
-        return place
+        return loaded
 
     def _unload_one(self) -> bool:
-        """Unload the model unused for longest, of those nobody uses; False where there is none."""
-        if self._together is None:
+        """Unload the model unused for longest of those that no request uses; False where there is
+        none."""
+        if self._thread is None:
             return False
         with self._changed:
             spare = {
-                place.service.model.driver.key: place
-                for place in self._places
-                if place is not self._place and not place.leases and not place.retiring
-                if isinstance(place.service.model.driver, SharedDriver)
+                loaded.service.model.driver.key: loaded
+                for loaded in self._in_memory
+                if loaded is not self._active and not loaded.leases and not loaded.retiring
+                if isinstance(loaded.service.model.driver, ThreadedDriver)
             }
-        oldest = self._together.call(lambda models: models.longest_idle(spare))
+        oldest = self._thread.call(lambda models: models.longest_idle(spare))
         if oldest is None:
             return False
-        place = spare[oldest]
+        loaded = spare[oldest]
         with self._changed:
-            # Somebody may have asked for it meanwhile.
-            if not place.leases:
-                place.retiring = True
-        if place.retiring:
-            place.service.metrics.leave(place.service.model.driver)
-            self._retire(place)
+            # A request may have named it meanwhile.
+            if not loaded.leases:
+                loaded.retiring = True
+        if loaded.retiring:
+            loaded.service.metrics.leave(loaded.service.model.driver)
+            self._retire(loaded)
         return True
 
-    def _retire(self, place: _Place) -> None:
-        self._let_go(place, None)
-        log.info("%s is unloaded", place.service.model.name)
+    def _retire(self, loaded: _LeasedModel) -> None:
+        self._let_go(loaded, None)
+        log.info("%s is unloaded", loaded.service.model.name)
 
-    def _let_go(self, place: _Place, seconds: float | None) -> None:
-        """Unload a model once nobody uses it; when the server closes, after a moment at most."""
+    def _let_go(self, loaded: _LeasedModel, seconds: float | None) -> None:
+        """Unload a model once no request uses it, or ``CLOSE_SECONDS`` after the server closed."""
         with self._changed:
-            self._changed.wait_for(lambda: not place.leases or self._closing, seconds)
+            self._changed.wait_for(lambda: not loaded.leases or self._closing, seconds)
             if self._closing:
-                self._changed.wait_for(lambda: not place.leases, CLOSE_SECONDS)
-            self._places.remove(place)
-        place.owned.close()
+                self._changed.wait_for(lambda: not loaded.leases, CLOSE_SECONDS)
+            self._in_memory.remove(loaded)
+        loaded.owned.close()
         refreeze_heap()
 
 
 def _no_room(name: str, error: BaseException) -> ApiError:
-    """What whoever asked for a model is told while all others are in use."""
+    """The refusal of a request whose model finds no room while all others are in use."""
     return ApiError(
         503,
         f"{name} does not fit into memory beside the models in use: {error}",
@@ -349,7 +350,7 @@ def _no_room(name: str, error: BaseException) -> ApiError:
 
 
 def _refusal(name: str, error: BaseException) -> BaseException:
-    """What whoever wanted a model is told when it cannot be loaded."""
+    """The refusal of a request whose model cannot be loaded."""
     if isinstance(error, DoesNotFit | OutOfMemory):
         return ApiError(
             422,

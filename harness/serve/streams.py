@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from harness.host.answer_text import Piece
+from harness.host.faults import log_fault
 from harness.serve.answers import AnswerFormat, Json
 from harness.serve.caller import Caller, Gone
-from harness.serve.choices import Piece
 from harness.serve.data_lines import PING
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.faults import log_fault
 from harness.serve.generation import Generation
 
 LOOK_SECONDS = 0.5

@@ -1,4 +1,4 @@
-"""What whoever started the server wants to know: systemd's protocol of ``Type=notify`` units."""
+"""Notices to the supervisor that started the server, by systemd's ``Type=notify`` protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VARIABLE = "NOTIFY_SOCKET"
 
 
 def tell(state: str) -> None:
-    """Send ``READY=1`` or ``STOPPING=1`` to whoever listens, see sd_notify(3); nobody need."""
+    """Send ``READY=1`` or ``STOPPING=1`` to the supervisor, if there is one; see sd_notify(3)."""
     address = os.environ.get(VARIABLE, "")
     if address[:1] not in ("/", "@"):
         return

@@ -143,7 +143,7 @@ class TenantHandlers:
         return account
 
     def _visible(self, name: str) -> Account:
-        """A tenant that whoever asks may see. Raises ApiError 404."""
+        """A tenant that the caller may see. Raises ApiError 404."""
         account = self._known(name)
         if not (g.account.operator or account.tenant.id == g.account.tenant.id):
             raise _no_such_tenant()
@@ -169,7 +169,7 @@ def _no_such_tenant() -> ApiError:
 
 @contextmanager
 def _refusals(path: Path) -> Iterator[Path]:
-    """``path``, to be changed: why that is refused is told without saying where the file is."""
+    """``path``, to be changed: errors do not say where the file is."""
     try:
         yield path
     except ConfigError as error:

@@ -28,9 +28,9 @@ def read_answer(path: Path) -> Json:
     ConfigError."""
     data = _bytes(path)
     if not data.lstrip().startswith(BEGINNINGS):
-        told = data.strip().split(b"\n")
-        if len(told) > 1 and b'"done"' in told[0]:
-            return _whole_of_lines([_object(line, path) for line in told], path)
+        parts = data.strip().split(b"\n")
+        if len(parts) > 1 and b'"done"' in parts[0]:
+            return _whole_of_lines([_object(part, path) for part in parts], path)
         return _object(data, path)
     lines = list(data_lines([data, b"\n"]))
     objects = [_object(line.encode(), path) for line in lines if line != DONE]
@@ -58,11 +58,14 @@ def _whole_of_lines(objects: Sequence[Json], path: Path) -> Json:
             if text := "".join(one.get(name) or "" for one in objects):
                 whole[name] = text
         if "message" in whole:
-            told = [one["message"] for one in objects]
-            message: Json = {"role": "assistant", "content": "".join(m["content"] for m in told)}
-            if thoughts := "".join(m.get("thinking") or "" for m in told):
+            messages = [one["message"] for one in objects]
+            message: Json = {
+                "role": "assistant",
+                "content": "".join(m["content"] for m in messages),
+            }
+            if thoughts := "".join(m.get("thinking") or "" for m in messages):
                 message["thinking"] = thoughts
-            if calls := [call for m in told for call in m.get("tool_calls") or ()]:
+            if calls := [call for m in messages for call in m.get("tool_calls") or ()]:
                 message["tool_calls"] = calls
             whole["message"] = message
     except (KeyError, TypeError, AttributeError):
@@ -99,15 +102,15 @@ def _whole_completion(chunks: Sequence[Json]) -> Json:
             choices.setdefault(choice["index"], []).append(choice)
     whole = [_whole_choice(index, choices[index]) for index in sorted(choices)]
     fingerprint = chunks[0]["system_fingerprint"]
-    told = {"system_fingerprint": fingerprint, "choices": whole, "x_zinc": extra}
-    return told | {"usage": usage}
+    answer = {"system_fingerprint": fingerprint, "choices": whole, "x_zinc": extra}
+    return answer | {"usage": usage}
 
 
 def _whole_choice(index: int, parts: Sequence[Json]) -> Json:
-    told = [part["logprobs"] for part in parts if part["logprobs"] is not None]
+    listed = [part["logprobs"] for part in parts if part["logprobs"] is not None]
     logprobs = None
-    if told:
-        logprobs = {name: _added(one[name] for one in told) for name in told[0]}
+    if listed:
+        logprobs = {name: _added(one[name] for one in listed) for name in listed[0]}
     whole: Json = {"index": index, "logprobs": logprobs}
     whole["finish_reason"] = parts[-1]["finish_reason"]
     if "text" in parts[0]:
@@ -146,18 +149,18 @@ def _whole_response(events: Sequence[Json]) -> Json:
     if events[-1]["type"] not in ENDS:
         raise ConfigError(CUT)
     response: Json = events[-1]["response"]
-    told: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for event in events:
         if event["type"].endswith(".delta"):
-            place = event["output_index"]
-            told[place] = told.get(place, "") + event["delta"]
-    for place, item in enumerate(response["output"]):
+            index = event["output_index"]
+            texts[index] = texts.get(index, "") + event["delta"]
+    for index, item in enumerate(response["output"]):
         if item["type"] == "function_call":
             text = item["arguments"]
         else:
             text = "".join(part["text"] for part in item["content"])
-        if told.get(place, "") != text:
-            raise ConfigError(f"output[{place}] is not what the events before the last one told")
+        if texts.get(index, "") != text:
+            raise ConfigError(f"output[{index}] is not what the events before the last one hold")
     return response
 
 
@@ -172,13 +175,13 @@ def _whole_message_of(events: Sequence[Json]) -> Json:
             case "content_block_start":
                 message["content"].append(event["content_block"])
             case "content_block_delta":
-                told = event["delta"]
-                name = told["type"].removesuffix("_delta")
+                delta = event["delta"]
+                name = delta["type"].removesuffix("_delta")
                 if name == "input_json":
                     at = event["index"]
-                    arguments[at] = arguments.get(at, "") + told["partial_json"]
+                    arguments[at] = arguments.get(at, "") + delta["partial_json"]
                 else:
-                    message["content"][event["index"]][name] += told[name]
+                    message["content"][event["index"]][name] += delta[name]
             case "message_delta":
                 message |= event["delta"]
                 message |= {name: event[name] for name in event if name not in ("type", "delta")}

@@ -20,13 +20,13 @@ from harness.serve.anthropic.routes import answer_message
 from harness.serve.anthropic.wire import MessagesRequest
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
-from harness.serve.hosted import without_hosted_tools
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
 from harness.serve.ollama.parse import plain_schemas
 from harness.serve.ollama.routes import answer_chat, answer_prompt
 from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
+from harness.serve.other_formats import own_chat_fields
 from harness.serve.rerank import RerankRequest, rerank
 from harness.serve.responses.parse import readable_items
 from harness.serve.responses.routes import respond
@@ -57,11 +57,11 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     if fingerprint != model.fingerprint:
         return f"system_fingerprint: {fingerprint} answered, this is {model.fingerprint}"
     asked = {k: v for k, v in request.items() if k not in ("stream", "stream_options", "model")}
-    then = _told(response)
+    then = _comparable(response)
     if asked.get("seed") is None and response.get("object") != "list":
         asked["seed"] = _drawn_seed(response)
     model = replace(model, sampling=_defaults_of(response))
-    now = _told(_answer(model, asked, response))
+    now = _comparable(_answer(model, asked, response))
     for name in now:
         if name == "usage" and tells_no_usage(response):
             continue
@@ -84,7 +84,7 @@ def _defaults_of(response: Json) -> SamplingDefaults:
     return sampling_defaults({}, given=values if isinstance(values, dict) else NO_DEFAULTS)
 
 
-def _told(response: Json) -> Json:
+def _comparable(response: Json) -> Json:
     """What an answer says, by its names, without what another answer would say of itself. Raises
     ConfigError for one that says nothing."""
     digests = {"logits_sha256": _extra(response).get("logits_sha256"), "usage": _usage(response)}
@@ -162,9 +162,7 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         return _ask_as_ollama(service, asked)
     raw = msgspec.json.encode(asked)
     if "messages" in asked:
-        return service.chat(
-            decode(raw, ChatRequest, [], without_hosted_tools), LOCAL_TENANT, Caller()
-        )
+        return service.chat(decode(raw, ChatRequest, [], own_chat_fields), LOCAL_TENANT, Caller())
     if "output" in response:
         return respond(
             service, decode(raw, ResponsesRequest, [], readable_items), LOCAL_TENANT, Caller()
@@ -173,7 +171,8 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         return rerank(service, decode(raw, RerankRequest, []), LOCAL_TENANT, Caller())
     if "data" in response:
         return embed(service, decode(raw, EmbeddingRequest, []), LOCAL_TENANT, Caller())
-    return service.complete(decode(raw, CompletionRequest, []), LOCAL_TENANT, Caller())
+    text = decode(raw, CompletionRequest, [], own_chat_fields)
+    return service.complete(text, LOCAL_TENANT, Caller())
 
 
 def _ask_as_ollama(service: Service, asked: Json) -> Answered:

@@ -39,7 +39,7 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream carries beside its text."""
+    """What a stream carries besides its text."""
 
     include_usage: bool = False
 
@@ -73,7 +73,7 @@ class UserMessage(_MessageFields, tag="user"):
 
 
 class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
-    """What the model said, which may be calls alone. A ``refusal`` is what it said in place of an
+    """What the model said, which may be calls alone. A ``refusal`` is what it said instead of an
     answer; ``annotations`` and ``audio`` of other servers' answers say nothing to a model.
     ``token_ids`` are the tokens the answer was made of, as ``return_token_ids`` gives them: where
     they spell the turn as the template writes it, the prompt has these tokens."""
@@ -98,7 +98,7 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 
 
 class TemplateOptions(Struct, forbid_unknown_fields=True):
-    """What chat templates may be told."""
+    """Options of chat templates."""
 
     enable_thinking: bool | None = None
 
@@ -185,9 +185,9 @@ class CompletionRequest(Sampled, kw_only=True):
     list of lists of ids. The text of a control token is that token, unless ``parse_special`` is
     false; with ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text of an
     answer begins with its prompt, and with ``logprobs`` so do its tokens, of which the first has
-    none; 0 ``max_tokens`` are the prompt alone. A ``grammar`` in GBNF holds the answers. With
-    ``suffix`` an answer is the text between the prompt and the suffix, in neither of which the
-    text of a control token is that token."""
+    none; 0 ``max_tokens`` are the prompt alone. A ``response_format`` or a ``grammar`` in GBNF
+    holds the answers. With ``suffix`` an answer is the text between the prompt and the suffix, in
+    neither of which the text of a control token is that token."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     parse_special: bool = True
@@ -197,6 +197,7 @@ class CompletionRequest(Sampled, kw_only=True):
     echo: bool | None = None
     grammar: str | None = None
     suffix: str | None = None
+    response_format: ResponseFormat | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):
@@ -296,8 +297,8 @@ def _refused(problem: str, value: Any) -> ApiError:
     kind = _found_at(value, path) if path.endswith(".type") else None
     medium = next((name for name in MEDIA if isinstance(kind, str) and name in kind), None)
     if medium is not None:
-        told = f"{path}: this server takes text; {MEDIA[medium]} are not served"
-        return ApiError(400, told, param=path, code="unsupported")
+        problem = f"{path}: this server takes text; {MEDIA[medium]} are not served"
+        return ApiError(400, problem, param=path, code="unsupported")
     unknown = re.search(r"unknown field `(.*)`|missing required field `(.*)`", text)
     if unknown:
         name = unknown[1] or unknown[2]
@@ -311,7 +312,7 @@ def _refused(problem: str, value: Any) -> ApiError:
 
 
 def _found_at(value: Any, path: str) -> Any:
-    """What is in ``value`` at such a place; None where there is nothing."""
+    """What is in ``value`` at such a path; None where there is nothing."""
     try:
         for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
             value = value[name] if name else value[int(index)]

@@ -65,7 +65,7 @@ class _Items:
 
 @dataclass(frozen=True, slots=True)
 class _Either:
-    """An object told from others by ``tag_field``, or a list."""
+    """An object that ``tag_field`` tells from others, or a list."""
 
     tag_field: str | None
     objects: Mapping[object, _Object]
@@ -77,7 +77,7 @@ _Node = _Object | _Items | _Either
 
 @dataclass(slots=True)
 class _Found:
-    """Unknown fields: the first place of each, by the place without indices."""
+    """Unknown fields: the first path of each, by the path without indices."""
 
     strict: bool
     known: dict[str, str] = field(default_factory=dict)

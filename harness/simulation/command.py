@@ -28,12 +28,11 @@ from harness.simulation.schedule import keep, parse_saved
 DEFAULT_SCHEDULES = 1000
 
 
-def build_parser(profile: Profile, purpose: str) -> argparse.ArgumentParser:
+def build_parser(profile: Profile, purpose: str, prog: str) -> argparse.ArgumentParser:
     """The parser, whose help explains the simulation to a new reader."""
     invariants = "\n".join(f"  {i.name:<23} {i.value}" for i in Invariant)
-    name = f"harness.{profile.name}_test"
     parser = argparse.ArgumentParser(
-        prog=f"python -m {name}",
+        prog=prog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=f"{purpose}\n\nA schedule is drawn from its seed: an engine's sizes, tenants, "
         "requests, and what\nhappens to them and when. It is played on the real engine, scheduler "
@@ -41,7 +40,7 @@ def build_parser(profile: Profile, purpose: str) -> argparse.ArgumentParser:
         "page holds.\nExit code 0: nothing broken; 1: an invariant is; 2: it could not be run.",
         epilog=f"Checked with every step or at the end:\n{invariants}\n\n"
         "A failure ends with one line that plays its smallest form again; add --log to it to see\n"
-        f"every decision and event. Example:\n  python -m {name} --schedules 10000 --seed 1",
+        f"every decision and event. Example:\n  {prog} --schedules 10000 --seed 1",
     )
     parser.add_argument(
         "--schedules",
@@ -77,9 +76,9 @@ def build_parser(profile: Profile, purpose: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(profile: Profile, purpose: str, argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    args = build_parser(profile, purpose).parse_args(argv)
+def main(profile: Profile, purpose: str, argv: Sequence[str] | None, prog: str) -> int:
+    """Run the command ``prog``; returns its exit code."""
+    args = build_parser(profile, purpose, prog).parse_args(argv)
     try:
         _check(args)
         if args.model:

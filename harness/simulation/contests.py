@@ -3,76 +3,31 @@ request."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from random import Random
-from typing import Any
 
-from contract.types import QosClass, Request, SamplingParams, Tenant, TokenEvent
+from contract.types import QosClass, Request, SamplingParams, Tenant
 from harness.simulation.adversaries import LABELS
 from harness.simulation.clock import VirtualClock
+from harness.simulation.crowd import Crowd, Delivered, timed_engine, token_counts
 from harness.simulation.history import VOCAB
 from harness.simulation.invariants import Invariant, Violation, require
-from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for
 from reference.sched.quantum import most_turns
-from reference.sched.tenants import Tenants
 
 STEP_SECONDS = 0.05
 SLOWEST_STEP = 0.07
 """The most seconds a step takes: it has at most CHUNK prompt tokens and a few others."""
 CHUNK = 32
 CONTEXT = 512
+PROMPT = 8
+"""Tokens of every prompt in a contest of labels."""
 WINDOW_SECONDS = 10.0
 MOST_EXCESS = 0.02
 BEGIN_SECONDS, END_SECONDS = 20.0, 45.0
 AGING_SECONDS = 10.0
 WEIGHTS = ((1.0, 1.0), (1.0, 1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (1.0, 3.0))
-
-
-class Crowd:
-    """Tenants with a constant number of requests, ``sizes``, in an engine. ``ask`` makes the next
-    request of a tenant. ``delivered`` has (moment, tenant) of every token."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        clock: VirtualClock,
-        sizes: dict[int, int],
-        ask: Callable[[int, int], Request],
-    ) -> None:
-        self.delivered: list[tuple[float, int]] = []
-        self._engine, self._clock, self._sizes, self._ask = engine, clock, sizes, ask
-        self._owner: dict[int, int] = {}
-        self._next = 1000
-        self._live: Counter[int] = Counter()
-
-    def refill(self, events: Iterable[TokenEvent] = ()) -> None:
-        """Note events, and submit a request for each that ended."""
-        for event in events:
-            tenant = self._owner.get(event.request_id)
-            if tenant is None:
-                continue
-            self.delivered.append((self._clock(), tenant))
-            if event.finish_reason is not None:
-                del self._owner[event.request_id]
-                self._live[tenant] -= 1
-        for tenant, size in self._sizes.items():
-            while self._live[tenant] < size:
-                self._next += 1
-                self._engine.submit(self._ask(tenant, self._next))
-                self._owner[self._next] = tenant
-                self._live[tenant] += 1
-
-    def give_up(self, tenant: int, random: Random) -> None:
-        """Cancel one of a tenant's requests."""
-        own = [number for number, owner in self._owner.items() if owner == tenant]
-        if own:
-            number = random.choice(own)
-            self._engine.cancel(number)
-            del self._owner[number]
-            self._live[tenant] -= 1
 
 
 def play_labels(seed: int) -> Violation | None:
@@ -98,7 +53,7 @@ def play_labels(seed: int) -> Violation | None:
 
     def ask(tenant: int, number: int) -> Request:
         label = LABELS[number // period % len(LABELS)] if tenant == cheat else None
-        return _request(random, number, tenant, 8, tokens, label)
+        return _request(random, number, tenant, PROMPT, tokens, label)
 
     crowd = Crowd(engine, clock, dict.fromkeys(range(len(weights)), 2 * slots), ask)
     crowd.refill()
@@ -108,26 +63,30 @@ def play_labels(seed: int) -> Violation | None:
             crowd.give_up(cheat, random)
     parts = [weight / sum(weights) for weight in weights]
     try:
-        check_parts(crowd.delivered, parts, cheat, most_loss(tokens), BEGIN_SECONDS, END_SECONDS)
+        loss = most_loss(tokens, slots, engine.chunk_tokens)
+        check_parts(crowd.delivered, parts, cheat, loss, BEGIN_SECONDS, END_SECONDS)
     except Violation as violation:
         return violation
     return None
 
 
-def most_loss(tokens: int) -> float:
+def most_loss(tokens: int, slots: int, chunk: int) -> float:
     """The largest fraction of its part that an honest tenant may miss in any WINDOW_SECONDS next
-    to a tenant that gives up slots and takes them again, where answers have so many ``tokens``.
+    to a tenant that gives up slots and takes them again, where answers have so many ``tokens``. An
+    answer takes the steps of its tokens and those that read the prompts of all ``slots``, oldest
+    first, in parts of ``chunk`` tokens.
 
     Nobody is preempted for fairness within a class, and no slot idles: a slot that is given up goes
     to another tenant for one answer. When the tenant that gave it up returns, it takes the next
     slot that becomes free, having been given the fewest tokens lately. The tenant that had this
     slot is then the next one: it misses at most what its part yields in the time of one answer.
     """
-    return (tokens + 2) * SLOWEST_STEP / WINDOW_SECONDS
+    reading = -(-slots * PROMPT // chunk)
+    return (tokens + max(2, reading)) * SLOWEST_STEP / WINDOW_SECONDS
 
 
 def check_parts(
-    delivered: Sequence[tuple[float, int]],
+    delivered: Delivered,
     parts: Sequence[float],
     cheat: int,
     loss: float,
@@ -136,18 +95,8 @@ def check_parts(
 ) -> None:
     """Raise Violation where the cheat got more than its part of any WINDOW_SECONDS between two
     moments, or another less than its part by more than the fraction ``loss`` of it."""
-    counts: Counter[int] = Counter()
-    window: deque[tuple[float, int]] = deque()
-    for moment, tenant in delivered:
-        if not begin <= moment <= end:
-            continue
-        window.append((moment, tenant))
-        counts[tenant] += 1
-        while window[0][0] <= moment - WINDOW_SECONDS:
-            counts[window.popleft()[1]] -= 1
-        if moment < begin + WINDOW_SECONDS:
-            continue
-        shares = [counts[id] / len(window) for id in range(len(parts))]
+    for moment, counts in token_counts(delivered, WINDOW_SECONDS, begin, end):
+        shares = [counts[id] / counts.total() for id in range(len(parts))]
         excess = [share - part for share, part in zip(shares, parts, strict=True)]
         lost = max([-more / parts[id] for id, more in enumerate(excess) if id != cheat])
         if excess[cheat] > MOST_EXCESS or lost > loss:
@@ -215,27 +164,17 @@ def longest(reach: int, answer: int, floods: int, slots: int) -> float:
 def _engine(
     random: Random, tenants: Sequence[Tenant], slots: int, pages: int
 ) -> tuple[Engine, VirtualClock]:
-    clock = VirtualClock()
     recurrent = random.random() < 0.3
     limits = Limits(
         slots, CONTEXT, pages, step_tokens=slots + CHUNK, step_rows=slots,
         saved_states=random.choice([1, 4]) if recurrent else 0,
     )  # fmt: skip
-    # It has the interface of a ModelRunner, but is none.
-    runner: Any = SimulatedRunner(
-        limits, clock, recurrent=recurrent, seconds=StepSeconds(fixed=STEP_SECONDS)
+    options = EngineOptions(
+        chunk_tokens=random.choice([3, CHUNK]),
+        steps_ahead=random.choice([0, 1, 3]),
+        prefix_cache=random.random() < 0.7,
     )
-    engine = Engine(
-        runner,
-        EngineOptions(
-            chunk_tokens=random.choice([3, CHUNK]),
-            steps_ahead=random.choice([0, 1, 3]),
-            prefix_cache=random.random() < 0.7,
-        ),
-        tenants=Tenants(tenants, clock=clock),
-        clock=clock,
-    )
-    return engine, clock
+    return timed_engine(limits, options, tenants, STEP_SECONDS)
 
 
 def _request(

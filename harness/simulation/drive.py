@@ -360,9 +360,12 @@ class Simulation:
         if not self._is_live(action.request_id):
             return
         client = self.clients.by_id[action.request_id]
+        served = self._machine.served[client.model]
         self._machine.stall(action.request_id, over=action.over)
         if action.over:
-            client.stalled_since = None
+            # An end that was counted is certain, also where an interrupt came before it was taken.
+            if action.request_id in served.watch.live():
+                client.stalled_since = None
         else:
             self.counts["stalls"] += 1
             if client.stalled_since is None:

@@ -145,7 +145,6 @@ class SimulatedRunner:
         clock: VirtualClock,
         *,
         recurrent: bool = False,
-        asynchronous: bool = True,
         model: int = 0,
         seconds: StepSeconds | None = None,
     ) -> None:
@@ -153,7 +152,7 @@ class SimulatedRunner:
             raise ValueError(f"the context is at most {MOST_POSITIONS} positions here")
         self.limits = limits
         self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB))
-        self.tier = SimpleNamespace(info=SimpleNamespace(asynchronous=asynchronous))
+        self.tier = SimpleNamespace(info=SimpleNamespace(asynchronous=True))
         self.memory = DeviceMemory(limits, recurrent=recurrent, model=model)
         self.recurrent = SimulatedStates(self)
         self._copies = SimulatedCopies(self)

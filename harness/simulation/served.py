@@ -61,10 +61,12 @@ class Served:
         return self.watch.violation or self.world.runner.violation
 
     def leave(self, counts: Counter[str]) -> None:
-        """Check the engine when it is not used any more, and add its counts to ``counts``. Raises
+        """Give back what the engine has, check it, and add its counts to ``counts``. Raises
         Violation."""
-        self.watch.at_end()
         statistics = self.engine.statistics
+        self.watch.deeply()
+        self.engine.give_back()
+        self.watch.at_end()
         for what in ("tokens_hit", "evicted", "spilled", "restored", "copied"):
             counts[f"prefix {what}"] += getattr(statistics.prefix, what)
         counts["guesses right"] += statistics.speculation.accepted

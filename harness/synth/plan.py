@@ -17,6 +17,7 @@ from contract.dtypes import F32, DType
 from contract.errors import ConfigError, ModelFileError, UnsupportedModel
 from contract.ir.source import RowSlice
 from harness.synth.metadata import architecture_keys
+from harness.synth.planted import EMBEDDING_DEVIATION, planted_mean
 from harness.synth.spec import SynthSpec
 from harness.synth.tensors import SynthTensor, with_types
 from reference.limits import Limits
@@ -45,7 +46,8 @@ FILE_ORDER = (
     "ffn_down_exps", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
     "post_ffw_norm", "ffn_gate_inp.scale", "ffn_down_exps.scale", "pre_ffw_norm_2",
     "post_ffw_norm_1", "post_ffw_norm_2", "inp_gate", "proj", "post_norm", "layer_output_scale",
-    "nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm",
+    "nextn.eh_proj", "nextn.embed_tokens", "nextn.enorm", "nextn.hnorm",
+    "nextn.shared_head_norm",
     "output_norm", "output",
 )  # fmt: skip
 """Kinds of tensors in file order, within a layer and outside of layers."""
@@ -106,6 +108,8 @@ def plan_tensors(spec: SynthSpec) -> tuple[SynthTensor, ...]:
         raise ConfigError(f"synthetic model: {error}") from None
     for block in range(spec.layers, spec.blocks):
         planned.shapes[f"blk.{block}.nextn.eh_proj.weight"] = (spec.hidden, 2 * spec.hidden)
+        if spec.mtp_agreement is not None:
+            planned.shapes[f"blk.{block}.nextn.embed_tokens.weight"] = (spec.vocab, spec.hidden)
         for name in ("enorm", "hnorm", "shared_head_norm"):
             planned.shapes[f"blk.{block}.nextn.{name}.weight"] = (spec.hidden,)
 
@@ -164,6 +168,11 @@ def _tensor(spec: SynthSpec, name: str, shape: tuple[int, ...]) -> SynthTensor:
 def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Mean and standard deviation of the values."""
     root = math.sqrt(shape[-1])
+    if spec.mtp_agreement is not None:
+        if kind == "token_embd":
+            return 0.0, EMBEDDING_DEVIATION
+        if (mean := planted_mean(spec, kind)) is not None:
+            return mean, NORM_DEVIATION * mean
     match kind:
         case "ssm_dt.bias":  # time steps of about softplus(-3) = 0.05
             return -3.0, 0.5

@@ -81,6 +81,8 @@ def sized_spec(size: str, **overrides: Any) -> SynthSpec:
     if size not in SIZES and size not in own:
         raise refused("size", size, f"one of {', '.join(size_names(architecture))}")
     values = {**_NEEDED.get(architecture, {}), **SIZES.get(size, {}), **own.get(size, {})}
+    if overrides.get("mtp_agreement") is not None:
+        values |= {"nextn_layers": 1, "tied": False}
     for name, value in overrides.items():
         if name in GROUPS and isinstance(value, Mapping):
             values[name] = {**(values.get(name) or {}), **value}

@@ -125,7 +125,8 @@ class SynthSpec:
     ``rope_scaling``. ``long_rope`` gives phi3 two tensors of frequency divisors, for contexts up to
     ``rope_original_context`` and beyond. ``window`` limits attention, in all layers of phi3 and in
     all but every fourth of olmo2; 0 is off. ``nextn_layers`` are prediction blocks after the last
-    layer. With ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not
+    layer, with ``mtp_agreement`` right in so many cases: 0 to 1, None for random ones. With
+    ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not
     0, is the bias of two channels of every KV head, or their norm weight where keys are normed.
     """
 
@@ -154,6 +155,7 @@ class SynthSpec:
     expand_to_f32: bool = False
     nextn_layers: int = 0
     key_outliers: float = 0.0
+    mtp_agreement: float | None = None
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
     gemma: Gemma | None = None
@@ -261,7 +263,8 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
     """The fields from which ``spec_of`` makes the same specification, without absent groups and
     counts."""
     absent = dict.fromkeys(GROUPS) | {
-        "nextn_layers": 0, "key_outliers": 0.0, "long_rope": False, "window": 0,
+        "nextn_layers": 0, "mtp_agreement": None, "key_outliers": 0.0, "long_rope": False,
+        "window": 0,
     }  # fmt: skip
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
@@ -316,6 +319,10 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     yield "fused_qkv", spec.fused_qkv and architecture == "olmo2", "False for olmo2"
     yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
     yield "nextn_layers", spec.nextn_layers and not hybrid, f"0 for {architecture}"
+    if (agreement := spec.mtp_agreement) is not None:
+        yield "mtp_agreement", not 0 <= agreement <= 1, "0 to 1"
+        yield "nextn_layers", spec.nextn_layers < 1, "at least 1 with mtp_agreement"
+        yield "tied", spec.tied, "False with mtp_agreement"
     widths = spec.feed_forward_widths
     yield "feed_forward", len(widths) != spec.blocks, f"one width or {spec.blocks} of them"
     yield "feed_forward", min(widths) < 1, "at least 1"

@@ -15,6 +15,7 @@ import numpy as np
 
 from contract.dtypes import BF16, BY_NAME, F16, F32, Q4_K, Q5_K, Q6_K, Q8_0, DType
 from harness.synth.draw import Bytes, draw_matrix, normal_like, random_bits, random_bytes
+from harness.synth.planted import COPIED, planted_rows, planted_type
 from harness.synth.spec import MIXED_QUANT, SynthSpec
 from reference.quant import FORMATS
 
@@ -77,7 +78,17 @@ class SynthTensor:
 def with_types(spec: SynthSpec, tensors: Sequence[SynthTensor]) -> tuple[SynthTensor, ...]:
     """The tensors with the storage type each has in the file, before any expansion."""
     values = [tensor.name for tensor in tensors if tensor.kind in SENSITIVE_VALUES]
-    return tuple(replace(tensor, dtype=_dtype(spec, tensor, values)) for tensor in tensors)
+    typed = [replace(tensor, dtype=_dtype(spec, tensor, values)) for tensor in tensors]
+    if spec.mtp_agreement is None:
+        return tuple(typed)
+    embedding = next(tensor.dtype for tensor in typed if tensor.kind == "token_embd")
+    planted = ((tensor, planted_type(spec, planted_kind(tensor), embedding)) for tensor in typed)
+    return tuple(tensor if t is None else replace(tensor, dtype=t) for tensor, t in planted)
+
+
+def planted_kind(tensor: SynthTensor) -> str:
+    """The name without block and suffix."""
+    return tensor.name.removesuffix(".weight").removeprefix(f"blk.{tensor.layer}.")
 
 
 def _dtype(spec: SynthSpec, tensor: SynthTensor, values: Sequence[str]) -> DType:
@@ -128,7 +139,9 @@ def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
                 )
             yield values.view(np.uint8)
     else:
-        for blocks in _rows(spec, tensor):
+        planted = spec.mtp_agreement is not None and planted_kind(tensor) in COPIED
+        kind, dtype = planted_kind(tensor), tensor.dtype
+        for blocks in planted_rows(spec, kind, dtype) if planted else _rows(spec, tensor):
             if spec.expand_to_f32:
                 values = FORMATS[tensor.dtype].dequantize(blocks)
                 yield np.ascontiguousarray(values, "<f4").view(np.uint8)

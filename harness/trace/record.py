@@ -101,7 +101,7 @@ def record_on(
     file. Raises ConfigError when the file cannot be written, or exists.
     """
     writer = TraceWriter(path, trace_header(tier), patient=patient)
-    return RecordedTier(tier, writer, all_outputs=all_outputs).beside(model, limits)
+    return RecordedTier(tier, writer, all_outputs=all_outputs).for_model(model, limits)
 
 
 class RecordedTier(ContextManager):
@@ -110,7 +110,7 @@ class RecordedTier(ContextManager):
 
     Small outputs are compared even if not requested. ``all_outputs`` compares every output, logits
     too, which costs a copy of them in each step. Writes through ``map`` cannot be recorded; a
-    runner makes none. Each model has its own object on the same recorder, made by ``beside``.
+    runner makes none. Each model has its own object on the same recorder, made by ``for_model``.
     """
 
     def __init__(self, tier: Tier, writer: TraceWriter, *, all_outputs: bool = False) -> None:
@@ -127,7 +127,7 @@ class RecordedTier(ContextManager):
         self._in_flight: deque[_RecordedSubmission] = deque()
         self._submissions = itertools.count()
 
-    def beside(self, model: Model, limits: Limits) -> RecordedTier:
+    def for_model(self, model: Model, limits: Limits) -> RecordedTier:
         """The same tier and trace for a runner of another model. Reads the whole model file."""
         face = copy.copy(self)
         self._writer.write(RecordKind.MODEL, traced_model(model, limits).pack())

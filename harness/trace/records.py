@@ -27,7 +27,7 @@ LINE_BYTES = 64
 DIGEST_BYTES = 16
 OUTPUTS_MAX = 32
 """Most outputs of a graph, which are bits of a word."""
-SUBMIT = np.dtype([("batch", "<u4"), ("wanted", "<u4"), ("lines", "<u4")])
+SUBMIT = np.dtype([("batch", "<u4"), ("requested", "<u4"), ("lines", "<u4")])
 ACCESS = np.dtype([("buffer", "<u8"), ("offset", "<u8"), ("nbytes", "<u8")])
 
 
@@ -172,7 +172,9 @@ class Submit:
         count = int(head["lines"])
         numbers = np.frombuffer(payload, "<u4", count, SUBMIT.itemsize)
         lines = np.frombuffer(payload, np.uint8, -1, SUBMIT.itemsize + numbers.nbytes)
-        return cls(int(head["batch"]), int(head["wanted"]), numbers, lines.reshape(-1, LINE_BYTES))
+        return cls(
+            int(head["batch"]), int(head["requested"]), numbers, lines.reshape(-1, LINE_BYTES)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from contract.errors import RequestError
 from contract.records import LAST_TOKEN, QUERY_TOKEN
 from contract.types import SamplingParams
-from reference.engine.drafter import DraftRequest, Tokens
-from reference.limits import RING_STEPS, Limits, whole_contexts
+from reference.engine.drafter import ChainedStep, DraftRequest, Tokens, generate_drafts
+from reference.limits import Limits, whole_contexts
 from reference.model.gguf.strings import StringArray
 from reference.model.open import Model
-from reference.runner import ModelRunner, StepInput, Submission
+from reference.runner import ModelRunner, StepInput
 from reference.sched.slots import sampling_record
 
 GREEDY = SamplingParams(repeat_last_n=0)
@@ -108,7 +108,8 @@ class DraftModel:
         sequences = [self._bounded(one) for one in sequences]
         followed = [self._follow(one) for one in sequences]
         self._catch_up(sequences, followed)
-        drafts = self._generate(sequences, followed)
+        steps = self._steps(sequences, followed)
+        drafts = generate_drafts(self._runner, steps, len(sequences))
         found = []
         for one, own, draft in zip(sequences, followed, drafts, strict=True):
             # A row whose logits are not finite yields -1. The target may know fewer tokens.
@@ -128,28 +129,17 @@ class DraftModel:
         """Free the slot of a sequence."""
         self._followed.pop(key, None)
 
-    def _generate(
+    def _steps(
         self, sequences: Items[DraftRequest], followed: Items[_Followed]
-    ) -> list[list[int]]:
-        """``most`` tokens for each sequence, one in each step."""
+    ) -> Iterator[ChainedStep]:
+        """The steps that draft ``most`` tokens of each sequence, one in each step."""
         most = [one.most for one in sequences]
-        drafts: list[list[int]] = [[] for _ in sequences]
-        in_flight: deque[tuple[Submission, list[int]]] = deque()
         for number in range(max(most, default=0)):
             active = [i for i, count in enumerate(most) if number < count]
             chunks = [(followed[i].slot, len(sequences[i].tokens) - 1 + number) for i in active]
             first = [int(sequences[i].tokens[-1]) for i in active]
             tokens = first if number == 0 else [LAST_TOKEN] * len(active)
-            in_flight.append((self._runner.submit(self._step(chunks, tokens)), active))
-            if len(in_flight) == RING_STEPS:
-                self._read(*in_flight.popleft(), drafts)
-        while in_flight:
-            self._read(*in_flight.popleft(), drafts)
-        return drafts
-
-    def _read(self, step: Submission, active: list[int], drafts: list[list[int]]) -> None:
-        for index, token in zip(active, self._runner.collect(step).token.tolist(), strict=True):
-            drafts[index].append(token)
+            yield ChainedStep(self._step(chunks, tokens), active)
 
     def _follow(self, one: DraftRequest) -> _Followed:
         own = self._followed.get(one.key)

@@ -8,23 +8,23 @@ again before they are read. So drafts change no token, whatever they are.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.lazy_dataclass import dataclass
+from reference.limits import RING_STEPS
+from reference.runner import ModelRunner, StepInput, Submission
 
 Tokens = NDArray[np.int32]
 
 LOOKUP_TOKENS = 3
 """How many tokens in a row must have occurred before for prompt lookup to draft."""
-PAUSE_TOKENS = 32
-"""For how many tokens nothing is drafted for a sequence after drafts were not worth their cost."""
-MEMORY = 0.75
-"""Weight of the earlier steps against the newest one in the running mean of tokens per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,35 @@ class Drafter(Protocol):
 
     def forget(self, key: int) -> None:
         """Forget a sequence that lost its slot."""
+
+
+class ChainedStep(NamedTuple):
+    """A step of a model that drafts, and the index of the sequence of each of its output rows."""
+
+    inputs: StepInput
+    rows: list[int]
+
+
+def generate_drafts(
+    runner: ModelRunner, steps: Iterable[ChainedStep], sequences: int
+) -> list[list[int]]:
+    """The tokens that ``steps`` sample for each of so many sequences. The steps are queued one
+    after the other, and their tokens stay on the device until all are computed."""
+    drafts: list[list[int]] = [[] for _ in range(sequences)]
+    in_flight: deque[tuple[Submission, list[int]]] = deque()
+
+    def read() -> None:
+        submission, rows = in_flight.popleft()
+        for index, token in zip(rows, runner.collect(submission).token.tolist(), strict=True):
+            drafts[index].append(token)
+
+    for step in steps:
+        in_flight.append((runner.submit(step.inputs), step.rows))
+        if len(in_flight) == RING_STEPS:
+            read()
+    while in_flight:
+        read()
+    return drafts
 
 
 class PromptLookup:
@@ -103,26 +132,6 @@ class _Occurrences:
             self.ends[run] = end
         self.read = len(tokens)
         return self.start
-
-
-@dataclass(slots=True)
-class AcceptedTokens:
-    """How many tokens the steps with drafts of one sequence yield, as a running mean."""
-
-    mean: float = 0.0
-    steps: int = 0
-    paused_until: int = 0
-
-    def note(self, tokens: int) -> None:
-        """Note that a step yielded so many tokens, including the one it yields without drafts."""
-        self.steps += 1
-        weight = max(1 - MEMORY, 1 / self.steps)
-        self.mean += (tokens - self.mean) * weight
-
-    def pause(self, known: int) -> None:
-        """Draft nothing before there are PAUSE_TOKENS more tokens; then begin a new mean."""
-        self.paused_until = known + PAUSE_TOKENS
-        self.mean, self.steps = 0.0, 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,9 @@ class Engine(TenantCalls):
         self._speculative = (
             None
             if drafter is None
-            else SpeculativeDecoder(runner, self._slot_manager, drafter, options.draft_tokens, cost)
+            else SpeculativeDecoder(
+                runner, self._slot_manager, drafter, options.draft_tokens, cost, clock
+            )
         )
         self._scheduler = Scheduler(
             runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.ledger,
@@ -301,8 +303,10 @@ class Engine(TenantCalls):
         return self._output_processor.events()
 
     def give_back(self) -> None:
-        """Drop all requests and take what they used from their tenants' accounts: the engine is not
-        used any more, but other engines share its tenants."""
+        """Drop all requests and the events that were not taken, and take what they used from their
+        tenants' accounts and the ledger: the engine is not used any more, but other engines share
+        its tenants."""
+        self._output_processor.drop()
         self._live.clear()
         self._whole = False
         self._recover(fault=False)

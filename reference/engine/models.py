@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError
 from contract.types import Clock, Tenant, TokenEvent
@@ -26,6 +27,7 @@ class Loaded:
     close: Callable[[], None]
 
 
+Result = TypeVar("Result")
 Loader = Callable[[str], Loaded]
 """Loads a model by its name. Raises DoesNotFit or OutOfMemory when there is no room, and the errors
 of a model that cannot be loaded."""
@@ -39,6 +41,17 @@ class _LoadedModel:
     loaded: Loaded
     turn: float
     used: int
+
+
+def load_with_room(load: Callable[[], Result], make_room: Callable[[], bool]) -> Result:
+    """What ``load`` returns. Where it finds no room, ``make_room`` unloads an idle model and it is
+    called again; the error is raised once that returns False."""
+    while True:
+        try:
+            return load()
+        except (DoesNotFit, OutOfMemory):
+            if not make_room():
+                raise
 
 
 def no_loader(name: str) -> Loaded:
@@ -73,7 +86,7 @@ class Models:
         the loader raises.
         """
         if name not in self._models:
-            self.add(name, self._load_in_background(name))
+            self.add(name, load_with_room(partial(self._load, name), self._unload_longest_idle))
         model = self._models[name]
         self._touch(model)
         return model.loaded.engine
@@ -131,14 +144,17 @@ class Models:
         """One step of the model whose turn it is; of the next model where all its requests wait for
         a quota or a consumer. The events stay with their engine until the last line, so an
         interrupt loses none."""
+        if len(self._models) == 1:
+            ((name, model),) = self._models.items()
+            self._let_join({} if model.loaded.engine.idle else {name: model})
+            return model.loaded.engine.step()
         engine = self._advance()
         return [] if engine is None else engine.take_events()
 
     def _advance(self) -> Engine | None:
         """Advance the model whose turn it is: the engine that has events or computed something."""
-        if len(self._models) > 1:
-            # The last request of a removed tenant may have ended in another engine.
-            self._in_all(Engine.forget_left)
+        # The last request of a removed tenant may have ended in another engine.
+        self._in_all(Engine.forget_left)
         busy = {name: p for name, p in self._models.items() if not p.loaded.engine.idle}
         self._let_join(busy)
         passed: list[_LoadedModel] = []
@@ -188,9 +204,6 @@ class Models:
 
     def _step(self, model: _LoadedModel) -> None:
         engine = model.loaded.engine
-        if len(self._models) == 1:
-            engine.advance()
-            return
         # An engine that has only events to hand out has no active tenant.
         began, weight = self._clock(), engine.active_weight or 1.0
         try:
@@ -199,15 +212,10 @@ class Models:
             model.turn += (self._clock() - began) / weight
             self._touch(model)
 
-    def _load_in_background(self, name: str) -> Loaded:
-        """Load a model, unloading idle models, the one unused for longest first, until it fits."""
-        while True:
-            try:
-                return self._load(name)
-            except (DoesNotFit, OutOfMemory):
-                oldest = self.longest_idle(self._models)
-                if oldest is None or not self.unload(oldest):
-                    raise
+    def _unload_longest_idle(self) -> bool:
+        """Free the idle model that was unused for longest; False where none is idle."""
+        oldest = self.longest_idle(self._models)
+        return oldest is not None and self.unload(oldest)
 
     def _let_join(self, busy: dict[str, _LoadedModel]) -> None:
         """Let models that were idle begin with the least time of the models that were busy, so that

@@ -95,6 +95,12 @@ class OutputProcessor:
         """Hand out the batch that was counted."""
         return self._batches.pop().events if self._batches else []
 
+    def drop(self) -> None:
+        """Drop the events that were not handed out, from the ledger too."""
+        if self.pending:
+            self._batches[-1].entries = []
+            self.count()
+
     def again(self, live: dict[int, Sequence]) -> list[tuple[Sequence, FinishReason]]:
         """Write the tokens in the batch into their sequences, where an interrupt may have prevented
         it; returns the sequences that an event in the batch ends."""

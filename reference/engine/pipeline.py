@@ -15,7 +15,7 @@ from reference.engine.sequence import Sequence
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.limits import RING_STEPS, mask_words
 from reference.observer import Observer, StepObservation
-from reference.runner import ModelRunner, StepOutput, Submission
+from reference.runner import ModelRunner, StepInput, StepOutput, Submission
 from reference.sched.cost import Load, StepCost
 from reference.sched.planner import Chunk
 from reference.sched.slots import SteadyDecode
@@ -139,8 +139,9 @@ class Pipeline:
         if not self._scheduler.grow(steady.at_page_begin()):
             return self._start_planned()
         before = self._latest
+        inputs = steady.next()
         self._follow(
-            self._runner.submit(steady.next()),
+            self._submit(inputs, before.sequences, steady.chunks),
             before.sequences,
             steady.chunks,
             before.rows,
@@ -158,9 +159,7 @@ class Pipeline:
         sequences = [running[slot] for slot, _, _ in chunks]
         inputs = table.step_input(chunks, rows, [sequence.tokens for sequence in sequences])
         inputs = with_masks(inputs, sequences, chunks, rows, self._mask_words)
-        if self._speculative is not None:
-            self._speculative.before_step(sequences)
-        submission = self._runner.submit(inputs)
+        submission = self._submit(inputs, sequences, chunks)
         for slot, start, count in chunks:
             table.computed[slot] = start + count
         attended = sum([count * (2 * start + count + 1) for _, start, count in chunks]) // 2
@@ -168,6 +167,16 @@ class Pipeline:
         self._publish(chunks, sequences)
         self._steady = SteadyDecode.after(table, chunks, rows, inputs)
         return True
+
+    def _submit(
+        self, inputs: StepInput, sequences: list[Sequence], chunks: list[Chunk]
+    ) -> Submission:
+        if self._speculative is None:
+            return self._runner.submit(inputs)
+        self._speculative.before_step(sequences, chunks)
+        submission = self._runner.submit(inputs)
+        self._speculative.after_step(sequences, chunks)
+        return submission
 
     def _follow(
         self,

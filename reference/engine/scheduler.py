@@ -104,6 +104,8 @@ class Scheduler:
     def _decide(self) -> list[Chunk]:
         self.admit()
         if self._speculative is not None:
+            while not self.grow(self._speculative.next_positions()):
+                pass
             self._speculative.draft()
         chunks = self.chunks()
         while chunks and not self.grow(chunks):

@@ -7,17 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.engine.drafter import AcceptedTokens, Drafter, DraftRequest, SpeculationStatistics
+from contract.types import Clock
+from reference.engine.draft_block import DraftBlock
+from reference.engine.drafter import Drafter, DraftRequest, SpeculationStatistics
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits
 from reference.runner import ModelRunner
-from reference.sched.cost import Load, StepCost
-
-FIRST_DRAFTS = 3
-"""Most drafted tokens in a step until drafts were right: a wrong one costs its part of the step."""
-UNKNOWN_COST = 1.5
-"""How many times as long a step with drafts is assumed to be before there are measurements."""
+from reference.sched.cost import StepCost
+from reference.sched.drafts import AcceptedTokens, DraftPolicy
+from reference.sched.planner import Chunk
 
 
 class SpeculativeDecoder:
@@ -36,13 +35,19 @@ class SpeculativeDecoder:
         drafter: Drafter,
         most: int,
         cost: StepCost,
+        clock: Clock,
     ) -> None:
         self.statistics = SpeculationStatistics()
         self._runner = runner
         self._slot_manager = slot_manager
         self._drafter = drafter
+        self._block = drafter if isinstance(drafter, DraftBlock) else None
+        if self._block is not None:
+            self._block.attach(slot_manager.table, self._follows)
         self._most = most
-        self._cost = cost
+        self._clock = clock
+        self._began = 0.0
+        self._policy = DraftPolicy(cost, redone=slot_manager.recurrent)
         self._yields: dict[int, AcceptedTokens] = {}
 
     def consider(self, sequence: Sequence) -> bool:
@@ -52,7 +57,11 @@ class SpeculativeDecoder:
         if table.lockstep[slot] or not self._may(sequence):
             return False
         tokens = sequence.tokens[: sequence.known]
-        if sequence.known < self._yield(sequence).paused_until:
+        measured = self._yield(sequence)
+        if sequence.known < measured.paused_until:
+            return False
+        if not self._policy.count(measured, len(self._slot_manager.running), self._most):
+            measured.pause(sequence.known)
             return False
         if not self._drafter.ready(sequence.order, tokens):
             return False
@@ -60,17 +69,31 @@ class SpeculativeDecoder:
         table.known[slot] = sequence.known
         return True
 
-    def draft(self) -> None:
-        """Draft tokens for every sequence in lockstep whose tokens are all known."""
-        table, running = self._slot_manager.table, self._slot_manager.running
-        ready = [
+    def next_positions(self) -> list[Chunk]:
+        """A draft block's keys lie in the pages of a sequence, so each sequence that waits for
+        drafts needs the page of its last token before: a chunk of that token for each."""
+        if self._block is None:
+            return []
+        return [Chunk(slot, sequence.known - 1, 1) for slot, sequence in self._ready()]
+
+    def _ready(self) -> list[tuple[int, Sequence]]:
+        """The sequences in lockstep whose tokens are all known."""
+        table = self._slot_manager.table
+        return [
             (slot, sequence)
-            for slot, sequence in running.items()
+            for slot, sequence in self._slot_manager.running.items()
             if table.lockstep[slot]
             and not table.stalled[slot]
             and not table.draft[slot]
             and table.computed[slot] == table.known[slot] - 1
         ]
+
+    def draft(self) -> None:
+        """Draft tokens for every sequence in lockstep whose tokens are all known."""
+        running, ready = self._slot_manager.running, self._ready()
+        if not ready:
+            return
+        self._began = self._clock()
         room = self._room(len(running))
         opened: list[DraftRequest] = []
         for slot, sequence in ready:
@@ -83,12 +106,20 @@ class SpeculativeDecoder:
         for slot, sequence in ready:
             self._write(sequence, drafts.get(slot))
 
-    def before_step(self, sequences: list[Sequence]) -> None:
-        """Save the recurrent states that wrong drafts would spoil, just before the submission."""
+    def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
+        """Save what the step that is submitted next would overwrite: recurrent states, which wrong
+        drafts spoil, and what a draft block reads."""
+        if self._block is not None:
+            self._block.before_step(sequences, chunks)
         if self._slot_manager.keeps_states:
             for sequence in sequences:
                 if self._slot_manager.table.draft[sequence.slot] and sequence.undo is not None:
                     self._runner.recurrent.save(sequence.slot, sequence.undo)
+
+    def after_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
+        """A step over ``chunks`` was submitted."""
+        if self._block is not None:
+            self._block.after_step(sequences, chunks)
 
     def settle(self, sequence: Sequence, start: int, stop: int) -> None:
         """After a step over ``start`` to ``stop`` - 1 was read and the tokens it gave are known:
@@ -108,9 +139,10 @@ class SpeculativeDecoder:
             accepted=so_far.accepted + gained - 1,
             steps=so_far.steps + 1,
         )
-        measured = self._yield(sequence)
-        measured.note(gained)
-        if measured.steps >= 2 and measured.mean < self._worth(drafted):
+        measured, running = self._yield(sequence), len(self._slot_manager.running)
+        measured.note(gained, drafted)
+        self._policy.note(drafted, gained, running, self._clock() - self._began)
+        if not self._policy.count(measured, running, self._most):
             self._pause(sequence)
 
     def forget(self, sequence: Sequence) -> None:
@@ -136,15 +168,15 @@ class SpeculativeDecoder:
     def _bound(self, sequence: Sequence) -> int:
         """The most drafted tokens for one sequence now."""
         slot, limits = sequence.slot, self._runner.limits
-        measured = self._yield(sequence)
-        most = self._most if measured.mean > FIRST_DRAFTS else FIRST_DRAFTS
-        most = min(most, self._most, sequence.last - sequence.known)
+        running = len(self._slot_manager.running)
+        most = self._policy.count(self._yield(sequence), running, self._most)
+        most = min(most, sequence.last - sequence.known)
         sampling = sequence.request.sampling
         if sampling.penalizes:
             most = min(most, limits.recent_tokens - sampling.repeat_last_n)
         if self._slot_manager.recurrent:
             if sequence.undo is None:
-                sequence.undo = self._slot_manager.memory.save_state_slot()
+                sequence.undo = self._slot_manager.memory.save_state_slot(own=True)
             if sequence.undo is None:
                 return 0
             table = self._slot_manager.table
@@ -156,17 +188,16 @@ class SpeculativeDecoder:
         limits: Limits = self._runner.limits
         return min(limits.step_rows, limits.step_tokens - 1) - running
 
-    def _worth(self, drafted: int) -> float:
-        """How many tokens a step with drafts must yield to be worth its time."""
-        alone, more = (self._cost.predict(Load(n, 0)) for n in (1, 1 + drafted))
-        if alone is None or more is None or alone <= 0:
-            return UNKNOWN_COST
-        return more / alone
-
     def _pause(self, sequence: Sequence) -> None:
         self._yield(sequence).pause(sequence.known)
+        running = len(self._slot_manager.running)
+        if self._block and self._policy.given_up(self._yield(sequence), running, self._most):
+            self._block.leave(sequence.order)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
         self.statistics = replace(self.statistics, pauses=self.statistics.pauses + 1)
+
+    def _follows(self) -> bool:
+        return self._policy.follows(len(self._slot_manager.running), self._most)
 
     def _yield(self, sequence: Sequence) -> AcceptedTokens:
         return self._yields.setdefault(sequence.order, AcceptedTokens())

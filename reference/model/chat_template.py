@@ -135,11 +135,6 @@ class ChatTemplate(ContextManager):
         return "enable_thinking" in self.text + self.tool_text
 
     @property
-    def knows_tools(self) -> bool:
-        """Whether the template describes tools to the model."""
-        return "tools" in self.tool_text
-
-    @property
     def takes_system(self) -> bool:
         """Whether the text of a system message reaches the model."""
         return self._forms_of(tools=False).takes_system

@@ -6,11 +6,13 @@ from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 
+from contract.errors import ZincError
 from contract.ir.graph import Graph
 from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import build_graph
+from reference.model.families.draft_block import build_draft_block
 from reference.model.families.smooth_keys import Powers, equalising_powers
 from reference.model.families.tensors import ModelTensors
 from reference.model.gguf import GgufFile, open_gguf
@@ -50,11 +52,26 @@ class Model:
         """
         graph = self._latest.get(limits)
         if graph is None:
-            tensors = ModelTensors(str(self.file.path), self.file.tensors, self._powers)
-            graph = build_graph(self.config, tensors, limits)
+            graph = build_graph(self.config, self._tensors(), limits)
             self._latest.clear()
             self._latest[limits] = graph
         return graph
+
+    @cached_property
+    def draft_problem(self) -> str | None:
+        """Why the file's draft block cannot be used, None where it can."""
+        try:
+            self.draft_graph(Limits(slots=1, context=16, pages=1, hidden_rows=1))
+        except ZincError as error:
+            return str(error)
+        return None
+
+    def draft_graph(self, limits: Limits) -> Graph:
+        """The verified graph of the draft block for an engine with ``limits``."""
+        return build_draft_block(self.config, self._tensors(), limits)
+
+    def _tensors(self) -> ModelTensors:
+        return ModelTensors(str(self.file.path), self.file.tensors, self._powers)
 
 
 def open_model(path: str | Path) -> Model:

@@ -36,7 +36,7 @@ class TemplateForms:
 
     def adapted(self, messages: Sequence[Turn]) -> list[Turn]:
         """``messages`` in the forms the template takes."""
-        return [self._adapted(message) for message in messages]
+        return [self._adapted(message) for message in self._with_system(messages)]
 
     def takes_text(self, role: str) -> bool:
         """Whether the content of messages of a role is a text; False where it is a list of parts,
@@ -52,6 +52,35 @@ class TemplateForms:
     def takes_system(self) -> bool:
         """Whether what a system message says reaches the model."""
         return self._prints("system", MARK) or self._prints("system", _parts(MARK))
+
+    @cached_property
+    def _takes_two_systems(self) -> bool:
+        """Whether a second system message at the beginning comes out beside the first."""
+        first, second = self._system(VALUE), self._system(MARK)
+        text = self._try_out([first, second, self._user("hi")])
+        return text is not None and MARK in text and VALUE in text
+
+    @cached_property
+    def _takes_late_systems(self) -> bool:
+        """Whether a system message behind a user's comes out."""
+        text = self._try_out([self._user("hi"), self._system(MARK), self._user("hi")])
+        return text is not None and MARK in text
+
+    def _with_system(self, messages: Sequence[Turn]) -> Sequence[Turn]:
+        """``messages`` whose system messages stand where the template takes them: those at the
+        beginning are joined to one, and later ones become the user's, where it does not."""
+        roles = [message["role"] for message in messages]
+        first = next((n for n, role in enumerate(roles) if role != "system"), len(roles))
+        head, rest = list(messages[:first]), list(messages[first:])
+        texts = [_text_of(message.get("content")) for message in head]
+        if first > 1 and None not in texts and not self._takes_two_systems:
+            head = [{"role": "system", "content": "\n\n".join(filter(None, texts))}]
+        if "system" in roles[first:] and not self._takes_late_systems:
+            rest = [{**m, "role": "user"} if m["role"] == "system" else m for m in rest]
+        return head + rest
+
+    def _system(self, text: str) -> Turn:
+        return {"role": "system", "content": text if self.takes_text("system") else _parts(text)}
 
     def _adapted(self, message: Turn) -> Turn:
         content = message.get("content")
@@ -126,6 +155,12 @@ def _parts(text: str) -> list[Turn]:
 
 
 EMPTY_CONTENTS: tuple[Any, ...] = (None, "", ABSENT, [], _parts(""))
+
+
+def _text_of(content: object) -> str | None:
+    """A content as one text; None where it holds anything else."""
+    texts = [content] if isinstance(content, str) else _texts_of(content)
+    return None if texts is None else "".join(texts)
 
 
 def _texts_of(content: object) -> list[str] | None:

@@ -45,7 +45,7 @@ def span_digests(words: UInt32) -> UInt32:
     spans = len(words) // SPAN
     by_leaf = words.reshape(spans, -1, DIGEST_LEAVES).transpose(1, 0, 2)
     leaves = digests(by_leaf.reshape(-1, spans * DIGEST_LEAVES))
-    parts = leaves.reshape(DIGEST_WORDS, spans, DIGEST_FAN, DIGEST_FAN).transpose(2, 0, 1, 3)
-    nodes = digests(parts.reshape(-1, spans * DIGEST_FAN))
-    in_order = nodes.reshape(DIGEST_WORDS, spans, DIGEST_FAN).transpose(2, 0, 1)
-    return np.ascontiguousarray(digests(in_order.reshape(-1, spans)).T)
+    by_node = leaves.reshape(DIGEST_WORDS, spans, DIGEST_FAN, DIGEST_FAN).transpose(2, 0, 1, 3)
+    nodes = digests(by_node.reshape(-1, spans * DIGEST_FAN))
+    by_root = nodes.reshape(DIGEST_WORDS, spans, DIGEST_FAN).transpose(2, 0, 1)
+    return np.ascontiguousarray(digests(by_root.reshape(-1, spans)).T)

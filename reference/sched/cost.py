@@ -82,11 +82,14 @@ class StepCost:
         self._coefficients: Coefficients | None = None
         self._steps = 0
         self._fitted = 0
+        self.total = 0.0
+        """Seconds of all steps that were observed."""
 
     def observe(self, load: Load, seconds: float) -> None:
         """Learn that a step took ``seconds``. A duration that is not above 0 is ignored."""
         if not 0 < seconds < math.inf:
             return
+        self.total += seconds
         line = self.coefficients()
         if line is not None and self._steps >= REFIT_STEPS:
             self._curve.observe(load.tokens, seconds - line.position * load.attended)

@@ -124,6 +124,13 @@ class SlotTable:
             length = min(computed + (not self.lockstep[slot]), self.end[slot])
         return min(length, cut) if computed < cut else length
 
+    def plain_sampling(self, slots: list[int], positions: list[int]) -> NDArray[np.void]:
+        """SAMPLING[n] of the tokens at ``positions`` of ``slots``, without penalties and biases."""
+        sampling = self._sampling.take(slots)
+        sampling["position"] = positions
+        sampling["repeat_last_n"] = sampling["bias_count"] = 0
+        return sampling
+
     def missing_pages(self, chunks: Iterable[Chunk]) -> list[int]:
         """How many more pages each chunk's sequence needs for the chunk."""
         held = self.page_count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,60 +12,28 @@ from accel.amd.generation import GFX11, GFX12, PRIVILEGED
 from accel.amd.isa.decode import GFX11 as ISA
 from accel.amd.isa.decode import SCC, decode, opcodes
 from accel.amd.isa.semantics import access, table
-from accel.amd.runtime import Choices
 from accel.amd.sim.fake_kernel import FakeKernel
-from accel.amd.sim.fake_machine import PROPERTIES, Behaviour
 from accel.amd.system import findings
-from accel.amd.tier import AmdTier
 from accel.kernels.source import Module, modules
 from contract.errors import DeviceLost
-from harness.parity import Case, compare
+from harness.parity import compare
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from tests.amd.code import shipped, words
 from tests.amd.conftest import DRIVERS, OpenTier
 from tests.amd.test_matrices import MANY
-from tests.amd.test_parity import SMALL, part
-from tests.kernels.test_parity import chosen
+from tests.kernels.machines import gfx1100
 from tests.model_runs import FEW, assert_same, generate
-
-RDNA3 = PROPERTIES | {"gfx_target_version": 110000, "simd_count": 192}
-
-
-def system(**more: object) -> FakeKernel:
-    """A machine with such a GPU, reads of launches being checked."""
-    given = {"properties": dict(RDNA3), "discovery": 11 << 16, "checked": True, **more}
-    return FakeKernel(Behaviour(**given))  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def old() -> Iterator[AmdTier]:
-    """One tier for all cases."""
-    kernel = system()
-    with AmdTier(kernel=kernel) as opened:
-        yield opened
-    assert kernel.left_over == []
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_gpu_by_its_name(open_amd: OpenTier, driver: str) -> None:
     """Found, its packets tried, its self-test passed, whatever the kernel calls it."""
-    kernel = system()
+    kernel = gfx1100()
     kernel.behaviour.name = "ip discovery"
     tier = open_amd(kernel, DRIVERS[driver])
     assert tier.info.device == "gfx1100 (simulated)"
     assert tier._runtime.modules.native
-
-
-@pytest.mark.parametrize("case", SMALL[::5], ids=str)
-def test_parity(old: AmdTier, case: Case) -> None:
-    assert compare(old, case) == {}
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("case", part(chosen("all"), "1/16"), ids=str)
-def test_more_cases(old: AmdTier, case: Case) -> None:
-    assert compare(old, case) == {}
 
 
 @pytest.mark.soak
@@ -75,28 +42,20 @@ def test_a_whole_model(open_amd: OpenTier, tiny_model_path: object, driver: str)
     """Every logit and token is the CPU tier's."""
     model = open_model(tiny_model_path)  # type: ignore[arg-type]
     expected = generate(model, CpuTier(), FEW)
-    assert_same(expected, generate(model, open_amd(system(), DRIVERS[driver]), FEW))
-
-
-def test_integers_in_place_of_division_and_root() -> None:
-    kernel = system()
-    with AmdTier(choices=Choices(native=False), kernel=kernel) as tier:
-        for case in SMALL[::12]:
-            assert compare(tier, case) == {}, str(case)
-    assert kernel.left_over == []
+    assert_same(expected, generate(model, open_amd(gfx1100(), DRIVERS[driver]), FEW))
 
 
 def test_there_is_a_kernel_for_everything_but_matrix_instructions(open_amd: OpenTier) -> None:
     """Whose operands lie otherwise: steps of many tokens keep to packed dots."""
     assert all(shipped(str(module), GFX11) for module in modules(repeating=False))
-    tier = open_amd(system())
+    tier = open_amd(gfx1100())
     assert compare(tier, MANY[0]) == {}
     assert tier._runtime.multiplies() is False
 
 
 def test_launches_of_amdkfd_are_privileged(open_amd: OpenTier) -> None:
     """As its trap handler wants it; neither user queues nor the newer generation do."""
-    for kernel, name, bits in ((system(), "t1", PRIVILEGED), (system(), "t2", 0),
+    for kernel, name, bits in ((gfx1100(), "t1", PRIVILEGED), (gfx1100(), "t2", 0),
                                (FakeKernel(), "t1", 0)):  # fmt: skip
         loaded = open_amd(kernel, name)._runtime.modules.kernel(Module("add"))
         assert loaded.header.rsrc1 & PRIVILEGED == bits
@@ -109,7 +68,7 @@ def test_a_cache_that_only_it_has_is_emptied(
     caches = GFX11.caches
     assert caches.acquire_level & pm4.GL1_INV
     assert not GFX12.caches.acquire_level & pm4.GL1_INV
-    tier = open_amd(system())
+    tier = open_amd(gfx1100())
     real = pm4.acquire_memory
     monkeypatch.setattr(pm4, "acquire_memory", lambda bits: real(bits & ~pm4.GL1_INV))
     with pytest.raises(DeviceLost, match="without ACQUIRE_MEM between"):
@@ -119,8 +78,8 @@ def test_a_cache_that_only_it_has_is_emptied(
 def test_firmware_of_its_own() -> None:
     """User queues want other versions of it."""
     versions = {"me": 2390, "pfp": 2530, "mec": 2600, "mes": 120}
-    assert not [f for f in findings(system(firmware=versions), "t2") if f.remedy]
-    old = [f for f in findings(system(firmware=versions | {"mec": 2599}), "t2") if f.remedy]
+    assert not [f for f in findings(gfx1100(firmware=versions), "t2") if f.remedy]
+    old = [f for f in findings(gfx1100(firmware=versions | {"mec": 2599}), "t2") if f.remedy]
     assert [found.remedy for found in old] == ["update linux-firmware, user queues want 2600"]
 
 

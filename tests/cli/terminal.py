@@ -38,6 +38,12 @@ class Terminal:
         while self.seen.count(text) < count:
             self.wait_for_more()
 
+    def wait_behind(self, text: str) -> None:
+        """Until anything was seen behind ``text``, perhaps together with it."""
+        self.wait_for(text)
+        while self.seen.endswith(text):
+            self.wait_for_more()
+
     def wait_for_more(self) -> None:
         """Until anything more was seen."""
         ready, _, _ = select.select([self._master], [], [], PATIENCE_SECONDS)
@@ -52,9 +58,13 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(*words: object, hold: Path | None = None) -> Iterator[Terminal]:
-    """A command in a pseudo terminal, whose engine ``hold`` holds."""
+    """A command in a pseudo terminal, whose engine ``hold`` holds. A test that fails, or hangs,
+    shows what was seen."""
     opened = Terminal(*words, hold=hold)
     try:
         yield opened
+    except BaseException:
+        print("the terminal showed:", opened.seen, sep="\n")
+        raise
     finally:
         opened.close()

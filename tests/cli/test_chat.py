@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contract.types import SamplingParams
-from harness.generate import Session, SessionOptions
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from tests.cli.conftest import Change, zinc_process
 from tests.cli.terminal import terminal
 from tests.patience import PATIENCE_SECONDS
@@ -87,8 +88,7 @@ def test_at_a_terminal(tiny_model: Path, hold: Path) -> None:
         user.wait_for("/system TEXT")
         user.wait_for(">>> ", 2)
         user.type("hello\n")
-        user.wait_for("hello\r\n")
-        user.wait_for_more()
+        user.wait_behind("hello\r\n")
         os.killpg(user.process.pid, signal.SIGINT)
         user.wait_for("interrupted]")
         user.wait_for(">>> ", 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.client import ServerClient, ServerError
-from harness.generate import SessionOptions
+from harness.host.options import SessionOptions
 from harness.serve.keys import key_digest, new_key
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
@@ -22,6 +23,18 @@ from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS
 
 TURNS = b"hello\n\nand then?\n/reset\nhello\n/system Be brief.\nhello\n/exit\nunread\n"
+CUTS = """
+import socket
+
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+connection, _ = listening.accept()
+heard = b""
+while not heard.endswith(b"}"):
+    heard += connection.recv(65536)
+connection.sendall(b'HTTP/1.1 200 OK\\r\\n\\r\\ndata: {"choices": []}\\n\\n')
+connection.close()
+"""
 FLAGS = ("--max-tokens", 5, "--temperature", 0.8, "--seed", 4, "--stop", "zq")
 
 
@@ -48,12 +61,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
 ) -> None:
     """The server hears of it: its slot is free again, though the engine makes no more steps."""
     hold_steps(monkeypatch, 20)
-    words = ("chat", "--server", server.url, "--max-tokens", 900)
+    words = ("chat", "--server", server.url, "--max-tokens", 900, "--seed", 4)
     with terminal(*words) as user:
         user.wait_for(">>> ")
         user.type("hello\n")
-        user.wait_for("hello\r\n")
-        user.wait_for_more()
+        user.wait_behind("hello\r\n")
         os.killpg(user.process.pid, signal.SIGINT)
         user.wait_for("interrupted")
         user.wait_for(">>> ", 2)
@@ -103,12 +115,7 @@ def test_recordings_are_of_a_local_model(server: Running, tmp_path: Path) -> Non
 
 def test_a_server_that_cuts_its_answer(tmp_path: Path) -> None:
     """A stream without its last line is an error, not a short answer."""
-    program = (
-        "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1],"
-        " flush=True); c, _ = s.accept(); c.recv(65536); c.sendall(b'HTTP/1.1 200 OK\\r\\n\\r\\n"
-        'data: {"choices": []}\\n\\n\'); c.close()'
-    )
-    with subprocess.Popen(["python3", "-c", program], stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen([sys.executable, "-c", CUTS], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         client = ServerClient(f"http://127.0.0.1:{int(other.stdout.readline())}")
         events = client.stream("/v1/chat/completions", {})

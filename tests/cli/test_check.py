@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import generate
 from harness.catalog import DEFAULT_ID, find, model_path
 from harness.cli import exactness
+from harness.host import open as host_open
 from harness.memory import LimitsAt, plan_steps
 from harness.tiers import TIERS, open_tier
 from reference.exact import elementary
@@ -58,7 +58,7 @@ def test_check_plans_what_run_takes(
         plans.append(plan)
         return plan, limits_at
 
-    monkeypatch.setattr(generate, "plan_steps", noted)
+    monkeypatch.setattr(host_open, "plan_steps", noted)
     common = ("--model", tiny_model, "--tier", tier, *words)
     assert zinc("check", *common).code == 0
     assert zinc("run", "hi", *common, "--max-tokens", 2).code == 0

@@ -31,9 +31,15 @@ def run_of(zinc: Zinc, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     return inspect
 
 
-def test_drafting_blocks_take_no_part(run_of: Callable[[str], dict[str, Any]]) -> None:
+def test_draft_blocks_take_no_part_in_a_token(run_of: Callable[[str], dict[str, Any]]) -> None:
+    """What one adds: its weights, and keys and values of one more layer."""
     plain, drafting = run_of("qwen35moe"), run_of("qwen35moe-nextn")
-    assert (plain["drafting_blocks"], drafting["drafting_blocks"]) == (0, 1)
+    assert plain["drafts"] == {"blocks": 0, "problem": None}
+    drafts = drafting["drafts"]
+    assert (drafts["blocks"], drafts["problem"]) == (1, None)
+    (attention,) = drafting["attention"]
+    assert drafts["kv_per_token"] == attention["kv_per_token"]
+    assert 0 < drafts["weights"] < drafts["total"]
     assert drafting["active_parameters"] == plain["active_parameters"] < plain["parameters"]
     assert drafting["parameters"] > plain["parameters"]
 

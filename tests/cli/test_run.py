@@ -19,12 +19,14 @@ from contract.errors import DoesNotFit, RequestError
 from contract.types import FinishReason, SamplingParams
 from harness import progress
 from harness.catalog import entries
-from harness.generate import Session, SessionOptions
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from tests.cli.conftest import Change, Result, command, environment, zinc_process
 from tests.harness.catalog_tools import MEMBER, build_wheel, offline_pip, wheel_entry
 from tests.needs import need_device
+from tests.patience import PATIENCE_SECONDS
 
 Zinc = Callable[..., Result]
 CLOSING = re.compile(
@@ -196,7 +198,7 @@ def test_ctrl_c_ends_the_line_and_exits_130(tiny_model: Path, hold: Path) -> Non
     )
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     assert (first + out).endswith(b"\n")
     assert CLOSING.fullmatch(err.decode())
@@ -217,7 +219,7 @@ def test_a_closed_pipe_is_quiet(tiny_model: Path, hold: Path) -> None:
     hold.unlink()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(60) == 141
+    assert process.wait(PATIENCE_SECONDS) == 141
 
 
 def test_session_streams_what_it_reports(session: Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,14 @@ def driver() -> FakeDriver:
 @pytest.fixture
 def open_cuda(driver: FakeDriver) -> Iterator[OpenTier]:
     """``open_cuda(**choices)`` opens a tier that is closed after the test."""
-    opened: list[CudaTier] = []
+    with ExitStack() as opened:
 
-    def open_it(**choices: object) -> CudaTier:
-        tier = CudaTier(choices=Choices(**choices), binding=driver, compiler=Compiler(FakeNvrtc()))
-        opened.append(tier)
-        return tier
+        def open_it(**choices: object) -> CudaTier:
+            compiler = Compiler(FakeNvrtc())
+            tier = CudaTier(choices=Choices(**choices), binding=driver, compiler=compiler)
+            return opened.enter_context(tier)
 
-    yield open_it
-    for tier in opened:
-        tier.close()
+        yield open_it
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +33,73 @@ EVEN = np.float32(2.0**-9)
 and the order of their sums."""
 
 
-def attention(heads: int, kv_heads: int, head_dim: int, window: int, soft_cap: float) -> Graph:
+@dataclass(frozen=True)
+class Heads:
+    """The sizes of an attention, and the positions that a token sees where they are few."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+
+    @property
+    def width(self) -> int:
+        """Columns of the queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def pool(self) -> tuple[int, ...]:
+        """The shape of all pages."""
+        return SLOT_PAGES, 2, 16, self.kv_heads, self.head_dim
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Parameters of the opcode."""
+        return {**asdict(self), "scale": self.head_dim**-0.5}
+
+
+def attention(heads: Heads, soft_cap: float = 0.0, weight_rows: int = 0) -> Graph:
+    """The opcode alone, or in front of a product by a matrix of so many rows."""
     builder = GraphBuilder("attention")
-    builder.emit(
+    output = {} if weight_rows else {"y": builder.output("y", "tokens", heads.width)}
+    y = builder.emit(
         Opcode.FLASH_ATTN_BATCHED,
-        q=builder.buffer("q", BufferKind.REQUEST, F32, ("tokens", heads * head_dim)),
-        kv=builder.buffer("kv", BufferKind.STATE, I12, (SLOT_PAGES, 2, 16, kv_heads, head_dim)),
+        q=builder.buffer("q", BufferKind.REQUEST, F32, ("tokens", heads.width)),
+        kv=builder.buffer("kv", BufferKind.STATE, I12, heads.pool),
         page_table=builder.buffer("page_table", BufferKind.REQUEST, I32, (SLOTS, SLOT_PAGES)),
         query=builder.buffer("query", BufferKind.REQUEST, I32, ("tokens", 4)),
-        y=builder.output("y", "tokens", heads * head_dim),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        window=window,
+        **output,
+        **heads.params,
         soft_cap=soft_cap,
     )
+    if weight_rows:
+        weight = builder.buffer("w", BufferKind.WEIGHT, Q4_K, (weight_rows, heads.width))
+        product = builder.output("y", "tokens", weight_rows)
+        builder.emit(Opcode.MATMUL, x=y, weight=weight, y=product)
     return builder.build()
+
+
+def step_memory(
+    graph: Graph, heads: Heads, tokens: int, rng: np.random.Generator
+) -> dict[str, NDArray[Any]]:
+    """Filled pages, and room for the output of so many tokens."""
+    key, columns = ShapeKey(tokens, 0), int(graph.buffers["y"].shape[-1])
+    memory = {
+        "kv": aligned_memory(buffer_bytes(graph.buffers["kv"], key)),
+        "y": aligned_memory(tokens * columns * 4).view(np.float32),
+    }
+    filled_pages(memory["kv"], heads.pool, rng)
+    return memory
+
+
+def words_of(query: NDArray[Any]) -> NDArray[np.int32]:
+    """QUERY_TOKEN[tokens] as int32[tokens, 4]."""
+    return query.view(np.int32).reshape(len(query), 4)
+
+
+def by_definition(inputs: dict[str, NDArray[Any]], kv: NDArray[Any], heads: Heads) -> Any:
+    """What the definition gives."""
+    return flash_attn_batched(**inputs, kv=page_view(kv, I12, heads.pool), **heads.params)
 
 
 def filled_pages(raw: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> None:
@@ -87,15 +137,10 @@ def test_every_split_has_the_bits_of_the_definition(
     folder: Path,
 ) -> None:
     """One tile to four spans, windows, heads that fill no group; two steps after each other."""
-    graph = attention(heads, kv_heads, head_dim, window, 0.0)
-    key = ShapeKey(len(positions), 0)
+    sizes = Heads(heads, kv_heads, head_dim, window)
+    graph, key = attention(sizes), ShapeKey(len(positions), 0)
     rng = np.random.default_rng(heads * head_dim + window)
-    shape = (SLOT_PAGES, 2, 16, kv_heads, head_dim)
-    kept = {
-        "kv": aligned_memory(buffer_bytes(graph.buffers["kv"], key)),
-        "y": aligned_memory(len(positions) * heads * head_dim * 4).view(np.float32),
-    }
-    filled_pages(kept["kv"], shape, rng)
+    kept = step_memory(graph, sizes, key.tokens, rng)
     query = np.zeros(len(positions), QUERY_TOKEN)
     query["slot"], query["position"] = 1, positions
     pages = np.full((SLOTS, SLOT_PAGES), -1, np.int32)
@@ -109,18 +154,10 @@ def test_every_split_has_the_bits_of_the_definition(
     inputs = {
         "q": q,
         "page_table": pages,
-        "query": query.view(np.int32).reshape(len(positions), 4),
+        "query": words_of(query),
     }
     run_step(graph, (key, key), inputs, kept, {}, folder, parts=PARTS)
-    want = flash_attn_batched(
-        **inputs,
-        kv=page_view(kept["kv"], I12, shape),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        window=window,
-    )
+    want = by_definition(inputs, kept["kv"], sizes)
     assert np.array_equal(kept["y"].reshape(want.shape), want, equal_nan=True)
     assert np.isfinite(want[0, :head_dim]).all()
 
@@ -156,7 +193,7 @@ def test_blocks_of_many_tokens(
 ) -> None:
     """Runs of (slot, first position, tokens) of both slots; up to four spans; broken rows. In a
     form of few tokens each is taken by itself, as in a larger one those alone in their slots."""
-    check_runs(heads, kv_heads, head_dim, window, most, runs, folder, DEVICE)
+    check_runs(Heads(heads, kv_heads, head_dim, window), most, runs, folder, DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +209,12 @@ def test_blocks_of_single_warps(
     heads: int, head_dim: int, window: int, runs: tuple[tuple[int, int, int], ...], folder: Path
 ) -> None:
     """Where there are no products of warp groups."""
-    step = lower_graph(attention(heads, 1, head_dim, window, 0.0), ShapeKey(72, 0), PARTS, "cuda")
+    sizes = Heads(heads, 1, head_dim, window)
+    step = lower_graph(attention(sizes), ShapeKey(72, 0), PARTS, "cuda")
     for device, file in ((OLDER, "attention_blocks.cu"), (DEVICE, "attention_groups.cu")):
         (launch,) = plan_launches(step.ops, device).launches
         assert launch.source.name == file
-    check_runs(heads, 1, head_dim, window, 72, runs, folder, OLDER)
+    check_runs(sizes, 72, runs, folder, OLDER)
 
 
 @pytest.mark.parametrize(
@@ -193,11 +231,11 @@ def test_several_tiles_at_once(
     head_dim: int, window: int, runs: tuple[tuple[int, int, int], ...], warps: int, folder: Path
 ) -> None:
     """Where there are more multiprocessors than tokens and heads, blocks are as large as can be."""
-    graph, device = attention(4, 1, head_dim, window, 0.0), replace(DEVICE, multiprocessors=132)
-    step = lower_graph(graph, ShapeKey(9, 0), PARTS, "cuda")
+    sizes, device = Heads(4, 1, head_dim, window), replace(DEVICE, multiprocessors=132)
+    step = lower_graph(attention(sizes), ShapeKey(9, 0), PARTS, "cuda")
     (launch,) = plan_launches(step.ops, device).launches
     assert (launch.source.name, launch.block[0]) == ("attention_tokens.cu", 32 * warps)
-    check_runs(4, 1, head_dim, window, 9, runs, folder, device)
+    check_runs(sizes, 9, runs, folder, device)
 
 
 @pytest.mark.parametrize(
@@ -211,34 +249,15 @@ def test_rows_are_packed_for_the_product_behind(
     """One launch less: attention leaves the integers that the product reads."""
     device = replace(DEVICE, multiprocessors=multiprocessors)
     query = tokens_of(((0, 70, 2), (1, 15, 3), (0, 400, 1)))
-    columns, key = heads * head_dim, ShapeKey(len(query), 0)
-    builder = GraphBuilder("attention")
-    shape = (SLOT_PAGES, 2, 16, kv_heads, head_dim)
-    y = builder.emit(
-        Opcode.FLASH_ATTN_BATCHED,
-        q=builder.buffer("q", BufferKind.REQUEST, F32, ("tokens", columns)),
-        kv=builder.buffer("kv", BufferKind.STATE, I12, shape),
-        page_table=builder.buffer("page_table", BufferKind.REQUEST, I32, (SLOTS, SLOT_PAGES)),
-        query=builder.buffer("query", BufferKind.REQUEST, I32, ("tokens", 4)),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-    )
-    weight = builder.buffer("w", BufferKind.WEIGHT, Q4_K, (48, columns))
-    builder.emit(Opcode.MATMUL, x=y, weight=weight, y=builder.output("y", "tokens", 48))
-    graph, rng = builder.build(), np.random.default_rng(most)
-    stored = FORMATS[Q4_K].quantize(rng.standard_normal((48, columns)).astype(np.float32))
-    kept: dict[str, NDArray[Any]] = {
-        "kv": aligned_memory(buffer_bytes(graph.buffers["kv"], key)),
-        "y": aligned_memory(most * 48 * 4).view(np.float32),
-    }
-    filled_pages(kept["kv"], shape, rng)
+    sizes, key = Heads(heads, kv_heads, head_dim), ShapeKey(len(query), 0)
+    graph, rng = attention(sizes, weight_rows=48), np.random.default_rng(most)
+    stored = FORMATS[Q4_K].quantize(rng.standard_normal((48, sizes.width)).astype(np.float32))
+    kept = step_memory(graph, sizes, most, rng)
     pages = np.stack([rng.permutation(SLOT_PAGES) for _ in range(SLOTS)]).astype(np.int32)
     inputs: dict[str, NDArray[Any]] = {
-        "q": rng.standard_normal((key.tokens, columns)).astype(np.float32),
+        "q": rng.standard_normal((key.tokens, sizes.width)).astype(np.float32),
         "page_table": pages,
-        "query": query.view(np.int32).reshape(key.tokens, 4),
+        "query": words_of(query),
     }
     inputs["q"][1, 3] = np.inf
     bucket = ShapeKey(most, 0)
@@ -246,16 +265,8 @@ def test_rows_are_packed_for_the_product_behind(
     assert "unit_pack" not in [launch.entry for launch in plan.launches]
     matrices = {"w": (Q4_K, stored)}
     run_step(graph, (key, bucket), inputs, kept, matrices, folder, parts=PARTS, device=device)
-    made = flash_attn_batched(
-        **inputs,
-        kv=page_view(kept["kv"], I12, shape),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        window=0,
-    )
-    want = matmul(stored, Q4_K, made.reshape(key.tokens, columns))
+    made = by_definition(inputs, kept["kv"], sizes)
+    want = matmul(stored, Q4_K, made.reshape(key.tokens, sizes.width))
     got = kept["y"].reshape(-1, 48)[: key.tokens]
     assert np.array_equal(got, want, equal_nan=True)
 
@@ -269,84 +280,59 @@ def tokens_of(runs: tuple[tuple[int, int, int], ...]) -> NDArray[Any]:
 
 
 def check_runs(
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    window: int,
+    heads: Heads,
     most: int,
     runs: tuple[tuple[int, int, int], ...],
     folder: Path,
     device: Device,
 ) -> None:
     """A step in the form of ``most`` tokens."""
-    graph = attention(heads, kv_heads, head_dim, window, 0.0)
+    graph = attention(heads)
     query = tokens_of(runs)
     key = ShapeKey(len(query), 0)
-    rng = np.random.default_rng(heads * head_dim + window)
-    shape = (SLOT_PAGES, 2, 16, kv_heads, head_dim)
-    kept = {
-        "kv": aligned_memory(buffer_bytes(graph.buffers["kv"], key)),
-        "y": aligned_memory(most * heads * head_dim * 4).view(np.float32),
-    }
-    filled_pages(kept["kv"], shape, rng)
-    broken = rng.standard_normal((2, 1, kv_heads, head_dim)).astype(np.float32)
+    rng = np.random.default_rng(heads.width + heads.window)
+    kept = step_memory(graph, heads, most, rng)
+    broken = rng.standard_normal((2, 1, heads.kv_heads, heads.head_dim)).astype(np.float32)
     broken[0, 0, -1, 3] = np.nan
     pages = np.stack([rng.permutation(SLOT_PAGES) for _ in range(SLOTS)]).astype(np.int32)
     place = pages[query["slot"][-1], query["position"][-3] // 16]
     store(
-        page_view(kept["kv"], I12, shape),
+        page_view(kept["kv"], I12, heads.pool),
         np.array([place]),
         query["position"][-3:-2] % 16,
         *broken,
     )
-    q = rng.standard_normal((key.tokens, heads * head_dim)).astype(np.float32)
-    q[0, :head_dim] *= 100
-    q[:, head_dim:] *= EVEN
+    q = rng.standard_normal((key.tokens, heads.width)).astype(np.float32)
+    q[0, : heads.head_dim] *= 100
+    q[:, heads.head_dim :] *= EVEN
     q[1 % key.tokens, -1] = np.inf
-    q[2 % key.tokens, :head_dim] = 0
-    inputs = {
-        "q": q,
-        "page_table": pages,
-        "query": query.view(np.int32).reshape(key.tokens, 4),
-    }
+    q[2 % key.tokens, : heads.head_dim] = 0
+    inputs = {"q": q, "page_table": pages, "query": words_of(query)}
     bucket = ShapeKey(most, 0)
     run_step(graph, (key, bucket), inputs, kept, {}, folder, parts=PARTS, device=device)
-    want = flash_attn_batched(
-        **inputs,
-        kv=page_view(kept["kv"], I12, shape),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        window=window,
-    )
-    got = kept["y"].reshape(-1, heads * head_dim)[: key.tokens].reshape(want.shape)
+    want = by_definition(inputs, kept["kv"], heads)
+    got = kept["y"].reshape(-1, heads.width)[: key.tokens].reshape(want.shape)
     assert np.array_equal(got, want, equal_nan=True)
     assert np.isnan(want).any()
-    assert np.isfinite(want[0, :head_dim]).all()
+    assert np.isfinite(want[0, : heads.head_dim]).all()
 
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_broken_row_breaks_its_head_alone(broken: int, folder: Path) -> None:
     """The key or value of one KV head at a visible position is not finite."""
-    graph, key = attention(4, 2, 64, 0, 0.0), ShapeKey(1, 0)
-    shape = (SLOT_PAGES, 2, 16, 2, 64)
-    kept = {
-        "kv": aligned_memory(buffer_bytes(graph.buffers["kv"], key)),
-        "y": aligned_memory(4 * 64 * 4).view(np.float32),
-    }
-    rng = np.random.default_rng(1)
-    filled_pages(kept["kv"], shape, rng)
+    sizes, key, rng = Heads(4, 2, 64), ShapeKey(1, 0), np.random.default_rng(1)
+    graph = attention(sizes)
+    kept = step_memory(graph, sizes, 1, rng)
     rows = rng.standard_normal((2, 1, 2, 64)).astype(np.float32)
     rows[broken, 0, 1, 5] = np.inf
-    store(page_view(kept["kv"], I12, shape), np.array([9]), np.array([3]), rows[0], rows[1])
+    store(page_view(kept["kv"], I12, sizes.pool), np.array([9]), np.array([3]), *rows)
     pages = np.tile(np.arange(SLOT_PAGES, dtype=np.int32), (SLOTS, 1))
     query = np.zeros(1, QUERY_TOKEN)
     query["position"] = 400
     inputs = {
         "q": rng.standard_normal((1, 256)).astype(np.float32),
         "page_table": pages,
-        "query": query.view(np.int32).reshape(1, 4),
+        "query": words_of(query),
     }
     run_step(graph, (key, key), inputs, kept, {}, folder, parts=PARTS)
     got = kept["y"].reshape(4, 64)
@@ -357,5 +343,5 @@ def test_a_broken_row_breaks_its_head_alone(broken: int, folder: Path) -> None:
 def test_a_soft_cap_is_left_to_the_plain_kernels() -> None:
     """Nothing stands in for what the tuned kernel does not do."""
     for soft_cap, plain in ((0.0, []), (30.0, [0, 1])):
-        step = lower_graph(attention(4, 1, 128, 0, soft_cap), ShapeKey(1, 0), PARTS, "cuda")
+        step = lower_graph(attention(Heads(4, 1, 128), soft_cap), ShapeKey(1, 0), PARTS, "cuda")
         assert plain_ops(plan_launches(step.ops, DEVICE)) == plain

@@ -4,6 +4,7 @@ kernels that are told to stop."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -40,16 +41,9 @@ OpenStepTier = Callable[[str], CudaTier]
 def open_tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenStepTier]:
     """Tiers with blocks of a shape, closed after the test."""
     need_device(open_driver)
-    opened: list[CudaTier] = []
-
-    def open_it(step: str) -> CudaTier:
-        tier = CudaTier(choices=Choices(cache=tmp_path_factory.getbasetemp(), step=step))
-        opened.append(tier)
-        return tier
-
-    yield open_it
-    for tier in opened:
-        tier.close()
+    cache = tmp_path_factory.getbasetemp()
+    with ExitStack() as opened:
+        yield lambda step: opened.enter_context(CudaTier(choices=Choices(cache=cache, step=step)))
 
 
 def model_of(name: str, folder: Path, quant: str = "q8_0") -> Model:

@@ -23,7 +23,7 @@ from contract.shape_key import ShapeKey
 from tests.cuda import test_delta_net, test_experts
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.product_cases import layer, spans_and_norm
-from tests.cuda.test_attention import PARTS, attention
+from tests.cuda.test_attention import PARTS, Heads, attention
 from tests.cuda.test_attention_clusters import heads_and_attention
 from tests.cuda.test_head_rows import heads_graph
 from tests.cuda.test_persistent import recorded
@@ -56,8 +56,8 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (layer(1, dtypes.Q6_K).graph, (1, 9, 80)),
         (layer(1, dtypes.Q6_K, biases=True).graph, (9, 24)),
         (spans_and_norm(dtypes.Q4_K, True, 1).graph, (9, 64)),
-        (attention(4, 1, 128, 0, 0.0), (1, 9, 80)),
-        (attention(4, 1, 256, 0, 0.0), (80,)),
+        (attention(Heads(4, 1, 128)), (1, 9, 80)),
+        (attention(Heads(4, 1, 256)), (80,)),
         (heads_graph(dtypes.I12, 128, 1, True, 1), (1,)),
         (heads_and_attention(4, 1, 128), (1,)),
         (heads_and_attention(4, 1, 256), (4,)),

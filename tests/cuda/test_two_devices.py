@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,11 @@ def open_tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenTier]:
     """``open_tier(device, **choices)`` opens tiers that are closed after the test."""
     if len(find_devices(need_device(open_driver))) < 2:
         machine_lacks("second CUDA device")
-    opened: list[Tier] = []
-
-    def open_it(device: str, **choices: Any) -> Tier:
-        tier = open_cuda(device, Choices(cache=tmp_path_factory.getbasetemp(), **choices))
-        opened.append(tier)
-        return tier
-
-    yield open_it
-    for tier in opened:
-        tier.close()
+    cache = tmp_path_factory.getbasetemp()
+    with ExitStack() as opened:
+        yield lambda device, **choices: opened.enter_context(
+            open_cuda(device, Choices(cache=cache, **choices))
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)

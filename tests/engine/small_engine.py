@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-from contract.tier import Tier
 from contract.types import Request, TokenEvent
-from harness.tiers import open_tier
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
-from tests.late_tier import LateTier
-from tests.needs import need_device
+from tests.named_tiers import named
 
 SLOTS = 3
 PAGES = 12
 CONTEXT = 96
 LIMITS = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES, step_tokens=32, step_rows=16)
 
-TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
-    "late": LateTier,
-    "native": lambda: need_device(partial(open_tier, "native")),
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
-    "cuda": lambda: need_device(partial(open_tier, "cuda")),
-}
+TIERS = named("native", "opencl", "cuda")
 
 
 def request(number: int, length: int = 5, max_tokens: int = 4, **fields: object) -> Request:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,9 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from contract.errors import RequestError
-from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions, MaskProvider
 from reference.engine.drafter import PromptLookup
@@ -25,20 +22,14 @@ from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
 from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
-from tests.late_tier import LateTier
-from tests.needs import need_device
+from tests.named_tiers import named, runner_on
 
 VOCAB = 320
 LIMITS = Limits(
     slots=3, context=96, pages=14, step_tokens=32, step_rows=16, masks=3, biases=5,
     top_log_probabilities=6,
 )  # fmt: skip
-TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
-    "late": LateTier,
-    "native": lambda: need_device(partial(open_tier, "native")),
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
-}
+TIERS = named("native", "opencl")
 
 
 def two_residues(generated: list[int]) -> NDArray[np.uint32] | None:
@@ -92,15 +83,13 @@ def run(
 
 @pytest.fixture(scope="module", params=TIERS)
 def runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
-    model = open_model(tiny_model_path)
-    with model.file, TIERS[request.param]() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with runner_on(tiny_model_path, TIERS[request.param], LIMITS) as runner:
         yield runner
 
 
 @pytest.fixture(scope="module")
 def cpu(tiny_model_path: Path) -> Iterator[ModelRunner]:
-    model = open_model(tiny_model_path)
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with runner_on(tiny_model_path, CpuTier, LIMITS) as runner:
         yield runner
 
 

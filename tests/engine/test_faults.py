@@ -21,9 +21,8 @@ from harness.simulation.runner import SimulatedCopies
 from reference.engine import Engine
 from reference.engine.drafter import PromptLookup
 from reference.engine.output_processor import OutputProcessor
-from reference.engine.scheduler import Scheduler
-from reference.engine.sequence import Sequence
 from tests.engine.adversaries import engine_of
+from tests.simulation.test_adversaries import who_is_in_between_is_lost
 
 CALM, HURRIED = (
     Tenant(1, "calm", qos=QosClass.BATCH),
@@ -296,13 +295,7 @@ def test_who_is_lost_between_running_and_waiting_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Negative control: after an interrupt only those are looked for that ran or waited."""
-    rebuild = Scheduler.rebuild
-
-    def found(self: Scheduler, live: list[Sequence], *, fault: bool) -> None:
-        known = {p.order for p in self.slot_manager.running.values()} | {*self.waiting}
-        rebuild(self, [each for each in live if each.order in known], fault=fault)
-
-    monkeypatch.setattr(Scheduler, "rebuild", found)
+    who_is_in_between_is_lost(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
         make_room_at(range(1, 1200))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +11,7 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError
 from contract.opcodes import Opcode
-from contract.tier import Tier
 from contract.types import FinishReason, Request
-from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
@@ -25,16 +21,11 @@ from reference.model.weights import weight_bytes
 from reference.ops import DEFINITIONS
 from reference.runner import HIDDEN, LOGITS, ModelRunner
 from tests.conftest import SyntheticModel
-from tests.needs import need_device
+from tests.named_tiers import named, runner_on
 
 LIMITS = Limits(slots=3, context=96, pages=18, step_tokens=32, step_rows=8, hidden_states=True)
 FAMILIES = ("llama", "qwen35", "gemma3")
-TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
-    "native": lambda: need_device(partial(open_tier, "native")),
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
-    "vulkan": lambda: need_device(partial(open_tier, "vulkan")),
-}
+TIERS = named("native", "opencl", "vulkan")
 PROMPT = tuple((i * 37) % 250 for i in range(50))
 Rows = NDArray[np.float32]
 
@@ -57,16 +48,15 @@ def rows_of(engine: Engine, number: int, prompt: tuple[int, ...], output: str = 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_computed_from_them(synthetic_model: SyntheticModel, family: str) -> None:
     """The head's definition, given the hidden states, gives the logits of the same positions."""
-    model = open_model(synthetic_model(architecture=family, quant="q8_0"))
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with runner_on(synthetic_model(architecture=family, quant="q8_0"), CpuTier, LIMITS) as runner:
         engine = Engine(runner)
         hidden, logits = rows_of(engine, 1, PROMPT), rows_of(engine, 2, PROMPT, LOGITS)
         (head,) = (node for node in runner.graph.nodes if node.opcode is Opcode.LM_HEAD)
         decl = runner.graph.buffers[head.operands["weight"].buffer]
-        blocks = weight_bytes(model.file, decl).reshape(decl.shape[0], -1)
+        blocks = weight_bytes(runner.model.file, decl).reshape(decl.shape[0], -1)
         weight = Matrix(decl.dtype, decl.shape, blocks)
         computed = DEFINITIONS[Opcode.LM_HEAD](x=hidden, weight=weight)
-    assert hidden.shape == (len(PROMPT), model.config.hidden)
+    assert hidden.shape == (len(PROMPT), runner.model.config.hidden)
     assert computed.tobytes() == logits.tobytes()
 
 

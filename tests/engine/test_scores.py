@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from contract.errors import RequestError
-from contract.tier import Tier
 from contract.types import LOCAL_TENANT, FinishReason, Request, SamplingParams, TokenEvent
-from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
@@ -27,8 +25,7 @@ from reference.sched.constraints import pack_mask
 from reference.sched.scores import TokenScores
 from reference.sched.tenants import Tenants
 from tests.conftest import SyntheticModel
-from tests.late_tier import LateTier
-from tests.needs import need_device
+from tests.named_tiers import named, runner_on
 
 LIMITS = Limits(
     slots=3,
@@ -41,13 +38,7 @@ LIMITS = Limits(
     top_log_probabilities=5,
     scores=True,
 )
-TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
-    "late": LateTier,
-    "native": lambda: need_device(partial(open_tier, "native")),
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
-    "vulkan": lambda: need_device(partial(open_tier, "vulkan")),
-}
+TIERS = named("native", "opencl", "vulkan")
 PROMPT = tuple((i * 37) % 250 for i in range(50))
 LISTED = 3
 Scores = tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]
@@ -121,15 +112,13 @@ def path(synthetic_model: SyntheticModel) -> Path:
 
 @pytest.fixture(scope="module", params=TIERS)
 def runner(request: pytest.FixtureRequest, path: Path) -> Iterator[ModelRunner]:
-    model = open_model(path)
-    with model.file, TIERS[request.param]() as tier, ModelRunner(model, tier, LIMITS) as opened:
+    with runner_on(path, TIERS[request.param], LIMITS) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def cpu(path: Path) -> Iterator[ModelRunner]:
-    model = open_model(path)
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as opened:
+    with runner_on(path, CpuTier, LIMITS) as opened:
         yield opened
 
 

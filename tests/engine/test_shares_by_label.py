@@ -10,8 +10,8 @@ import pytest
 
 from contract.types import QosClass, Request, Tenant, TokenEvent
 from harness.simulation import history
-from reference.sched.admission import WaitQueue
 from tests.engine.adversaries import engine_of, until
+from tests.simulation.test_adversaries import lines_age_separately
 
 LABELS = (None, *QosClass)
 WINDOW = 10.0
@@ -111,14 +111,6 @@ def test_where_slots_go_round_slowly_labels_win_nothing_either() -> None:
 
 def test_where_every_label_ages_alone_labels_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the lines of one tenant take turns as if they were tenants."""
-
-    def by_line(self: WaitQueue, tenant: int, group: object) -> float | None:
-        ages = [
-            self._line_aged_since(tenant, asked, line)
-            for asked, line in group.lines.items()  # type: ignore[attr-defined]
-        ]
-        return min((age for age in ages if age is not None), default=None)
-
-    monkeypatch.setattr(WaitQueue, "_tenant_aged_since", by_line)
+    lines_age_separately(monkeypatch)
     excess = worst_excess(in_turn, tenants=16, slots=4, tokens=60, qos=QosClass.STANDARD)
     assert excess > 0.1

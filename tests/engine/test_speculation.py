@@ -22,6 +22,7 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.families_table import HYBRIDS
 from tests.invariance.engines import TIERS
+from tests.named_tiers import runner_on
 
 LIMITS = Limits(slots=3, context=96, pages=12, step_tokens=48, step_rows=32, saved_states=8)
 MODELS: dict[str, dict[str, Any]] = {
@@ -70,8 +71,7 @@ def runner(
     request: pytest.FixtureRequest, synthetic_model: Callable[..., Path]
 ) -> Iterator[ModelRunner]:
     name, tier_name = request.param
-    model = open_model(synthetic_model(**MODELS[name]))
-    with model.file, TIERS[tier_name]() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with runner_on(synthetic_model(**MODELS[name]), TIERS[tier_name], LIMITS) as runner:
         yield runner
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from contract.errors import NonFiniteLogits
-from contract.types import FinishReason, TokenEvent
-from harness.answer_text import AnswerText
+from contract.types import FinishReason, Request, TokenEvent
+from harness.host.answer_text import AnswerText
 from reference.model.open import open_model
 from reference.model.tokenizer import Tokenizer
 
@@ -23,15 +23,18 @@ def answered(
     tokenizer: Tokenizer, text: str, stop: tuple[str, ...], last: FinishReason
 ) -> AnswerText:
     """The answer of a model that says ``text`` and ends for ``last``."""
-    answer = AnswerText(tokenizer, stop)
+    answer = AnswerText(tokenizer, Request(1, (1,), 8, stop=stop))
     ids = tokenizer.encode(text)
     told = ""
     for position, token in enumerate(ids):
         ends = last if position == len(ids) - 1 else None
-        told += answer.take(TokenEvent(1, token, position, ends))
-        if answer.finish_reason is not None:
+        piece = answer.take(TokenEvent(1, token, position, ends))
+        assert piece is not None
+        told += piece.text
+        if piece.finish is not None:
             break
-    assert told + answer.rest() == answer.text
+    assert told == answer.text
+    assert answer.take(TokenEvent(1, 1, 99)) is None
     return answer
 
 
@@ -60,7 +63,7 @@ def test_without_stop_strings_all_of_it(tokenizer: Tokenizer) -> None:
 
 
 def test_a_model_that_fails(tokenizer: Tokenizer) -> None:
-    answer = AnswerText(tokenizer)
+    answer = AnswerText(tokenizer, Request(1, (1,), 8))
     with pytest.raises(NonFiniteLogits, match="position 7"):
         answer.take(TokenEvent(1, -1, 7, FinishReason.ERROR))
     assert answer.finish_reason is FinishReason.ERROR

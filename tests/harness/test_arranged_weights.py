@@ -14,7 +14,8 @@ from harness.arranged_weights import arranged_usage, needs_model_file
 from harness.catalog import DEFAULT_ID
 from harness.catalog.store import model_path
 from harness.cli.findings import arranged_finding
-from harness.generate import Session, SessionOptions
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.progress import NullProgress
 from reference.model.gguf import GgufFile
 from tests.needs import machine_lacks, need_device

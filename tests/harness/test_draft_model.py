@@ -14,9 +14,11 @@ import pytest
 
 from contract.errors import DoesNotFit, ModelFileError, RequestError
 from contract.types import SamplingParams
-from harness import generate
 from harness.cli.main import main
-from harness.generate import Session, SessionOptions, prepare_session
+from harness.host import open as host_open
+from harness.host.open import prepare_session
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.serve.model import ModelOptions
 from harness.serve.run import ServeOptions, running
 from reference.memory.planner import MemoryPlan
@@ -76,7 +78,7 @@ def test_another_vocabulary_is_refused_before_anything_is_loaded(
     def loaded(*arguments: object) -> NoReturn:
         raise AssertionError("the model was loaded first")
 
-    monkeypatch.setattr(generate, "load_runner", loaded)
+    monkeypatch.setattr(host_open, "load_runner", loaded)
     other = synthetic_model(architecture="gemma3", quant="q8_0")
     with pytest.raises(RequestError, match=r"draft_model: .*token 0 is '<pad>'"):
         Session.open(target, options("cpu", other))

@@ -44,12 +44,13 @@ from harness.bench.load.plan import (
 )
 from harness.bench.load.report import METRICS, render_server_bench
 from harness.bench.load.servers import ServerSetup, own_server
-from harness.generate import SessionOptions
+from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from tests.conftest import SyntheticModel
 from tests.needs import need_installed
 from tests.paths import ROOT
+from tests.patience import PATIENCE_SECONDS
 
 SMALL = LoadPlan(requests=6, clients=3, mix="chat")
 
@@ -237,7 +238,7 @@ def test_a_server_ends_with_who_started_it() -> None:
         with pytest.raises(psutil.TimeoutExpired):
             server.wait(0.5)
         parent.kill()
-        server.wait(30)
+        server.wait(PATIENCE_SECONDS)
 
 
 def test_a_bench_that_is_told_to_end_leaves_nothing(model_path: Path, tmp_path: Path) -> None:
@@ -253,8 +254,8 @@ def test_a_bench_that_is_told_to_end_leaves_nothing(model_path: Path, tmp_path: 
         servers = psutil.Process(bench.pid).children(recursive=True)
         assert servers
         bench.terminate()
-        assert bench.wait(60) == 128 + signal.SIGTERM
-        gone, alive = psutil.wait_procs(servers, 30)
+        assert bench.wait(2 * PATIENCE_SECONDS) == 128 + signal.SIGTERM
+        gone, alive = psutil.wait_procs(servers, PATIENCE_SECONDS)
         assert (len(gone), alive) == (len(servers), [])
     assert list(tmp_path.iterdir()) == []
 

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness.generate
+import harness.host.open
 from contract.errors import DoesNotFit
 from contract.tier import Tier
 from contract.types import FinishReason, SamplingParams
-from harness.generate import Session, SessionOptions, prepare_session
+from harness.host.driver import EngineDriver
+from harness.host.event_queue import Delivered, EventQueue, Offer
+from harness.host.open import prepare_session
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.memory import pages_in
-from harness.prefix_watch import PrefixWatch
 from harness.synth import SynthSpec, sized_spec, write_synthetic
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
@@ -25,7 +28,6 @@ from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.chat_template import ChatTemplate
 from reference.model.open import open_model
-from reference.observer import NOBODY
 from reference.runner import ModelRunner
 from tests.late_tier import LateTier
 from tests.needs import need_device
@@ -45,7 +47,7 @@ def test_the_template_starts_before_the_model_is_loaded(
     """Only where a template is going to be rendered; the session then has that one."""
     happened: list[str] = []
     started: list[ChatTemplate] = []
-    start, load = ChatTemplate.start, harness.generate.load_runner
+    start, load = ChatTemplate.start, harness.host.open.load_runner
 
     def noted_start(template: ChatTemplate) -> None:
         happened.append("template")
@@ -57,7 +59,7 @@ def test_the_template_starts_before_the_model_is_loaded(
         return load(*arguments)
 
     monkeypatch.setattr(ChatTemplate, "start", noted_start)
-    monkeypatch.setattr(harness.generate, "load_runner", noted_load)
+    monkeypatch.setattr(harness.host.open, "load_runner", noted_load)
     options = SessionOptions(tier="cpu", context=64, chat=chat)
     with Session.open(model_path, options) as session:
         assert happened == (["template", "load"] if chat else ["load"])
@@ -86,9 +88,9 @@ def open_session(model_path: Path, tier: Tier, steps_ahead: int) -> Session:
     model = open_model(model_path)
     options = SessionOptions(context=64, chunk=8)
     runner = ModelRunner(model, tier, options.limits(64))
-    watch = PrefixWatch(NOBODY)
-    engine = Engine(runner, EngineOptions(chunk_tokens=8, steps_ahead=steps_ahead), observer=watch)
-    return Session(model, tier, runner, engine, watch)
+    engine_options = EngineOptions(chunk_tokens=8, steps_ahead=steps_ahead)
+    driver = EngineDriver(lambda observer: Engine(runner, engine_options, observer=observer))
+    return Session(model, tier, runner, driver)
 
 
 def tier_of(name: str) -> Tier:
@@ -179,8 +181,10 @@ def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
         model = open_model(model_path)
         limits = SessionOptions(context=64, chunk=8, all_logits=True).limits(64)
         with ModelRunner(model, tier, limits) as runner:
-            engine = Engine(runner, EngineOptions(chunk_tokens=8))
-            session = Session(model, tier, runner, engine, PrefixWatch(NOBODY))
+            driver = EngineDriver(
+                lambda observer: Engine(runner, EngineOptions(chunk_tokens=8), observer=observer)
+            )
+            session = Session(model, tier, runner, driver)
             expected, got = (np.empty((9, model.config.vocab), np.float32) for _ in range(2))
             session.logits(PROMPTS[1], expected)
             generation = session.generate(PROMPTS[0], SAMPLED, 20)
@@ -188,6 +192,27 @@ def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
             generation.cancel()
             session.logits(PROMPTS[1], got)
             assert (got == expected).all()
+
+
+def test_a_reader_that_computes_its_own_steps_does_not_wait(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other thread could bring it an event, also where a prompt takes steps without any."""
+    waits: list[float] = []
+    take = EventQueue.take
+
+    def noted(queue: EventQueue, timeout: float, offer: Offer | None = None) -> list[Delivered]:
+        waits.append(timeout)
+        return take(queue, timeout, offer)
+
+    monkeypatch.setattr(EventQueue, "take", noted)
+    options = SessionOptions(tier="cpu", context=64, chunk=8, all_logits=True)
+    with Session.open(model_path, options) as session:
+        out = np.empty((len(PROMPTS[0]), session.model.config.vocab), np.float32)
+        session.logits(PROMPTS[0], out)
+        assert len(list(session.generate(PROMPTS[0], SAMPLED, 3))) == 3
+    assert len(waits) > len(PROMPTS[0]) // 8
+    assert not any(waits)
 
 
 def test_a_step_of_as_many_prompt_tokens_as_the_tier_reads_best(

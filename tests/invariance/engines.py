@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,15 +20,13 @@ from contract.dtypes import F32, DType
 from contract.tier import Tier
 from contract.types import LOCAL_TENANT, QosClass, Request, SamplingParams
 from harness.digest import logits_digest
-from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import RING_STEPS, Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput, Submission
 from reference.sched.tenants import Tenants
-from tests.late_tier import LateTier
-from tests.needs import need_device
+from tests.named_tiers import named
 
 SLOTS = 4
 CONTEXT = 176
@@ -40,14 +37,7 @@ PAGES = 26
 STEP_TOKENS = 72
 
 
-TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
-    "late": LateTier,
-    "native": lambda: need_device(partial(open_tier, "native")),
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
-    "vulkan": lambda: need_device(partial(open_tier, "vulkan")),
-    "cuda": lambda: need_device(partial(open_tier, "cuda")),
-}
+TIERS = named("native", "opencl", "vulkan", "cuda")
 """What every proof runs on."""
 
 

@@ -6,9 +6,8 @@ are those of a run that found nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,17 @@ from numpy.typing import NDArray
 from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import F32, I12, Q8_0
 from contract.records import QUERY_TOKEN, SAMPLING
-from contract.tier import Tier
-from harness.tiers import open_tier
-from reference.cpu.tier import CpuTier
 from reference.limits import Limits, pages_for
 from reference.memory.kv import KvMemory
 from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput
 from tests.conftest import SyntheticModel
 from tests.families_table import HYBRIDS
-from tests.late_tier import LateTier
-from tests.needs import need_device
+from tests.named_tiers import named
 
 SLOTS, PAGES, CONTEXT, STATES = 2, 5, 80, 8
 SCOPE = ("tenant", 0)
-TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
-    "late": LateTier,
-    "native": lambda: need_device(partial(open_tier, "native")),
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
-}
+TIERS = named("native", "opencl")
 MODELS: dict[str, dict[str, Any]] = {
     "attention-f32": {"fields": {"architecture": "qwen3", "quant": "q4_k_m"}, "kv_dtype": F32},
     "attention-i12": {"fields": {"architecture": "qwen3", "quant": "q4_k_m"}, "kv_dtype": I12},

@@ -1,105 +1,97 @@
-"""Every op of the kernel dialect as OpenCL C on a processor, against its numpy definition.
-
-Cases are the parity suite's, one or two of every opcode and storage type; ZINC_RT_PARITY_CASES asks
-for so many of each, or for all.
-"""
+"""Every op of the kernel dialect against its numpy definition: as OpenCL C on a processor, as Metal
+on a simulated Mac, as machine code on simulated AMD GPUs."""
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accel.kernels import source
+from accel.kernels.source import Traits
 from accel.opencl import modules, runtime
 from accel.opencl.program import module_options
-from accel.opencl.tier import OpenClTier
 from accel.packets.ops import TABLE as DEVICE_OPS
 from accel.packets.rules import lower_graph
-from contract.dtypes import F16, Q4_K, WEIGHT_DTYPES, DType
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from harness.parity import STRATEGIES, Case, all_cases, compare
+from contract.tier import Tier
+from harness.parity import STRATEGIES, Case, compare
 from harness.parity.execute import build_graph
-from tests.kernels.processor import cpu_device
-from tests.opencl.work_groups import work_group_tier
-
-MOST = os.environ.get("ZINC_RT_PARITY_CASES", "")
-ELSEWHERE = (
-    *(Opcode.EMBED, Opcode.RMS_NORM, Opcode.MATMUL, Opcode.SWIGLU, Opcode.LOAD_REQUEST_STATE),
-    *(Opcode.KV_WRITE_BATCHED, Opcode.FLASH_ATTN, Opcode.MOE_GATE_TOPK),
+from tests.kernels.machines import MACHINES
+from tests.kernels.parity_cases import (
+    AMD_CASES,
+    FORMATS,
+    METAL_CASES,
+    METAL_INTEGER_CASES,
+    PART,
+    SMALL_CASES,
+    WORK_GROUP_CASES,
+    chosen,
+    of,
+    part,
 )
-"""Opcodes whose kernels take operands from everywhere, divide and take roots."""
+from tests.parity.test_parity import by_shape
 
+parity = pytest.mark.parity
 UNROLLED = Opcode.MATMUL, Opcode.FLASH_ATTN
-FORMATS = None, F16, Q4_K
-"""Of weights F16 is read by products of many tokens, Q4_K by that of one."""
+CASES = {
+    "work-groups": WORK_GROUP_CASES,
+    "metal-simulated": METAL_CASES,
+    "gfx1201": AMD_CASES,
+    "gfx1100": SMALL_CASES[::5],
+}
+SOAK_SHAPES = by_shape(part(chosen("all"), PART))
+INTEGERS = Traits(divide=False, root=False, half=False)
 
 
-def chosen(most: str) -> list[Case]:
-    """So many of each opcode and storage type, from all over their list, or "all"."""
-    groups: dict[tuple[Opcode, object], list[Case]] = defaultdict(list)
-    for case in all_cases(1):
-        groups[case.opcode, case.dtype].append(case)
-    if most == "all":
-        return [case for group in groups.values() for case in group]
-    return [
-        group[len(group) * i // int(most)]
-        for group in groups.values()
-        for i in range(min(int(most), len(group)))
-    ]
+def on(machine: str, name: str, *values: Any, marks: tuple[pytest.MarkDecorator, ...] = ()) -> Any:
+    """Parameters of a test on that machine."""
+    marks = (*marks, *([] if machine == "work-groups" else [parity]))
+    return pytest.param(machine, *values, id=f"{name}-{machine}", marks=marks)
 
 
-def each_somewhere(cases: list[Case]) -> list[Case]:
-    """Every opcode and every format, but each format only where it is multiplied by: other opcodes
-    that read weights have a fourth of the formats, others in turn. Vulkan has every pair."""
-    dtypes: dict[Opcode, dict[object, int]] = defaultdict(dict)
-    for case in cases:
-        dtypes[case.opcode].setdefault(case.dtype, len(dtypes) + len(dtypes[case.opcode]))
-    return [
-        case
-        for case in cases
-        if case.opcode is Opcode.MATMUL
-        or len(dtypes[case.opcode]) < len(WEIGHT_DTYPES)
-        or dtypes[case.opcode][case.dtype] % 4 == 0
-    ]
-
-
-def one_or_two() -> list[Case]:
-    """Two of each storage type, in the first of which one token reads weights, in the second many;
-    one of the two, in turn, where there are formats of all sorts. A processor's compiler takes
-    seconds for each pair of a format and a kernel, and Vulkan has every pair."""
-    groups: dict[Opcode, list[list[Case]]] = defaultdict(list)
-    for case in chosen("2"):
-        pairs = groups[case.opcode]
-        if not pairs or pairs[-1][0].dtype != case.dtype:
-            pairs.append([])
-        pairs[-1].append(case)
-    return [
-        case
-        for pairs in groups.values()
-        for number, pair in enumerate(pairs)
-        for case in (pair if len(pairs) < len(WEIGHT_DTYPES) else pair[number % 2 :][:1])
-    ]
-
-
-CASES = chosen(MOST) if MOST else one_or_two()
+OTHERS = [
+    on("work-groups", "banked", {"shared_addresses": False}, of(WORK_GROUP_CASES, FORMATS)),
+    on(
+        "work-groups", "integers", {"native_arithmetic": False},
+        of(WORK_GROUP_CASES, FORMATS[:2]), marks=(pytest.mark.long,),
+    ),
+    on("metal-simulated", "integers", {"traits": INTEGERS}, METAL_INTEGER_CASES),
+    on("metal-simulated", "before-macos-15", {"math_mode": False}, METAL_CASES[::8]),
+    on("gfx1201", "user-queues", {"driver": "t2"}, SMALL_CASES[::3]),
+    on("gfx1201", "integers", {"native": False}, SMALL_CASES[::4]),
+    on("gfx1100", "integers", {"native": False}, SMALL_CASES[::12]),
+]  # fmt: skip
+"""Memory of the device's own; division and roots in integers, which no format needs; a compiler
+that turns fast mathematics off by another message; the other driver's ring and memory."""
 
 
 @pytest.fixture(scope="module")
-def tier(kernel_cache: Path) -> Iterator[OpenClTier]:
-    with work_group_tier(cpu_device(), kernel_cache, shared_addresses=True) as opened:
+def machine(request: pytest.FixtureRequest) -> str:
+    """A name in MACHINES."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def tier(machine: str, kernel_cache: Path) -> Iterator[Tier]:
+    """One tier of a machine for all its cases."""
+    with MACHINES[machine](kernel_cache) as opened:
         yield opened
+
+
+def problems_of(tier: Tier, cases: list[Case]) -> list[str]:
+    """Every element of every output and updated operand that is not the definition's."""
+    return [f"{case}: {found}" for case in cases for found in compare(tier, case).items()]
 
 
 def test_every_op_of_the_table_is_compared() -> None:
     """The cases lower to all of them but those that no opcode alone becomes."""
-    assert {case.opcode for case in CASES} == set(STRATEGIES)
+    assert {case.opcode for case in WORK_GROUP_CASES} == set(STRATEGIES)
     found = set()
-    for case in CASES:
+    for case in WORK_GROUP_CASES:
         sizes = {"tokens": 1, "rows": 1} | dict(case.sizes)
         counts = ShapeKey(sizes["tokens"], sizes["rows"])
         step = lower_graph(build_graph(case), counts, 64, "opencl")
@@ -107,30 +99,58 @@ def test_every_op_of_the_table_is_compared() -> None:
     assert found == set(DEVICE_OPS)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_parity(tier: OpenClTier, case: Case) -> None:
-    """Every element of every output and updated operand equals the definition's."""
-    problems = compare(tier, case)
-    assert not problems, "; ".join(f"{name}: {found}" for name, found in problems.items())
+@pytest.mark.parametrize("name", ["metal-simulated", "gfx1201"])
+def test_every_opcode_is_compared(name: str) -> None:
+    """On each simulated device that is not a variant of another."""
+    assert {case.opcode for case in CASES[name]} == set(STRATEGIES)
+
+
+def test_parts_are_the_whole() -> None:
+    cases = chosen("all")
+    assert sorted(map(str, cases)) == sorted(
+        str(case) for number in (1, 2, 3) for case in part(cases, f"{number}/3")
+    )
 
 
 @pytest.mark.parametrize(
-    ("choices", "formats"),
-    [
-        pytest.param({"shared_addresses": False}, FORMATS, id="banked"),
-        pytest.param(
-            {"native_arithmetic": False}, FORMATS[:2], id="integers", marks=pytest.mark.long
-        ),
-    ],
+    ("machine", "case"),
+    [on(name, str(case), case) for name, cases in CASES.items() for case in cases],
+    indirect=["machine"],
+    scope="module",
 )
+def test_parity(tier: Tier, case: Case) -> None:
+    """Every element of every output and updated operand equals the definition's."""
+    assert problems_of(tier, [case]) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("machine", "cases"),
+    [
+        *(
+            on(name, shape, cases)
+            for name in ("metal-simulated", "gfx1201")
+            for shape, cases in SOAK_SHAPES.items()
+        ),
+        *(on("gfx1100", str(case), [case]) for case in part(chosen("all"), "1/16")),
+    ],
+    indirect=["machine"],
+    scope="module",
+)
+def test_all(tier: Tier, cases: list[Case]) -> None:
+    """Every case of the suite, or of the part that ZINC_RT_PARITY_PART asks for; of the older AMD
+    GPU a sixteenth."""
+    assert problems_of(tier, cases) == []
+
+
+@pytest.mark.parametrize(("machine", "choices", "cases"), OTHERS)
 def test_other_devices(
-    kernel_cache: Path, choices: dict[str, bool], formats: tuple[DType | None, ...]
+    kernel_cache: Path, machine: str, choices: dict[str, Any], cases: list[Case]
 ) -> None:
-    """Memory of the device's own, and division and roots in integers, which no format needs."""
-    with work_group_tier(cpu_device(), kernel_cache, **choices) as tier:
-        for case in CASES:
-            if case.opcode in ELSEWHERE and case.dtype in formats:
-                assert compare(tier, case) == {}, str(case)
+    """Some cases, on a device that is like that machine's but for one thing."""
+    assert cases
+    with MACHINES[machine](kernel_cache, **choices) as tier:
+        assert problems_of(tier, cases) == []
 
 
 @pytest.mark.long
@@ -138,18 +158,20 @@ def test_unrolled_loops(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """As accelerators get the text, see ``rolled_source``, and optimized."""
     monkeypatch.setattr(modules, "module_source", source.module_source)
     monkeypatch.setattr(runtime, "module_options", module_options)
-    with work_group_tier(cpu_device(), kernel_cache) as tier:
-        for case in CASES:
-            if case.opcode in UNROLLED and case.dtype in FORMATS:
-                assert compare(tier, case) == {}, str(case)
+    cases = [case for case in of(WORK_GROUP_CASES, FORMATS) if case.opcode in UNROLLED]
+    with MACHINES["work-groups"](kernel_cache, shared_addresses=None) as tier:
+        assert problems_of(tier, cases) == []
 
 
-def test_a_wrong_kernel_is_noticed(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One addition turned round fails."""
+@pytest.mark.parametrize("machine", [on("work-groups", "add"), on("metal-simulated", "add")])
+def test_a_wrong_kernel_is_noticed(
+    kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    """One addition turned round fails; kernels of AMD GPUs are built ahead."""
     stored = source._file
     monkeypatch.setattr(
         source, "_file", lambda name: stored(name).replace("A(a) + A(b)", "A(a) - A(b)")
     )
-    cases = [case for case in CASES if case.opcode is Opcode.ADD]
-    with work_group_tier(cpu_device(), kernel_cache) as tier:
-        assert any(compare(tier, case) for case in cases)
+    cases = [case for case in CASES[machine] if case.opcode is Opcode.ADD]
+    with MACHINES[machine](kernel_cache) as tier:
+        assert problems_of(tier, cases) != []

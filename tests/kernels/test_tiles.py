@@ -61,6 +61,16 @@ def test_tiles_have_the_bits_of_packed_dots(
     assert np.array_equal(found, expected, equal_nan=True)
 
 
+def assert_noticed(
+    right: Callable[[DType], Float32], op: str, text: str, instead: str, folder: Path
+) -> None:
+    """A kernel with ``instead`` in place of ``text`` gives other bits."""
+    kernel = module_source(Language.METAL, Module(op, Q4_K))
+    assert text in kernel
+    found = result(product_of(Q4_K), op, folder, kernel.replace(text, instead))
+    assert not np.array_equal(found, right(Q4_K), equal_nan=True)
+
+
 @pytest.mark.parametrize("op", TILES)
 @pytest.mark.parametrize(
     ("text", "instead"),
@@ -74,8 +84,4 @@ def test_wrong_kernels_are_noticed(
     right: Callable[[DType], Float32], text: str, instead: str, op: str, kernel_cache: Path
 ) -> None:
     """Negative controls: a wrong weight of the high bytes, spans that end elsewhere, minima off."""
-    kernel = module_source(Language.METAL, Module(op, Q4_K))
-    assert text in kernel
-    wrong = kernel.replace(text, instead)
-    found = result(product_of(Q4_K), op, kernel_cache, wrong)
-    assert not np.array_equal(found, right(Q4_K), equal_nan=True)
+    assert_noticed(right, op, text, instead, kernel_cache)

@@ -18,7 +18,7 @@ from accel.packets.fused_ops import WIDE_TILE
 from contract.dtypes import Q4_K, DType
 from tests.kernels import test_tiles
 from tests.kernels.metal_modules import compiled
-from tests.kernels.test_tiles import Float32, result
+from tests.kernels.test_tiles import Float32, assert_noticed, result
 
 TOKENS = WIDE_TILE + 5
 
@@ -61,45 +61,28 @@ def test_a_residual_may_be_y(
 
 
 @pytest.mark.parametrize(
-    ("text", "instead"),
+    ("op", "text", "instead"),
     [
-        ("(ELEMENT(high, e) << 4)", "(ELEMENT(high, e) << 3)"),
-        ("SPAN_SEGMENTS == SPAN_SEGMENTS - 1u", "SPAN_SEGMENTS == SPAN_SEGMENTS - 2u"),
-        ("2 * 128 * all", "2 * 127 * all"),
-        ("b / STEP_BLOCKS, OWN_PLACE, b %", "b / STEP_BLOCKS, OWN_PLACE, 1u - b %"),
-        ("ELEMENT(SUM(m, n), e) = 0", "ELEMENT(SUM(m, n), e) = 1"),
-        ("STEPS - 1u, sum", "STEPS - 2u, sum"),
-        ("STEPS * unit + STEPS,", "STEPS * unit + STEPS - 1u,"),
+        (WIDE_PRODUCT, "(ELEMENT(high, e) << 4)", "(ELEMENT(high, e) << 3)"),
+        (
+            *(WIDE_PRODUCT, "SPAN_SEGMENTS == SPAN_SEGMENTS - 1u"),
+            "SPAN_SEGMENTS == SPAN_SEGMENTS - 2u",
+        ),
+        (WIDE_PRODUCT, "2 * 128 * all", "2 * 127 * all"),
+        (WIDE_PRODUCT, "b / STEP_BLOCKS, OWN_PLACE, b %", "b / STEP_BLOCKS, OWN_PLACE, 1u - b %"),
+        (WIDE_PRODUCT, "ELEMENT(SUM(m, n), e) = 0", "ELEMENT(SUM(m, n), e) = 1"),
+        (WIDE_PRODUCT, "STEPS - 1u, sum", "STEPS - 2u, sum"),
+        (WIDE_PRODUCT, "STEPS * unit + STEPS,", "STEPS * unit + STEPS - 1u,"),
+        (NARROW_PRODUCT, "#define GROUP_TOKENS 64u", "#define GROUP_TOKENS 96u"),
+        (NARROW_PRODUCT, "#define ROW_MATRICES 2u", "#define ROW_MATRICES 4u"),
+        (NARROW_PRODUCT, "GROUP_ROWS + OWN_TOKEN + (token)", "GROUP_ROWS + (token)"),
     ],
 )
 def test_wrong_kernels_are_noticed(
-    right: Callable[[DType], Float32], text: str, instead: str, kernel_cache: Path
+    right: Callable[[DType], Float32], op: str, text: str, instead: str, kernel_cache: Path
 ) -> None:
     """Negative controls: a wrong weight of the high bytes, spans that end elsewhere, minima off,
     scales of another block, sums that do not begin at zero, the last step of a unit with scales of
-    the one before, and the same columns put again behind it."""
-    kernel = module_source(Language.METAL, Module(WIDE_PRODUCT, Q4_K))
-    assert text in kernel
-    wrong = kernel.replace(text, instead)
-    found = result(product_of(Q4_K), WIDE_PRODUCT, kernel_cache, wrong)
-    assert not np.array_equal(found, right(Q4_K), equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "instead"),
-    [
-        ("#define GROUP_TOKENS 64u", "#define GROUP_TOKENS 96u"),
-        ("#define ROW_MATRICES 2u", "#define ROW_MATRICES 4u"),
-        ("GROUP_ROWS + OWN_TOKEN + (token)", "GROUP_ROWS + (token)"),
-    ],
-)
-def test_wrong_narrow_kernels_are_noticed(
-    right: Callable[[DType], Float32], text: str, instead: str, kernel_cache: Path
-) -> None:
-    """Negative controls: tokens and rows that no subgroup has, and what scales other
-    tokens."""
-    kernel = module_source(Language.METAL, Module(NARROW_PRODUCT, Q4_K))
-    assert text in kernel
-    wrong = kernel.replace(text, instead)
-    found = result(product_of(Q4_K), NARROW_PRODUCT, kernel_cache, wrong)
-    assert not np.array_equal(found, right(Q4_K), equal_nan=True)
+    the step before, and the same columns again after it; in narrow tiles, tokens and rows that no
+    subgroup has, and the scales of other tokens."""
+    assert_noticed(right, op, text, instead, kernel_cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,10 @@ def mac(make_mac: MakeMac) -> Iterator[FakeMetal]:
 @pytest.fixture
 def open_metal(mac: FakeMetal) -> Iterator[OpenTier]:
     """``open_metal(**choices)`` opens a tier that is closed after the test."""
-    opened: list[MetalTier] = []
-
-    def open_it(**choices: Any) -> MetalTier:
-        opened.append(MetalTier(choices=Choices(**choices), metal=mac.metal))
-        return opened[-1]
-
-    yield open_it
-    for tier in opened:
-        tier.close()
+    with ExitStack() as opened:
+        yield lambda **choices: opened.enter_context(
+            MetalTier(choices=Choices(**choices), metal=mac.metal)
+        )
 
 
 @pytest.fixture

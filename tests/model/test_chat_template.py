@@ -383,7 +383,6 @@ def test_a_file_with_two_templates_uses_the_other_one_for_tools():
         assert template.render(TURNS).text == "plain HiNone"
         assert template.render(TURNS, tools=[]).text == "plain HiNone"
         assert template.render(TURNS, tools=[{"name": "f"}]).text == "f for Hi"
-        assert template.knows_tools
     broken = {**metadata, "tokenizer.chat_template.tool_use": "\n{% if %}"}
     with load_chat_template(broken, tokenizer, "m.gguf") as template:
         assert template.render(TURNS).text == "plain HiNone"

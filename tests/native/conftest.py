@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from accel.native import weight_cache
+from accel.native.c_library import find_c_library
 from accel.native.tier import Choices, NativeTier
 from tests.model_runs import Outcome
+from tests.native.c_plan import CPlan, compiled, exported, sanitized
 from tests.native.weight_starts import Open, outcome
 from tests.needs import machine_lacks, need_device
+from tests.paths import ROOT
 
 OpenNative = Callable[..., NativeTier]
 
@@ -62,3 +65,50 @@ def open_one(open_native: OpenNative, folder: Path) -> Open:
 def expected(model_path: Path, open_native: OpenNative) -> Outcome:
     """What the model computes where nothing is stored."""
     return outcome(model_path, open_native(threads=2))
+
+
+@pytest.fixture(scope="session")
+def c_library(kernel_cache: Path) -> Path:
+    """The library that programs in C use, beside the kernels."""
+    return need_device(lambda: find_c_library(kernel_cache))
+
+
+@pytest.fixture(scope="session")
+def plan(tiny_model_path: Path, c_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plan of the tiny model; tests change copies of it."""
+    return exported(tiny_model_path, tmp_path_factory.mktemp("plan"))
+
+
+@pytest.fixture
+def c_plan(c_library: Path) -> Iterator[CPlan]:
+    """A plan that a test opens."""
+    plan = CPlan(c_library)
+    yield plan
+    plan.close()
+
+
+@pytest.fixture(scope="session")
+def decode(c_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C program of docs/examples, linked with the library."""
+    output = tmp_path_factory.mktemp("decode") / "decode"
+    return compiled(output, [ROOT / "docs/examples/decode.c"], str(c_library))
+
+
+@pytest.fixture
+def files(plan: Path, tmp_path: Path) -> Path:
+    """A plan with weights of its own, which a test may damage."""
+    for suffix in ("", ".weights"):
+        shutil.copyfile(plan.with_name(plan.name + suffix), tmp_path / f"{plan.name}{suffix}")
+    return tmp_path / plan.name
+
+
+@pytest.fixture(scope="session")
+def decode_sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C program and the library, with sanitizers."""
+    return sanitized(tmp_path_factory.mktemp("sanitized"), ROOT / "docs/examples/decode.c")
+
+
+@pytest.fixture(scope="session")
+def open_plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that opens plans, with sanitizers."""
+    return sanitized(tmp_path_factory.mktemp("sanitized"), Path(__file__).with_name("open_plans.c"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import time
@@ -20,8 +21,12 @@ from accel.native.weight_cache import (
     remove_entries,
     usage,
 )
+from contract.dtypes import F16
+from contract.ir.graph import BufferKind
+from reference.limits import whole_contexts
 from reference.model.open import open_model
 from reference.runner import ModelRunner
+from tests.memory.test_allocation import close, plan_on, step_of
 from tests.model_runs import Outcome, assert_same
 from tests.native.weight_starts import LIMITS, Open, entries, outcome
 
@@ -82,6 +87,28 @@ def test_one_form_of_the_weights_is_in_memory(
                 (entry,) = entries(folder)
                 assert _mapped(entry)[1] == {"r--s"}
                 assert _mapped(model_path)[0] < stored // 2
+
+
+def test_a_mapped_model_takes_what_is_planned(
+    model_path: Path, open_one: Open, folder: Path
+) -> None:
+    """By the tier's count, by the size of the entry and by this process's page table; the first
+    start writes the entry, the second maps it."""
+    limits = whole_contexts(2, 100, F16, 8, 2)
+    for _ in range(2):
+        tier, model = open_one(), open_model(model_path)
+        plan, footprint = plan_on(model, tier, limits)
+        weights = model.graph(limits).of_kind(BufferKind.WEIGHT)
+        planned = sum(footprint.buffers[decl.name] for decl in weights)
+        with model.file, ModelRunner(model, tier, limits) as runner:
+            runner.prepare()
+            for tokens in (8, 1, 3):
+                runner.step(step_of(tokens, limits))
+            assert close(tier.allocated_bytes, plan.allocated)
+            (entry,) = entries(folder)
+            assert planned <= entry.stat().st_size - HEADER_BYTES <= planned + len(weights) * 64
+            assert _mapped(entry)[0] <= entry.stat().st_size + mmap.PAGESIZE
+        tier.close()
 
 
 def cut(path: Path) -> None:

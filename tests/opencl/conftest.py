@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,19 +47,15 @@ def open_opencl(
 ) -> Iterator[OpenTier]:
     """``open_opencl(**choices)`` opens a tier that is closed after the test. What its programs hold
     depends on ``choices`` alone, and all tests share them."""
-    opened: list[OpenClTier] = []
     always = contents.ALWAYS
+    with ExitStack() as opened:
 
-    def open_it(**choices: object) -> OpenClTier:
-        chosen = replace(Choices(cache=kernel_cache), **choices)
-        monkeypatch.setattr(contents, "ALWAYS", always if is_usual(chosen) else SOME)
-        tier = OpenClTier(choices=chosen)
-        opened.append(tier)
-        return tier
+        def open_it(**choices: object) -> OpenClTier:
+            chosen = replace(Choices(cache=kernel_cache), **choices)
+            monkeypatch.setattr(contents, "ALWAYS", always if is_usual(chosen) else SOME)
+            return opened.enter_context(OpenClTier(choices=chosen))
 
-    yield open_it
-    for tier in opened:
-        tier.close()
+        yield open_it
 
 
 @pytest.fixture

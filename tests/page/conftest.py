@@ -9,8 +9,10 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.page.fake_server import Double, Fake, serving
+from tests.patience import PATIENCE_SECONDS
 
-expect.set_options(timeout=20_000)
+PATIENCE_MILLISECONDS = 1000 * PATIENCE_SECONDS
+expect.set_options(timeout=PATIENCE_MILLISECONDS)
 
 
 @dataclass
@@ -54,7 +56,7 @@ def double() -> Iterator[Double]:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """One profile for all tests of a module: it keeps the modules of the page, and nothing else."""
     context = browser.new_context()
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(PATIENCE_MILLISECONDS)
     yield context
     context.close()
 

@@ -17,6 +17,7 @@ from flask import Flask, Response, request
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from harness.serve.page import add_page, read_page
+from tests.patience import PATIENCE_SECONDS
 
 MARKDOWN = """## Merging
 
@@ -186,7 +187,7 @@ def _refused(status: int, message: str, code: str = "", **headers: str) -> Respo
 def _pulling(fake: Fake, name: str) -> Iterator[str]:
     for number, state in enumerate(fake.progress, 1):
         if number == len(fake.progress) > 1:
-            fake.fetched.wait(30.0)
+            fake.fetched.wait(10 * PATIENCE_SECONDS)
         yield _line(state)
     if "error" not in fake.progress[-1]:
         assert fake.managed is not None

@@ -59,7 +59,7 @@ def test_blocks_that_are_done_stay_the_same_nodes_while_more_comes(chat: Chat) -
 
 def test_stop_keeps_what_came(chat: Chat) -> None:
     chat.fake.answers["Go"] = "word " * 500
-    chat.fake.delay = 0.01
+    chat.fake.delay = 0.1
     chat.send("Go")
     expect(chat.page.locator("article.answer")).to_contain_text("word")
     chat.page.keyboard.press("Escape")
@@ -196,7 +196,7 @@ def test_replay_says_where_the_text_first_differs(chat: Chat) -> None:
 
 def test_what_was_stopped_is_replayed_as_far_as_it_goes(chat: Chat) -> None:
     chat.fake.answers["Go"] = "word " * 400
-    chat.fake.delay = 0.01
+    chat.fake.delay = 0.1
     chat.send("Go")
     expect(chat.page.locator("article.answer")).to_contain_text("word")
     chat.page.keyboard.press("Escape")

@@ -9,15 +9,25 @@ from tests.page.conftest import Chat
 from tests.page.fake_server import CONTEXT, Fake
 
 pytestmark = pytest.mark.browser
+LOOKS = "**/v1/models"
+NOTING = """() => {
+    window.noted = new Set();
+    const note = () => document.querySelectorAll(".problem").forEach(
+        (problem) => window.noted.add(problem.textContent));
+    new MutationObserver(note).observe(
+        document.body, {subtree: true, childList: true, characterData: true});
+}"""
 
 
 def test_a_busy_server_is_asked_again_when_it_said(chat: Chat) -> None:
+    """What it says meanwhile is noted by the page, which shows it for a second only."""
+    chat.page.evaluate(NOTING)
     chat.fake.busy = 2
     chat.send("Go")
-    expect(chat.page.locator(".problem")).to_have_text("The queue is full. Trying again in 1 s.")
     expect(chat.page.locator("article.answer")).to_contain_text("You said Go")
     chat.settled()
     expect(chat.page.locator(".problem")).to_have_count(0)
+    assert "The queue is full. Trying again in 1 s." in chat.page.evaluate("[...window.noted]")
     assert len(chat.fake.asked) == 3
 
 
@@ -44,16 +54,22 @@ def test_a_stream_that_breaks_off_again_and_again_is_told_and_what_came_is_kept(
     expect(chat.page.locator("article.answer")).to_contain_text("You said Go with seed")
 
 
-def test_an_answer_goes_on_by_itself_when_the_server_is_back(chat: Chat) -> None:
-    """The same question with the same seed, which gives what was shown and the rest."""
+def broken_off(chat: Chat) -> None:
+    """An answer that was cut; the page does not see that the server is back before its looks for it
+    are let through."""
+    expect(chat.page.get_by_role("combobox", name="Model")).to_have_value("tiny")
+    chat.page.route(LOOKS, lambda route: route.abort())
     chat.fake.cut = True
     chat.send("Go")
     expect(chat.page.locator(".problem")).to_contain_text("as soon as the server is back")
+
+
+def test_an_answer_goes_on_by_itself_when_the_server_is_back(chat: Chat) -> None:
+    """The same question with the same seed, which gives what was shown and the rest."""
+    broken_off(chat)
     shown = chat.page.locator("article.answer .prose").last.inner_text()
-    chat.page.route("**/v1/**", lambda route: route.abort())
     chat.fake.cut = False
-    expect(chat.page.locator(".problem")).to_contain_text("as soon as the server is back")
-    chat.page.unroute("**/v1/**")
+    chat.page.unroute(LOOKS)
     chat.settled()
     expect(chat.page.locator(".problem")).to_have_count(0)
     seed = chat.fake.asked[0]["seed"]
@@ -65,11 +81,10 @@ def test_an_answer_goes_on_by_itself_when_the_server_is_back(chat: Chat) -> None
 
 
 def test_an_answer_that_cannot_go_on_says_why(chat: Chat) -> None:
-    chat.fake.cut = True
-    chat.send("Go")
-    expect(chat.page.locator(".problem")).to_contain_text("as soon as the server is back")
-    chat.fake.cut = False
+    broken_off(chat)
     chat.fake.answers["Go"] = "Something else"
+    chat.fake.cut = False
+    chat.page.unroute(LOOKS)
     expect(chat.page.locator(".problem")).to_contain_text("gives another answer now")
     chat.settled()
 

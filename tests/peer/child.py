@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
+
 T = TypeVar("T")
-CLOSE_SECONDS = 30.0
 REMEDY = (
     "the library was built for another processor, or uses instructions that this system does not "
     "enable; build it here: remove .venv and run ci/test, which keeps one build per processor"
@@ -71,7 +72,7 @@ class Child:
         """Forget the process, which is ending; how it ended."""
         assert self._process is not None
         assert self._pipe is not None
-        self._process.join(CLOSE_SECONDS)
+        self._process.join(PATIENCE_SECONDS)
         code = self._process.exitcode
         self._process.close()
         self._pipe.close()

@@ -105,3 +105,23 @@ class Float64Hybrid(Float64Llama):
 
     def _unit(self, x: Float64) -> Float64:
         return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + self.eps)
+
+    def draft_logits(self, tokens: list[int], without: frozenset[int] = frozenset()) -> Float64:
+        """The draft block's logits of the token after each of ``tokens``. Before the positions in
+        ``without``, and before the first one, it has zeros instead of a hidden state."""
+        block, positions = self.layers, np.arange(len(tokens))
+        x = self._rows("token_embd.weight", np.asarray(tokens))
+        for layer in range(self.layers):
+            x = self._layer(x, layer, positions)
+        hidden = self._norm(x, "output_norm")
+        before = np.concatenate([np.zeros_like(hidden[:1]), hidden[:-1]])
+        before[sorted(without)] = 0.0
+        own = f"blk.{block}.nextn."
+        table = f"{own}embed_tokens.weight"
+        table = table if table in self._tensors else "token_embd.weight"
+        embedded = self._rows(table, np.asarray(tokens))
+        joined = [self._norm(embedded, f"{own}enorm"), self._norm(before, f"{own}hnorm")]
+        x = self._linear(np.concatenate(joined, axis=1), f"{own}eh_proj")
+        x = x + self._attention(self._norm(x, f"blk.{block}.attn_norm"), block, positions)
+        x = x + self._feed_forward(self._norm(x, f"blk.{block}.post_attention_norm"), block)
+        return self._head(self._norm(x, f"{own}shared_head_norm"))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from contract.types import SamplingParams as EngineSampling
-from harness.generate import Session, SessionOptions
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from reference.ops.log_probabilities import log_probabilities
 from tests.python.conftest import CONTEXT
 from zinc_rt import LLM, RequestError, SamplingParams

@@ -13,7 +13,8 @@ import pytest
 
 import zinc_rt
 from contract.extras import install_command
-from harness.generate import Session, SessionOptions
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from tests.cli.conftest import environment
 from tests.python.conftest import CONTEXT, engine_threads
 from zinc_rt import LLM, ConfigError, RequestError, SamplingParams, serve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,15 +14,17 @@ import pytest
 from openai import OpenAI
 
 from harness import tiers
-from harness.generate import SessionOptions
-from harness.serve.driver import EngineDriver
+from harness.host.engine_thread import ThreadedDriver
+from harness.host.options import SessionOptions
+from harness.host.structured.grammars import Grammars
+from harness.host.submissions import EngineStopped
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
-from harness.serve.structured.grammars import Grammars
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.model.open import Model, open_model
 from tests.null_tier import NullTier
+from tests.patience import wait_until
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT as SPEAKING_CONTEXT
 from tests.serve.speaking_models import HERMES, speaking_model
@@ -34,6 +36,8 @@ ALL_TOKENS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "mi
 """What servers sample with here where a request names nothing. A model of random weights says more
 that way, and a bias decides more."""
 Serve = Callable[..., AbstractContextManager[Running]]
+RUNNING: list[Running] = []
+"""The servers of ``serve`` that have not ended."""
 
 
 @pytest.fixture(scope="session")
@@ -72,9 +76,31 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
             known = {**tiers.TIERS, "null": lambda options: NullTier(NULL_TOKEN)}
             patch.setattr(tiers, "TIERS", known)
             with running(ServeOptions(path, model, **options)) as server:  # type: ignore[arg-type]
-                yield server
+                RUNNING.append(server)
+                try:
+                    yield server
+                finally:
+                    RUNNING.remove(server)
 
     return start
+
+
+@pytest.fixture(autouse=True)
+def earlier_requests_have_ended() -> None:
+    """A server goes on for a moment after its client has the whole answer, or has left: what a test
+    counts begins afterwards."""
+    for server in RUNNING:
+        wait_until(lambda server=server: _rests(server))
+
+
+def _rests(server: Running) -> bool:
+    """Whether no thread of HTTP has a request, and the engine has ended what they cancelled."""
+    tasks = server.http._server.task_dispatcher
+    if tasks.queue or tasks.active_count:
+        return False
+    with suppress(EngineStopped):
+        server.service.model.driver.call(lambda engine: None)
+    return True
 
 
 @pytest.fixture(scope="session")
@@ -134,18 +160,18 @@ class Cancellations:
 def cancellations(monkeypatch: pytest.MonkeyPatch) -> Cancellations:
     """Notes cancellations on the thread and under the lock where each happens."""
     noted = Cancellations()
-    post, cancel = EngineDriver.cancel, Engine.cancel
+    post, cancel = ThreadedDriver.cancel, Engine.cancel
 
-    def noted_post(driver: EngineDriver, *arguments: Any, **options: Any) -> None:
+    def noted_post(driver: ThreadedDriver, *arguments: Any, **options: Any) -> None:
         # While this thread has the lock, the engine begins no turn.
-        with driver._changed:
-            noted.posted_at.append(driver._engine.statistics.steps)
+        with driver._thread.changed:
+            noted.posted_at.append(driver.engine.statistics.steps)
             post(driver, *arguments, **options)
 
     def noted_cancel(engine: Engine, request_id: int) -> None:
         cancel(engine, request_id)
         noted.after.append(engine.statistics)
 
-    monkeypatch.setattr(EngineDriver, "cancel", noted_post)
+    monkeypatch.setattr(ThreadedDriver, "cancel", noted_post)
     monkeypatch.setattr(Engine, "cancel", noted_cancel)
     return noted

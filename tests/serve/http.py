@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE_SECONDS
+
 JSON = {"Content-Type": "application/json"}
 
 
@@ -53,12 +55,14 @@ class Http:
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        with closing(http.client.HTTPConnection(*self.address, timeout=60)) as connection:
+        with closing(
+            http.client.HTTPConnection(*self.address, timeout=PATIENCE_SECONDS)
+        ) as connection:
             connection.request(method, path, body, named)
             response = connection.getresponse()
             return Reply(response.status, response.headers, response.read())
 
-    def raw(self, data: bytes, timeout: float = 30) -> bytes:
+    def raw(self, data: bytes, timeout: float = PATIENCE_SECONDS) -> bytes:
         """What comes back for ``data`` until the server closes, before it has read all perhaps."""
         answer = b""
         with self.connected(timeout) as connection, suppress(ConnectionError):
@@ -69,7 +73,7 @@ class Http:
         return answer
 
     @contextmanager
-    def connected(self, timeout: float = 30) -> Iterator[socket.socket]:
+    def connected(self, timeout: float = PATIENCE_SECONDS) -> Iterator[socket.socket]:
         """A socket to the server."""
         with socket.create_connection(self.address, timeout=timeout) as connection:
             yield connection
@@ -89,7 +93,7 @@ def slow_reader(http: Http) -> socket.socket:
     """A connection of which the kernel keeps next to nothing."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-    connection.settimeout(30)
+    connection.settimeout(PATIENCE_SECONDS)
     connection.connect(http.address)
     return connection
 

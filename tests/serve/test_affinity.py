@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import LOCAL_TENANT, Request, SamplingParams
+from harness.host.submissions import EngineStopped
 from harness.serve.replicas.affinity import SLACK, PrefixAffinity
 from harness.serve.replicas.sums import summed
 from harness.serve.replicas.work import Refusal, Work
-from harness.serve.submissions import EngineStopped
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
@@ -62,7 +62,7 @@ def test_a_busy_replica_is_passed_by() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     affinity = PrefixAffinity(most_pages=4)
     affinity.sent(1, PROMPT, "a")
-    assert len(affinity._places) == 4
+    assert len(affinity._replicas_of) == 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(NAMES)), max_size=40))

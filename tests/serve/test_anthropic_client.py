@@ -16,11 +16,12 @@ from contract.arithmetic import PAGE_TOKENS
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
+from tests.patience import wait_until
 from tests.serve.calling import PARAMETERS, TOOLS
 from tests.serve.conftest import Serve
 from tests.serve.http import JSON, Http, posted
 from tests.serve.speaking_models import CONTEXT, speaking_model
-from tests.serve.test_connections import running, wait_until
+from tests.serve.test_connections import running
 
 MESSAGES_PATH = "/v1/messages"
 CHAT = "/v1/chat/completions"

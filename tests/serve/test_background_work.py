@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from harness.serve.background_work import BackgroundWork
+from harness.host.background_work import BackgroundWork
+from tests.patience import PATIENCE_SECONDS
 
 
 def test_work_that_is_done_in_time_holds_up_nobody() -> None:
     done: SimpleQueue[int] = SimpleQueue()
     background = BackgroundWork(done.put)
     background.start(1, lambda: None)
-    assert background.settle(30) == []
+    assert background.settle(PATIENCE_SECONDS) == []
     assert not background.settled(1)
     assert done.empty()
     background.close()
@@ -27,13 +28,13 @@ def test_more_work_of_a_late_request_is_waited_for_too() -> None:
         background.start(7, gates[0].wait)
         assert background.settle(0) == [7]
         gates[0].set()
-        assert done.get(timeout=30) == 7
+        assert done.get(timeout=PATIENCE_SECONDS) == 7
         background.start(7, gates[1].wait)
         assert background.settle(0) == []
         assert not background.settled(7)
         assert background.late == {7}
         gates[1].set()
-        assert done.get(timeout=30) == 7
+        assert done.get(timeout=PATIENCE_SECONDS) == 7
         assert background.settled(7)
         assert not background.late
     finally:

@@ -39,9 +39,16 @@ def ask(http: Http, messages: Sequence[Any], **fields: Any) -> dict[str, Any]:
     return answer
 
 
-def test_the_first_token_that_differs_is_named(speaking: Running) -> None:
+@pytest.fixture
+def fresh(serve: Serve, tmp_path: Path) -> Iterator[Running]:
+    """A server that has answered nothing."""
+    with serve(path=speaking_model(tmp_path, HERMES), context=CONTEXT) as server:
+        yield server
+
+
+def test_the_first_token_that_differs_is_named(fresh: Running) -> None:
     """The position in the prompt, the token that was cached there and the one that came."""
-    http = Http(speaking.url)
+    http = Http(fresh.url)
     first = ask(http, [USER], max_tokens=1, return_token_ids=True)
     assert first["x_zinc"]["cached"] == {"tokens": 0}
     edited = {"role": "user", "content": LONG[:40] + "X" + LONG[41:]}
@@ -49,7 +56,7 @@ def test_the_first_token_that_differs_is_named(speaking: Running) -> None:
     one, two = first["prompt_token_ids"], second["prompt_token_ids"]
     at = next(i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
     cached = second["x_zinc"]["cached"]
-    text = speaking.service.model.tokenizer.token_text
+    text = fresh.service.model.tokenizer.token_text
     assert cached["tokens"] == at // PAGE_TOKENS * PAGE_TOKENS
     assert cached["first_difference"] == {
         "position": at, "cached": text(one[at]), "new": text(two[at]),
@@ -126,9 +133,7 @@ def test_an_answer_given_back_with_its_tokens_continues_them(speaking: Running) 
     assert texts[0] == texts[1]
 
 
-def test_the_answer_does_not_depend_on_what_was_cached(
-    speaking: Running, serve: Serve, tmp_path: Path
-) -> None:
+def test_the_answer_does_not_depend_on_what_was_cached(speaking: Running, fresh: Running) -> None:
     """A server that never saw the conversation gives the same answer to the same body."""
     fields: dict[str, Any] = {"return_token_ids": True, "response_format": SPELLING}
     http = Http(speaking.url)
@@ -136,12 +141,11 @@ def test_the_answer_does_not_depend_on_what_was_cached(
     asked = {"messages": [USER, said, USER], "max_tokens": 20, "seed": 3, "logits_digest": True}
     warm = http.post("/v1/chat/completions", asked).json
     assert warm["x_zinc"]["cached"]["tokens"] > 0
-    with serve(path=speaking_model(tmp_path, HERMES), context=CONTEXT) as other:
-        cold = Http(other.url).post("/v1/chat/completions", asked).json
-        assert cold["x_zinc"]["cached"]["tokens"] == 0
-        assert cold["choices"] == warm["choices"]
-        assert cold["x_zinc"]["logits_sha256"] == warm["x_zinc"]["logits_sha256"]
-        assert first_difference(other.service.model, asked, warm) is None
+    cold = Http(fresh.url).post("/v1/chat/completions", asked).json
+    assert cold["x_zinc"]["cached"]["tokens"] == 0
+    assert cold["choices"] == warm["choices"]
+    assert cold["x_zinc"]["logits_sha256"] == warm["x_zinc"]["logits_sha256"]
+    assert first_difference(fresh.service.model, asked, warm) is None
 
 
 def test_tokens_that_spell_another_text_are_not_used(speaking: Running) -> None:

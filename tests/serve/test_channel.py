@@ -14,6 +14,7 @@ from waitress.channel import ClientDisconnected, HTTPChannel
 from harness.serve import listen
 from harness.serve.listen import _Channel
 from harness.serve.sending import send_what_fits
+from tests.patience import PATIENCE_SECONDS
 
 
 class Kernel:
@@ -107,11 +108,11 @@ def test_nobody_waits_for_one_who_is_sending(buffered: list[bytes]) -> None:
     def hold() -> None:
         with one.outbuf_lock:
             held.set()
-            done.wait(30)
+            done.wait(PATIENCE_SECONDS)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    held.wait(30)
+    held.wait(PATIENCE_SECONDS)
     assert not one.send_at_once(never)
     done.set()
     holder.join()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,20 +14,12 @@ from harness.serve import listen, streams
 from harness.serve.data_lines import PING
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Cancellations, Serve
 from tests.serve.http import Http, posted
 
 COMPLETIONS = "/v1/completions"
-LONG = {"prompt": "abc", "max_tokens": 250, "ignore_eos": True}
-SECONDS = 30.0
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Fails when something does not come true."""
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline, "waited for what did not happen"
-        time.sleep(0.005)
+LONG = {"prompt": "abc", "max_tokens": 250, "ignore_eos": True, "seed": 5}
 
 
 def running(server: Running) -> int:
@@ -135,27 +127,58 @@ def test_a_stream_that_fails_says_so_before_it_closes(
         assert b"[DONE]" not in heard
 
 
+def test_an_answer_that_ended_in_time_is_sent_whole(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sending has the rest of the time that a server gives its answers, however late its thread."""
+    monkeypatch.setattr(listen, "FLUSH_SECONDS", 0.0)
+    writing, waiting, go_on = (threading.Event() for _ in range(3))
+    write, busy = listen._Task.write, listen.HttpServer._busy
+
+    def late(task: listen._Task, data: bytes) -> None:
+        writing.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+        write(task, data)
+
+    def looking(http: listen.HttpServer) -> bool:
+        waiting.set()
+        return busy(http)
+
+    monkeypatch.setattr(listen._Task, "write", late)
+    monkeypatch.setattr(listen.HttpServer, "_busy", looking)
+    with serve() as server, ThreadPoolExecutor(2) as threads:
+        reply = threads.submit(Http(server.url).post, COMPLETIONS, {**LONG, "max_tokens": 3})
+        assert writing.wait(PATIENCE_SECONDS)
+        drained = threads.submit(server.drain, PATIENCE_SECONDS)
+        wait_until(lambda: waiting.is_set() or drained.done())
+        go_on.set()
+        assert reply.result().json["usage"]["completion_tokens"] == 3
+        drained.result()
+
+
 def test_one_who_never_reads_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slot is freed though the socket stays open, and others are answered meanwhile."""
+    """The slot is freed though the socket stays open, which is closed later; others are answered
+    meanwhile."""
     monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
     monkeypatch.setattr(listen, "SOCKET_BYTES", 1024)
-    monkeypatch.setattr(listen, "UNREAD_SECONDS", 4)
+    monkeypatch.setattr(listen, "UNREAD_SECONDS", int(10 * PATIENCE_SECONDS))
     with serve(buffered_events=4) as server:
         http = Http(server.url)
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         with connection:
-            connection.settimeout(SECONDS)
+            connection.settimeout(PATIENCE_SECONDS)
             connection.connect(http.address)
             body = {**LONG, "stream": True, "n": 4, "logprobs": 20}
             connection.sendall(posted(COMPLETIONS, body))
             wait_until(lambda: running(server) == 4)
             wait_until(lambda: running(server) == 0)
+            since = server.service.model.driver.call(lambda e: e.ledger.of(0).requests_finished)
+            assert {reason.value for reason in since} == {"client_too_slow"}
             assert http.post(COMPLETIONS, {**LONG, "max_tokens": 3}).status == 200
+            monkeypatch.setattr(listen, "UNREAD_SECONDS", 1)
             wait_until(lambda: server.service.ledger.total(0).requests == 2)
             assert server.service.ledger.total(0).completed == 1
-            since = server.service.model.driver.call(lambda e: e.ledger.of(0).requests_finished)
-            assert "client_too_slow" in {reason.value for reason in since}
 
 
 def test_too_many_header_bytes(http: Http) -> None:
@@ -187,7 +210,7 @@ def test_a_slow_request_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatc
         http = Http(server.url)
         with http.connected() as connection:
             connection.sendall(posted(COMPLETIONS, LONG)[:-20])
-            deadline = time.monotonic() + SECONDS
+            deadline = time.monotonic() + PATIENCE_SECONDS
             while not gone(connection):
                 assert time.monotonic() < deadline
                 assert http.get("/health").status == 200
@@ -205,6 +228,7 @@ def gone(connection: socket.socket) -> bool:
 
 def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times what may wait: all are answered or refused at once, and nothing is lost."""
+    monkeypatch.setattr(listen, "SILENT_SECONDS", PATIENCE_SECONDS)
     steps = hold_steps(monkeypatch)
     with serve(slots=1, queue_depth=2) as server:
         http = Http(server.url)

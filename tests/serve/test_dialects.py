@@ -9,19 +9,19 @@ from typing import Any
 import jsonschema
 import pytest
 
-from harness.serve.dialect import Dialect, dialect_of
-from harness.serve.dialect.calls import CallSyntax, Function
-from harness.serve.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
-from harness.serve.dialect.json_calls import (
+from harness.host.dialect import Dialect, dialect_of
+from harness.host.dialect.calls import CallSyntax, Function
+from harness.host.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
+from harness.host.dialect.json_calls import (
     BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
     MistralCalls,
 )
-from harness.serve.dialect.xml_calls import XmlCalls
-from harness.serve.reply import CallArguments, CallBegin, Content, ReplyForm, ReplyParser
-from harness.serve.structured.grammars import Grammars
-from harness.serve.structured.schema_tree import SchemaRefused
+from harness.host.dialect.xml_calls import XmlCalls
+from harness.host.reply import CallArguments, CallBegin, Content, ReplyForm, ReplyParser
+from harness.host.structured.grammars import Grammars
+from harness.host.structured.schema_tree import SchemaRefused
 from reference.model.gguf import open_gguf
 from reference.model.open import Model
 from reference.model.tokenizer import load_tokenizer

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.serve.fingerprint import kept_digest
+from contract.arithmetic import PAGE_TOKENS
+from harness.serve.fingerprint import cached_digest
 from harness.serve.page import HEADERS, read_page
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
@@ -87,7 +88,19 @@ def test_developer_and_parts_are_what_templates_know(http: Http) -> None:
 
 
 def test_state_of_the_server(server: Running, http: Http) -> None:
-    assert http.get("/health").json["status"] == "ok"
+    health = http.get("/health").json
+    assert health["status"] == "ok"
+    plan, limits = server.service.model.plan, server.service.model.limits
+    memory, context = health["memory"], health["context"]
+    assert memory["weights_bytes"] == sum(plan.weights.values()) > 0
+    parts = ("weights_bytes", "context_bytes", "runtime_bytes")
+    assert sum(memory[part] for part in parts) == memory["total_bytes"] == plan.total
+    assert all(memory[part] > 0 for part in parts)
+    assert context["slots"] == limits.slots
+    assert context["tokens_per_slot"] == limits.context
+    assert context["reserved_tokens"] == limits.pages * PAGE_TOKENS
+    held = context["active_tokens"] + context["cached_tokens"]
+    assert 0 <= held <= context["reserved_tokens"]
     assert http.get("/ready").json["status"] == "ready"
     assert http.get("/version").json["fingerprint"] == server.service.model.fingerprint
 
@@ -117,14 +130,14 @@ def test_a_digest_is_kept_until_the_file_changes(
 ) -> None:
     file, kept = tmp_path / "model", tmp_path / "cache" / "digests.json"
     file.write_bytes(b"one")
-    first = kept_digest(file, kept)
+    first = cached_digest(file, kept)
     with monkeypatch.context() as patch:
         patch.setattr("harness.serve.fingerprint.file_digest", lambda path: pytest.fail("computed"))
-        assert kept_digest(file, kept) == first
+        assert cached_digest(file, kept) == first
     file.write_bytes(b"other")
-    assert kept_digest(file, kept) != first
+    assert cached_digest(file, kept) != first
     kept.write_text("[")
-    assert kept_digest(file, kept) != first
+    assert cached_digest(file, kept) != first
 
 
 def test_streams_are_of_a_type_of_their_own(http: Http) -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from contract.errors import DeviceLost, QueueFull, RequestError
 from contract.types import FinishReason, Request
-from harness.serve.driver import EngineDriver, EventStream
-from harness.serve.submissions import EngineStopped, Submission
+from harness.host.driver import EngineDriver, EventStream
+from harness.host.engine_thread import EngineThread
+from harness.host.submissions import EngineStopped, Submission
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
@@ -24,6 +25,7 @@ from reference.model.open import open_model
 from reference.observer import Observer
 from reference.runner import ModelRunner
 from tests.held_steps import hold_steps
+from tests.patience import PATIENCE_SECONDS
 
 LIMITS = Limits(slots=2, context=96, pages=12, step_tokens=32, step_rows=4)
 Driven = Callable[..., Any]
@@ -43,11 +45,9 @@ def driven(runner: ModelRunner) -> Driven:
         def make(observer: Observer) -> Engine:
             return engine(runner, EngineOptions(**options), observer=observer)
 
-        driver = EngineDriver(make, buffered)
-        driver.start()
-        try:
+        with EngineThread() as thread:
+            driver = thread.add(make, buffered)
             yield driver
-        finally:
             driver.close()
 
     return start
@@ -61,7 +61,7 @@ def tokens_of(stream: EventStream) -> list[int]:
     """All tokens of a stream of one request."""
     tokens: list[int] = []
     while True:
-        for delivered in stream.take(30):
+        for delivered in stream.take(PATIENCE_SECONDS):
             tokens.append(delivered.event.token)
             if delivered.event.finish_reason is not None:
                 return tokens
@@ -121,7 +121,7 @@ def test_what_the_driver_notes_of_a_request(driven: Driven) -> None:
 def test_a_cancelled_request_is_gone_before_the_next_step(driven: Driven) -> None:
     with driven() as driver:
         stream = driver.submit([request(driver, 80)])
-        stream.take(30)
+        stream.take(PATIENCE_SECONDS)
         stream.cancel()
         steps = driver.call(lambda engine: (engine.idle, engine.statistics.running))
         assert steps == (True, 0)
@@ -221,7 +221,7 @@ def test_one_stream_for_many_submissions(driven: Driven) -> None:
         tokens: dict[int, list[int]] = {first.id: [], second.id: []}
         ends = 0
         while ends < 2:
-            assert told.wait(30)
+            assert told.wait(PATIENCE_SECONDS)
             told.clear()
             for delivered in stream.take(0):
                 tokens[delivered.event.request_id].append(delivered.event.token)
@@ -232,18 +232,26 @@ def test_one_stream_for_many_submissions(driven: Driven) -> None:
             assert tokens_of(driver.submit([alone])) == tokens[one.id]
 
 
-def test_a_released_request_is_forgotten_and_the_others_go_on(driven: Driven) -> None:
+def test_a_released_request_is_forgotten_and_the_others_go_on(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the middle of its answer: the engine, which may have events of it, does not stumble."""
+    steps = hold_steps(monkeypatch, 5)
     with driven() as driver:
         stream = driver.open_stream()
         first, second = request(driver, 60), request(driver, 20)
         assert driver.submit_to(stream, [Submission([first]), Submission([second])]) == [None, None]
-        assert stream.take(30)
+        assert stream.take(PATIENCE_SECONDS)
         stream.release([first.id])
+        steps.allow()
         assert driver.call(lambda engine: set(stream.facts)) == {second.id}
         ended: list[int] = []
         while not ended:
-            ended = [one.event.request_id for one in stream.take(30) if one.event.finish_reason]
+            ended = [
+                one.event.request_id
+                for one in stream.take(PATIENCE_SECONDS)
+                if one.event.finish_reason
+            ]
         assert ended == [second.id]
         assert driver.failure is None
         assert driver.call(lambda engine: engine.idle)

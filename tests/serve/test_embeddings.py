@@ -15,12 +15,12 @@ from openai import OpenAI
 
 from contract.errors import QueueFull
 from contract.types import LOCAL_TENANT, Request
+from harness.host.pooling import Pool, Pooling
 from harness.serve import readings
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.errors import ApiError
 from harness.serve.keys import key_digest, new_key
-from harness.serve.pooling import Pool, Pooling
 from harness.serve.run import Running
 from harness.serve.service import Began
 from harness.serve.streams import CLIENT_LEFT
@@ -29,6 +29,7 @@ from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import HIDDEN, ModelRunner
+from tests.held_steps import hold_steps
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
@@ -135,6 +136,7 @@ def test_what_is_refused(http: Http, body: dict[str, object], param: str, code: 
 
 def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its vectors are there, and nothing of it is left in the engine."""
+    hold_steps(monkeypatch)
     monkeypatch.setattr(readings, "LOOK_SECONDS", 0.0)
     service = server.service
     before = service.ledger.total(LOCAL_TENANT.id).abandoned

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.serve.run import Running
-from harness.serve.structured.gbnf import (
+from harness.host.structured.gbnf import (
     CharacterClass,
     GbnfNode,
     InOrder,
@@ -23,7 +22,8 @@ from harness.serve.structured.gbnf import (
     _GbnfReader,
     gbnf_rules,
 )
-from harness.serve.structured.grammars import GrammarRefused, Grammars
+from harness.host.structured.grammars import GrammarRefused, Grammars
+from harness.serve.run import Running
 from reference.model.open import Model
 from tests.serve.http import Http
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from contract.types import Request
+from harness.host.structured.schema_tree import referenced
 from harness.serve import strict_json, wire
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
-from harness.serve.structured.schema_tree import referenced
 from reference.model.tokenizer import Tokenizer
+from tests.patience import PATIENCE_SECONDS
 from tests.serve.conftest import CONTEXT, Cancellations, Serve
 from tests.serve.http import JSON, Http
 from tests.serve.test_connections import COMPLETIONS, LONG
@@ -128,7 +129,7 @@ def test_long_bodies_are_parsed_one_at_a_time(http: Http, monkeypatch: pytest.Mo
             if now == 2:
                 two.set()
         if len(body) < strict_json.LONG_BYTES:
-            two.wait(30)
+            two.wait(PATIENCE_SECONDS)
         value = loads(body)
         with counting:
             now -= 1
@@ -230,7 +231,7 @@ def test_whenever_it_is_cancelled_its_pages_come_back_at_once(
         stream = driver.submit([one])
         heard = 0
         while heard <= taken:
-            heard += len(stream.take(30))
+            heard += len(stream.take(PATIENCE_SECONDS))
         stream.cancel()
         driver.call(lambda engine: None)
         now = cancellations.after[-1]

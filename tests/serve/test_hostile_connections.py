@@ -20,6 +20,7 @@ from harness.serve.pulls import Pulls
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
 from tests.needs import machine_lacks
+from tests.patience import wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
 from tests.serve.test_connections import (
@@ -27,7 +28,6 @@ from tests.serve.test_connections import (
     LONG,
     heard_until,
     running,
-    wait_until,
 )
 
 SO_ATTACH_FILTER = 26

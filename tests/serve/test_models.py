@@ -20,9 +20,11 @@ from harness.serve.model import ServedModel
 from harness.serve.run import Running
 from tests.harness.hub_server import Hub, send_file, serving_hub
 from tests.held_steps import hold_steps
+from tests.patience import PATIENCE_SECONDS
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, posted
 from tests.serve.streams import data_of, lines_of
+from tests.serve.test_connections import heard_until
 
 NAME = "hf.co/org/Tiny-GGUF:Q8_0"
 FILE = "Tiny-Q8_0.gguf"
@@ -214,7 +216,9 @@ def test_what_the_server_is_started_with_is_not_deleted(
         assert http.send("DELETE", f"/v1/models/{second}", None, {}).status == 400
         assert activate(http, "tiny").status == 200
         wait_for_one_model(server)
-        assert http.send("DELETE", f"/v1/models/{second}", None, {}).json["deleted"]
+        removed = http.post("/v1/models/remove", {"model": second}).json
+        assert (removed["id"], removed["deleted"]) == (second, True)
+        assert removed["x_zinc"]["freed_bytes"] > 0
 
 
 def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
@@ -225,14 +229,14 @@ def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
 
     def crowded(path: Path, name: str, owned: object, taken: int) -> ServedModel:
         entered.set()
-        go_on.wait(30)
+        go_on.wait(PATIENCE_SECONDS)
         raise DoesNotFit(name, 2, 1, "close something")
 
     monkeypatch.setattr(served.serving, "_open", crowded)
     replies: list[Reply] = []
     waiting = threading.Thread(target=lambda: replies.append(activate(http, NAME)))
     waiting.start()
-    assert entered.wait(30)
+    assert entered.wait(PATIENCE_SECONDS)
     other = activate(http, NAME)
     assert (other.status, other.error["code"]) == (503, "model_loading")
     assert other.headers["Retry-After"]
@@ -253,6 +257,7 @@ def test_names_that_are_none(served: Running, http: Http, tmp_path: Path) -> Non
     ):  # fmt: skip
         assert pull(http, name).status == 404, name
         assert activate(http, name).status == 404, name
+        assert http.post("/v1/models/remove", {"model": name}).status == 404, name
     for path in ("..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "hf.co/org/..%2f..", "x%00y"):
         assert http.send("DELETE", f"/v1/models/{path}", None, {}).status == 404, path
         assert http.get(f"/v1/models/{path}").status == 404, path
@@ -288,7 +293,7 @@ def test_a_pull_under_way_is_joined_bounded_and_given_up(
 
     def slow(handler: BaseHTTPRequestHandler) -> None:
         asked.set()
-        held.wait(30)
+        held.wait(PATIENCE_SECONDS)
         send_file(handler, content)
 
     def noted(self: pulls.Pull) -> None:
@@ -299,7 +304,7 @@ def test_a_pull_under_way_is_joined_bounded_and_given_up(
     hub.body[FILE] = slow
     with http.connected() as first:
         first.sendall(posted("/v1/models/pull", {"model": NAME}))
-        assert asked.wait(30)
+        assert asked.wait(PATIENCE_SECONDS)
     assert pull(http, OTHER).error["code"] == "too_many_pulls"
     assert managed(http)[NAME]["pull"] is not None
     assert not managed(http)[NAME]["installed"]
@@ -309,14 +314,11 @@ def test_a_pull_under_way_is_joined_bounded_and_given_up(
     )
     with http.connected() as joined:
         joined.sendall(posted("/v1/models/pull", {"model": NAME}))
-        heard = b""
-        while b'"status":"downloading"' not in heard:
-            heard += joined.recv(65536)
+        heard_until(joined, b'"status":"downloading"')
         deleting.start()
-        assert given_up.wait(30)
+        assert given_up.wait(PATIENCE_SECONDS)
         held.set()
-        while b"given_up" not in heard:
-            heard += joined.recv(65536)
+        heard_until(joined, b"given_up")
     deleting.join()
     assert replies[0].json["deleted"]
     assert hub.gets(FILE) == [None]
@@ -339,7 +341,7 @@ def test_only_admins_change_models(serve: Serve, hub: Hub, tmp_path: Path) -> No
         http = Http(server.url)
         for name, status in (("user", 403), ("operator", 403), ("admin", 404)):
             who = {"Authorization": f"Bearer {keys[name]}"}
-            for way in ("pull", "activate"):
+            for way in ("pull", "activate", "remove"):
                 asked = http.post(f"/v1/models/{way}", {"model": "nonsense"}, **who)
                 assert asked.status == status, (name, way)
             assert http.send("DELETE", "/v1/models/nonsense", None, who).status == status

@@ -207,7 +207,7 @@ def test_quotas_are_those_of_all_models_together(
     with serve(beside=background, tenants=path) as server:
         http = Http(server.url)
         key = {"Authorization": f"Bearer {keys[0]}"}
-        together = server.serving._together
+        together = server.serving._thread
         assert together is not None
         most = 0
 

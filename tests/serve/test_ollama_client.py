@@ -15,11 +15,12 @@ from ollama import Client
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
+from tests.patience import wait_until
 from tests.serve.calling import TOOLS
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
 from tests.serve.speaking_models import CONTEXT, speaking_model
-from tests.serve.test_connections import running, wait_until
+from tests.serve.test_connections import running
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]

@@ -19,13 +19,15 @@ from typing import Any
 import pytest
 
 from contract.types import Request, TokenEvent
+from harness.serve import listen
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
 from reference.engine import Engine
 from tests.paths import ROOT
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
-from tests.serve.test_connections import COMPLETIONS, wait_until
+from tests.serve.test_connections import COMPLETIONS
 from tests.serve.test_tenants import bearer
 
 STREAMS = 200
@@ -178,6 +180,7 @@ def test_ten_times_the_load_of_one_costs_others_little(
         f'[tenant.equal]\nid = 2\nkeys = ["{key_digest(EQUAL)}"]\n'
         f'[tenant.crowd]\nid = 3\nkeys = ["{key_digest(FLOODER)}"]\n'
     )
+    monkeypatch.setattr(listen, "SILENT_SECONDS", PATIENCE_SECONDS)
     steps = Steps(monkeypatch)
     with serve(slots=SLOTS, queue_depth=DEPTH, tenants=path) as server:
         quiet = steps.of_requests(server, EQUAL, 2)

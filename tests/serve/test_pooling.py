@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from contract.errors import UnsupportedModel
-from harness.serve.pooling import Pool, Pooling, pooling_of
+from harness.host.pooling import Pool, Pooling, pooling_of
 
 Rows = NDArray[np.float32]
 

@@ -14,12 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.cli import servers_command
 from harness.cli.main import main
 from harness.serve.presence import Presence, presence_folder, present
+from tests.patience import PATIENCE_SECONDS
 from tests.serve.http import Reply, posted
 from tests.serve.test_process import process
 
-LONG = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}
+LONG = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "seed": 5}
 Zinc = Callable[..., tuple[int, str, str]]
 
 
@@ -79,24 +81,29 @@ def test_a_server_is_listed_while_it_runs(
 
 
 def test_stop_lets_answers_end(
-    tiny_model_path: Path, tmp_path: Path, zinc: Zinc, hold: Path
+    tiny_model_path: Path,
+    tmp_path: Path,
+    zinc: Zinc,
+    hold: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with process(tiny_model_path, tmp_path, hold=hold) as (server, http):
-        thread, replies = answering(http)
+    """It says how many are left, and the engine goes on once it has said so."""
+    note = servers_command.note
 
-        def go_on() -> None:
-            while http.get("/health").json["status"] != "draining":
-                pass
+    def noted(text: str) -> None:
+        note(text)
+        if "1 running" in text:
             hold.unlink()
 
-        releasing = threading.Thread(target=go_on)
-        releasing.start()
-        code, _, said = zinc("stop")
+    monkeypatch.setattr(servers_command, "note", noted)
+    with process(tiny_model_path, tmp_path, hold=hold) as (server, http):
+        thread, replies = answering(http)
+        code, _, said = zinc("stop", "--timeout", 5 * PATIENCE_SECONDS)
         thread.join()
-        releasing.join()
-        assert (code, server.wait(30)) == (0, 0)
+        assert (code, server.wait(PATIENCE_SECONDS)) == (0, 0)
         assert "1 running, 0 waiting" in said
         assert "has ended" in said
+    assert replies, "the answer was cut"
     assert replies[0].json["usage"]["completion_tokens"] == 200
     assert zinc("stop")[::2] == (2, "error: no server of this user is running\n")
 
@@ -114,8 +121,9 @@ def test_stop_now_cuts_them(tiny_model_path: Path, tmp_path: Path, zinc: Zinc, h
         code, _, said = zinc("stop", port, "--timeout", 0)
         assert code == 1
         assert f"zinc-rt stop {server.pid} --now" in said
-        assert zinc("stop", f"http://127.0.0.1:{port}/", "--now")[0] == 0
-        assert server.wait(30) == 130
+        now = "--now", "--timeout", PATIENCE_SECONDS
+        assert zinc("stop", f"http://127.0.0.1:{port}/", *now)[0] == 0
+        assert server.wait(PATIENCE_SECONDS) == 130
 
 
 def test_one_of_several_has_to_be_named(tiny_model_path: Path, tmp_path: Path, zinc: Zinc) -> None:
@@ -125,7 +133,7 @@ def test_one_of_several_has_to_be_named(tiny_model_path: Path, tmp_path: Path, z
     ):
         assert "which of them?" in zinc("stop")[2]
         assert "no server at '1'" in zinc("stop", 1)[2]
-        assert zinc("stop", second.pid)[0] == 0
+        assert zinc("stop", second.pid, "--timeout", PATIENCE_SECONDS)[0] == 0
         assert [server.pid for server in present()] == [first.pid]
 
 

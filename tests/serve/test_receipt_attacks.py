@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from contract.errors import ConfigError
-from contract.types import LOCAL_TENANT
 from harness.cli.main import main
-from harness.generate import SessionOptions
+from harness.host.engine_thread import EngineThread
+from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.document import (
     MOST_BYTES,
@@ -123,7 +123,9 @@ def opened(
             if name not in known:
                 session = SessionOptions(tier="cpu", context=256, slots=1, top_log_probabilities=20)
                 options = ModelOptions(session, "m", digests, sampling=ALL_TOKENS)
-                known[name] = open_model(models[name], options, [LOCAL_TENANT], owned)
+                known[name] = open_model(
+                    models[name], options, owned.enter_context(EngineThread()), owned
+                )
             return known[name]
 
         yield model

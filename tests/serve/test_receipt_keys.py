@@ -31,6 +31,15 @@ from harness.serve.receipts.store import ReceiptStore, base_payload
 from harness.serve.receipts.tree import tree_root
 from harness.serve.receipts.verify import chain_verdict
 from harness.serve.storage import StorageProblem
+from tests.patience import PATIENCE_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def a_slow_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever waits for a lock."""
+    monkeypatch.setattr("harness.serve.receipts.keys.LOCK_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr("harness.serve.receipts.store.BUSY_SECONDS", 2 * PATIENCE_SECONDS)
+
 
 FACTS = {
     "tenant": {"id": 7, "name": "x"}, "arithmetic": 2, "template": None, "sampling_defaults": {},

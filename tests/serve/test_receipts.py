@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from contract.types import LOCAL_TENANT
-from harness.generate import SessionOptions
+from harness.host.engine_thread import EngineThread
+from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.document import (
@@ -127,7 +127,8 @@ def opened(
                     repeat_last_n=80, top_log_probabilities=20, digests=tier != "cpu",
                 )  # fmt: skip
                 options = ModelOptions(session, "other", kept, sampling=ALL_TOKENS)
-                known[key] = need_device(lambda: open_model(path, options, [LOCAL_TENANT], owned))
+                engine = owned.enter_context(EngineThread())
+                known[key] = need_device(lambda: open_model(path, options, engine, owned))
             return known[key]
 
         yield model

@@ -139,10 +139,22 @@ def test_no_such_route(http: Http, method: str, path: str, status: int) -> None:
 
 
 def test_a_body_that_is_not_plain_json(http: Http) -> None:
-    """A page of another site can send text, but not JSON."""
-    body = json.dumps({"messages": MESSAGES}).encode()
-    for headers in ({}, {"Content-Type": "text/plain"}, {**JSON, "Content-Encoding": "gzip"}):
-        assert http.send("POST", CHAT, body, headers).status == 415
+    """A page of another site can send text, but not JSON. Its browser says that it is one."""
+    body = json.dumps({"messages": MESSAGES, "max_tokens": 1}).encode()
+    own = f"http://{http.address[0]}:{http.address[1]}"
+    for headers in (
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {**JSON, "Content-Encoding": "gzip"},
+        {"Origin": own},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Mode": "no-cors"},
+        {"Referer": "https://evil.example/"},
+        {"Cookie": "a=b"},
+    ):
+        assert http.send("POST", CHAT, body, headers).status == 415, headers
+    for headers in ({}, JSON, {"Content-Type": ""}, {"Content-Type": "application/json; a=b"}):
+        assert http.send("POST", CHAT, body, headers).status == 200, headers
 
 
 @pytest.mark.parametrize(

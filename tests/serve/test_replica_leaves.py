@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from harness.generate import SessionOptions
+from harness.serve.submissions import BothSinks, Submission
 
 from contract.types import LOCAL_TENANT, Request, SamplingParams
 from harness.digest import RowDigests, RunningDigest
-from harness.generate import SessionOptions
 from harness.leaves import leaves_of_rows
 from harness.serve.generation import Generation
 from harness.serve.model import ModelOptions, ServedModel, open_model
@@ -18,7 +19,6 @@ from harness.serve.receipts.document import VERSION
 from harness.serve.replicas.replica import _Job
 from harness.serve.replicas.requested import ReplicaRequest
 from harness.serve.replicas.work import RequestUpdate
-from harness.serve.submissions import BothSinks, Submission
 
 TOKENS = 12
 REQUEST = Request(7, (3, 4, 5, 6, 7), TOKENS, SamplingParams(temperature=0.9, seed=4))

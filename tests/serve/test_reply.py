@@ -10,17 +10,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.serve.dialect import REASONING, Dialect, Reasoning
-from harness.serve.dialect.calls import CallSyntax, Function
-from harness.serve.dialect.gemma_calls import GemmaCalls
-from harness.serve.dialect.json_calls import (
+from harness.host.dialect import REASONING, Dialect, Reasoning
+from harness.host.dialect.calls import CallSyntax, Function
+from harness.host.dialect.gemma_calls import GemmaCalls
+from harness.host.dialect.json_calls import (
     BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
     MistralCalls,
 )
-from harness.serve.dialect.xml_calls import XmlCalls
-from harness.serve.reply import (
+from harness.host.dialect.xml_calls import XmlCalls
+from harness.host.reply import (
     BLANKS,
     CallArguments,
     CallBegin,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.serve.dialect import REASONING
-from harness.serve.dialect.calls import CallSyntax, Function
-from harness.serve.dialect.gemma_calls import GemmaCalls
-from harness.serve.dialect.json_calls import BareJsonCall, JsonListCalls, MistralCalls
-from harness.serve.dialect.xml_calls import XmlCalls
+from harness.host.dialect import REASONING
+from harness.host.dialect.calls import CallSyntax, Function
+from harness.host.dialect.gemma_calls import GemmaCalls
+from harness.host.dialect.json_calls import BareJsonCall, JsonListCalls, MistralCalls
+from harness.host.dialect.xml_calls import XmlCalls
 from tests.serve.test_reply import HERMES, SYNTAXES, read
 
 WRITE = {

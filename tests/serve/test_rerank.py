@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.generate import Session, SessionOptions
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.serve.rerank import INSTRUCTION, TEMPLATE, score_of
 from harness.serve.run import Running
 from harness.serve.verify import first_difference

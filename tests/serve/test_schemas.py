@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from harness.serve.dialect.calls import json_rule
-from harness.serve.structured.grammars import GrammarRefused, Grammars
-from harness.serve.structured.json_schema import check_schema
-from harness.serve.structured.schema_tree import SchemaRefused
+from harness.host.dialect.calls import json_rule
+from harness.host.structured.grammars import GrammarRefused, Grammars
+from harness.host.structured.json_schema import check_schema
+from harness.host.structured.schema_tree import SchemaRefused
 from reference.model.open import Model
 from tests.serve.test_structured import LIKELY, LINKED, allowed, walk
 

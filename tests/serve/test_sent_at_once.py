@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from harness.host.driver import EventStream
 from harness.serve import listen, streams
-from harness.serve.driver import EventStream
 from harness.serve.generation import LIGHT_STOP_CHARACTERS, Generation
 from harness.serve.run import Running
 from reference.engine import Engine
 from tests.held_steps import HeldSteps, hold_steps
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.calling import CALLING, client_of
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, closing_after, posted, slow_reader, unchunked
 from tests.serve.streams import data_of, lines_of
-from tests.serve.test_connections import heard_until, running, wait_until
+from tests.serve.test_connections import heard_until, running
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -40,7 +41,7 @@ Senders = Counter[str]
 @pytest.fixture(autouse=True)
 def no_comments_for_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only for tokens that say nothing yet, however slow the machine is."""
-    monkeypatch.setattr(streams, "PING_SECONDS", 60)
+    monkeypatch.setattr(streams, "PING_SECONDS", 10 * PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ def test_one_who_does_not_read_holds_nobody(
     """The other's tokens come all the while, and when the first one reads it gets every byte."""
     monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
     monkeypatch.setattr(listen, "SOCKET_BYTES", 1024)
-    monkeypatch.setattr(listen, "UNREAD_SECONDS", 60)
+    monkeypatch.setattr(listen, "UNREAD_SECONDS", int(10 * PATIENCE_SECONDS))
     long = {**STREAMED, "max_tokens": 200}
     with serve(buffered_events=8) as server:
         # A stalled request is ended after so many steps, and the engine steps while it waits.
@@ -303,7 +304,7 @@ def test_who_leaves_while_its_token_is_told(
         http = Http(server.url)
         with http.connected() as connection:
             connection.sendall(posted(COMPLETIONS, {**STREAMED, "max_tokens": 240}))
-            assert left.wait(30)
+            assert left.wait(PATIENCE_SECONDS)
             wait_until(lambda: running(server) == 0)
         wait_until(lambda: server.service.ledger.total(0).abandoned == 1)
         assert http.post(COMPLETIONS, STREAMED).body.endswith(b"data: [DONE]\n\n")

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import Request, SamplingParams
-from harness.serve.background_work import BackgroundWork
-from harness.serve.dialect.calls import json_rule
-from harness.serve.driver import EngineDriver, EventStream
-from harness.serve.structured.grammars import (
+from harness.host.background_work import BackgroundWork
+from harness.host.dialect.calls import json_rule
+from harness.host.driver import EngineDriver, EventStream
+from harness.host.engine_thread import EngineThread
+from harness.host.structured.grammars import (
     GrammarBroke,
     GrammarLimits,
     GrammarRefused,
@@ -35,6 +36,7 @@ from reference.observer import Observer
 from reference.runner import ModelRunner
 from reference.sched.constraints import Mask
 from tests.model.tokenizer_data import byte_level_metadata
+from tests.patience import PATIENCE_SECONDS
 
 LIKELY = frozenset(b'"}],0123456789.-:{[truefalsn \\aAzZ#@')
 
@@ -97,7 +99,7 @@ def test_an_error_shows_nothing_of_the_grammar(grammars: Grammars) -> None:
 
 @pytest.mark.parametrize(
     "limits",
-    [GrammarLimits(cpu_seconds=0.2), GrammarLimits(memory_bytes=16 << 20, cpu_seconds=20)],
+    [GrammarLimits(cpu_seconds=1.0), GrammarLimits(memory_bytes=16 << 20, cpu_seconds=20)],
     ids=["time", "memory"],
 )
 def test_a_grammar_that_explodes_ends_its_child_only(model: Model, limits: GrammarLimits) -> None:
@@ -228,10 +230,10 @@ def test_a_late_mask_is_told_once_it_is_there(grammars: Grammars) -> None:
         assert background.settle(0) == [1]
         for request_id in (2, 3):
             background.received(request_id, ord("a"))
-        assert background.settle(30) == []
+        assert background.settle(PATIENCE_SECONDS) == []
         assert background.late == {1}
         gate.set()
-        assert told.wait(30)
+        assert told.wait(PATIENCE_SECONDS)
         assert arrived == [1]
         assert background.settled(1)
         assert not background.settled(1)
@@ -301,20 +303,19 @@ def test_nobody_waits_for_a_late_mask(model: Model, grammars: Grammars) -> None:
                 runner, EngineOptions(end_of_generation=ends, stall_steps=5), observer=observer
             )
 
-        driver = EngineDriver(make)
-        driver.start()
-        try:
-            alone_masks, inner = grammars.masks(rule, 2)
-            one = asked(driver, 20)
-            alone = tokens_of(driver.submit([one], masks={one.id: alone_masks}))
-            gate = threading.Event()
-            two, free = asked(driver, 20), asked(driver, 40)
-            late = _Late(inner, gate)
-            waiting = driver.submit([two], masks={two.id: late})
-            assert len(tokens_of(driver.submit([free]))) == 40
-            assert sum(len(waiting.take(0.2)) for _ in range(2)) == 1
-            gate.set()
-            assert tokens_of(waiting) == alone[1:]
-        finally:
-            gate.set()
-            driver.close()
+        gate = threading.Event()
+        with EngineThread() as thread:
+            driver = thread.add(make)
+            try:
+                alone_masks, inner = grammars.masks(rule, 2)
+                one = asked(driver, 20)
+                alone = tokens_of(driver.submit([one], masks={one.id: alone_masks}))
+                two, free = asked(driver, 20), asked(driver, 40)
+                late = _Late(inner, gate)
+                waiting = driver.submit([two], masks={two.id: late})
+                assert len(tokens_of(driver.submit([free]))) == 40
+                assert sum(len(waiting.take(0.2)) for _ in range(2)) == 1
+                gate.set()
+                assert tokens_of(waiting) == alone[1:]
+            finally:
+                gate.set()

@@ -65,6 +65,19 @@ def who_is_in_between_is_lost(patch: Patch) -> None:
     patch.setattr(Scheduler, "rebuild", found)
 
 
+def lines_age_separately(patch: Patch) -> None:
+    """The lines of one tenant take turns as if they were tenants."""
+
+    def by_line(self: WaitQueue, tenant: int, group: object) -> float | None:
+        ages = [
+            self._line_aged_since(tenant, asked, line)
+            for asked, line in group.lines.items()  # type: ignore[attr-defined]
+        ]
+        return min((age for age in ages if age is not None), default=None)
+
+    patch.setattr(WaitQueue, "_tenant_aged_since", by_line)
+
+
 def dropped_events_count(patch: Patch) -> None:
     """Tokens are counted when they are sampled, not when they are handed out."""
     append = OutputProcessor._append
@@ -107,15 +120,7 @@ def test_a_fault_that_is_back_is_noticed(
 
 def test_labels_that_age_alone_are_noticed(monkeypatch: Patch) -> None:
     """Negative control: the lines of one tenant take turns as if they were tenants."""
-
-    def by_line(self: WaitQueue, tenant: int, group: object) -> float | None:
-        ages = [
-            self._line_aged_since(tenant, asked, line)
-            for asked, line in group.lines.items()  # type: ignore[attr-defined]
-        ]
-        return min((age for age in ages if age is not None), default=None)
-
-    monkeypatch.setattr(WaitQueue, "_tenant_aged_since", by_line)
+    lines_age_separately(monkeypatch)
     found = [play_labels(seed) for seed in range(8)]
     assert any(each is not None and each.invariant is Invariant.SHARES for each in found)
 

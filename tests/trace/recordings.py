@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import numpy as np
 from contract.errors import DeviceLost
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
-from harness.tiers import open_tier
 from harness.trace.framing import TraceReader
 from harness.trace.play import Replayed, play
 from harness.trace.record import record_on
@@ -26,15 +24,9 @@ from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.constrained import LIMITS as CONSTRAINED_LIMITS
 from tests.constrained import Constrained, run
-from tests.late_tier import LateTier
-from tests.needs import need_device
+from tests.named_tiers import named
 
-TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
-    "late": LateTier,
-    "native": lambda: need_device(partial(open_tier, "native")),
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
-}
+TIERS = named("native", "opencl")
 LIMITS = Limits(slots=2, context=64, pages=8, step_tokens=24, step_rows=20, saved_states=2)
 REQUESTS = (
     Request(1, tuple(range(5, 35)), 6, ignore_end=True),
@@ -116,7 +108,7 @@ def record_both(paths: Sequence[Path], trace: Path) -> None:
         for model in models:
             owned.callback(model.file.close)
         first = owned.enter_context(record_on(CpuTier(), trace, models[0], LIMITS))
-        faces = [first, first.beside(models[1], LIMITS)]
+        faces = [first, first.for_model(models[1], LIMITS)]
         runners = [
             owned.enter_context(ModelRunner(model, face, LIMITS))
             for model, face in zip(models, faces, strict=True)
@@ -138,7 +130,7 @@ def record_draft(paths: Sequence[Path], trace: Path) -> int:
         tier = owned.enter_context(record_on(CpuTier(), trace, model, LIMITS))
         runner = owned.enter_context(ModelRunner(model, tier, LIMITS))
         limits = draft_limits(LIMITS)
-        beside = owned.enter_context(ModelRunner(small, tier.beside(small, limits), limits))
+        beside = owned.enter_context(ModelRunner(small, tier.for_model(small, limits), limits))
         engine = Engine(runner, drafter=DraftModel(beside, model))
         for request in REQUESTS:
             engine.submit(request)

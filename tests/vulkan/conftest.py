@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,19 +57,15 @@ def faulty(vulkan: Vulkan) -> Vulkan:
 @pytest.fixture
 def open_vulkan(vulkan: Vulkan, kernel_cache: Path) -> Iterator[OpenTier]:
     """``open_vulkan(**choices)`` opens a tier that is closed after the test."""
-    opened: list[VulkanTier] = []
+    with ExitStack() as opened:
 
-    def open_it(
-        library: Vulkan = vulkan, base: Choices | None = None, **choices: Any
-    ) -> VulkanTier:
-        chosen = replace(base or Choices(), **{"cache": kernel_cache, **choices})
-        tier = VulkanTier(choices=chosen, vulkan=library)
-        opened.append(tier)
-        return tier
+        def open_it(
+            library: Vulkan = vulkan, base: Choices | None = None, **choices: Any
+        ) -> VulkanTier:
+            chosen = replace(base or Choices(), **{"cache": kernel_cache, **choices})
+            return opened.enter_context(VulkanTier(choices=chosen, vulkan=library))
 
-    yield open_it
-    for tier in opened:
-        tier.close()
+        yield open_it
 
 
 @pytest.fixture

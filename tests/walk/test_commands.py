@@ -22,6 +22,7 @@ from harness.cli.parser import Parser, commands, named_parser
 from harness.cli.suggestions import refuse_foreign_flags
 from harness.cli.tools_command import TOOLS
 from tests.paths import ROOT
+from tests.patience import PATIENCE_SECONDS
 from tests.walk.conftest import MODEL, Newcomer
 from tests.walk.pages import HELP, page_commands, words_of
 
@@ -186,13 +187,13 @@ def test_a_terminal_of_80_columns(settled: Newcomer) -> None:
         process = settled.start("zinc-rt", name, "--help", stdout=slave, stderr=slave)
         os.close(slave)
         shown = b""
-        while select.select([master], [], [], 30)[0]:
+        while select.select([master], [], [], PATIENCE_SECONDS)[0]:
             try:
                 shown += os.read(master, 4096)
             except OSError:
                 break
         os.close(master)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
         assert max(map(len, shown.decode().split("\r\n"))) <= 80
 
 

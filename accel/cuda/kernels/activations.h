@@ -1,5 +1,5 @@
-// A block fills ACTIVATIONS of unit_product.h from float rows, normalized first or not, or from
-// rows of integers another kernel made (rules R3 to R5).
+// Fills a block's ACTIVATIONS (see unit_product.h) from rows of floats, which may be normalized
+// first, or from rows of integers that another kernel computed (rules R3 to R5).
 
 #ifndef ACTIVATIONS_H
 #define ACTIVATIONS_H
@@ -7,7 +7,7 @@
 #include "exchange.h"
 #include "unit_product.h"
 
-// Eight values of a lane: columns 4 lane .. 4 lane + 3 of a unit, and 128 more.
+// Eight values of a lane: columns 4 lane .. 4 lane + 3 of a unit, and the columns 128 later.
 struct EIGHT {
     float of[8];
 };
@@ -26,7 +26,7 @@ DEVICE EIGHT load_eight(const float *row, unsigned unit, unsigned columns, int l
     return v;
 }
 
-// The same as it is stored now, by a source that may have to wait for it, and once it has come.
+// The same, as currently stored by a source that may have to wait for it, and after it has arrived.
 DEVICE EIGHT read_eight(const float *row, unsigned unit, unsigned columns, int lane,
                         const INCOMING &source) {
     EIGHT v = {};
@@ -52,7 +52,7 @@ DEVICE void settle_eight(EIGHT &v, const float *row, unsigned unit, unsigned col
                          const INCOMING &source) {
     const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
     if (!source.awaited) return;
-    // One lane waits for what is missing: many that ask crowd the cache.
+    // A single lane waits for missing words, since requests of many lanes overload the cache.
     while (true) {
         const unsigned late = __ballot_sync(ALL_LANES, is_missing(v, unit, columns, lane));
         if (!late) break;
@@ -72,7 +72,7 @@ DEVICE void settle_eight(EIGHT &v, const float *row, unsigned unit, unsigned col
 
 #define INTEGER_ROUNDER 12582912.0f  // a float this is added to has its integer in its low bits
 
-// Of four integers in two words the bytes above the low four bits, and those bits.
+// Of four integers in two words: the bytes above the low four bits, and those four bits.
 DEVICE unsigned high_bytes(unsigned first, unsigned second) {
     return __byte_perm(first >> 4, second >> 4, 0x6420);
 }
@@ -80,7 +80,8 @@ DEVICE unsigned low_bytes(unsigned first, unsigned second) {
     return __byte_perm(first, second, 0x6420) & 0x0F0F0F0Fu;
 }
 
-// How rule R5 makes integers of a segment whose largest magnitude has these bits.
+// The factors by which rule R5 converts a segment whose largest magnitude has these bits to
+// integers.
 struct SEGMENT_SCALE {
     bool broken, silent;
     int exponent;
@@ -101,7 +102,8 @@ struct SEGMENT_SCALE {
     __device__ __forceinline__ unsigned integer(float value) const {
         return __float_as_uint(fminf(fmaxf(value * up, -limit), limit) + INTEGER_ROUNDER);
     }
-    // Two of them in a word. They are limited as integers: `value * up` is exact, or far below a half.
+    // Two integers in a word. They are limited as integers: `value * up` is exact, or far below a
+    // half.
     __device__ __forceinline__ unsigned pair(float low, float high) const {
         const unsigned both = __byte_perm(__float_as_uint(__fmaf_rn(low, up, INTEGER_ROUNDER)),
                                           __float_as_uint(__fmaf_rn(high, up, INTEGER_ROUNDER)), 0x5410);
@@ -109,7 +111,7 @@ struct SEGMENT_SCALE {
     }
 };
 
-// Eight integers of a lane, of 16 bits in pairs as words [half][2], as planes.
+// Converts eight 16-bit integers of a lane, in pairs as words [half][2], to planes.
 DEVICE void store_planes(const ACTIVATIONS &x, unsigned index, int lane,
                          const unsigned (&pair)[2][2]) {
     const unsigned of_lane = x.in_eights
@@ -125,8 +127,8 @@ DEVICE void store_planes(const ACTIVATIONS &x, unsigned index, int lane,
         *(unsigned *)(place + of_low) = low_bytes(pair[half][0], pair[half][1]);
     }
 }
-// A lane's part of the sums of 16 columns of both halves, each of 16 bits: adding up they borrow from each
-// other, and what a half lent is known in the end.
+// A lane's part of the sums of 16 columns of both halves, of 16 bits each. The halves borrow from
+// each other while they are added up; what a half lent is known at the end.
 DEVICE int sums_of_lane(const unsigned (&pair)[2][2]) {
     return add_pairs(pair[0][0], pair[0][1], 0x01010101u) +
            add_pairs(pair[1][0], pair[1][1], 0x01010101u) * 65536;
@@ -166,7 +168,7 @@ DEVICE unsigned largest_bits(const EIGHT &v) {
         larger_magnitude(larger_magnitude(most[0], most[1]), larger_magnitude(most[2], most[3])));
 }
 
-// Rule R5's first half for one unit, which is not kept unless it `exists`.
+// Rule R5's first half for one unit, which is stored only if it `exists`.
 DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const EIGHT &v,
                           bool exists = true) {
     const SEGMENT_SCALE segment(largest_of_warp(largest_bits(v)));
@@ -180,8 +182,8 @@ DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const 
     if (exists && lane == 0) x.scales[index * (x.in_eights ? 8 : 1)] = segment.scale();
 }
 
-// Rule R4 over the squares of a unit; every lane gets it. Of four sums over the lanes each lane goes on
-// with two, then with one: whoever adds two numbers, their sum is the same.
+// Rule R4 over the squares of a unit, for every lane. Of four sums over the lanes each lane
+// continues with two, then with one; the order of two operands does not change their sum.
 DEVICE float sum_of_squares(const EIGHT &v, int lane) {
     float four[4];
 #pragma unroll
@@ -200,12 +202,13 @@ DEVICE float sum_of_squares(const EIGHT &v, int lane) {
 
 #define READ_SPANS 4
 
-// Rule R3 over values of units, `stride` apart: left fold of four into a span, of spans into the
-// total.
+// Rule R3 over values of units, `stride` apart: a left fold of four values to a span, and of spans
+// to the total.
 DEVICE float fold_units(const float *value, unsigned units, unsigned stride) {
     float total = 0.0f;
     unsigned i = 0;
-    // Some spans are read at once: who folds is waited for. A kernel's text comes from afar, so that the loop stays one.
+    // Several spans are read at once, since other warps wait for this fold. The loop is not
+    // unrolled, since loading a kernel's instructions is slow.
 #pragma unroll 1
     for (; i + READ_SPANS * SPAN_UNITS <= units; i += READ_SPANS * SPAN_UNITS) {
         float span[READ_SPANS];
@@ -237,7 +240,7 @@ DEVICE void normalize_eight(EIGHT &v, float r, bool weighted, const EIGHT &weigh
     }
 }
 
-// Those from a token on, which do not lie in eights.
+// The activations from a token on, which are not in groups of eight.
 DEVICE ACTIVATIONS from_token(ACTIVATIONS x, unsigned token) {
     x.planes += (size_t)token * x.units * UNIT_PLANES;
     x.sums += (size_t)token * x.units * UNIT_SUMS;
@@ -245,7 +248,7 @@ DEVICE ACTIVATIONS from_token(ACTIVATIONS x, unsigned token) {
     return x;
 }
 
-// Those of one token of several that lie in eights, the first of which begin there.
+// The activations of one token of several in groups of eight, the first of which begins there.
 DEVICE ACTIVATIONS among_eights(unsigned char *planes, short *sums, float *scales, unsigned token,
                                 unsigned units) {
     const size_t eight = (size_t)(token / 8 * 8) * units;

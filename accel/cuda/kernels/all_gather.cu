@@ -1,12 +1,13 @@
-// Shares of tensors to every other device, and theirs from them.
+// Sends this device's share of each tensor to every other device and receives their shares. A block
+// copies its part of the rows to the memory of each peer, writes a step number to a word there, and
+// waits until every peer has written that number to a word here. The words count steps and are
+// never reset. When the kernel has ended, all shares have arrived and no peer has to read from this
+// device.
 //
-// A block copies its part of the rows to the memory of each peer, says so there in a word of its own,
-// and waits until all peers have said so here. A word counts the steps: it never has to be reset. So a
-// kernel that has ended has all shares, and has left nothing of its own to be read.
-//
-// TENSORS packets of `part` and `whole` (none where devices only wait for each other), PEERS devices
-// beside this one. `workspace` holds, for each peer, the number of the latest step that was sent to it,
-// then of each device that of the latest step that came from it, a word for each block.
+// TENSORS is the number of packets with operands `part` and `whole`; it is 0 where devices only
+// wait for each other. PEERS is the number of other devices. `workspace` has a word for each block
+// and peer with the number of the latest step sent to that peer, then a word for each block and
+// device with the number of the latest step received from that device.
 
 #include "packets.h"
 #include "warp.h"
@@ -32,7 +33,7 @@ DEVICE U64 place_at(U64 stored, U64 scratch) {
     return stored & SCRATCH_MEMORY ? scratch + offset : offset;
 }
 
-// Rows of a share to one device, by vectors of four floats where all of them are aligned.
+// The rows of a share for one device, in vectors of four floats if all rows are aligned.
 template <typename T>
 DEVICE void send(const float *from, float *to, size_t from_stride, size_t rows, unsigned columns) {
     const unsigned each = sizeof(T) / sizeof(float), width = columns / each;

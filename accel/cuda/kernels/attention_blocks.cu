@@ -1,14 +1,16 @@
-// FLASH_ATTN_BATCHED of many tokens over I12 pages (rule R6): a block takes the rows of one KV head
-// of a few tokens that follow each other in one slot, a row being a head of a token, and passes over
-// the tiles they see. Both products are integers on tensor cores. Queries and weights are 128 high +
-// low, keys and values 16 high + low; eight times the low part of those stands beside the high one,
-// so that both mixed products add up in one sum: 2048 hh + 16 (h l + l h) + l l / 8.
+// FLASH_ATTN_BATCHED of many tokens over I12 pages (rule R6). A row is one head of one token. A
+// block computes the rows of one KV head for a few consecutive tokens of one slot, and passes over
+// the tiles that these tokens see.
 //
-// A token that is alone in its slot leaves most of such rows empty: its heads are taken by themselves.
+// Both products are integer products on tensor cores. Queries and weights are split into 128 high +
+// low, keys and values into 16 high + low. Eight times the low part of keys and values is stored
+// next to the high part, so that both mixed products share one sum: 2048 hh + 16 (h l + l h) + l l
+// / 8. A token that is the only one of its slot would leave most of a block's rows empty, so its
+// heads are computed separately.
 //
-// HEAD_DIM is 64, 128 or 256; a block makes CHANNELS of the outputs. MOST_TOKENS is that of the
-// form. Compiled with the places of the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT,
-// QUERY_AT and Y_AT.
+// HEAD_DIM is 64, 128 or 256; a block computes CHANNELS of the outputs. MOST_TOKENS is the number
+// of tokens of the shape bucket. Compiled with these operand numbers (see packets.h): Q_AT, KV_AT,
+// PAGES_AT, QUERY_AT and Y_AT.
 
 #define WARPS 4
 
@@ -62,7 +64,7 @@ DEVICE void multiply_parts(SUMS_OF_PARTS &sum, const unsigned (&high)[4], const 
     multiply_32<true>(sum.mixed, high, low_b0, low_b1);
 }
 
-// q.k with unit and exponent of positions 8 b + 2 t and 8 b + 2 t + 1 of the tile.
+// q.k with the unit and exponent of positions 8 b + 2 t and 8 b + 2 t + 1 of the tile.
 DEVICE void eight_scores(const unsigned char *stage, const unsigned char *memory,
                          const ROW_PAIR &rows, int b, int lane, float (&score)[4]) {
     const int g = lane / 4, t = lane % 4;
@@ -95,7 +97,8 @@ DEVICE void eight_scores(const unsigned char *stage, const unsigned char *memory
     }
 }
 
-// Of both rows U and l of a tile, and weights as operands in two parts: of every page four words.
+// U and l of a tile for both rows, and the weights as operands in two parts, four words for every
+// page.
 DEVICE void tile_weights(const unsigned char *stage, const unsigned char *memory,
                          const ROW_PAIR &rows, unsigned start, bool edge, int lane,
                          SOFTMAX (&part)[2], unsigned (&high)[TILE_PAGES][2],
@@ -207,7 +210,7 @@ DEVICE void attend_tile(const unsigned char *stage, const unsigned char *memory,
     }
 }
 
-// Ends a span: `y` has the sum of those before it, which a lane writes for itself alone.
+// Ends a span: `y` has the sum of earlier spans, which no other lane reads or writes.
 DEVICE void end_span(ROW_PAIR &rows, float *const (&y)[2], bool first) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -323,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const unsigned tokens = count_of(launch, packet), each = work.kv_heads * CHANNEL_PARTS;
     for (unsigned unit = blockIdx.x; unit < runs * each; unit += gridDim.x) {
         work.kv_head = unit % each / CHANNEL_PARTS, work.part = unit % CHANNEL_PARTS;
-        // Those that see most come first.
+        // The rows that see the most positions come first.
         open_run(work, starts, runs - 1 - unit / each, tokens, operands.window);
         work.pages = pages_of(launch, work);
         if (work.count > 1)

@@ -1,13 +1,14 @@
 // Norm and rotation of heads, the write of their keys and values, and FLASH_ATTN of few tokens over
-// I12 pages (rules R3, R4 and R6). A cluster of blocks takes a span of 1,024 positions of one token and
-// up to four heads that read one KV head, four warps a tile. Who needs a row of queries, or of new keys
-// or values, makes it; one block writes it to its page, and none reads it there.
+// I12 pages (rules R3, R4 and R6). A cluster of blocks computes a span of 1,024 positions for one
+// token and up to four heads that read one KV head; four warps compute a tile. Every block that
+// needs a row of queries, new keys or new values computes it itself. One block writes the new keys
+// and values to their page, and no block reads them from there.
 //
-// Compiled with WARPS, TOKENS and GRID, the blocks there are, BLOCKS a multiprocessor; with ALL_HEADS,
-// KV_HEADS, HEAD_DIM and DTYPE; with the places
-// of the operands as head_rows.cu has them, and PARTS_AT, where U, l and o of spans wait, and Y_AT; with
-// the numbers of packets Q_ROPE, K_ROPE, Q_NORM, K_NORM, -1 for norms that are absent, and PART.
-// workspace has a counter for every token, group of heads and block of a cluster, 0 between steps.
+// Compiled with WARPS, TOKENS, GRID (the number of blocks) and BLOCKS (blocks of a multiprocessor);
+// with ALL_HEADS, KV_HEADS, HEAD_DIM and DTYPE; with the operand numbers of head_rows.cu and with
+// PARTS_AT, which stores U, l and o of spans, and Y_AT; with the packet numbers PART, Q_ROPE,
+// K_ROPE, Q_NORM and K_NORM, the last two -1 for absent norms. workspace has a counter for every
+// token, group of heads and block of a cluster; all are 0 between steps.
 
 #define STAGES 1
 #define RESULTS GROUPS
@@ -23,9 +24,9 @@
 #define AT_ROWS AT_GROUPS_END
 #define AT_BARRIERS (AT_ROWS + (WHOLE_TURN ? 0 : WARPS * HEAD_DIM * 4))  // of a warp's copy
 #define AT_FILLS (AT_BARRIERS + WARPS * 8)              // how often a warp copied
-#define AT_LAST (AT_FILLS + WARPS * 4)                  // whether the block came last
+#define AT_LAST (AT_FILLS + WARPS * 4)                  // whether the block ended last
 
-// A block's part of a span: tile rank * GROUPS + group is that of a group.
+// A block's part of a span: its tile with the number rank * GROUPS + group belongs to a group.
 struct BLOCK_WORK : SPAN_WORK {
     unsigned first_tile, end_tile;  // of the span, that the token sees
     unsigned rank;                  // of the block in its cluster
@@ -54,7 +55,7 @@ struct BLOCK_WORK : SPAN_WORK {
     }
 };
 
-// Places of a warp.
+// Addresses of a warp's shared memory.
 struct WARP_MEMORY {
     unsigned char *memory;
     __device__ __forceinline__ COPY_BARRIER *barrier(unsigned warp) const {
@@ -66,13 +67,13 @@ struct WARP_MEMORY {
     __device__ __forceinline__ float *row(unsigned warp) const {
         return (float *)(memory + AT_ROWS) + warp * HEAD_DIM;
     }
-    // Returns when the copy that the warp began last is there.
+    // Returns when the latest copy that the warp began has arrived.
     __device__ __forceinline__ void await(unsigned warp) const {
         await_copy<1>(barrier(warp), fills(warp) - 1);
     }
 };
 
-// What the kernel is given.
+// The arguments of the kernel.
 struct HEAD_OPERANDS {
     LAUNCH launch;
     const PACKET *part, *q_rope, *k_rope;
@@ -112,7 +113,7 @@ struct ROW_TASK {
     }
 };
 
-// What is there of a row before the row is.
+// The inputs of a row that exist before the row itself.
 struct ROW_BESIDE {
     const PACKET *rope;
     const float *weights, *angles;
@@ -134,8 +135,8 @@ struct ROW_BESIDE {
     }
 };
 
-// Queries become bytes, keys and values part of the record in shared memory and, where the block writes
-// the token's, in their page.
+// Converts queries to bytes, and keys and values to the record in shared memory; if the block
+// writes the token's keys and values, also to their page.
 DEVICE void make_row(const BLOCK_WORK &work, const HEAD_OPERANDS &operands, const ROW_TASK &task,
                      const ROW_BESIDE &beside, const WARP_MEMORY &own, unsigned warp, int lane) {
     if (task.kind < 0) return;
@@ -165,7 +166,7 @@ DEVICE void make_row(const BLOCK_WORK &work, const HEAD_OPERANDS &operands, cons
               task.position % PAGE_TOKENS, lane);
 }
 
-// Tiles of the span from the left: of a channel of a head that the caller merges.
+// Folds the tiles of the span from the left, for one channel of a head that the caller merges.
 DEVICE SOFTMAX merged_groups(const BLOCK_WORK &work, const unsigned char *memory, unsigned head,
                              unsigned channel, float &sum) {
     SOFTMAX part[SPAN_TILES];
@@ -231,8 +232,8 @@ DEVICE void merge_own(const BLOCK_WORK &work, const SPAN_RESULTS &results,
     }
 }
 
-// The block's channels, of tiles of the whole cluster: the result, or where there are several spans
-// a part.
+// The block's channels over the tiles of the whole cluster: the result or, if there are several
+// spans, a part.
 DEVICE void merge_block(const BLOCK_WORK &work, const SPAN_RESULTS &results,
                         const unsigned char *memory) {
     const unsigned i = work.rank * SHARE_CHANNELS + threadIdx.x;
@@ -272,7 +273,7 @@ DEVICE void merge_later_spans(const BLOCK_WORK &work, const SPAN_RESULTS &result
     if (threadIdx.x == 0) *counter = 0;
 }
 
-// Which rows a warp makes: those of queries first warps, of keys and values the last ones.
+// The rows that a warp computes: the first warps compute queries, the last ones keys and values.
 DEVICE unsigned first_task(unsigned warp) {
     return warp < HEADS ? warp : HEADS + (WARPS - 1 - warp);
 }
@@ -336,7 +337,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     FOLLOWING_MAY_START;
     const PACKET *part = operands.part = packet_of(launch, PART);
     operands.q_rope = packet_of(launch, Q_ROPE), operands.k_rope = packet_of(launch, K_ROPE);
-    // Of the first token, which has a place whether it is there or not, asked for with the count.
+    // The first token, whose memory exists even if the token does not, is requested together with
+    // the count.
     const unsigned position = operands.query(0)[QUERY_POSITION];
     const unsigned slot = operands.query(0)[QUERY_SLOT];
     operands.tokens = count_of(launch, part);
@@ -382,6 +384,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
         }
         unit -= units;
     }
-    // Who comes behind this launch is behind the one in front, too.
+    // A launch that follows this one also follows the launch before this one.
     if (blockIdx.x == 0) PRECEDING_DONE;
 }

@@ -1,6 +1,6 @@
-// Tiles of 64 positions of I12 pages as attention_tiles.h does them, by four warps each: one takes the
-// scores of a page, then the sums of a quarter of the channels. In shared memory there are records of
-// STAGES tiles for every group, and what was found of RESULTS tiles.
+// Tiles of 64 positions of I12 pages as in attention_tiles.h, computed by four warps each. A warp
+// computes the scores of one page, then the sums of a quarter of the channels. Shared memory holds
+// the page records of STAGES tiles for every group, and the results of RESULTS tiles.
 
 #ifndef ATTENTION_GROUP_H
 #define ATTENTION_GROUP_H
@@ -13,7 +13,7 @@
 #else
 #define GROUPS (WARPS / TILE_WARPS)
 #endif
-// Heads apart, so that those of a warp are in banks of their own.
+// The distance between heads, so that the heads of a warp are in different banks.
 #define WEIGHT_BYTES (2 * KV_TILE + 16)
 #define SHARE_FLOATS (KV_TILE + 8)
 #define SUM_FLOATS (HEAD_DIM + 8)
@@ -37,8 +37,9 @@ DEVICE float4 page_tops(const unsigned char *memory, int group, int head) {
 
 DEVICE float largest_of(const float4 &v) { return larger(larger(v.x, v.y), larger(v.z, v.w)); }
 
-// Scores of page `page`, -infinity for positions that are not seen, and what their values' exponents
-// make of weights; the largest that the tile's U has to reach goes to shared memory.
+// Scores of page `page`, -infinity for positions that are not seen, and the factors that the
+// exponents of values give weights; the largest one, which the tile's U must reach, is written to
+// shared memory.
 DEVICE void score_page(const SPAN_WORK &work, unsigned start, unsigned char *memory,
                        const unsigned char *record, int group, int page, int lane,
                        float (&score)[2], float (&value)[2]) {
@@ -77,8 +78,8 @@ DEVICE float share_total(const float *share, int lane) {
     return total;
 }
 
-// U, l and o of the tile that begins at position `start`, by four warps, of which the caller is the one
-// of page `page`; `keys` is the record of that page, `values` that of page lane % 4.
+// U, l and o of the tile that begins at position `start`, computed by four warps; the caller
+// computes page `page`. `keys` is the record of that page, `values` that of page lane % 4.
 DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned char *memory,
                               const unsigned char *keys, const unsigned char *values, int group,
                               int result, int page, int lane) {
@@ -110,7 +111,7 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
             part.sums(weight, half, of_half[0], of_half[8]);
         }
     }
-    // Warp `page` has what is left to do for head `page`.
+    // Warp `page` computes the rest for head `page`.
     const float total = share_total(shares + page * SHARE_FLOATS, lane);
     const float own = rint_small(largest_of(page_tops(memory, group, page)));
     float *tops = (float *)(memory + AT_GROUP_TOPS) + (result * HEADS + page) * 2;
@@ -128,7 +129,7 @@ DEVICE void attend_copied_tile(const SPAN_WORK &work, unsigned start, unsigned c
                       group_record(memory, place, lane % 4), group, result, page, lane);
 }
 
-// One channel of a head: U, l and o of the spans so far, and of the tiles of the span it is in.
+// One channel of a head: U, l and o of the spans so far, and of the tiles of the current span.
 struct CHANNEL_SUM {
     SOFTMAX all, span;
     float sum, part;
@@ -149,7 +150,7 @@ struct CHANNEL_SUM {
     }
 };
 
-// What was found of a tile for channel i of all heads.
+// The results of a tile for channel i of all heads.
 DEVICE const float *group_top(const unsigned char *memory, unsigned result, unsigned i) {
     return (const float *)(memory + AT_GROUP_TOPS) + (result * HEADS + i / HEAD_DIM) * 2;
 }

@@ -1,13 +1,12 @@
-// FLASH_ATTN_BATCHED of many tokens over I12 pages by products of warp groups (rule R6, sm_90a): a block
-// takes 128 rows of one KV head, a row being a head of a token, of a few tokens that follow each other
-// in one slot, and passes over the tiles they see. Four warps bring tiles near and make planes of bytes
-// of them; two groups of four multiply 64 rows each. Queries and weights are 256 high + low.
+// FLASH_ATTN_BATCHED of many tokens over I12 pages by products of warp groups (rule R6, sm_90a). A
+// row is one head of one token. A block computes 128 rows of one KV head for a few consecutive
+// tokens of one slot, and passes over the tiles that these tokens see. Four warps load tiles and
+// split them into planes of bytes; two groups of four warps multiply 64 rows each. Queries and
+// weights are split into 256 high + low. A token that is the only one of its slot would leave most
+// rows empty, so its heads are computed separately, after all others.
 //
-// A token that is alone in its slot leaves most of such rows empty: its heads are taken by themselves,
-// behind all others.
-//
-// HEAD_DIM is 64 or 128. MOST_TOKENS is that of the form. Compiled with the places of the operands as
-// packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT.
+// HEAD_DIM is 64 or 128. MOST_TOKENS is the number of tokens of the shape bucket. Compiled with
+// these operand numbers (see packets.h): Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT.
 
 #define WARPS 8  // that multiply
 #define TOKEN_BARRIER part_barrier<WARPS * 32>()
@@ -27,7 +26,7 @@
 #define AT_BARRIERS (AT_TOTALS + VALUES * WARPS * WARP_LANES * 4)
 #define AT_STARTS (AT_BARRIERS + RING_BARRIERS * 8)
 
-// Ends a span: `totals` has the sum of those before it.
+// Ends a span: `totals` has the sum of earlier spans.
 DEVICE void end_span(ROW_PAIR &rows, float *totals, bool first) {
     FACTORS factors[2];
 #pragma unroll
@@ -60,7 +59,7 @@ DEVICE void store_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const 
     }
 }
 
-// The positions that all rows of a block see: behind `first` and up to `nearest`.
+// The positions that all rows of a block see: after `first` and up to `nearest`.
 struct WHOLE_RANGE {
     unsigned first, nearest;
 
@@ -78,7 +77,7 @@ struct WHOLE_RANGE {
     }
 };
 
-// Adds tiles of a span to it. The next tile's scores are begun as soon as a tile's values are done.
+// Adds tiles to a span. The scores of the next tile begin as soon as the values of a tile are done.
 DEVICE void attend_tiles(const TILE_RING &ring, const WHOLE_RANGE &whole, ROW_PAIR &rows,
                          unsigned tile, unsigned end, unsigned &number, int t) {
     SCORE_SUMS sum;
@@ -134,7 +133,8 @@ DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const
     store_rows(work, operands, rows, totals, row, t);
 }
 
-// use() for every unit of the block whose tokens are alone or are not, those that see most first.
+// Calls use() for every unit of the block whose tokens are alone, or are not; units that see the
+// most positions come first.
 template <bool ALONE, class USE>
 DEVICE void for_units(const LAUNCH &launch, const HEAD_ROWS &operands, const unsigned *starts,
                       unsigned runs, BLOCK_WORK &work, const USE &use) {
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
-    // All blocks run at once: none waits for what is let in here.
+    // All blocks run at once, so none waits for a launch that may begin here.
     FOLLOWING_MAY_START;
     const PACKET *packet = packet_of(launch, 0);
     unsigned *starts = (unsigned *)(shared + AT_STARTS);

@@ -1,5 +1,6 @@
-// 64 rows of queries and the tiles they see by products of a warp group, a lane having two rows: scores,
-// what rule R6 makes of them, and sums of values. A tile's operands are those of attention_supply.h.
+// Attention of 64 rows of queries to the tiles they see, by products of one warp group: the scores,
+// what rule R6 computes from them, and the sums of values. A lane holds two rows.
+// attention_supply.h prepares the operands of a tile.
 
 #ifndef ATTENTION_PRODUCTS_H
 #define ATTENTION_PRODUCTS_H
@@ -7,7 +8,7 @@
 #include "attention_supply.h"
 
 #define ROW_STEPS (HEAD_DIM / 32)  // of a product over a row
-#define CHANNELS 64                // whose sums are under way together
+#define CHANNELS 64                // whose sums are computed at the same time
 #define CHUNKS (HEAD_DIM / CHANNELS)
 #define VALUES (HEAD_DIM / 2)  // sums of a thread
 #define LOW_BITS 8
@@ -22,7 +23,7 @@ struct ROW_PAIR {
     float sum[VALUES];
 };
 
-// Sums of the parts of some columns: those of mma.m16n8k32, four for every eight.
+// The sums of some columns' parts, in the order of mma.m16n8k32, four for every eight columns.
 template <int COLUMNS> struct PART_SUMS {
     int high[COLUMNS / 2], mixed[COLUMNS / 2], low[COLUMNS / 2];
 
@@ -102,20 +103,20 @@ DEVICE void begin_values(const unsigned (&high)[2][4], const unsigned (&low)[2][
     end_group_product();
 }
 
-// Of a page, what a lane has of its positions 4 t to 4 t + 3.
+// A lane's data of positions 4 t to 4 t + 3 of a page.
 DEVICE void load_floats(const unsigned char *planes, int which, int page, int t, float (&value)[4]) {
     const float *floats = (const float *)(planes + POSITION_FLOATS) + which * KV_TILE;
     const float4 v = *(const float4 *)(floats + page * PAGE_TOKENS + 4 * t);
     value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
 }
 
-// Whether row r of the lane sees place `place` of the tile's positions from `start` on.
+// Whether row r of the lane sees position number `place` of the tile that begins at `start`.
 DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, int place) {
     const unsigned position = start + page * PAGE_TOKENS + 4 * t + place;
     return position >= rows.first[r] && position <= rows.position[r];
 }
 
-// What a lane has of a tile: [row][page][position] of scores before the key's exponent, then of p.
+// A lane's data of a tile: [row][page][position] of scores before the key's exponent, then of p.
 typedef float LANE_SCORES[2][TILE_PAGES][4];
 
 // Scores of a tile, and the largest that U has to reach.
@@ -203,13 +204,14 @@ DEVICE float folded(const float (&p)[TILE_PAGES][4]) {
     return (fold[0] + fold[2]) + (fold[1] + fold[3]);
 }
 
-// What a tile's scores make of its values' sums: weights as operands in two parts, and factors.
+// What the sums of a tile's values need of its scores: weights as operands in two parts, and
+// factors.
 struct TILE_WEIGHTS {
     unsigned high[2][4], low[2][4];
     FACTORS factors[2];
 };
 
-// Adds U and l of a tile to the span so far. At an `edge` a row sees less than all of the tile.
+// Adds U and l of a tile to the span so far. At an `edge` a row sees only some of the tile.
 DEVICE void weigh_tile(const SCORE_SUMS &sum, const unsigned char *planes, ROW_PAIR &rows, unsigned start,
                        bool edge, int t, TILE_WEIGHTS &weights) {
     LANE_SCORES score;

@@ -1,5 +1,6 @@
-// All that one token sees, of one group of heads: a block passes over its tiles, four warps a tile,
-// and copies the records of the next tiles while it is at these.
+// Attention of one token and one group of heads to all positions the token sees. A block passes
+// over the tiles, with four warps for each tile, and copies the page records of the next tiles
+// while it computes these.
 
 #ifndef ATTENTION_ROUNDS_H
 #define ATTENTION_ROUNDS_H
@@ -17,11 +18,12 @@
 #define BLOCK_THREADS (WARPS * WARP_LANES)
 #define THREAD_CHANNELS ((HEADS * HEAD_DIM + BLOCK_THREADS - 1) / BLOCK_THREADS)
 
-// Pages of a warp, one of every round: lane l keeps the number of that of round `first` + l.
+// The pages of a warp, one for every round: lane l holds the page number of round `first` + l.
 struct PAGE_LIST {
     unsigned number, first;
 
-    // Positions of the warp's page of `round`: `own` behind the first tile that is seen, rounds apart.
+    // The positions of the warp's page of `round`: `own` after the first tile that is seen, plus
+    // whole rounds.
     static __device__ __forceinline__ unsigned position_of(const SPAN_WORK &work, unsigned own,
                                                            unsigned round) {
         return (work.first / KV_TILE + round * GROUPS) * KV_TILE + own;
@@ -39,13 +41,14 @@ struct PAGE_LIST {
     }
 };
 
-// Where the page of a thread's warp begins among the positions of a round.
+// The first position of a thread's page within the positions of a round.
 DEVICE unsigned own_positions() {
     const unsigned warp = threadIdx.x / WARP_LANES;
     return warp / TILE_WARPS * KV_TILE + warp % TILE_WARPS * PAGE_TOKENS;
 }
 
-// Begins to copy the warp's page of a round into its place in stage `stage`, if it is seen.
+// Begins to copy the warp's page of a round to its address in stage `stage`, if any position of it
+// is seen.
 DEVICE void begin_page(const SPAN_WORK &work, PAGE_LIST &pages, unsigned round, unsigned stage,
                        unsigned char *memory, int lane) {
     const unsigned warp = threadIdx.x / WARP_LANES;
@@ -63,7 +66,7 @@ DEVICE void begin_page(const SPAN_WORK &work, PAGE_LIST &pages, unsigned round, 
     end_parts();
 }
 
-// Tiles `tile` to end - 1 of those the groups had.
+// Folds tiles `tile` to end - 1, which the groups have computed.
 DEVICE void add_tiles(const unsigned char *memory, unsigned tile, unsigned end, unsigned i,
                       CHANNEL_SUM &channel) {
 #pragma unroll
@@ -74,8 +77,8 @@ DEVICE void add_tiles(const unsigned char *memory, unsigned tile, unsigned end, 
     }
 }
 
-// The pages of the first round are on their way; `y` are the rows of the group's heads. All threads of the
-// block call.
+// The pages of the first round are being copied; `y` are the rows of the group's heads. All threads
+// of the block must call this.
 DEVICE void attend_token(const SPAN_WORK &work, PAGE_LIST &pages, float scale, unsigned char *memory,
                          float *y) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;

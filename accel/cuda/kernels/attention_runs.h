@@ -1,5 +1,5 @@
-// Runs of tokens of one slot that follow each other, cut into what a block takes at a time: the rows of
-// one KV head, a row being a head of a token. MOST_TOKENS is that of the form.
+// Divides runs of consecutive tokens of one slot into the work of blocks: the rows of one KV head,
+// where a row is one head of one token. MOST_TOKENS is the number of tokens of the shape bucket.
 
 #ifndef ATTENTION_RUNS_H
 #define ATTENTION_RUNS_H
@@ -8,8 +8,8 @@
 
 #define START_WORDS ((MOST_TOKENS + 31) / 32)
 
-// What a block works at: tokens of one slot that follow each other. `first` and `last` are the
-// positions that any of them sees; of a wide head a block makes part `part`.
+// The work of a block: consecutive tokens of one slot. `first` and `last` are the positions that
+// any of them sees; of a wide head the block computes part `part`.
 struct BLOCK_WORK {
     const unsigned *pages, *query;
     size_t query_stride;
@@ -42,8 +42,8 @@ struct HEAD_ROWS {
 
 DEVICE unsigned smallest_of_warp(unsigned value) { return ~largest_of_warp(~value); }
 
-// A part of a query, word by word in the order of `x`, as integers in two parts, the low one of SHIFT
-// bits; four lanes share the row. What scores are multiplied by, 0 of a broken row.
+// A part of a query, word by word in the order of `x`, as integers in two parts, the low one with
+// SHIFT bits; four lanes share the row. Returns the factor of the scores, 0 for a broken row.
 template <int SHIFT, int WORDS>
 DEVICE float split_row(const float (&x)[4 * WORDS], float scale, unsigned (&high)[WORDS],
                        unsigned (&low)[WORDS], bool &broken) {
@@ -69,7 +69,7 @@ DEVICE float split_row(const float (&x)[4 * WORDS], float scale, unsigned (&high
     return broken ? 0.0f : scale * LOG2E * two_to(exponent - bits - KV_BITS);
 }
 
-// Bit i: token i begins work of its own, by its slot or by its place among the others.
+// Bit i: token i begins a new unit of work, because of its slot or its index among the tokens.
 DEVICE void find_starts(unsigned *starts, const unsigned *query, size_t stride, unsigned tokens,
                         unsigned block_tokens, unsigned threads) {
     for (unsigned i = threadIdx.x; i < START_WORDS * 32; i += threads) {
@@ -108,7 +108,7 @@ DEVICE unsigned start_behind(const unsigned *starts, unsigned begin, unsigned to
     return bits ? 32 * word + __popc((bits & 0u - bits) - 1) : tokens;
 }
 
-// The tokens of run `number` and the first and the last position that any of them sees.
+// The tokens of run `number`, and the first and the last position that any of them sees.
 DEVICE void open_run(BLOCK_WORK &work, const unsigned *starts, unsigned number, unsigned tokens,
                      unsigned window) {
     work.begin = start_of(starts, number);
@@ -122,7 +122,7 @@ DEVICE void open_run(BLOCK_WORK &work, const unsigned *starts, unsigned number, 
     work.first = smallest_of_warp(work.first), work.last = largest_of_warp(work.last);
 }
 
-// attend(token, y) for each group of heads of a token that is alone.
+// Calls attend(token, y) for each group of heads of a token that is alone.
 template <class ATTEND>
 DEVICE void for_heads_of_token(const BLOCK_WORK &work, const HEAD_ROWS &operands,
                                const ATTEND &attend) {
@@ -138,7 +138,7 @@ DEVICE void for_heads_of_token(const BLOCK_WORK &work, const HEAD_ROWS &operands
     }
 }
 
-// What all blocks of a launch have in common; the number of runs.
+// The values that are equal in all blocks of a launch; returns the number of runs.
 DEVICE unsigned open_work(const LAUNCH &launch, const PACKET *packet, unsigned block_rows,
                           unsigned *starts, unsigned threads, BLOCK_WORK &work,
                           HEAD_ROWS &operands) {

@@ -1,5 +1,5 @@
-// A span of 1,024 positions of one token and up to four heads that read one KV head, by one block; the
-// block that comes last merges the spans.
+// Attention of one token, and up to four heads that read one KV head, to a span of 1,024 positions,
+// by one block. The last block of a token to end merges the spans.
 
 #ifndef ATTENTION_SPAN_H
 #define ATTENTION_SPAN_H
@@ -7,7 +7,7 @@
 #include "attention_tiles.h"
 
 #define PART_FLOATS (PART_HEADER + HEAD_DIM)
-#define AT_LAST AT_TILES_END  // whether the block came last
+#define AT_LAST AT_TILES_END  // whether the block ended last
 
 // The tiles of a span that the token sees.
 struct SPAN_RANGE {
@@ -19,7 +19,7 @@ struct SPAN_RANGE {
     }
 };
 
-// Lets the records of the span come nearer.
+// Prefetches the records of the span.
 DEVICE void call_span(const SPAN_WORK &work) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const SPAN_RANGE tiles(work);
@@ -27,7 +27,7 @@ DEVICE void call_span(const SPAN_WORK &work) {
         call_tile(work, (work.span * SPAN_TILES + tiles.first + warp) * KV_TILE, lane);
 }
 
-// One span of a group of heads: U, l and o of it or, where there is no other, result(channel of all
+// One span of a group of heads: U, l and o of it or, if it is the only one, result(channel of all
 // heads, y).
 template <class RESULT>
 DEVICE void attend_span(const SPAN_WORK &work, float scale, unsigned char *memory, float *parts,
@@ -55,7 +55,7 @@ DEVICE void attend_span(const SPAN_WORK &work, float scale, unsigned char *memor
     }
 }
 
-// Spans from the left into y, by the block that came last.
+// Folds the spans from the left into y; the last block to end calls this.
 template <class RESULT>
 DEVICE void merge_spans(const SPAN_WORK &work, const float *parts, unsigned slots, unsigned spans,
                         const RESULT &result) {
@@ -72,8 +72,9 @@ DEVICE void merge_spans(const SPAN_WORK &work, const float *parts, unsigned slot
     }
 }
 
-// Span work.span of spans `begin` to `end` - 1 of the token, whose parts lie in `slots` places each;
-// `counter` is 0 before the first and behind the last of them. All threads of the block call.
+// Computes span work.span of spans `begin` to `end` - 1 of the token, whose parts have `slots`
+// slots each; `counter` is 0 before the first and after the last span. All threads of the block
+// must call this.
 template <class RESULT>
 DEVICE void attend_all_spans(const SPAN_WORK &work, float scale, unsigned char *memory,
                              float *parts, unsigned slots, unsigned begin, unsigned end,

@@ -1,9 +1,10 @@
-// FLASH_ATTN of few tokens over I12 pages (rule R6): a block takes a span of 1,024 positions of up
-// to four heads that read one KV head, each warp a tile of 64 positions.
+// FLASH_ATTN of few tokens over I12 pages (rule R6). A block computes a span of 1,024 positions for
+// up to four heads that read one KV head; each warp computes a tile of 64 positions.
 //
-// Compiled with the places of the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT,
-// Y_AT and PARTS_AT, where U, l and o of spans wait. Sizes and reals are those of the first packet, a
-// flash_attn_part. workspace has a counter for every token and group of heads, 0 between steps.
+// Compiled with these operand numbers (see packets.h): Q_AT, KV_AT, PAGES_AT, QUERY_AT, Y_AT and
+// PARTS_AT, which stores U, l and o of spans. Sizes and reals are those of the first packet, a
+// flash_attn_part. workspace has a counter for every token and group of heads; all are 0 between
+// steps.
 
 #define WARPS 16
 

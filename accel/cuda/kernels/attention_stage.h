@@ -1,7 +1,7 @@
-// A tile of I12 pages as a block of attention_blocks.cu has it in shared memory: its records as they are stored, of which
-// values change their order, and of one tile eight times the low parts of keys and values, and floats of exponents.
-//
-// Included where WARPS is the block's warps; a block makes CHANNELS of a head's outputs.
+// Tiles of I12 pages in the shared memory of a block of attention_blocks.cu: page records as
+// stored, the values then reordered; and, for one tile, eight times the low parts of keys and
+// values, and the exponents as floats. WARPS is the number of warps of the including file's block,
+// which computes CHANNELS of a head's outputs.
 
 #ifndef ATTENTION_STAGE_H
 #define ATTENTION_STAGE_H
@@ -20,8 +20,8 @@
 #define AT_EXPONENTS (AT_LOW_VALUES + KV_TILE * CHANNELS)    // three floats of every position
 #define AT_STARTS (AT_EXPONENTS + 3 * KV_TILE * 4)           // a bit of every token
 
-// Rows of 128 bytes or more have their halves changed places where odd, so that two rows of keys
-// lie in different banks.
+// The halves of odd rows of 128 bytes or more are exchanged, so that two rows of keys are in
+// different banks.
 DEVICE unsigned key_piece(unsigned row, unsigned piece) {
     return HEAD_DIM < 128 ? piece : piece ^ (row & 1) << 2;
 }
@@ -50,14 +50,14 @@ DEVICE uint4 low_parts(const uint4 &v, bool upper) {
                              v.w << 3 & ALL_LOW);
 }
 
-// Place 4 t + 2 b + i of a page's sixteen positions gets position 8 b + 2 t + i: a lane has four
-// neighbours of those whose scores it has.
+// Index 4 t + 2 b + i of a page's sixteen positions holds position 8 b + 2 t + i: a lane has four
+// neighbours of the positions whose scores it has.
 DEVICE uint4 in_order_of_scores(const uint4 &v) {
     return vector_of(__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632),
                      __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
 }
 
-// What all warps of a block need of a tile.
+// The data of a tile that all warps of a block need.
 DEVICE void spread_tile(unsigned char *stage, unsigned char *memory, unsigned part) {
     constexpr unsigned row_pieces = HEAD_DIM / 32, page_pieces = PAGE_TOKENS * row_pieces;
     for (unsigned i = threadIdx.x; i < TILE_PAGES * page_pieces; i += 32 * WARPS) {
@@ -90,7 +90,7 @@ DEVICE void spread_tile(unsigned char *stage, unsigned char *memory, unsigned pa
     }
 }
 
-// Where of a row the words of a lane lie: `LANE_PIECE` bytes of every half and round.
+// The offset of a lane's words in a row: `LANE_PIECE` bytes of every half and round.
 #define LANE_PIECE (HEAD_DIM < 128 ? 8 : 16)
 #define LANE_ROUNDS (HEAD_DIM / 2 / (4 * LANE_PIECE))
 #define PIECE_WORDS (LANE_PIECE / 4)

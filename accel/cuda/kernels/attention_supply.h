@@ -1,8 +1,8 @@
-// Tiles of keys and values on their way to products of warp groups: records as they are stored, copied by
-// hardware, and what four warps make of each: planes of bytes in the order of those products.
+// Prepares tiles of keys and values for products of warp groups. Hardware copies the page records
+// as stored, and four warps convert each to planes of bytes in the operand order of the products.
 //
-// A key is 16 high + low, and so is a value. Beside the high parts products take the low ones twice:
-// times 16, so that both mixed products add up in one sum, and as they are.
+// Keys and values are 16 high + low. The low parts are stored twice next to the high parts: times
+// 16, so that both mixed products share one sum, and unchanged.
 
 #ifndef ATTENTION_SUPPLY_H
 #define ATTENTION_SUPPLY_H
@@ -17,8 +17,9 @@
 #define RECORD_PLACE ((RECORD + 127) / 128 * 128)
 #define STORED_BYTES (TILE_PAGES * RECORD_PLACE)
 
-// Of a tile's planes, in bytes. Keys lie by eights of columns of a product: 16 channels of each, then
-// the next 16 channels. Values lie as they are stored, 16 positions of a channel.
+// The layout of a tile's planes, in bytes. Keys are in groups of eight columns of a product: 16
+// channels of each, then the next 16 channels. Values are in stored order, 16 positions of a
+// channel.
 #define KEYS_APART 128  // 16 channels
 #define KEY_EIGHT (8 * HEAD_DIM)
 #define PLANE (KV_TILE * HEAD_DIM)
@@ -35,8 +36,8 @@
 #define AT_PLANES (AT_STORED + STORED_STAGES * STORED_BYTES)
 #define AT_RING_END (AT_PLANES + PLANE_STAGES * PLANES_BYTES)
 
-// Tiles are numbered over all that a block does. Barriers: `stored` of copies, `spread` of the warps
-// that make planes, `used` of those that multiply.
+// Tiles are numbered over all work of a block. Barriers: `stored` for copies, `spread` for the
+// warps that make planes, `used` for the warps that multiply.
 struct TILE_RING {
     unsigned char *memory;
     COPY_BARRIER *stored;
@@ -87,7 +88,7 @@ struct TILE_RING {
 };
 #define RING_BARRIERS (STORED_STAGES + 2 * PLANE_STAGES)
 
-// The page that a lane copies of a tile; behind the last one of all it is that one again.
+// The page of a tile that a lane copies; after the last page of all, the last one again.
 DEVICE unsigned page_of_lane(const BLOCK_WORK &work, unsigned tile, int lane) {
     const unsigned page = tile * TILE_PAGES + lane % TILE_PAGES;
     return work.pages[min(page, work.last / PAGE_TOKENS)];
@@ -107,14 +108,14 @@ DEVICE void copy_tile(const BLOCK_WORK &work, const TILE_RING &ring, unsigned nu
     __syncwarp();
 }
 
-// Both low planes of a word as stored, its low or its high nibbles: as they are, and times 16.
+// Both low planes of a word as stored, from its low or its high nibbles: unchanged, and times 16.
 DEVICE void spread_word(unsigned both, bool upper, unsigned &small, unsigned &large) {
     const unsigned low = both & 0x0F0F0F0Fu, high = both & 0xF0F0F0F0u;
     small = upper ? high >> 4 : low;
     large = upper ? high : low << 4;
 }
 
-// Of 16 bytes as stored; `apart` bytes behind the first half of a row lies the other one.
+// Of 16 bytes as stored; the second half of a row begins `apart` bytes after the first.
 DEVICE void spread_nibbles(const unsigned char *from, unsigned char *small, unsigned char *large,
                            unsigned apart) {
     const uint4 both = *(const uint4 *)from;
@@ -128,9 +129,9 @@ DEVICE void spread_nibbles(const unsigned char *from, unsigned char *small, unsi
     }
 }
 
-// Keys of a page, by a warp. Column 8 b + 2 t + i of its sixteen is position 4 t + 2 b + i: a lane has
-// the scores of four neighbours, which are its operand of the second product. Eight lanes have
-// different positions and pieces, so that what they read and write lies in all banks.
+// The keys of a page, by a warp. Column 8 b + 2 t + i of its sixteen is position 4 t + 2 b + i, so
+// that a lane has the scores of four neighbours, which are its operand of the second product. Eight
+// lanes have different positions and pieces, so that they read and write all banks.
 DEVICE void spread_keys(const unsigned char *record, unsigned char *planes, unsigned page,
                         int lane) {
     constexpr unsigned pieces = HEAD_DIM / 16, low_pieces = pieces / 2;
@@ -179,8 +180,8 @@ DEVICE void spread_values(const unsigned char *record, unsigned char *planes, un
     }
 }
 
-// All tiles of the block's work, by SUPPLY_WARPS warps, of which the caller is number `warp`. The
-// records of a tile are asked for when the planes of the one in front are made.
+// All tiles of the block's work, by SUPPLY_WARPS warps; the caller is number `warp`. The records of
+// a tile are requested when the planes of the tile before it are made.
 DEVICE void supply_tiles(const BLOCK_WORK &work, const TILE_RING &ring, unsigned &number,
                          unsigned warp, int lane) {
     const unsigned begin = work.first / KV_TILE, end = work.last / KV_TILE + 1;

@@ -1,9 +1,9 @@
-// Tiles of 64 positions of I12 pages for one token and up to four heads that read one KV head (rule
-// R6), a warp a tile. Both products are integers on tensor cores: keys and values are 16 high + low,
-// queries and weights 128 high + low, and the eight columns of a product are the two parts of the
-// four heads.
+// Attention of one token, and up to four heads that read one KV head, to tiles of 64 positions of
+// I12 pages (rule R6); a warp computes a tile. Both products are integer products on tensor cores.
+// Keys and values are split into 16 high + low, queries and weights into 128 high + low, and the
+// eight columns of a product are the two parts of the four heads.
 //
-// HEAD_DIM is 64, 128 or 256, WARPS those of a block.
+// HEAD_DIM is 64, 128 or 256, WARPS the number of warps of a block.
 
 #ifndef ATTENTION_TILES_H
 #define ATTENTION_TILES_H
@@ -20,7 +20,7 @@
 #define TILE_PAGES (KV_TILE / PAGE_TOKENS)
 #define RECORD (PAGE_TOKENS * (3 * HEAD_DIM + 2))
 #define Q_SHIFT 7  // bits of the low part of queries and weights
-// Registers of a lane for what it reads of a tile before it computes with it.
+// Registers of a lane for the data of a tile that it reads before it computes.
 #define HELD_WORDS (WARPS > 8 ? 48 : 96)
 #define KEY_WORDS (6 * LANE_WORDS)  // of a page
 #define KEY_PAGES (KEY_WORDS * TILE_PAGES <= HELD_WORDS ? TILE_PAGES : HELD_WORDS / KEY_WORDS)
@@ -35,14 +35,14 @@
 #define AT_SUMS (AT_TOPS + SPAN_TILES * HEADS * 8)          // [tile of a span][head][HEAD_DIM] o
 #define AT_TILES_END (AT_SUMS + SPAN_TILES * HEADS * HEAD_DIM * 4)
 
-// What a block works at. `q` is the row of the first of its heads.
+// The work of a block. `q` is the row of its first head.
 struct SPAN_WORK {
     const unsigned *pages;
     const float *q;
     U64 kv;
     unsigned token, position, first, span, kv_heads, kv_head, head, heads;
 
-    // Of the groups of heads of all KV heads, `sharing` of which read one.
+    // Finds the work among the groups of heads of all KV heads; `sharing` groups read one KV head.
     __device__ __forceinline__ void take_group(unsigned group, unsigned sharing) {
         const unsigned groups = (sharing + HEADS - 1) / HEADS;
         kv_head = group / groups;
@@ -64,7 +64,7 @@ template <int N> DEVICE void load_words(const unsigned char *place, unsigned (&w
     }
 }
 
-// A query row as two bytes an element, by a warp; zeros where there is no such head.
+// Converts a query row to two bytes an element, by a warp; writes zeros if the head does not exist.
 DEVICE void split_query(const float *q, bool exists, float scale, unsigned char *memory,
                         unsigned head, int lane) {
     unsigned most = 0;
@@ -99,7 +99,7 @@ DEVICE const unsigned char *record_of(const SPAN_WORK &work, unsigned position) 
     return (const unsigned char *)i12_record(work.kv, page, work.kv_heads, work.kv_head, HEAD_DIM);
 }
 
-// Lets the tile's records come nearer while the queries are made ready.
+// Prefetches the tile's records while the queries are prepared.
 DEVICE void call_tile(const SPAN_WORK &work, unsigned start, int lane) {
     const unsigned char *record = record_of(work, start + lane / 8 * PAGE_TOKENS);
 #pragma unroll
@@ -110,7 +110,7 @@ DEVICE unsigned low_part(unsigned word, int half) {
     return (half ? word >> 4 : word) & 0x0F0F0F0Fu;
 }
 
-// sum of (16 high + low) (128 high + low): columns 2 t and 2 t + 1 are the parts of head t.
+// The sums of (16 high + low) (128 high + low): columns 2 t and 2 t + 1 are the parts of head t.
 DEVICE int joined(const int (&high)[4], const int (&low)[4], int row) {
     return 16 * ((high[2 * row] * (1 << Q_SHIFT)) + high[2 * row + 1]) +
            low[2 * row] * (1 << Q_SHIFT) + low[2 * row + 1];
@@ -157,8 +157,8 @@ struct PAGE_KEYS {
 
 DEVICE bool usable_top(float top) { return magnitude_of(top) < 1048576.0f; }
 
-// p of a position with this score, -infinity where it is not seen; its weight goes to `place` and
-// KV_TILE behind it in two parts.
+// p of a position with this score, -infinity if it is not seen; its weight is written in two parts,
+// to `place` and KV_TILE after it.
 DEVICE float put_weight(unsigned char *place, float score, float value, float top) {
     const float difference = score - top;
     const bool seen = usable_top(top) && score != NEGATIVE_INFINITY;
@@ -169,7 +169,7 @@ DEVICE float put_weight(unsigned char *place, float score, float value, float to
     return p;
 }
 
-// U and l of a tile for head t, and its weights, which go to shared memory in two parts.
+// U and l of a tile for head t, and its weights, which are written to shared memory in two parts.
 DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
                             const unsigned (&query)[2][LANE_WORDS], unsigned char *weights,
                             int lane) {
@@ -218,8 +218,8 @@ DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
     return usable_top(top) ? softmax_of(top, total) : softmax_of(NO_TOP, nan_value());
 }
 
-// Channels `channel` to channel + 15 and as many in the other half of a row: a lane's part of the values
-// of 16 positions.
+// Channels `channel` to channel + 15 and as many of the other half of a row: a lane's part of the
+// values of 16 positions.
 struct GROUP_VALUES {
     unsigned low[2][4], high[2][2][4];
 
@@ -274,7 +274,7 @@ DEVICE void tile_values(const SPAN_WORK &work, unsigned start, const unsigned ch
     }
 }
 
-// Tiles of the span, from the left, of one channel of one head.
+// Folds the tiles of the span from the left, for one channel of one head.
 DEVICE SOFTMAX merged_tiles(const unsigned char *memory, unsigned first, unsigned end,
                             unsigned head, unsigned channel, float &sum) {
     SOFTMAX all = no_softmax();

@@ -1,9 +1,10 @@
-// FLASH_ATTN_BATCHED of tokens that are mostly of different slots, over I12 pages (rule R6): a block
-// takes one token and up to four heads that read one KV head.
+// FLASH_ATTN_BATCHED of tokens that are mostly of different slots, over I12 pages (rule R6). A
+// block computes one token and up to four heads that read one KV head.
 //
-// Compiled with WARPS, four for every tile of a round, and BLOCKS a multiprocessor; with the places of
-// the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT. Where there is M_AT, rows
-// are left as unit_pack.cu leaves them instead, of all heads of a group whole units: M_AT, SCALE_AT and SUMS_AT.
+// Compiled with WARPS, four for every tile that is computed at the same time, and BLOCKS (blocks of
+// a multiprocessor); with these operand numbers (see packets.h): Q_AT, KV_AT, PAGES_AT, QUERY_AT
+// and Y_AT. If there is M_AT, the kernel writes rows as unit_pack.cu does instead, where all heads
+// of a group are whole units: M_AT, SCALE_AT and SUMS_AT.
 
 #include "attention_rounds.h"
 #if M_AT >= 0

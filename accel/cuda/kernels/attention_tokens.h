@@ -1,4 +1,5 @@
-// All that one token sees, of one group of heads: a block passes over its spans, a warp a tile.
+// Attention of one token and one group of heads to all positions the token sees. A block passes
+// over the spans, with one warp for each tile.
 
 #ifndef ATTENTION_TOKENS_H
 #define ATTENTION_TOKENS_H
@@ -7,7 +8,7 @@
 
 #define THREAD_CHANNELS (HEADS * HEAD_DIM / (WARPS * WARP_LANES))
 
-// Adds a span to those before it, or begins with it where it is the only one.
+// Adds a span to those before it, or starts with it if it is the only one.
 DEVICE void add_span(const unsigned char *memory, unsigned first, unsigned end, unsigned i,
                      bool only, SOFTMAX &all, float &sum) {
     const float *units = (const float *)(memory + AT_UNITS);
@@ -22,7 +23,7 @@ DEVICE void add_span(const unsigned char *memory, unsigned first, unsigned end, 
     sum = sum * factors.keep + part * factors.add;
 }
 
-// `y` are the rows of the group's heads. All threads of the block call.
+// `y` are the rows of the group's heads. All threads of the block must call this.
 DEVICE void attend_token(SPAN_WORK &work, float scale, unsigned char *memory, float *y) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const unsigned begin = work.first / KV_TILE, end = work.position / KV_TILE + 1;

@@ -1,12 +1,12 @@
-// The product of one token with a chunk: CHUNK_UNITS units that follow each other in a row of weights.
-// Only Q4_K, Q5_K and Q6_K have it; SINGLE_TOKEN says whether a format does.
+// The product of one token with a chunk: CHUNK_UNITS consecutive units of a row of weights. Only
+// Q4_K, Q5_K and Q6_K have it; SINGLE_TOKEN tells whether a format does.
 
 #ifndef CHUNK_PRODUCT_H
 #define CHUNK_PRODUCT_H
 
 #include "unit_product.h"
 
-// What a lane has of the activations of a unit, for one token.
+// A lane's part of the activations of a unit, for one token.
 struct LANE_UNIT {
     uint4 words;
     uint2 sums;
@@ -17,7 +17,7 @@ struct LANE_UNIT {
         sums = *(const uint2 *)(x.sums + (size_t)index * UNIT_SUMS + lane % 4 * 4);
         scale = x.scales[index];
     }
-    // Word i as an operand of the columns of a pair: zeros for all but the lane's own.
+    // Word i as an operand of the columns of a pair: zeros for all lanes but the pair's own.
     __device__ __forceinline__ unsigned of(int pair, int i, int lane) const {
         return lane / 8 == pair ? word_of(words, i) : 0;
     }
@@ -31,7 +31,7 @@ struct LANE_UNIT {
 // sub-blocks in turn, so that every lane has sums to scale.
 #define CHUNK_UNITS 2
 
-// What is read of a chunk ahead of its products, whatever its format: the nibbles.
+// The data of a chunk that is read before its products, in any format: the nibbles.
 struct CHUNK_NIBBLES {
     uint4 of[CHUNK_UNITS][4];
 
@@ -45,10 +45,11 @@ struct CHUNK_NIBBLES {
     }
 };
 
-// A lane's sums, with what they are to be multiplied by, by rows: g and g + 8 of the first unit, g and
-// g + 8 of the second. Where nibbles stay where they are the first two are those of whole bytes, the last two
-// those of high halves: the lanes of even pairs want the difference, those of odd ones the latter. Of formats with half blocks `factors` has four bytes a row; else a byte of each
-// row's last three words. And d, with its minimum, of the unit and row that the lane ends with.
+// A lane's sums and their factors by rows: g and g + 8 of the first unit, g and g + 8 of the
+// second. If nibbles are not moved, the first two sums are those of whole bytes, the last two those
+// of high halves: the lanes of even pairs need the difference, those of odd ones the latter. For
+// formats with half blocks `factors` has four bytes a row; otherwise a byte of each row's last
+// three words. Then d and its minimum, for the unit and row of the lane's final value.
 struct CHUNK_SUMS {
     int of[CHUNK_UNITS][4][4];
     unsigned factors[2 * CHUNK_UNITS], d;
@@ -87,7 +88,7 @@ DEVICE void load_factors(const unsigned char *chunk, int lane, CHUNK_SUMS &sums)
                             : ((const unsigned short *)(own + FORMAT::rest_at))[last];
 }
 
-// Everything of a chunk but its nibbles is read from shared memory here.
+// All data of a chunk except its nibbles is read from shared memory here.
 template <int dtype>
 DEVICE void multiply_chunk(const unsigned char *chunk, const CHUNK_NIBBLES &nibbles,
                            const LANE_UNIT (&x)[CHUNK_UNITS], int lane, CHUNK_SUMS &sums) {
@@ -140,13 +141,13 @@ DEVICE void multiply_chunk(const unsigned char *chunk, const CHUNK_NIBBLES &nibb
         }
 }
 
-// Of two numbers of every lane lanes with `second` keep the sums of the second ones, the others those of
-// the first, with lanes `apart`.
+// Each lane has two numbers. Lanes with `second` keep the sums of the second ones, the others those
+// of the first; the lanes that are added are `apart` apart.
 DEVICE int kept_of(int a, int b, bool second, int apart) {
     return (second ? b : a) + __shfl_xor_sync(ALL_LANES, second ? a : b, apart);
 }
 
-// The value that lane (g, t) ends with: of unit t % 2 and row g + 8 (t / 2).
+// The final value of lane (g, t): of unit t % 2 and row g + 8 (t / 2).
 template <int dtype>
 DEVICE float value_of_chunk(const CHUNK_SUMS &sums, const LANE_UNIT (&x)[CHUNK_UNITS], int lane) {
     typedef UNIT_FORMAT<dtype> FORMAT;

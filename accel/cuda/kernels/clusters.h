@@ -1,4 +1,4 @@
-// Kernels that are compiled for clusters of CLUSTER blocks or, where that is 1, for none.
+// Kernels that are compiled for clusters of CLUSTER blocks, or for no clusters if that is 1.
 
 #ifndef CLUSTERS_H
 #define CLUSTERS_H
@@ -24,7 +24,7 @@ DEVICE void end_meeting() {
 #endif
 }
 
-// Between two meetings: every block of the cluster gets what a warp has, at the same place.
+// Between two meetings: every block of the cluster gets a warp's data at the same address.
 DEVICE void tell_cluster(float *place, float value, int lane) {
 #if CLUSTER > 1
     if (lane < CLUSTER) store_at_peer(place, value, lane);

@@ -1,5 +1,6 @@
-// Rows of a delta net's state and their products with keys and queries (rule R8), a warp for four rows at
-// a time: lane (r, l) = (lane / 8, lane % 8) has of row r the keys l, l + 8, ... STATE_SIZE is how many.
+// Products of rows of a delta net's state with keys and queries (rule R8). A warp computes four
+// rows at a time: lane (r, l) = (lane / 8, lane % 8) holds keys l, l + 8, ... of row r. STATE_SIZE
+// is the number of keys.
 
 #ifndef DELTA_H
 #define DELTA_H
@@ -10,8 +11,8 @@
 #define LANE_KEYS (STATE_SIZE / ROW_LANES)
 #define ROWS_AT_ONCE (WARP_LANES / ROW_LANES)
 
-// Rule R4 over what a lane has, into the first of them. Not a loop over halves, which a compiler leaves in
-// memory.
+// Rule R4 over a lane's values, into the first of them. Not a loop over halves, which a compiler
+// leaves in memory.
 template <int half, int N> DEVICE void fold_in_lane(float (&v)[N]) {
     if constexpr (half > 0) {
 #pragma unroll
@@ -20,7 +21,8 @@ template <int half, int N> DEVICE void fold_in_lane(float (&v)[N]) {
     }
 }
 
-// Rule R4 over values of a warp of which a lane has lane + 32 i; every lane gets it.
+// Rule R4 over values of a warp, of which a lane holds numbers lane + 32 i; every lane gets the
+// result.
 template <int N> DEVICE float fold_of_warp(float (&v)[N]) {
     fold_in_lane<N / 2>(v);
     float sum = v[0];
@@ -29,8 +31,9 @@ template <int N> DEVICE float fold_of_warp(float (&v)[N]) {
     return sum + 0.0f;  // what a segment is padded with
 }
 
-// The same over the keys of rows, of each of which the lanes have folded their own; all of them get it. What the rows
-// exchange goes out together, since a compiler leaves exchanges in the order in which they are written.
+// The same over the keys of rows, of each of which the lanes have folded their own; all lanes get
+// the results. The exchanges of all rows are written together, since a compiler does not reorder
+// exchanges.
 template <int N> DEVICE void fold_of_rows(float (&sum)[N]) {
 #pragma unroll
     for (int lanes = ROW_LANES / 2; lanes; lanes /= 2) {
@@ -63,8 +66,8 @@ DEVICE void store_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
     for (int i = 0; i < LANE_KEYS; i++) row[lane % ROW_LANES + ROW_LANES * i] = m[i];
 }
 
-// What a token makes of rows: M = g M; r = v - M k; M = M + (b r) k^T, in two halves, of which the first leaves
-// a lane's part of M k.
+// A token's changes to rows: M = g M; r = v - M k; M = M + (b r) k^T, in two halves, of which the
+// first leaves a lane's part of M k.
 template <int N>
 DEVICE void decay_rows(float (&m)[N][LANE_KEYS], const float (&k)[LANE_KEYS], float g, bool starts,
                        float *sum) {
@@ -76,7 +79,7 @@ DEVICE void decay_rows(float (&m)[N][LANE_KEYS], const float (&k)[LANE_KEYS], fl
     }
 }
 
-// `v` is of the first of the rows, which are ROWS_AT_ONCE apart.
+// `v` belongs to the first of the rows, which are ROWS_AT_ONCE apart.
 template <int N>
 DEVICE void change_rows(float (&m)[N][LANE_KEYS], const float (&k)[LANE_KEYS], const float *v,
                         float b, const float *sum) {
@@ -97,7 +100,7 @@ DEVICE void update_rows(float (&m)[N][LANE_KEYS], const float (&k)[LANE_KEYS], c
     change_rows(m, k, v, b, sum);
 }
 
-// And what it reads of them: M q, put where `y` has the first of the rows.
+// The output of the rows: M q, written to `y`, which has the first of the rows.
 template <int N>
 DEVICE void read_rows(const float (&m)[N][LANE_KEYS], const float (&q)[LANE_KEYS], float *y,
                       int lane) {

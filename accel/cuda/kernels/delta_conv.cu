@@ -1,19 +1,20 @@
-// SSM_CONV1D of many tokens (rule R8): a block takes CONV_TOKENS tokens and THREADS channels. First each
-// token's values are looked for: those of the tokens in front of it in the step that have its slot, then what
-// the slot kept. A second launch, in which STORES is 1, stores what slots keep from now on.
+// SSM_CONV1D of many tokens (rule R8). A block computes CONV_TOKENS tokens and THREADS channels. It
+// first finds the input values of each token: those of earlier tokens of the same slot in the step,
+// then those stored for the slot. A second launch, with STORES equal to 1, stores the values that
+// slots need in later steps.
 //
-// Compiled with HISTORY, THREADS, CONV_TOKENS, STORES and the places of operands as packets.h has them: X,
-// WEIGHT, QUERY, STATE, Y, and the number of the packet CONV.
+// Compiled with HISTORY, THREADS, CONV_TOKENS, STORES, these operand numbers (see packets.h): X,
+// WEIGHT, QUERY, STATE, Y, and the packet number CONV.
 
 #include "queries.h"
 #include "warp.h"
 
 #define WARPS (THREADS / WARP_LANES)
-#define KEPT 0x80000000u  // of a place: a row of what the slot kept, not a token
+#define KEPT 0x80000000u  // in an index: a row of the slot's stored values, not a token
 #define ZERO 0xFFFFFFFFu
 #define SKIPPED 0xFFFFFFFEu
 
-// Where the HISTORY values in front of those of `token` are, oldest first, by one warp.
+// Finds the HISTORY values before those of `token`, oldest first, by one warp.
 DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, int lane) {
     const unsigned slot = queries.slot(token);
     int found = 0;
@@ -31,7 +32,7 @@ DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, i
             same &= same - 1;
         }
     }
-    // Before the first of them are the latest of what was kept.
+    // Before the first of them come the latest stored values.
     if (lane == 0)
         for (int i = found; i < HISTORY; i++)
             place[HISTORY - 1 - i] = ended ? ZERO : KEPT | (unsigned)(HISTORY - 1 - (i - found));

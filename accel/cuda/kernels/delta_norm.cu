@@ -1,7 +1,6 @@
-// SSM_GATED_NORM of many tokens (rules R2 and R4): a block takes a token, a warp a head at a time.
-//
-// Compiled with STATE_SIZE, WARPS and the places of operands as packets.h has them: X, GATE, WEIGHT, Y, and the
-// number of the packet NORM.
+// SSM_GATED_NORM of many tokens (rules R2 and R4). A block computes a token, and a warp one head at
+// a time. Compiled with STATE_SIZE, WARPS, these operand numbers (see packets.h): X, GATE, WEIGHT,
+// Y, and the packet number NORM.
 
 #include "delta_token.h"
 

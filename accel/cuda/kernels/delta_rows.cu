@@ -1,9 +1,9 @@
-// SSM_DELTA_NET of many tokens behind its inputs (rule R8): a block takes WARPS * ROW_SETS * 4 rows of one
-// value head's state through all tokens in order. What it reads of tokens is copied ahead, STAGE_TOKENS at a
-// time, into one of two stages.
+// SSM_DELTA_NET of many tokens after its inputs were computed (rule R8). A block applies all tokens
+// in order to WARPS * ROW_SETS * 4 rows of one value head's state. It copies the inputs of
+// STAGE_TOKENS tokens at a time ahead of their use, into one of two stages.
 //
-// Compiled with STATE_SIZE, WARPS, ROW_SETS, STAGE_TOKENS and the places of operands as packets.h has them: X, QK,
-// GATES, QUERY, STATE, Y, and the number of the packet NET.
+// Compiled with STATE_SIZE, WARPS, ROW_SETS, STAGE_TOKENS, these operand numbers (see packets.h):
+// X, QK, GATES, QUERY, STATE, Y, and the packet number NET.
 
 #include "delta.h"
 #include "packets.h"
@@ -22,7 +22,7 @@ struct DELTA_SOURCE {
     size_t qk_stride, x_stride, gates_stride, query_stride;
     unsigned tokens, value_heads, head;
 
-    // Asks for tokens `first` to `first` + STAGE_TOKENS - 1.
+    // Requests tokens `first` to `first` + STAGE_TOKENS - 1.
     __device__ __forceinline__ void fetch(float *stage, unsigned first) const {
         for (unsigned i = threadIdx.x; i < STAGE_TOKENS * TOKEN_PARTS; i += THREADS) {
             const unsigned at = i / TOKEN_PARTS, part = i % TOKEN_PARTS, token = first + at;
@@ -86,7 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float m[ROW_SETS][LANE_KEYS] = {}, k[LANE_KEYS], q[LANE_KEYS];
     float sum[2 * ROW_SETS] = {};  // M k of the next token, then M q of this one
     float *held = 0;
-    // The state of a token's slot into registers, decayed and multiplied by the token's keys.
+    // Loads the state of a token's slot into registers, decays it and multiplies it by the token's
+    // keys.
     auto begin = [&](const float *of_token) {
         const float *factors = of_token + 4 * TOKEN_PARTS;
         const unsigned slot = __float_as_uint(factors[2]);
@@ -124,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
 #pragma unroll
         for (int s = 0; s < ROW_SETS; s++) sum[ROW_SETS + s] = product_in_lane(m[s], q);
-        // What the next token multiplies is folded together with what this one reads.
+        // The sums for the next token's product are folded together with those of this token's
+        // output.
         if (next < tokens) {
             const float *of_next = stages + next / STAGE_TOKENS % 2 * STAGE_FLOATS +
                                    next % STAGE_TOKENS * TOKEN_FLOATS;

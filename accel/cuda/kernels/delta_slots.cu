@@ -1,14 +1,13 @@
-// SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of several slots (rules R2, R4 and R8): a block takes one key head,
-// the value heads that share it, and slot after slot with all tokens of each, GROUP_TOKENS at a time.
+// SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of several slots (rules R2, R4 and R8). A block
+// computes one key head and the value heads that share it. It takes one slot after the other, with
+// all tokens of the slot, GROUP_TOKENS at a time. Every warp has its own rows of every state. The
+// rows pass through the warp's slots of shared memory in chunks. Copies run ahead of the
+// computation and begin before the previous kernel has ended, since only this kernel writes states.
 //
-// Every warp has rows of its own of every state. They pass through its slots of shared memory in chunks, which are
-// copied there ahead of what is computed, beginning before the kernel in front is done: only this kernel writes
-// states.
-//
-// Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (of a multiprocessor), SHARERS, MOST_TOKENS, GROUP_TOKENS,
-// SLOTS and CHUNK_SETS (of four rows) of a warp, and the places of operands as packets.h has them: X, CONV_WEIGHT, QUERY,
-// CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y, and the numbers of packets INPUTS_OP, NET
-// and NORM.
+// Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (blocks of a multiprocessor), SHARERS,
+// MOST_TOKENS, GROUP_TOKENS, SLOTS and CHUNK_SETS (sets of four rows) of a warp; with these operand
+// numbers (see packets.h): X, CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE,
+// GATE, NORM_WEIGHT, Y; with the packet numbers INPUTS_OP, NET and NORM.
 
 #include "delta_token.h"
 #include "queries.h"
@@ -73,8 +72,9 @@ struct HEADS {
     }
 };
 
-// Of chunks of four rows lane (r, l) has of row r the keys l + 8 (i ^ r), so that no two lanes read the same bank. Rule
-// R4 adds up pairs whose places differ in one bit, which this leaves together.
+// In chunks of four rows, lane (r, l) holds keys l + 8 (i ^ r) of row r, so that no two lanes read
+// the same bank. Rule R4 adds pairs whose indices differ in one bit, which this order keeps
+// together.
 DEVICE unsigned key_place(int i, int lane) {
     return lane % ROW_LANES + ROW_LANES * (i ^ lane / ROW_LANES);
 }
@@ -89,8 +89,9 @@ DEVICE void put_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
     for (int i = 0; i < LANE_KEYS; i++) row[key_place(i, lane)] = m[i];
 }
 
-// A warp's rows of the states of a block's slots, in the order in which they are computed. The tokens of one pass over
-// a state are a group; the next group of a slot begins when what this one stores has arrived.
+// A warp's rows of the states of a block's slots, in the order in which they are computed. The
+// tokens of one pass over a state are a group; the next group of a slot begins when the stores of
+// this one have ended.
 struct STATE_ROWS {
     float *ring;
     COPY_BARRIER *barriers;
@@ -133,7 +134,7 @@ struct STATE_ROWS {
         await_copy<SLOTS - 1>(barriers + taken % SLOTS, taken / SLOTS);
         return place(taken);
     }
-    // Stores the chunk that was taken, and has the slot of the one in front of it filled.
+    // Stores the current chunk, and requests a new one for the slot of the chunk before it.
     __device__ __forceinline__ void give(unsigned slot, unsigned number) {
         begin_store(chunk_of(slot, number), place(taken), CHUNK_BYTES);
         taken++;
@@ -142,7 +143,8 @@ struct STATE_ROWS {
     }
 };
 
-// What a block has of the tokens of a pass, and what it does for all of them at a time. Barriers are between.
+// A block's data for the tokens of a pass, and the computations for all of them at a time, with
+// barriers between.
 struct TOKEN_GROUP {
     const LAUNCH &launch;
     HEADS heads;
@@ -161,7 +163,7 @@ struct TOKEN_GROUP {
         return (const float *)operand_at(launch, place) + token * stride_at(launch, place);
     }
 
-    // The convolution and g and b. `kept` is what the slot keeps of channels.
+    // The convolution and g and b. `kept` are the stored values of the slot's channels.
     __device__ __forceinline__ void mix(float *kept, unsigned channels) const {
         const unsigned thread = threadIdx.x;
         float past[PER_THREAD][HISTORY], tap[PER_THREAD][HISTORY + 1];

@@ -1,13 +1,13 @@
-// SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of few tokens (rules R2, R4 and R8): a block takes one value
-// head and the tokens of one slot, in order; the block of a slot's first token does, others end at once.
+// SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of few tokens (rules R2, R4 and R8). A block
+// computes one value head for the tokens of one slot in order: the block of the slot's first token
+// does so, the blocks of its other tokens end at once. All value heads that share a key head
+// convolve its queries and keys. When all of them have read the slot's stored values, the last of
+// these blocks stores the values for later steps. The workspace counts them in a word for every key
+// head and token.
 //
-// Value heads that share a key head all convolve its queries and keys, so that the one that comes last of them,
-// when all have read what the slot kept, stores what it keeps from now on. The workspace counts them: a word for
-// every key head and token.
-//
-// Compiled with STATE_SIZE, HISTORY, WARPS and the places of operands as packets.h has them: X, CONV_WEIGHT,
-// QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y, and the numbers of packets INPUTS_OP, NET and
-// NORM.
+// Compiled with STATE_SIZE, HISTORY, WARPS; with these operand numbers (see packets.h): X,
+// CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y; with
+// the packet numbers INPUTS_OP, NET and NORM.
 
 #include "delta_token.h"
 #include "queries.h"
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             *factors = factors_of(alpha, beta, decay, dt_bias, starts);
         }
         __syncthreads();
-        // What was kept has been read: it is in what was stored.
+        // The stored values have been read: the values to be stored now depend on them.
         if (token == first && thread == 0) *ticket = atomicAdd(counter, 1);
         float *own = mixed + warp * STATE_SIZE;
         if (warp < 2) norm_keys(own, own, eps, query_scale, warp == 0, lane);

@@ -1,5 +1,5 @@
-// What a token of a delta net needs beside its recurrence (rules R2, R4 and R8): a thread convolves a channel or
-// makes g and b, a warp norms a query or key or what is read.
+// Parts of a delta net's token other than its recurrence (rules R2, R4 and R8): a thread convolves
+// a channel or computes g and b; a warp normalizes a query, a key or an output.
 
 #ifndef DELTA_TOKEN_H
 #define DELTA_TOKEN_H
@@ -9,7 +9,7 @@
 
 #define PER_LANE (STATE_SIZE / WARP_LANES)
 
-// The convolution of a channel's new value with what came before it, oldest first, which moves on.
+// Convolves a channel's new value with the values before it, oldest first, and shifts these.
 template <int history>
 DEVICE float convolved(const float (&tap)[history + 1], float (&past)[history], float now,
                        bool starts) {

@@ -1,8 +1,9 @@
-// Floats that blocks of one launch hand each other: data that says itself whether it has come.
+// Floats that blocks of one launch send to each other. Each word tells whether its float has
+// arrived.
 //
-// A word is the float's bits inverted, so that 0 is one that has yet to come; the one NaN whose bits
-// would be 0 is stored as another. There are two banks, and steps take turns: a step uses one, whose
-// words are all 0 when it begins, and clears the other.
+// A word contains the float's inverted bits, so 0 means that the float has not arrived; the one NaN
+// whose inverted bits are 0 is stored as another NaN. There are two banks, which steps use in turn:
+// a step uses one bank, whose words are all 0 when it begins, and clears the other.
 
 #ifndef EXCHANGE_H
 #define EXCHANGE_H
@@ -17,9 +18,9 @@ DEVICE void publish(float *place, float value) {
     store_shared_word((unsigned *)place, bits ? bits : ~0x7FC00000u);
 }
 
-// How rows are read. `awaited` ones come from other blocks; who waits for them goes on with whatever
-// is there once the host wants the launch to end, which is when *stop is not 0. Row t is row
-// picked[t] where that is given.
+// How rows are read. `awaited` rows come from other blocks; a waiting thread continues with the
+// current contents once *stop is not 0, which means that the host wants the launch to end. If
+// `picked` is given, row t is row picked[t].
 struct INCOMING {
     static constexpr bool waits_for_others = true;
     bool awaited;
@@ -43,21 +44,21 @@ struct INCOMING {
         while (waits(word == 0, spins)) word = load_shared_word((const unsigned *)place);
         return __uint_as_float(~word);
     }
-    // Waits for one float; whether the host wants the launch to end instead.
+    // Waits for one float; returns whether the host wants the launch to end instead.
     __device__ __forceinline__ bool waits_in_vain(const float *place) const {
         unsigned spins = 0;
         while (load_shared_word((const unsigned *)place) == 0)
             if (!waits(true, spins)) return true;
         return false;
     }
-    // Many lanes that ask for what is not there yet crowd the cache: one of the warp waits for one of
-    // its words first.
+    // Requests of many lanes for missing words overload the cache, so one lane of the warp waits
+    // for one of its words first.
     __device__ __forceinline__ void watch(const float *place, int lane) const {
         if (!awaited) return;
         if (lane == 0) one(place);
         __syncwarp();
     }
-    // Four floats as they are stored now, and once all of them have come.
+    // Four floats as currently stored, and after all of them have arrived.
     __device__ __forceinline__ uint4 four(const float *place) const {
         return load_shared_words((const unsigned *)place);
     }
@@ -71,7 +72,7 @@ struct INCOMING {
     }
 };
 
-// Memory that is there when a kernel begins.
+// Memory that is complete when a kernel begins.
 struct STANDING {
     static constexpr bool waits_for_others = false;
     __device__ __forceinline__ size_t row(unsigned token) const { return token; }

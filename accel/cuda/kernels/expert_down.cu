@@ -1,18 +1,20 @@
-// y = residual + the chosen experts' outputs, each times its weight, in order; then the shared expert's
-// (rules R2 to R5 and R7). A block takes a tile of 16 rows and one token, a warp of it one expert.
+// y = residual + the chosen experts' outputs, each times its weight, in order; then the shared
+// expert's output (rules R2 to R5 and R7). A block computes a tile of 16 rows of one token, and
+// each of its warps one expert.
 //
-// Compiled with WARPS, SLOTS, UNITS (of a row of h), FORMAT_ID and SHARED_FORMAT, and the places of
-// operands as packets.h has them: H, IDS, WEIGHTS, DOWNS (the stack), EXPERT_SCALE, RESIDUAL, Y; of the
-// shared expert SHARED_H, SHARED_DOWN and GATE_LOGIT; -1 where absent. PRODUCT is the number of the
-// product's packet, USED is how many experts a token has.
+// Compiled with WARPS, SLOTS, UNITS (of a row of h), FORMAT_ID and SHARED_FORMAT; with these
+// operand numbers (see packets.h): H, IDS, WEIGHTS, DOWNS (the stack), EXPERT_SCALE, RESIDUAL, Y,
+// and of the shared expert SHARED_H, SHARED_DOWN and GATE_LOGIT, each -1 if absent. PRODUCT is the
+// packet number of the product, USED the number of experts of a token.
 
 #include "expert_units.h"
 #include "packets.h"
 
 #define HAS_SHARED (SHARED_DOWN >= 0)
 
-// One expert's 16 values, which go to `values`. Where the experts of the step are known is known before
-// the kernel in front is done, since that one waited for who wrote them.
+// One expert's 16 values, which are written to `values`. If the experts of the step are known, they
+// are known before the previous kernel has ended, since that kernel waited for the one that wrote
+// them.
 template <int dtype>
 DEVICE void down_tile(const LAUNCH &launch, unsigned char *row_memory, unsigned char *ring,
                       COPY_BARRIER *barriers, unsigned token, unsigned place, unsigned tiles,

@@ -1,11 +1,12 @@
-// h = activation(gate x) * (up x) of the chosen experts and of the shared one, a token's experts each by
-// itself (rules R2 to R5). A block takes a tile of 16 rows of both matrices of one expert and token: a
-// warp takes a span of the columns of one of them.
+// h = activation(gate x) * (up x) of the chosen experts and of the shared one, with the experts of
+// each token computed separately (rules R2 to R5). A block computes a tile of 16 rows of both
+// matrices for one expert and token; a warp computes a span of the columns of one matrix.
 //
-// Compiled with SPANS, SLOTS, FORMAT_ID and SHARED_FORMAT, and the places of operands as packets.h has them:
-// M, SCALE, SUMS as expert_router.cu leaves them; IDS; GATES and UPS, stacks of matrices; H; of the shared
-// expert SHARED_GATE, SHARED_UP and SHARED_H, -1 where there is none. PRODUCT, ACTIVATION and
-// SHARED_ACTIVATION are numbers of packets, USED is how many experts a token has.
+// Compiled with SPANS, SLOTS, FORMAT_ID and SHARED_FORMAT; with these operand numbers (see
+// packets.h): M, SCALE, SUMS, which expert_router.cu writes; IDS; GATES and UPS, stacks of
+// matrices; H; and of the shared expert SHARED_GATE, SHARED_UP and SHARED_H, each -1 if absent.
+// PRODUCT, ACTIVATION and SHARED_ACTIVATION are packet numbers, USED the number of experts of a
+// token.
 
 #include "expert_units.h"
 #include "gate.h"
@@ -15,7 +16,7 @@
 #define PLACES (USED + HAS_SHARED)
 #define WARPS (2 * SPANS)
 
-// One block's work; `stack` are the matrices and `id` which of them.
+// One block's work; `stack` are the matrices, `id` is the index of the matrix.
 template <int dtype>
 DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned token, unsigned place,
                       unsigned rows, unsigned columns, int gates, int ups, bool chosen) {

@@ -1,9 +1,10 @@
-// Products of h of tokens that share an expert (rules R3 to R5): a block takes a tile of 16 rows a warp for one
-// chunk of expert_rows.h.
+// Products of h of tokens that share an expert (rules R3 to R5). Each warp of a block computes a
+// tile of 16 rows for one chunk of expert_rows.h.
 //
-// Compiled with WARPS, SLOTS, UNITS (of a row of h), CHUNK_ROWS_MOST, BLOCKS_AT_ONCE (of a multiprocessor), MOST_CHUNKS, TABLE_AT, EXPERTS, FORMAT_ID and
-// SHARED_FORMAT, and the places of operands as packets.h has them: H, DOWNS, Y; of the shared expert SHARED_H,
-// SHARED_DOWN and SHARED_Y, -1 where there is none. PRODUCT is the number of the product's packet.
+// Compiled with WARPS, SLOTS, UNITS (of a row of h), CHUNK_ROWS_MOST, BLOCKS_AT_ONCE (blocks of a
+// multiprocessor), MOST_CHUNKS, TABLE_AT, EXPERTS, FORMAT_ID and SHARED_FORMAT; with these operand
+// numbers (see packets.h): H, DOWNS, Y, and of the shared expert SHARED_H, SHARED_DOWN and
+// SHARED_Y, each -1 if absent. PRODUCT is the packet number of the product.
 
 #include "expert_rows.h"
 
@@ -54,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS_AT_ONCE)
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
-    // The table was there before any block of the launch in front went on.
+    // The table was complete before any block of the previous launch continued.
     const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
     if (blockIdx.y >= table.chunks()) {
         PRECEDING_DONE;

@@ -1,10 +1,12 @@
-// h = activation(gate x) * (up x) of tokens that share an expert (rules R2 to R5): a block takes TILES tiles of 16
-// rows of both matrices for one chunk of expert_rows.h, a warp of it a span of one tile of one matrix.
+// h = activation(gate x) * (up x) of tokens that share an expert (rules R2 to R5). A block computes
+// TILES tiles of 16 rows of both matrices for one chunk of expert_rows.h; a warp computes a span of
+// one tile of one matrix.
 //
-// Compiled with SPANS, TILES, SLOTS, UNITS (of a row of x), CHUNK_ROWS_MOST, BLOCKS_AT_ONCE (of a multiprocessor), MOST_CHUNKS, TABLE_AT, EXPERTS,
-// FORMAT_ID and SHARED_FORMAT, and the places of operands as packets.h has them: M, SCALE, SUMS as expert_router.cu
-// leaves them; GATES and UPS; H; of the shared expert SHARED_GATE, SHARED_UP and SHARED_H, -1 where there is
-// none. PRODUCT, ACTIVATION and SHARED_ACTIVATION are numbers of packets, USED is how many experts a token has.
+// Compiled with SPANS, TILES, SLOTS, UNITS (of a row of x), CHUNK_ROWS_MOST, BLOCKS_AT_ONCE (blocks
+// of a multiprocessor), MOST_CHUNKS, TABLE_AT, EXPERTS, FORMAT_ID and SHARED_FORMAT; with these
+// operand numbers (see packets.h): M, SCALE, SUMS, which expert_router.cu writes; GATES and UPS; H;
+// and of the shared expert SHARED_GATE, SHARED_UP and SHARED_H, each -1 if absent. PRODUCT,
+// ACTIVATION and SHARED_ACTIVATION are packet numbers, USED is the number of experts of a token.
 
 #include "expert_rows.h"
 #include "gate.h"

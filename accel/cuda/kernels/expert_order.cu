@@ -1,14 +1,14 @@
-// Which tokens share an expert: the table of expert_rows.h, by one block.
+// Groups tokens by expert: one block writes the table of expert_rows.h.
 //
-// Compiled with THREADS, CHUNK_ROWS_MOST (tokens of a chunk), MOST_CHUNKS, TABLE_AT (the word of the workspace
-// where the table is), USED, EXPERTS, HAS_SHARED, and the place of IDS as packets.h has it; TOPK is the number of
-// a packet.
+// Compiled with THREADS, CHUNK_ROWS_MOST (tokens of a chunk), MOST_CHUNKS, TABLE_AT (the word of
+// the workspace at which the table begins), USED, EXPERTS, HAS_SHARED, and the operand number of
+// IDS (see packets.h); TOPK is a packet number.
 
 #include "expert_rows.h"
 
 #define EXPERTS_OF_LANE ((EXPERTS + WARP_LANES - 1) / WARP_LANES)
 
-// The sum of what lanes before this one have.
+// The sum of the values of all lanes before this one.
 DEVICE unsigned before_lane(unsigned value, int lane) {
     unsigned sum = value;
 #pragma unroll

@@ -1,8 +1,8 @@
-// y = x weight[ids]^T of a stack of matrices kept in units (units.h), rows of y by themselves, from the
-// integers of quantize_activation (rules R3 and R5). A block takes a tile of 16 rows of one matrix for one
-// row of y; a warp a span of its columns.
+// y = x weight[ids]^T for a stack of matrices stored in units (units.h), from the integers of
+// quantize_activation (rules R3 and R5); each row of y is computed separately. A block computes a
+// tile of 16 rows of one matrix for one row of y; a warp computes a span of its columns.
 //
-// Compiled with SPANS, SLOTS, FORMAT_ID and the places of operands as packets.h has them: M, SCALE, SUMS,
+// Compiled with SPANS, SLOTS, FORMAT_ID and these operand numbers (see packets.h): M, SCALE, SUMS,
 // IDS, W, Y.
 
 #include "expert_units.h"

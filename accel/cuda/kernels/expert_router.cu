@@ -1,14 +1,16 @@
-// What experts a token goes to, and its activations for them: the norm of x, the product with the
-// router's float rows, the softmax and the largest of it (rules R3 to R5 and R7), for few tokens or many.
+// Chooses the experts of each token and prepares its activations for them: the norm of x, the
+// product with the router's float rows, the softmax and its largest values (rules R3 to R5 and R7),
+// for few tokens or many.
 //
-// A block takes ROUTER_ROWS rows of the router, the row of the shared expert's gate behind them, for
-// ROUTER_TOKENS tokens; the one that comes last of those with the same tokens chooses their experts.
-// A warp has HELD of the segments of a row; there are experts for EXPERT_SEGMENTS of 256. Of each token's normalized x one block leaves the
-// integers in the order of unit_product.h, one token behind the other, or, where there is NORMED, x.
+// A block computes ROUTER_ROWS rows of the router, after which comes the row of the shared expert's
+// gate, for ROUTER_TOKENS tokens. The last block to end of those with the same tokens chooses their
+// experts. A warp holds HELD of the segments of a row; EXPERT_SEGMENTS segments of 256 cover all
+// experts. For each token one block writes the integers of the normalized x in the order of
+// unit_product.h, token after token, or, if there is NORMED, the normalized x.
 //
-// Compiled with the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE, SUMS, ROUTER,
-// LOGITS, GATE_ROW and GATE_LOGIT (-1 where absent), IDS, WEIGHTS, and the numbers of packets NORM, PRODUCT, TOPK.
-// The workspace counts the blocks that are done, a word for each ROUTER_TOKENS tokens.
+// Compiled with these operand numbers (see packets.h): X, NORM_WEIGHT, M, SCALE, SUMS, ROUTER,
+// LOGITS, GATE_ROW and GATE_LOGIT (-1 if absent), IDS, WEIGHTS, and the packet numbers NORM,
+// PRODUCT, TOPK. The workspace counts ended blocks in a word for each ROUTER_TOKENS tokens.
 
 #include "activations.h"
 #include "packets.h"
@@ -18,8 +20,9 @@
 #define SMALLEST_SUM 6.103515625e-05f  // 2^-14
 #define SMALLEST_NORMAL 0x00800000u
 
-// Rule R4 over each of N runs of 256 values, a power of two of them, of each of which a lane has lane + 32 i: lanes get
-// that of run lane / (32 / N). Lanes that differ in one bit have half of the runs each from there on.
+// Rule R4 over each of N runs of 256 values, where N is a power of two and a lane holds numbers
+// lane + 32 i of each run; a lane gets the result of run lane / (32 / N). Lanes that differ in one
+// bit each continue with half of the runs.
 template <int N> DEVICE float fold_segments(float (&v)[N][8], int lane) {
     float sum[N];
 #pragma unroll
@@ -87,7 +90,7 @@ DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used,
             ids[place] = (int)place, weights[place] = nan_value();
         return;
     }
-    // One more than the bits of a probability, so that 0 is an expert that is taken or missing.
+    // One more than the bits of a probability, so that 0 marks a chosen or missing expert.
     unsigned key[EXPERTS_OF_LANE];
 #pragma unroll
     for (int i = 0; i < EXPERTS_OF_LANE; i++) {

@@ -1,8 +1,9 @@
-// Tokens that share an expert: which they are, and products of units with up to eights of them.
+// Tokens grouped by expert, and products of units with up to several times eight of them.
 //
-// expert_order.cu leaves a table of words: how many chunks there are; of each the expert (the number of experts
-// for the shared one), the place of its first pair and how many it has; then all pairs of a token and an expert, by
-// experts. A shared chunk's pairs are tokens.
+// expert_order.cu writes a table of words: the number of chunks; for each chunk the expert (for the
+// shared expert the number of experts), the index of its first pair and its number of pairs; then
+// all pairs of a token and an expert, ordered by expert. The pairs of a chunk of the shared expert
+// are tokens.
 
 #ifndef EXPERT_ROWS_H
 #define EXPERT_ROWS_H
@@ -18,7 +19,8 @@ struct CHUNK {
     unsigned expert, first, count;
 };
 
-// The words of a table, whose blocks of a launch behind the next may read them before that has ended.
+// The words of a table; blocks of the launch after the next may read them before that launch has
+// ended.
 struct EXPERT_TABLE {
     const unsigned *words;
     unsigned most_chunks;
@@ -33,8 +35,8 @@ struct EXPERT_TABLE {
     }
 };
 
-// Activations of a chunk's tokens in shared memory, by units: planes of a token in the order of unit_product.h,
-// so far apart that two tokens are in different banks.
+// Activations of a chunk's tokens in shared memory, by units: planes of a token in the order of
+// unit_product.h, at distances that put two tokens in different banks.
 #define ROW_PLANES (UNIT_PLANES + 64)
 #define ROWS_BYTES(rows, units) ((units) * (rows) * (ROW_PLANES + 2 * UNIT_SUMS + 4))
 
@@ -54,8 +56,8 @@ template <int rows> struct CHUNK_ROWS {
     }
 };
 
-// Adds to `span` the values of a unit for `eights` eights of tokens: elements (row, token) of rows g and g + 8
-// and tokens 2 t and 2 t + 1 of each.
+// Adds to `span` the values of a unit for `eights` groups of eight tokens: elements (row, token) of
+// rows g and g + 8 and tokens 2 t and 2 t + 1 of each group.
 template <int dtype, int rows>
 DEVICE void add_unit_rows(const unsigned char *unit, const CHUNK_ROWS<rows> &x, unsigned index,
                           unsigned eights, int lane, float (&span)[rows / 2]) {
@@ -68,7 +70,7 @@ DEVICE void add_unit_rows(const unsigned char *unit, const CHUNK_ROWS<rows> &x, 
     const unsigned char *own = x.planes + (index * rows + g) * ROW_PLANES + t * 16;
 #pragma unroll
     for (int pair = 0; pair < 2; pair++) {
-        // Sub-blocks 2 pair, 2 pair + 1 and those four behind them, whose words a lane reads at once.
+        // Sub-blocks 2 pair, 2 pair + 1 and the four after each, whose words a lane reads at once.
         unsigned codes[2][2][4];
 #pragma unroll
         for (int v = 0; v < 2; v++) {

@@ -1,9 +1,9 @@
-// y = residual + the chosen experts' products, each times its weight, in order; then the shared expert's (rule
-// R7), a thread for each column of a token.
+// y = residual + the chosen experts' products, each times its weight, in order; then the shared
+// expert's product (rule R7). A thread computes a column of a token.
 //
-// Compiled with THREADS, USED and the places of operands as packets.h has them: PRODUCTS, IDS, WEIGHTS,
-// EXPERT_SCALE, RESIDUAL, Y; of the shared expert SHARED_Y and GATE_LOGIT; -1 where absent. TOTAL is the number
-// of a packet.
+// Compiled with THREADS, USED and these operand numbers (see packets.h): PRODUCTS, IDS, WEIGHTS,
+// EXPERT_SCALE, RESIDUAL, Y, and of the shared expert SHARED_Y and GATE_LOGIT, each -1 if absent.
+// TOTAL is a packet number.
 
 #include "packets.h"
 #include "warp.h"

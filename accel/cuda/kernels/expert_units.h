@@ -1,4 +1,5 @@
-// Products of one token's integers and a matrix of a stack kept in units (units.h), a warp by itself.
+// The product of one token's integers and a matrix of a stack stored in units (units.h), computed
+// by a single warp.
 
 #ifndef EXPERT_UNITS_H
 #define EXPERT_UNITS_H
@@ -6,8 +7,8 @@
 #include "activations.h"
 #include "chunk_product.h"
 
-// A warp's part of a tile: units that lie one behind the other, each chunk in one of SLOTS places of
-// shared memory. Copies may begin before anything else is known but where the units lie.
+// A warp's part of a tile: consecutive units, each chunk in one of SLOTS slots of shared memory.
+// Copies may begin as soon as the address of the units is known.
 template <int dtype, int slots> struct UNIT_RUN {
     static constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
     static constexpr unsigned slot_bytes = CHUNK_UNITS * unit_bytes;
@@ -67,7 +68,8 @@ template <int dtype, int slots> struct UNIT_RUN {
     }
 };
 
-// Unit `unit` of a row that quantize_activation made becomes unit `index` of x: as take_rows of row_quantizer.h.
+// Converts unit `unit` of a row of quantize_activation to unit `index` of x, as take_rows of
+// row_quantizer.h does.
 DEVICE void take_unit(const ACTIVATIONS &x, unsigned index, const unsigned *m,
                       const unsigned *sums, const float *scale, unsigned unit, int lane) {
     unsigned char *planes = x.planes + (size_t)index * UNIT_PLANES + lane / 8 * 128 +
@@ -88,7 +90,7 @@ DEVICE void take_unit(const ACTIVATIONS &x, unsigned index, const unsigned *m,
     if (lane == 0) x.scales[index] = scale[unit];
 }
 
-// Bytes of the activations of `units` units, and room for them.
+// Bytes of the activations of `units` units, and memory for them.
 #define ROW_BYTES(units) (((units) * (UNIT_PLANES + 2 * UNIT_SUMS + 4) + 15) / 16 * 16)
 
 DEVICE ACTIVATIONS activations_at(unsigned char *place, unsigned units) {

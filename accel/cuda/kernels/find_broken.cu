@@ -1,7 +1,6 @@
-// Whether stored weights hold numbers that are not finite, as they come off the link.
-//
-// A thread looks at the words of a block, which need not be aligned, and at every so many blocks
-// behind. All who find one write the same.
+// Checks that stored weights contain no numbers that are not finite, as they arrive on the device.
+// A thread checks the words of a block, which need not be aligned, and continues with blocks at a
+// fixed distance. All threads that find such a number write the same result.
 
 typedef unsigned char BYTE;
 

@@ -5,9 +5,9 @@
 
 #include "unit_scales.h"
 
-// As unit_values_of_tokens has them: of rows g and g + 8 for token t of up to four, `tokens` of which
-// exist, lane (g, t) gets what it stores. Columns of a product are the high and the low parts of m of
-// one token after the other, so that a lane has both of its own token's.
+// As in unit_values_of_tokens: lane (g, t) gets the values that it stores, of rows g and g + 8 for
+// token t of up to four, `tokens` of which exist. Columns of a product are the high and the low
+// parts of m of one token after the other, so that a lane has both parts of its own token.
 template <int dtype> DEVICE void scaled_values_of_tokens(const unsigned char *unit,
                                                          const ACTIVATIONS &x, unsigned index,
                                                          int tokens, int lane, float (&value)[2]) {

@@ -1,6 +1,5 @@
-// SWIGLU (rule R2), a thread for each element.
-//
-// Compiled with THREADS and the places of operands as packets.h has them: GATE_AT, UP_AT, Y_AT. The packet is the first.
+// SWIGLU (rule R2); a thread computes an element. Compiled with THREADS and these operand numbers
+// (see packets.h): GATE_AT, UP_AT, Y_AT. The packet is the first one.
 
 #include "gate.h"
 #include "packets.h"

@@ -1,5 +1,5 @@
-// Which tiles of weights and which tokens a block of unit_groups.cu multiplies, and where it stores their
-// products. Compiled with the macros of unit_groups.cu.
+// Chooses the tiles of weights and the tokens that a block of unit_groups.cu multiplies, and the
+// addresses at which it stores their products. Compiled with the macros of unit_groups.cu.
 
 #ifndef GROUP_ROWS_H
 #define GROUP_ROWS_H
@@ -12,7 +12,7 @@ struct RESULT {
     float *y;
     const float *bias, *residual;
     size_t stride, residual_stride;
-    // `row` is the first of the warp's tile, of a matrix of so many `rows`.
+    // `row` is the first row of the warp's tile, in a matrix of `rows` rows.
     unsigned rows, row, rows_in_front, first_token, tokens;
     uint activation;
 
@@ -26,8 +26,8 @@ struct RESULT {
         if (residual) value = residual[token * residual_stride + row] + value;
         y[token * stride + row] = value;
     }
-    // All elements of one span, which others add: `y` has all rows of a token together, all tokens of a
-    // span.
+    // Stores all elements of one span, which another kernel adds up: `y` has all rows of a token
+    // together, and all tokens of a span.
     __device__ __forceinline__ void store_span(unsigned span,
                                                const float (&values)[VALUES]) const {
         const unsigned lane = threadIdx.x % WARP_LANES, own_row = row + lane / 4;
@@ -43,8 +43,8 @@ struct RESULT {
             if (second && token + behind < tokens) place[8] = values[i + 2];
         }
     }
-    // Elements `first` to `first + count` - 1, of which values[i * apart + thread] are element i's
-    // of the group's threads: those of its first two warps are gates of those of the others.
+    // Elements `first` to `first + count` - 1; values[i * apart + thread] is element i of the
+    // group's threads. The values of its first two warps are gates of those of the other two.
     __device__ __forceinline__ void store_gated(unsigned group_row, const float *values,
                                                 unsigned apart, int first, int count) const {
         const unsigned warp = threadIdx.x / WARP_LANES % GROUP_WARPS, half = warp / 2;
@@ -62,7 +62,7 @@ DEVICE unsigned tiles_of(const LAUNCH &launch, int w) {
     return (packet_of(launch, w / 16)->size[MATMUL_ROWS] + UNIT_ROWS - 1) / UNIT_ROWS;
 }
 
-// Takes the warp's tile, number `tile` of a matrix; false where it lies in the matrices behind that.
+// Takes the warp's tile, number `tile` of a matrix; false if it is in a later matrix.
 DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &tile,
                         GROUP_WORK &work, RESULT &result) {
     const unsigned rows = packet_of(launch, w / 16)->size[MATMUL_ROWS], tiles = tiles_of(launch, w);
@@ -78,7 +78,7 @@ DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &til
     return true;
 }
 
-// Takes the tiles of block `block`; false where there are none left.
+// Takes the tiles of block `block`; false if there are none left.
 DEVICE bool open_rows(const LAUNCH &launch, unsigned block, GROUP_WORK &work, RESULT &result) {
     const unsigned warp = threadIdx.x / WARP_LANES % SHARE_TILES;
     result.rows_in_front = ROWS_IN_FRONT;
@@ -111,7 +111,7 @@ DEVICE bool open_rows(const LAUNCH &launch, unsigned block, GROUP_WORK &work, RE
     return work.first_tile < work.tiles;
 }
 
-// What all blocks have in common.
+// The values that are equal in all blocks.
 DEVICE void open_step(const LAUNCH &launch, unsigned tokens, GROUP_WORK &work, RESULT &result) {
     const PACKET *product = packet_of(launch, PRODUCT);
     result.tokens = work.tokens = tokens;

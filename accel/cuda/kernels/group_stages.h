@@ -1,5 +1,5 @@
-// Stages of what unit_groups.cu reads, by whose macros this is compiled: weights of a unit of a block's or
-// a group's rows, and packed tokens.
+// The stages in shared memory from which unit_groups.cu reads: the weights of a unit of a block's
+// or a group's rows, and packed tokens. Compiled with the macros of unit_groups.cu.
 
 #ifndef GROUP_STAGES_H
 #define GROUP_STAGES_H
@@ -14,9 +14,9 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define GROUP_THREADS (GROUP_WARPS * WARP_LANES)
 #define EIGHTS (BLOCK_TOKENS / 8)
 #define VALUES (4 * EIGHTS)  // of a thread
-// Where there are registers for it, a product is under way while the sums of the last are scaled.
+// If there are registers for it, one product is computed while the sums of the last one are scaled.
 #define AHEAD (VALUES < 32 || WARP_GROUPS < 4)
-// What is loaded together: of a group or, where tokens are shared, of a block.
+// Data that is loaded together: of a group or, if tokens are shared, of a block.
 #define SHARE_GROUPS (SPLIT ? 1 : WARP_GROUPS)
 #define SHARES (WARP_GROUPS / SHARE_GROUPS)
 #define SHARE_TILES (SHARE_GROUPS * GROUP_WARPS)
@@ -31,8 +31,8 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define AT_BARRIERS (SHARES * STAGES * STAGE_BYTES)
 #define AT_TOTALS (AT_BARRIERS + SHARES * STAGES * 8)  // [VALUES][thread]
 
-// Tiles `first_tile` to `tiles` - 1 of all matrices, one behind the other, or of both of a pair. `own` is the
-// warp's, 0 where there is none.
+// Tiles `first_tile` to `tiles` - 1 of all matrices, numbered consecutively, or of both matrices of
+// a pair. `own` is the warp's tile, 0 without one.
 struct GROUP_WORK {
     const unsigned char *planes, *sums, *own;
     const float *scales;
@@ -49,8 +49,8 @@ struct GROUP_WORK {
     }
 };
 
-// Stages of a share. Each of its warps asks for a part, one copy after the other: were it one warp's
-// work, all others would wait for that warp.
+// Stages of a share. Each of its warps requests a part, one copy after the other; if one warp did
+// all requests, all others would wait for it.
 struct STAGE_RING {
     unsigned char *stages;
     COPY_BARRIER *barriers;
@@ -58,8 +58,8 @@ struct STAGE_RING {
     __device__ __forceinline__ unsigned char *stage(unsigned step) const {
         return stages + step % STAGES * STAGE_BYTES;
     }
-    // Of `unit` the weights of warp `warp` of the share, which do not change while a step runs.
-    // One lane calls, as the following do.
+    // The weights of `unit` for warp `warp` of the share, which do not change while a step runs.
+    // One lane calls this and the following functions.
     __device__ __forceinline__ void fetch_weights(const GROUP_WORK &work, unsigned step,
                                                   unsigned unit, unsigned warp) const {
         const unsigned of_eight = EIGHT_BYTES + SUMS_BYTES + SCALES_BYTES;
@@ -70,7 +70,7 @@ struct STAGE_RING {
             copy_to_stage(barrier, stage(step) + AT_UNITS + warp * FORMAT::unit_bytes,
                           work.own + (size_t)unit * FORMAT::unit_bytes, FORMAT::unit_bytes);
     }
-    // An eight of tokens is one warp's work or, where there are enough of them, two warps'.
+    // One warp requests a group of eight tokens or, if there are enough warps, two warps do.
     __device__ __forceinline__ void fetch_tokens(const GROUP_WORK &work, unsigned step,
                                                  unsigned unit, unsigned warp) const {
         constexpr bool apart = SHARE_TILES >= 2 * EIGHTS;
@@ -102,7 +102,7 @@ struct STAGE_RING {
     }
 };
 
-// Of every unit what one lane asks for, where all of a block share its stages: weights of its warp's
+// A lane's requests for every unit, if all warps of a block share its stages: weights of its warp's
 // tile, or a part of eight tokens.
 struct LANE_COPY {
     const unsigned char *from;

@@ -1,5 +1,6 @@
-// Scaled sums of a unit and eights of packed tokens (unit_product.h) by products of warp groups, in two
-// ways: sums of sub-blocks times their scales, or sums of codes that were multiplied by the scales.
+// Scaled sums of a unit and packed tokens in groups of eight (unit_product.h) by products of warp
+// groups, in one of two ways: sums of sub-blocks multiplied by their scales, or sums of codes that
+// were multiplied by the scales before.
 
 #ifndef GROUP_SUMS_H
 #define GROUP_SUMS_H
@@ -19,7 +20,7 @@ DEVICE void add_scaled_sums(const UNIT_SCALES<dtype> &scales, int b, const int (
     for (int e = 0; e < N; e++) j[e] += scales.factor(e / 2 % 2, b) * sum[e];
 }
 
-// use(b, codes) for every sub-block of a unit, codes as unit_operands has them.
+// Calls use(b, codes) for every sub-block of a unit, with codes as unit_operands has them.
 template <int dtype, int left = 0, class USE>
 DEVICE void for_sub_blocks(const unsigned char *unit, const UPPER_PLANES<dtype> &upper, int lane,
                            const USE &use) {
@@ -32,9 +33,10 @@ DEVICE void for_sub_blocks(const unsigned char *unit, const UPPER_PLANES<dtype> 
     }
 }
 
-// Codes of four bits: 16 times the codes multiply the high parts, the codes themselves the low ones, in
-// one sum. `ahead`: two such sums take turns, and those of activations times minima are two more, in which
-// high and low bytes are the halves of one operand, and minima meet zeros in the other.
+// Codes of four bits: in one sum, 16 times the codes multiply the high parts, and the codes
+// themselves the low ones. `ahead`: two such sums are used in turn, and the sums of activations
+// times minima are two more, in which high and low bytes are the halves of one operand and minima
+// meet zeros in the other.
 template <int dtype, bool ahead, int N, class WORK>
 DEVICE void sum_narrow_codes(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
                              const UPPER_PLANES<dtype> &upper, U64 tokens, U64 token_sums, int lane,
@@ -107,9 +109,10 @@ DEVICE void sum_wide_codes(const UNIT_SCALES<dtype> &scales, const unsigned char
 
 #define CODE_SHIFT 2  // of codes that are bytes then
 
-// What the codes of a word stand for times the scale of their sub-block, as 64 high + low / 4, of bytes:
-// high ones are signed, low ones are not. Codes count four times, so that products fill halves of a
-// word, whose bytes these are. A half is above -2^15, so that it borrows nothing from the other.
+// The integers of a word's codes times the scale of their sub-block, as 64 high + low / 4 in bytes:
+// high bytes are signed, low ones are not. Codes count four times, so that products fill the halves
+// of a word, whose bytes these are. A half is above -2^15, so that it borrows nothing from the
+// other.
 template <int zero>
 DEVICE void scale_codes(unsigned codes, int factor, unsigned &high, unsigned &low) {
     const unsigned begin = 0x80008000u - (zero << CODE_SHIFT) * 0x00010001u * (unsigned)factor;
@@ -119,8 +122,8 @@ DEVICE void scale_codes(unsigned codes, int factor, unsigned &high, unsigned &lo
     high = __byte_perm(even, odd, 0x7351) ^ 0x80808080u;
 }
 
-// Sub-blocks of 16 columns, of which a product has two: sums of scaled codes, without what these lie
-// above their integers, go over the whole unit.
+// Sub-blocks of 16 columns, of which a product has two: sums of scaled codes, before the codes'
+// zero is subtracted, cover the whole unit.
 template <int dtype, int N, class WORK>
 DEVICE void sum_scaled_codes(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
                              const UPPER_PLANES<dtype> &upper, U64 tokens, int lane, int (&j)[N],
@@ -158,13 +161,13 @@ struct NOTHING {
     __device__ __forceinline__ void operator()() const {}
 };
 
-// Whether what is to be taken off is known, too: nothing, or sums of activations times minima.
+// Whether the number to be subtracted is known, too: nothing, or sums of activations times minima.
 template <int dtype, bool ahead>
 constexpr bool all_summed = UNIT_FORMAT<dtype>::halves || (UNIT_FORMAT<dtype>::odd_shift != 0 && ahead);
 
-// j of rows g and g + 8 and tokens 2 t and 2 t + 1 of every eight: elements (row, token); and p, what is
-// to be taken off, if `all_summed`. `sums` are those of the tokens. What is to be done `meanwhile` is
-// begun behind the first products.
+// j of rows g and g + 8 and tokens 2 t and 2 t + 1 of every eight: elements (row, token); and p,
+// the number to be subtracted, if `all_summed`. `sums` belong to the tokens. `meanwhile` begins
+// after the first products.
 template <int dtype, bool ahead, int N, class WORK = NOTHING>
 DEVICE void sum_by_groups(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
                           const unsigned char *planes, const unsigned char *sums, int lane, int (&j)[N],

@@ -1,7 +1,8 @@
-// Products of four warps at once (sm_90a): 64 rows, a warp 16 of them in registers as operands of
-// mma.m16n8k32 have them, times N tokens in shared memory. A 32 x N operand of bytes lies in tiles of
-// 8 tokens and 16 columns, a token's 16 bytes after those of the token in front; `lead` bytes apart
-// are the two halves of the columns, `stride` bytes groups of 8 tokens.
+// Products of four warps together (sm_90a): 64 rows times N tokens. A warp holds 16 of the rows in
+// registers, in the operand order of mma.m16n8k32; the tokens are in shared memory. A 32 x N
+// operand of bytes consists of tiles of 8 tokens and 16 columns, in which a token's 16 bytes follow
+// those of the token before. The two halves of the columns are `lead` bytes apart, groups of 8
+// tokens `stride` bytes.
 
 #ifndef GROUPS_H
 #define GROUPS_H
@@ -20,29 +21,29 @@ DEVICE U64 operand_behind(U64 operand, unsigned bytes) { return operand + (bytes
 DEVICE void begin_group_product() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void end_group_product() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Sums of products begun before have their values from here on: nothing may read them earlier.
+// The sums of products begun earlier have their values from here on; nothing may read them before.
 template <int N> DEVICE void take_sums(int (&sum)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(sum[i])::"memory");
 }
-// Returns when all products but those ended by the latest `left` calls are done with their operands.
+// Returns when all products but those ended by the latest `left` calls have read their operands.
 template <int left> DEVICE void await_operands() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
 }
 
-// A zero for operands: one that a compiler sees it shares with those that say where sums begin, which are no
-// constants then, and clears all sums.
+// A zero for operands that the compiler cannot know: it would share a known one with the flags that
+// say where sums begin, which would then be no constants, and would clear all sums.
 DEVICE unsigned hidden_zero() {
     unsigned zero;
     asm volatile("mov.u32 %0, 0;" : "=r"(zero));
     return zero;
 }
 
-// What threads wrote to shared memory is seen by products behind the next barrier.
+// Products after the next barrier see what threads wrote to shared memory.
 DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Copies into a stage of shared memory, by whoever: a barrier counts the bytes, which one thread
-// announces. `await_stage` returns when they have come, `phase` counting how often the stage was
+// Copies to a stage of shared memory, by any thread: a barrier counts the bytes, which one thread
+// announces. `await_stage` returns when they have arrived; `phase` counts how often the stage was
 // filled before.
 DEVICE void open_stages(COPY_BARRIER *barriers, int count) {
     for (int i = 0; i < count; i++)
@@ -65,9 +66,9 @@ DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, uns
 DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) { await_copy<1>(barrier, phase); }
 DEVICE bool have_come(COPY_BARRIER *barrier, unsigned phase) { return have_arrived(barrier, phase); }
 
-// sum = A B, or where `more` sum += A B, KIND being the types of the bytes of A and B. Sums as of
-// mma.m16n8k32, four for every 8 tokens. They must have had values before, whichever: a compiler may
-// leave out what reads those that have none.
+// sum = A B, or sum += A B if `more`; KIND are the types of the bytes of A and B. Sums are in the
+// order of mma.m16n8k32, four for every 8 tokens. They must have values before, whichever, since a
+// compiler may leave out code that reads unset values.
 #define GROUP_PRODUCTS(NAME, KIND)                                                  \
     DEVICE void NAME(int (&sum)[8], const unsigned (&a)[4], U64 b, bool more) {     \
         asm volatile(                                                               \
@@ -112,8 +113,8 @@ GROUP_PRODUCTS(multiply_group, "u8.s8")
 GROUP_PRODUCTS(multiply_signed_group, "s8.s8")
 GROUP_PRODUCTS(multiply_unsigned_group, "u8.u8")
 
-// The same of 32 or 64 columns, KIND being the types of A and B; `set_` begins sums that need not have
-// had values, `add_` adds to them.
+// The same of 32 or 64 columns, KIND being the types of A and B; `set_` begins sums that may be
+// unset, `add_` adds to them.
 #define GROUP_SUMS(NAME, KIND)                                                               \
     DEVICE void set_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {                  \
         asm volatile(GROUP_SUM_TEXT_32(KIND, "0") : GROUP_SUM_PLACES("=r", 0)                \
@@ -158,12 +159,13 @@ GROUP_SUMS(unsigned_sums, "u8.u8")
 DEVICE void await_arrivals(unsigned long long *place, unsigned turn) {
     await_copy<1>(place, turn);
 }
-// A barrier of the first so many threads of the block; its id is that of no group.
+// A barrier of the first threads of the block, whose id is that of no group.
 template <int threads> DEVICE void part_barrier() {
     asm volatile("bar.sync 15, %0;" ::"n"(threads) : "memory");
 }
 
-// Registers of a thread from here on, by all threads of the group; the block has as many as before.
+// Sets the registers of a thread from here on, by all threads of the group; the total of the block
+// does not change.
 template <int count> DEVICE void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }

@@ -1,14 +1,13 @@
-// What stands between the products of q, k and v and attention, in one launch: the norm of every
-// head of q and k, their rotation, and the keys and values put into their pages (rules R4 and R6).
-// A warp takes one head of one token: its row lies in shared memory.
+// Everything between the products of q, k and v and attention in one launch: the norm of every head
+// of q and k, their rotation, and the write of keys and values to their pages (rules R4 and R6). A
+// warp computes one head of one token, whose row is in shared memory. DTYPE is the storage type of
+// pages, WIDTH the number of channels of a head.
 //
-// DTYPE is how pages are stored, WIDTH the channels of a head. Compiled with the places of the operands, 16
-// times a packet's number from the first one on plus the operand's place in it, or -1 where there is none:
-// Q_AT, K_AT and V_AT, what the products wrote; Q_WEIGHT_AT and K_WEIGHT_AT; Q_RESULT_AT; TABLE_AT,
-// QUERY_AT, PAGES_AT and KV_AT. Q_NORM, K_NORM, Q_ROPE and K_ROPE are numbers of packets, -1 for
-// norms that are absent. Where unit_groups.cu left SPANS of the products in the workspace, those of q in front
-// of those of k and v, they are added up with the biases of Q_BIAS_AT, K_BIAS_AT and V_BIAS_AT; else SPANS
-// is 0.
+// Compiled with these operand numbers (see packets.h): Q_AT, K_AT and V_AT, the results of the
+// products; Q_WEIGHT_AT and K_WEIGHT_AT; Q_RESULT_AT; TABLE_AT, QUERY_AT, PAGES_AT and KV_AT.
+// Q_NORM, K_NORM, Q_ROPE and K_ROPE are packet numbers, -1 for absent norms. If unit_groups.cu
+// wrote SPANS spans of the products to the workspace, those of q before those of k and v, the
+// kernel adds them up with the biases of Q_BIAS_AT, K_BIAS_AT and V_BIAS_AT; otherwise SPANS is 0.
 
 #include "heads.h"
 
@@ -19,8 +18,8 @@
 #define LANE_CHANNELS ((WIDTH + WARP_LANES - 1) / WARP_LANES)
 #define LANE_PAIRS ((WIDTH / 2 + WARP_LANES - 1) / WARP_LANES)
 
-// A head of a token, and what is read for it that no kernel of a step writes: all of it at once, before the
-// products in front are done.
+// A head of a token, and its data that no kernel of a step writes: all of it is requested at once,
+// before the previous products have ended.
 struct HEAD_ROW {
     unsigned token, kind, head, position, page;
     float weight[LANE_CHANNELS], cosine[LANE_PAIRS], sine[LANE_PAIRS];
@@ -57,8 +56,8 @@ struct HEAD_ROW {
     }
 };
 
-// What the products left of a row: its values or, where there are SPANS, those of every span, which are
-// folded in order with the bias behind them (rule R3).
+// A row of the products' results: its values or, if there are SPANS, those of every span, which are
+// folded in order with the bias after them (rule R3).
 DEVICE void read_row(const LAUNCH &launch, const HEAD_ROW &own, const float *spans, unsigned heads,
                      unsigned kv_heads, unsigned tokens, float *row, int lane) {
     const int source = own.kind == Q_HEAD ? Q_AT : own.kind == K_HEAD ? K_AT : V_AT;

@@ -1,5 +1,6 @@
-// The row of one head of a token in shared memory, at which a warp works: norm, rotation, and keys and
-// values put into their pages (rules R3, R4 and R6). DTYPE is how pages are stored.
+// The row of one head of a token in shared memory, computed by a warp: norm, rotation, and the
+// write of keys and values to their pages (rules R3, R4 and R6). DTYPE is the storage type of
+// pages.
 
 #ifndef HEADS_H
 #define HEADS_H

@@ -1,12 +1,13 @@
-// A row of one token that becomes activations: all that a warp holds of it side by side (rules R3 to R5).
+// Converts the row of one token to activations; a warp computes all units that it holds of the row
+// at the same time (rules R3 to R5).
 
 #ifndef ONE_ROW_H
 #define ONE_ROW_H
 
 #include "row_quantizer.h"
 
-// Where the squares of a row's units meet, of which there are `units` of so many `columns`. All threads of
-// the block call `meet`, behind which they are all there.
+// Shared memory for the squares of a row's units, of which there are `units` of `columns` columns.
+// All threads of the block call `meet`, after which all squares are visible.
 struct ROW_SQUARES {
     float *of;
     unsigned units, columns;
@@ -15,8 +16,8 @@ struct ROW_SQUARES {
     __device__ __forceinline__ void meet() const { __syncthreads(); }
 };
 
-// The first `normal` units a warp holds of a row are normalized, side by side. All threads of the block
-// call; a team of `warps` warps has a row.
+// Normalizes the first `normal` units that a warp holds of a row, at the same time. All threads of
+// the block must call this; a team of `warps` warps has a row.
 template <int warps, int normal, int most, class ROWS, class SQUARES>
 DEVICE void normalize_units(EIGHT (&held)[most], const EIGHT (&weight)[normal],
                             const ACTIVATIONS &x, const ROWS &rows, const SQUARES &squares) {
@@ -35,7 +36,7 @@ DEVICE void normalize_units(EIGHT (&held)[most], const EIGHT (&weight)[normal],
     for (int i = 0; i < normal; i++) normalize_eight(held[i], r, rows.weight != 0, weight[i]);
 }
 
-// Units from `first` on are quantized, and those behind them come to the front.
+// Quantizes units from `first` on, and moves the units after them to the front.
 template <int warps, int normal, int most>
 DEVICE void quantize_units(EIGHT (&held)[most], const ACTIVATIONS &x, unsigned first, int lane) {
 #pragma unroll
@@ -47,9 +48,10 @@ DEVICE void quantize_units(EIGHT (&held)[most], const ACTIVATIONS &x, unsigned f
     for (int i = normal; i < most; i++) held[i - normal] = held[i];
 }
 
-// What each of `warps` warps, of several teams of them, holds of the row of one token: units `warps` apart,
-// `most` of them at once. Where the row has a norm it is `normal` units a warp at most. Everything of
-// `normal` units is done side by side: it is one chain after the other whose latency counts here.
+// What each of `warps` warps, of several teams of them, holds of the row of one token: units
+// `warps` apart, `most` of them at once. If the row has a norm, a warp has at most `normal` units.
+// All computations of `normal` units are interleaved, because the latency of dependent instructions
+// matters here.
 template <int warps, bool norm, int normal, int most> struct ONE_ROW {
     EIGHT held[most], weight[normal];
     const ACTIVATIONS &x;
@@ -62,7 +64,7 @@ template <int warps, bool norm, int normal, int most> struct ONE_ROW {
           lane(threadIdx.x % WARP_LANES),
           warp(threadIdx.x / WARP_LANES % warps) {}
 
-    // What no step writes may be read before the kernels in front are done.
+    // Data that no step writes may be read before the previous kernels have ended.
     __device__ __forceinline__ void load_weights() {
         if (!norm || !rows.weight) return;
 #pragma unroll

@@ -1,5 +1,6 @@
-// Packets of the ops that a launch replaces, PACKET_COUNT of them, which it has with it. A place is 16 times a packet's number from the
-// first one on plus the operand's place in it, or -1.
+// The packets of the ops that a launch replaces: PACKET_COUNT packets, which are arguments of the
+// launch. An operand number is 16 times the number of the packet, counted from the first of the
+// launch, plus the index of the operand in that packet; it is -1 for an absent operand.
 
 #ifndef PACKETS_H
 #define PACKETS_H
@@ -28,8 +29,8 @@ static __device__ __forceinline__ unsigned count_of(const LAUNCH &launch, const 
     return packet->counted ? each * U32_AT(launch.inputs, packet->counted - 1) : each;
 }
 
-// The same in two steps: what is read of the inputs, and what it says. Nobody waits for the first before
-// the second.
+// The same in two steps: the word that is read from the inputs, and its value. No thread waits for
+// the first before the second.
 static __device__ __forceinline__ unsigned counted_word(const LAUNCH &launch,
                                                         const PACKET *packet) {
     return U32_AT(launch.inputs, packet->counted ? packet->counted - 1 : 0);

@@ -1,4 +1,5 @@
-// What a step's tokens say of themselves: their slots, and which of them begin a sequence.
+// What the query records of a step say about its tokens: their slots, and which of them begin a
+// sequence.
 
 #ifndef QUERIES_H
 #define QUERIES_H

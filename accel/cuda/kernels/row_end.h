@@ -1,13 +1,13 @@
-// What STREAM_OUT and STORE_REQUEST_STATE leave of the token of a step's only row.
+// The results of STREAM_OUT and STORE_REQUEST_STATE for the token of a step's only row.
 
 #ifndef ROW_END_H
 #define ROW_END_H
 
-// Where the row ends: its slot, the position behind it, and the number of its event.
+// The end of a row: its slot, the position after it, and the number of its event.
 struct ROW_END {
     unsigned slot, position, event;
 
-    // `query` is the record of the token the row is of, `step` the step's.
+    // `query` is the record of the row's token, `step` that of the step.
     __device__ __forceinline__ void open(ADDRESS query, ADDRESS step) {
         slot = U32_AT(query, QUERY_SLOT), position = U32_AT(query, QUERY_POSITION) + 1;
         event = U32_AT(step, STEP_FIRST_EVENT);

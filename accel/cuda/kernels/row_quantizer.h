@@ -1,12 +1,12 @@
-// A block fills its ACTIVATIONS from rows: of floats, which it normalizes first where a norm asks for it,
-// or of integers that another kernel quantized (rules R3 to R5).
+// Fills a block's ACTIVATIONS from rows: rows of floats, which are normalized first if there is a
+// norm, or rows of integers that another kernel quantized (rules R3 to R5).
 
 #ifndef ROW_QUANTIZER_H
 #define ROW_QUANTIZER_H
 
 #include "activations.h"
 
-// Rows of floats that become activations; weight 0 where a norm has none.
+// Rows of floats to be converted to activations; weight 0 if a norm has none.
 template <class SOURCE = STANDING> struct FLOAT_ROWS {
     const float *x;
     size_t stride;
@@ -16,10 +16,10 @@ template <class SOURCE = STANDING> struct FLOAT_ROWS {
     SOURCE source;
 };
 
-// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. `normal` of
-// them stay in registers while the norm's factor is found, which there is where both `norm` and
-// `normed`; without one `most`, a multiple of that, are on their way at once. `single`: there is one
-// token at most.
+// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. `normal`
+// of them stay in registers while the norm's factor is computed, if both `norm` and `normed`;
+// without a norm `most`, a multiple of that, are loaded at once. `single`: there is one token at
+// most.
 template <int warps, bool norm, bool single = false, class SOURCE = STANDING,
           int normal = norm ? HELD_UNITS : 1, int most = HELD_UNITS>
 struct ROW_QUANTIZER {
@@ -48,7 +48,7 @@ struct ROW_QUANTIZER {
     __device__ __forceinline__ unsigned token_of(unsigned index) const {
         return single ? 0 : index / x.units;
     }
-    // What no step writes may be read before the kernels in front are done.
+    // Data that no step writes may be read before the previous kernels have ended.
     __device__ __forceinline__ void load_weights() { load_weights(warp); }
     __device__ __forceinline__ void load_weights(unsigned first) {
         if (!norm || !normed || !rows.weight) return;
@@ -77,7 +77,7 @@ struct ROW_QUANTIZER {
             }
         }
     }
-    // What was read of a unit before it may have come.
+    // The data of a unit as it was read before it may have arrived.
     __device__ __forceinline__ void settle(EIGHT &v, unsigned index) const {
         if constexpr (SOURCE::waits_for_others) {
             const unsigned token = token_of(index);
@@ -90,8 +90,8 @@ struct ROW_QUANTIZER {
 #pragma unroll
         for (int i = normal; i < most; i++) held[i - normal] = held[i];
     }
-    // `squares` has room for a float a unit and token. A kernel's text comes from afar: units take turns
-    // at it.
+    // `squares` has room for a float a unit and token. Units are computed in a loop, since loading
+    // a kernel's instructions is slow.
     __device__ __forceinline__ void run(float *squares) {
         constexpr unsigned apart = warps * normal;
         const unsigned step = norm && normed ? apart : warps * most;
@@ -133,9 +133,9 @@ struct ROW_QUANTIZER {
     }
 };
 
-// Rows that quantize_activation made, where each begins and how far apart they are: m, of every 32
-// columns 8 words of high and 8 of low bytes, in a word columns 0, 2, 1 and 3; sums, a word of two
-// shorts for every 32 columns; a scale for every unit. Strides are in words.
+// Rows of quantize_activation, their first addresses and distances: m has 8 words of high and 8 of
+// low bytes for every 32 columns, with columns 0, 2, 1 and 3 in a word; sums has a word of two
+// shorts for every 32 columns; scale has a float for every unit. Strides are in words.
 struct INTEGER_ROWS {
     const unsigned *m, *sums;
     const float *scale;

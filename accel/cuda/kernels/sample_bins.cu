@@ -1,5 +1,5 @@
-// Rows sampled at a temperature, first launch: see sample_row.h. A block has a part of the vocabulary
-// of one row.
+// The first launch for rows that are sampled at a temperature, see sample_row.h. A block computes
+// one part of the vocabulary of one row.
 
 #include "sample_row.h"
 
@@ -20,14 +20,15 @@ DEVICE SUMS take_bin(TALLY &tally, unsigned bin) {
     return sums;
 }
 
-// What the threads of a block find out for each other.
+// Results that the threads of a block share.
 struct FOUND {
     SUMS room[WARPS];
     SUMS above_cut, in_cut;
     unsigned cut, of_weight[2], of_count[2];
 };
 
-// The bin where a prefix ends that keeps what has less than `bound` before it: of weight, or of tokens.
+// The bin in which a prefix ends that contains the tokens with less than `bound` before them, in
+// weight or in number of tokens.
 DEVICE bool ends_inside(U64 before, U64 own, U64 bound) {
     return before < bound && bound <= before + own;
 }
@@ -59,7 +60,8 @@ DEVICE void find_bounds(const SAMPLED &row, FOUND &found) {
         before = plus(before, own[i]);
     }
     __syncthreads();
-    // The prefix top-k keeps weighs at least what is above its last bin, at most that bin as well.
+    // The prefix that top-k keeps weighs at least as much as everything above its last bin, and at
+    // most that bin more.
     const SUMS ends[2] = {found.above_cut, plus(found.above_cut, found.in_cut)};
     const bool by_weight = F32_AT(row.how, SAMPLING_TOP_P) < 1.0f, by_least = row.least > 0;
     before = first;

@@ -1,6 +1,9 @@
-// Rows sampled at a temperature, second launch: see sample_row.h. A block has a part of the vocabulary of
-// one row; ids and weights of SAMPLE are room for the row's list. RING_AT, if not -1: it is the last launch of
-// a step of one row, whose event and slot it leaves, too; packets of what does that are behind SAMPLE's.
+// The second launch for rows that are sampled at a temperature, see sample_row.h. A block computes
+// one part of the vocabulary of one row. The operands ids and weights of SAMPLE are memory for the
+// row's list.
+//
+// If RING_AT is not -1, this is the last launch of a step of one row, and the kernel also writes
+// the row's event and slot; the packets of these ops follow SAMPLE's packet.
 
 #include "sample_row.h"
 #if RING_AT >= 0
@@ -12,12 +15,13 @@
 #define AT_COUNT 0x40000000u  // in the bin where top-k ends
 #define ID_BITS 0x3FFFFFFFu
 
-// A listed token. In the order it comes before those of a smaller key, or of the same and a larger id.
+// A listed token. It precedes tokens with a smaller key, or with the same key and a larger id.
 struct LISTED {
     unsigned key, id, weight;
 };
 
-// The end of a prefix of the order: tokens of a larger key, and those of the same up to an id.
+// The end of a prefix of the order: tokens with a larger key, and those with the same key up to an
+// id.
 struct PREFIX_END {
     unsigned key, last_id;
     __device__ __forceinline__ bool holds(unsigned of_key, unsigned id) const {
@@ -25,15 +29,16 @@ struct PREFIX_END {
     }
 };
 
-// As many pieces as there are threads of what the end of a prefix may be in, with their tokens and what they
-// weigh in two halves; the piece that has it, its tokens, and what is before that one.
+// The range that contains the end of a prefix, divided into as many pieces as there are threads,
+// with the number of their tokens and their weight in two halves; the piece that contains the end,
+// its tokens, and everything before it.
 struct PIECES {
     unsigned low[THREADS], high[THREADS], count[THREADS];
     U64 before;
     unsigned found, tokens;
 };
 
-// The list of a row, in shared memory where it has room; keys are between `least` and `most`.
+// The list of a row, in shared memory if it fits; keys are between `least` and `most`.
 struct LIST {
     const SAMPLED &row;
     LISTED *near;
@@ -77,8 +82,9 @@ struct LIST {
         sums_before(mine, room, all);
         return all;
     }
-    // The prefix of those of a set that have less than `bound` before them, `base` outside of the set:
-    // of weight or of tokens. The first has. By keys, from the largest on, then by ids of the last key.
+    // The prefix of a set's tokens that have less than `bound` before them, in weight or in number,
+    // where `base` is outside of the set. The first token belongs to it. It is found by keys, from
+    // the largest on, then by ids of the last key.
     __device__ __forceinline__ PREFIX_END end(unsigned set, bool by_weight, U64 base, U64 bound) {
         unsigned key = 0, first = ~most, last = ~least;
 #pragma unroll 1
@@ -100,7 +106,8 @@ struct LIST {
         }
         return {key, first};
     }
-    // Which of the pieces 2^shift apart of keys or, of one key, of ids has the end; false where none.
+    // Which of the pieces, 2^shift keys or ids of one key each, contains the end; false if none
+    // does.
     __device__ __forceinline__ bool is_narrowed(unsigned set, bool by_weight, bool by_id, unsigned key,
                                                 unsigned first, unsigned last, unsigned shift,
                                                 U64 base, U64 bound) {
@@ -148,8 +155,8 @@ DEVICE PREFIX_END shorter(const PREFIX_END &a, const PREFIX_END &b) {
     return {a.key, min(a.last_id, b.last_id)};
 }
 
-// The end of what a row keeps, among the tokens inside of its bins: the shortest of the prefixes of
-// top-k, top-p and min-p, in this order, for the others look at what top-k keeps.
+// The end of what a row keeps, among the tokens inside its bins: the shortest of the prefixes of
+// top-k, top-p and min-p, in this order, since the others consider only what top-k keeps.
 DEVICE PREFIX_END end_of_kept(const SAMPLED &row, LIST &list, const BOUNDS &bounds) {
     PREFIX_END end = {0u, ID_BITS};
     SUMS of_count = bounds.all;
@@ -173,8 +180,8 @@ DEVICE PREFIX_END end_of_kept(const SAMPLED &row, LIST &list, const BOUNDS &boun
     return end;
 }
 
-// Adds what is kept of the list to the weights of parts, and draws: the part that has the token and
-// what of its weight comes before.
+// Adds the weights of the kept tokens of the list to the parts, and draws: the part that contains
+// the token, and how much of its weight comes before the token.
 struct DRAWN {
     SUMS room[WARPS];
     PIECES pieces;
@@ -211,7 +218,7 @@ DEVICE void draw_part(const SAMPLED &row, const LIST &list, const PREFIX_END &en
     __syncthreads();
 }
 
-// The token of a part at which the weight of what is kept, by rising id, passes the target.
+// The token of a part at which the weight of kept tokens, by rising id, exceeds the target.
 DEVICE void walk_part(const LAUNCH &launch, const SAMPLED &row, const BOUNDS &bounds,
                       const PREFIX_END &end, DRAWN &drawn) {
     const unsigned begin = drawn.part * row.part_size(), stop = row.part_end(drawn.part);

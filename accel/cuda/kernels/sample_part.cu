@@ -1,6 +1,6 @@
-// SAMPLE's first half: the largest value of every part of a row, with a temperature all of them. A block takes a
-// part, a thread asks for LOADED values at once. Parts of rows that a mask, biases or penalties change are
-// the plain kernel's text.
+// The first half of SAMPLE: finds the largest value of every part of a row and, with a temperature,
+// computes all values. A block computes a part; a thread requests LOADED values at a time. The text
+// of the plain kernel computes the parts of rows that a mask, biases or penalties change.
 
 #include "packets.h"
 #include "warp.h"

@@ -1,13 +1,17 @@
-// Rows that are sampled at a temperature (rule R9) by many blocks, in two launches. Nothing is sorted.
-// sample_bins.cu counts and weighs tokens by how far they are below the largest: the block of a row that
-// comes last finds between which of these bins the prefix of the order ends that top-k, top-p and min-p
-// keep. sample_draw.cu weighs what is above those bins, of each of PARTS parts of the vocabulary by
-// itself, and lists the few tokens inside; the block that comes last finds where in the list the
-// prefix ends, draws, and walks over the one part that has the token.
+// Samples rows at a temperature (rule R9) with many blocks for each row, in two launches. Nothing
+// is sorted.
 //
-// In the workspace a row has a ROW_STATE, zeros between steps. Compiled with THREADS of a block, PARTS,
-// and SAMPLE as the op. LOGITS_AT, if not -1: values are the logits there divided by the temperature, and
-// best has one record, the largest logit's; the packet in front of SAMPLE's is the one that names them.
+// sample_bins.cu counts and weighs tokens in bins, by their distance from the largest value. The
+// last block of a row to end finds the bins between which the prefix of the order ends that top-k,
+// top-p and min-p select. sample_draw.cu weighs the tokens above those bins, separately for each of
+// PARTS parts of the vocabulary, and lists the few tokens inside the bins. The last block to end
+// finds where the prefix ends in the list, draws, and walks over the one part that contains the
+// token.
+//
+// The workspace has a ROW_STATE for each row, zeros between steps. Compiled with THREADS of a
+// block, PARTS, and SAMPLE as the op. If LOGITS_AT is not -1, the values are the logits of that
+// operand divided by the temperature, and best has one record, of the largest logit; the packet
+// before SAMPLE's is the one that names them.
 
 #ifndef SAMPLE_ROW_H
 #define SAMPLE_ROW_H
@@ -32,16 +36,17 @@ DEVICE SUMS plus(const SUMS &a, const SUMS &b) {
     return {a.weight + b.weight, a.count + b.count, a.enough + b.enough};
 }
 
-// Where a row's prefix ends: in bins `first` to `last`, NO_BIN where everything is kept. `kept` tokens are
-// kept by top-k, which ends in bin `cut` if that is one; sums of what is above `first`, above `cut`, and
-// of all.
+// The end of a row's prefix: in bins `first` to `last`, NO_BIN if everything is kept. top-k keeps
+// `kept` tokens and ends in bin `cut` if that is one; sums of the weights above `first`, above
+// `cut`, and of all.
 struct BOUNDS {
     SUMS above_first, above_cut, all;
     unsigned first, last, cut, kept;
 };
 
-// Of a row: the weight of a bin's tokens with their count above it, so that a block adds both at once. 2^19
-// tokens of at most 2^24 are below the first bit of the count, and their number fits above it.
+// For a row: the weight of a bin's tokens with their count above it, so that a block adds both at
+// once. 2^19 tokens of at most 2^24 are below the first bit of the count, and their number fits
+// above it.
 #define COUNT_SHIFT 44
 struct TALLY {
     U64 sums[BINS];
@@ -89,7 +94,7 @@ struct SAMPLED {
     __device__ __forceinline__ bool is_enough(unsigned weight) const {
         return (U64)weight << THRESHOLD_BITS >= least;
     }
-    // Whether nothing is left out, so that it does not matter in which bins tokens are.
+    // Whether all tokens are kept, so that their bins do not matter.
     __device__ __forceinline__ bool is_whole() const {
         return I32_AT(how, SAMPLING_TOP_K) <= 0 && F32_AT(how, SAMPLING_TOP_P) >= 1.0f && least == 0;
     }
@@ -99,8 +104,8 @@ struct SAMPLED {
     }
 };
 
-// Values of the tokens from `base` on that a thread looks at, one after the other: asked for at once, and
-// looked at by one text.
+// The values of a thread's tokens from `base` on, one after the other: requested at once, and
+// processed by one loop.
 #define LOADED 5
 DEVICE void load_values(const SAMPLED &row, unsigned base, unsigned end, float (&value)[LOADED]) {
 #pragma unroll
@@ -117,7 +122,7 @@ DEVICE void shift_values(float (&value)[LOADED]) {
     for (int i = 0; i + 1 < LOADED; i++) value[i] = value[i + 1];
 }
 
-// What sample_part.k found; every thread gets it. `room` has BEST_WORDS words for each warp.
+// The results of sample_part.k, for every thread. `room` has BEST_WORDS words for each warp.
 DEVICE BEST best_of_records(ADDRESS records, unsigned count, unsigned *room) {
     BEST best = nothing_seen();
     for (unsigned i = threadIdx.x; i < count; i += THREADS) best = best_of(best, load_best(records, i));
@@ -162,7 +167,8 @@ DEVICE SAMPLED open_row(const LAUNCH &launch, const OP &op, unsigned row, U64 wo
     return sampled;
 }
 
-// Sums over the threads before this one, and in `all` over all. `room` has one for each warp.
+// Sums over the threads before this one, and in `all` over all threads. `room` has one for each
+// warp.
 DEVICE SUMS sums_before(const SUMS &mine, SUMS *room, SUMS &all) {
     const int lane = threadIdx.x % WARP_LANES;
     const unsigned warp = threadIdx.x / WARP_LANES;
@@ -189,7 +195,7 @@ DEVICE SUMS sums_before(const SUMS &mine, SUMS *room, SUMS &all) {
     return {before.weight - mine.weight, before.count - mine.count, before.enough - mine.enough};
 }
 
-// Whether this block is the last of the row's; what the others wrote is there then.
+// Whether this block is the last of the row's; the results of the others are then visible.
 DEVICE bool comes_last(ROW_STATE *state, unsigned *room) {
     __threadfence();
     __syncthreads();

@@ -1,6 +1,6 @@
-// Rows whose columns blocks of a cluster share: each makes the activations of its own units, multiplies by
-// those, and sends the values of a tile to the block that folds it. Of other blocks' units a norm needs
-// the squares.
+// Rows whose columns are divided among the blocks of a cluster. Each block computes the activations
+// of its own units, multiplies by them, and sends the values of a tile to the block that folds the
+// tile. A norm also needs the squares of the units of the other blocks.
 
 #ifndef SHARED_COLUMNS_H
 #define SHARED_COLUMNS_H
@@ -8,7 +8,7 @@
 #include "one_row.h"
 #include "unit_stream.h"
 
-// Squares of a row of which this block has some units: others get them, too.
+// Sends the squares of a row of which this block has some units to the other blocks.
 template <int blocks> struct SHARED_SQUARES : ROW_SQUARES {
     COPY_BARRIER *barrier;
     unsigned rank, first;
@@ -31,7 +31,7 @@ template <class S> struct SHARED_COLUMNS {
     const STREAM_MEMORY<S> &memory;
     unsigned tokens;
 
-    // Says what will come from other blocks: values, and squares where there is a norm.
+    // Announces what will arrive from other blocks: values, and squares if there is a norm.
     __device__ __forceinline__ void begin(bool norm) const {
         if constexpr (S::blocks > 1) {
             const unsigned warp = threadIdx.x / WARP_LANES;
@@ -49,7 +49,7 @@ template <class S> struct SHARED_COLUMNS {
             arrive_unfenced();
         }
     }
-    // Others may be sent to from here on.
+    // Other blocks may receive data from here on.
     __device__ __forceinline__ void meet() const {
         if constexpr (S::blocks > 1) await_cluster();
     }

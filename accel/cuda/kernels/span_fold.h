@@ -1,5 +1,6 @@
-// Rows of the sum of spans that unit_groups.cu or unit_spans.cu left in the workspace. FOLDED is the
-// product's packet, -1 where there is none; BIAS and RESIDUAL are places of operands, SPANS their number.
+// Folds rows from the spans that unit_groups.cu or unit_spans.cu wrote to the workspace. FOLDED is
+// the packet number of the product, -1 without one; BIAS and RESIDUAL are operand numbers (see
+// packets.h), SPANS is the number of spans.
 
 #ifndef SPAN_FOLD_H
 #define SPAN_FOLD_H
@@ -24,7 +25,7 @@ DEVICE float4 fold_four(const LAUNCH &launch, unsigned token, unsigned tokens, u
     const float4 own = *(const float4 *)(residual + row);
     const float *value = spans + (size_t)token * rows + row;
     float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-    // All of them asked for before the first is waited for.
+    // All values are requested before any is waited for.
 #pragma unroll(SPANS < MOST_UNROLLED ? SPANS : MOST_UNROLLED)
     for (int span = 0; span < SPANS; span++, value += (size_t)tokens * rows)
         total = plus(total, *(const float4 *)value);

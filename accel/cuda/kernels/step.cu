@@ -1,17 +1,19 @@
-// Many phases of a step in one launch, all of whose blocks run at once: products with few tokens and
-// attention, as unit_product.cu, head_rows.cu and attention_spans.cu do them. Weights stream through
-// a ring that goes over all phases and waits for none; what a phase makes for another goes through
-// exchange.h.
+// Many phases of a step in one launch whose blocks all run at the same time: products with few
+// tokens and attention, as in unit_product.cu, head_rows.cu and attention_spans.cu. Weights stream
+// through a ring in shared memory that covers all phases and waits for none. Results that a phase
+// computes for another pass through exchange.h.
 //
-// Compiled with WARPS, SLOTS and TOKENS as in unit_ring.h; FORMAT0 to FORMAT3, -1
-// where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none, TILE_GROUPS and
-// WHOLE_TURN as in step_attention.h and step_rows.h; ACTIVATION of all gates, -1 where they differ, and
-// whether any product is BIASED and any result READ_OUTSIDE of the launch;
-// NORM_UNITS and HELD_UNITS as `normal` and `most` in row_quantizer.h and one_row.h; WHOLE_ROWS where rows are ONE_ROW's; ENDS where
-// the last phase is one of END_KIND. workspace begins with a count of
-// steps, which says whose turn the banks are, one of blocks that are done and, of 64 bits, the largest
-// logit, both 0 between steps;
-// parts of attention follow, 0 between steps, and the banks.
+// Compiled with WARPS, SLOTS and TOKENS as in unit_ring.h; with FORMAT0 to FORMAT3, -1 for unused
+// ones; with HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 without attention; with TILE_GROUPS
+// and WHOLE_TURN as in step_attention.h and step_rows.h; with ACTIVATION of all gates, -1 where
+// they differ; with BIASED, whether any product has a bias, and READ_OUTSIDE, whether another
+// launch reads any result; with NORM_UNITS and HELD_UNITS as `normal` and `most` in row_quantizer.h
+// and one_row.h; with WHOLE_ROWS if rows are computed by ONE_ROW; with ENDS if the last phase is
+// one of END_KIND.
+//
+// The workspace begins with a count of steps, which selects the bank, a count of ended blocks and
+// the largest logit in 64 bits, the last two 0 between steps. Then come the parts of attention, 0
+// between steps, and the banks.
 
 #include "step_product.h"
 #if HEAD_DIM
@@ -38,7 +40,7 @@ typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS, 1,
 // Of products and numbers of tokens of all phases.
 #define TABLE_BYTES(count) (((count) * (sizeof(PHASE_WORK) + 4) + 15) / 16 * 16)
 
-// What the ring has to know of a phase; no tiles are the block's where it has no products.
+// The data of a phase that the ring needs; a block has no tiles if the phase has no products.
 DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
     const PRODUCT_PHASE &phase = record.product;
     if (phase.kind != PRODUCT_KIND) {
@@ -53,8 +55,8 @@ DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
     work.prepare(phase.columns, phase.paired != 0);
 }
 
-// Lets norms' weights come nearer, each block some of them. Weights of products pass through the
-// cache of the device in between.
+// Prefetches weights of norms, each block some of them. In between, weights of products pass
+// through the device's cache.
 DEVICE void call_weights(const PHASE &record, const STEP_MEMORY &step) {
     const unsigned at = (blockIdx.x + gridDim.x * threadIdx.x) * 128;
     const bool multiplies = record.product.kind == PRODUCT_KIND;

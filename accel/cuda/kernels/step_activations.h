@@ -1,15 +1,16 @@
-// The row of one token that other blocks make becomes ACTIVATIONS, normalized first or not (rules R3 to
-// R5), by a block of a step kernel. Its text is short: what all phases share is there once, and what has
-// not come is asked for by the instructions that asked first.
+// Converts the row of one token, which other blocks compute, to ACTIVATIONS of a block of a step
+// kernel; the row may be normalized first (rules R3 to R5). The text is short: code that all phases
+// share exists once, and the instructions that request values for the first time also request
+// missing ones again.
 
 #ifndef STEP_ACTIVATIONS_H
 #define STEP_ACTIVATIONS_H
 
 #include "one_row.h"
 
-// What each warp holds of the row: `normal` units at once, `warps` apart, and as many of those behind them,
-// which are on their way. A row with a norm has no more than the first ones. Everything of `normal` units is
-// done side by side: it is one chain after the other whose latency counts here.
+// What each warp holds of the row: `normal` units at once, `warps` apart, and as many of the units
+// after them, which are being loaded. A row with a norm has only the first ones. All computations
+// of `normal` units are interleaved, because the latency of dependent instructions matters here.
 template <int warps, int normal> struct AWAITED_ROW {
     EIGHT held[normal], coming[normal], weight[normal];
     const ACTIVATIONS &x;
@@ -33,8 +34,8 @@ template <int warps, int normal> struct AWAITED_ROW {
         for (int i = 0; i < normal; i++)
             weight[i] = load_eight(rows.weight, warp + i * warps, rows.columns, lane);
     }
-    // Asks for units from `first` on, as they are stored now, `again` for what is missing; in the place of columns that the row has not it
-    // asks for the last ones.
+    // Requests units from `first` on, as currently stored, and `again` those that are missing;
+    // instead of columns that the row does not have it requests the last ones.
     __device__ __forceinline__ void ask(EIGHT (&units)[normal], unsigned first,
                                         bool again = false) const {
 #pragma unroll
@@ -48,7 +49,7 @@ template <int warps, int normal> struct AWAITED_ROW {
             v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
         }
     }
-    // Asks for units again until all have come.
+    // Requests units again until all have arrived.
     __device__ __forceinline__ void await(unsigned first) {
         unsigned spins = 0;
         while (rows.source.waits(least_of(held) == 0, spins)) ask(held, first, true);
@@ -75,8 +76,8 @@ template <int warps, int normal> struct AWAITED_ROW {
             least = min(least, least_of_four(units[i / 2].of + i % 2 * 4));
         return least;
     }
-    // Units from `first` on are quantized: what lanes do together is done before anything is stored of those that
-    // exist, so that units are side by side.
+    // Quantizes units from `first` on: lanes do everything in common before any existing unit is
+    // stored, so that units are computed at the same time.
     __device__ __forceinline__ void quantize(unsigned first) const {
         unsigned largest[normal], pair[normal][2][2];
         float scale[normal];
@@ -105,13 +106,13 @@ template <int warps, int normal> struct AWAITED_ROW {
             if (lane == 0) x.scales[unit] = scale[i];
         }
     }
-    // Asks for the first units.
+    // Requests the first units.
     __device__ __forceinline__ void begin() {
         if (rows.tokens) ask(held, warp);
         asked = true;
     }
-    // `squares` has room for a float a unit; `meanwhile` is what can be done while the first units are on their
-    // way. The last ones of a long row come late, when the others have been there for a while.
+    // `squares` has room for a float a unit; `meanwhile` is called while the first units are being
+    // loaded. The last units of a long row arrive long after the others.
     template <class MEANWHILE>
     __device__ __forceinline__ void run(float *squares, const MEANWHILE &meanwhile) {
         if (!asked) begin();

@@ -1,11 +1,12 @@
-// A phase of attention of a step kernel. Whoever needs a head of this step makes it for itself: norm,
-// rotation, and keys and values of all tokens of the step that lie in its tiles. So several blocks may
-// write the same bytes to a page, and none waits for another to do so. Records of tiles come into shared
-// memory while the block waits for rows, and what is new of them is written there, too.
+// An attention phase of a step kernel. Every block that needs a head of this step computes it
+// itself: the norm, the rotation, and the keys and values of all tokens of the step in its tiles.
+// So several blocks may write the same bytes to a page, and no block waits for another's write.
 //
-// A long context is spread over blocks, whose tiles become parts in the workspace, of words as exchange.h
-// has them; every block merges some channels of all parts and leaves 0 where it found them. Phases take
-// turns with two places for parts. GROUPS tiles are under way at once.
+// Page records of tiles are copied to shared memory while the block waits for rows, and new keys
+// and values are also written there. A long context is divided among blocks, which write their
+// tiles as parts to the workspace, in words as in exchange.h. Every block merges some channels of
+// all parts and resets the words it has read to 0. Phases use two areas for parts in turn. GROUPS
+// tiles are computed at the same time.
 
 #ifndef STEP_ATTENTION_H
 #define STEP_ATTENTION_H
@@ -20,8 +21,8 @@
 #define BLOCK_THREADS (WARPS * WARP_LANES)
 #define THREAD_CHANNELS ((HEADS * HEAD_DIM + BLOCK_THREADS - 1) / BLOCK_THREADS)
 
-// A barrier of every warp for its copies of records, and how often those were waited for, which is in
-// shared memory between phases: products have no register to spare.
+// A barrier of every warp for its copies of records, and the count of completed waits, which is in
+// shared memory between phases because products have no register to spare.
 struct RECORD_COPIES {
     COPY_BARRIER *barriers;
     unsigned rounds;
@@ -42,7 +43,7 @@ struct ROUND {
     unsigned tile, end;
     bool settled;
 
-    // All warps call it once: the records of all of them are there then.
+    // All warps call this once; afterwards the records of all of them have arrived.
     __device__ __forceinline__ void settle() {
         if (settled) return;
         const unsigned warp = threadIdx.x / WARP_LANES;
@@ -68,7 +69,7 @@ DEVICE const unsigned *query_of(const ATTENTION_PHASE &phase, const STEP_MEMORY 
     return (const unsigned *)step.at(phase.query) + token * phase.query_stride;
 }
 
-// Keys or values of a token for the KV head, where they lie in the round's tiles.
+// Keys or values of a token for the KV head, if they are in the tiles of the round.
 DEVICE void make_new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND &round,
                          unsigned token, bool values, float *room, int lane) {
     const ITEM_WORK &work = round.work;
@@ -114,8 +115,8 @@ DEVICE void make_query(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, RO
     row.split(head < work.heads, phase.scale, round.memory, head, lane);
 }
 
-// Rows of a round of tiles: queries of the item's heads in the first one, and of every token what is new
-// in these tiles. A warp waits for records when it has its first row.
+// Rows of a round of tiles: queries of the item's heads in the first round, and every token's new
+// keys and values in these tiles. A warp waits for records when it has its first row.
 DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND round,
                       unsigned tokens, bool queries) {
     const unsigned warp = threadIdx.x / WARP_LANES;
@@ -132,7 +133,8 @@ DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROU
     __syncthreads();
 }
 
-// Asks for the records of tiles `tile` and on, a page a warp; all warps of groups call.
+// Requests the records of the tiles from `tile` on, a page a warp; all warps of groups must call
+// this.
 DEVICE void begin_records(const ITEM_WORK &work, const RECORD_COPIES &copies, unsigned tile,
                           unsigned char *memory) {
     const unsigned warp = threadIdx.x / WARP_LANES, group = warp / TILE_WARPS;
@@ -142,7 +144,7 @@ DEVICE void begin_records(const ITEM_WORK &work, const RECORD_COPIES &copies, un
                record_of(work, (tile + group) * KV_TILE + page * PAGE_TOKENS), RECORD);
 }
 
-// Those of tiles `tile` to end - 1 come nearer.
+// Prefetches the records of tiles `tile` to end - 1.
 DEVICE void call_records(const ITEM_WORK &work, unsigned tile, unsigned end) {
     const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
 #pragma unroll 1
@@ -152,8 +154,8 @@ DEVICE void call_records(const ITEM_WORK &work, unsigned tile, unsigned end) {
     }
 }
 
-// Tiles `tile` and on of those the groups had, for channel i of the item's heads: into the sum, or as
-// parts where they are parts and not all there is.
+// Adds the groups' tiles from `tile` on, for channel i of the item's heads, to the sum, or writes
+// them as parts if there are several parts.
 DEVICE void add_group_tiles(const ITEM_WORK &work, const PART_PLACES &places, unsigned tile,
                             unsigned i, const unsigned char *memory, CHANNEL_SUM &channel) {
 #pragma unroll 1
@@ -171,7 +173,7 @@ DEVICE void add_group_tiles(const ITEM_WORK &work, const PART_PLACES &places, un
     }
 }
 
-// An item of a group of heads: its result where it is the only one, else parts.
+// An item of a group of heads: its result if it is the only one, otherwise parts.
 DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
                         const ITEM_WORK &work, unsigned tokens, const PART_PLACES &places,
                         RECORD_COPIES &copies, unsigned char *memory) {
@@ -183,7 +185,8 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
     for (int n = 0; n < THREAD_CHANNELS; n++) channel[n].begin();
     show_to_copies();
     __syncthreads();
-    // The newest tiles come first where they are parts: their rows are made beside those of queries.
+    // The newest tiles come first if they are parts: their rows are computed together with those of
+    // queries.
     const bool backwards = work.parts.tiles == 1 && !only;
     const unsigned rounds = (work.end - work.begin + GROUPS - 1) / GROUPS;
     unsigned tile = work.begin + (backwards ? rounds - 1 : 0) * GROUPS;
@@ -237,7 +240,7 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
     const unsigned sharing = phase.heads / work.kv_heads;
     const unsigned of_kv_head = (sharing + HEADS - 1) / HEADS, each = work.kv_heads * of_kv_head;
     const unsigned blocks = max((unsigned)gridDim.x / each, 1u);
-    // The last blocks have the fewest tiles of products, so they are here first.
+    // The last blocks have the fewest tiles of products, so they arrive here first.
     unsigned unit = gridDim.x - 1 - blockIdx.x;
 #pragma unroll 1
     for (work.token = 0; work.token < tokens; work.token++) {

@@ -1,7 +1,7 @@
-// The end of a step of one row whose token is that of its largest logit (rule R9): what SAMPLE, STREAM_OUT
-// and STORE_REQUEST_STATE do of such a row. Every block offers the largest of the logits that it made
-// itself, the block that is done last does the rest. Of a row that is drawn launches behind this one do it,
-// which find the record of the largest logit.
+// The end of a step of one row whose token is that of its largest logit (rule R9): the results of
+// SAMPLE, STREAM_OUT and STORE_REQUEST_STATE for such a row. Every block offers the largest of the
+// logits it computed; the last block to end does the rest. A row whose token is drawn is ended by
+// later launches, which read the record of the largest logit.
 
 #ifndef STEP_END_H
 #define STEP_END_H
@@ -14,7 +14,7 @@ GROUP_MEMORY(1)
 
 #define BROKEN_LOGIT 0xFFFFFFFFu  // above the key of every finite value
 
-// What is known of the row before its token is.
+// The data of the row that is known before its token.
 struct ENDED_ROW {
     bool exists, drawn;
     ROW_END last;

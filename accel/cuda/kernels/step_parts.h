@@ -1,5 +1,6 @@
-// A token's context spread over blocks of a step kernel: what each of them takes, where it leaves its parts, and how
-// they are merged. Parts are words as exchange.h has them; who reads one leaves 0.
+// Divides a token's context among the blocks of a step kernel: the tiles each block takes, the
+// addresses of its parts, and how the parts are merged. Parts consist of words as in exchange.h; a
+// reader resets the words to 0.
 
 #ifndef STEP_PARTS_H
 #define STEP_PARTS_H
@@ -11,10 +12,10 @@
 #define AT_MERGED AT_RECORDS                 // [warp][U, l, o][lane], when tiles are done
 #define PART_SHARES (HEAD_DIM / WARP_LANES)  // of a part, each read by one warp
 #define SHARE_WORDS 40                       // o of so many channels, U, l
-#define AHEAD 8  // parts that are asked for at once
+#define AHEAD 8  // parts that are requested at once
 
-// What a block takes of a token's context: tiles, each of them a part, where those are few, else a
-// span, which is a part.
+// A block's share of a token's context: if there are few tiles, tiles, each of which is a part;
+// otherwise a span, which is a part.
 struct ITEM_WORK : SPAN_WORK {
     PARTS parts;
     unsigned each, items;  // parts of an item, and items
@@ -27,7 +28,8 @@ struct ITEM_WORK : SPAN_WORK {
         first = first_visible(position, phase.window);
         parts = parts_of(first, position, phase.slots);
         each = 1;
-        // A block has as many as it takes at once, but one of several where there are blocks for all.
+        // A block takes as many as it computes at once, but only one of several if there are blocks
+        // for all.
         if (parts.tiles == 1 && (parts.count <= GROUPS || parts.count > sharing))
             each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
         items = (parts.count + each - 1) / each;
@@ -44,7 +46,7 @@ struct ITEM_WORK : SPAN_WORK {
     }
 };
 
-// Places of a phase's parts: [token][head][share][part].
+// Addresses of a phase's parts: [token][head][share][part].
 struct PART_PLACES {
     unsigned *words;
     unsigned heads, slots;
@@ -73,11 +75,12 @@ struct ATTENTION_RESULT {
     }
 };
 
-// What the phase of attention before left as 0 is 0 before anything this warp hands on from here. Here it
-// costs nothing: the parts of this phase are still to come.
+// Words that the previous attention phase reset to 0 are 0 before any later write of this warp. The
+// fence costs nothing here, since the parts of this phase are still to come.
 DEVICE void settle_parts() { device_fence(); }
 
-// The parts of one span of a warp's channels, from the left, as they come; `share` is that of part 0.
+// The parts of one span of a warp's channels, from the left, as they arrive; `share` is that of
+// part 0.
 DEVICE SOFTMAX merged_span(const ITEM_WORK &work, unsigned *share, unsigned span,
                            const INCOMING &source, int lane, float &sum) {
     const unsigned each = SPAN_TILES / work.parts.tiles;
@@ -120,8 +123,8 @@ DEVICE SOFTMAX merged_span(const ITEM_WORK &work, unsigned *share, unsigned span
     }
 }
 
-// Channels 32 `task` and on of a token: a warp a span, then all spans from the left by one. Where there is
-// one span, `alone`, a single warp calls and waits for no other.
+// Channels from 32 `task` on of a token: a warp folds a span, then one warp folds all spans from
+// the left. If there is one span, `alone`, a single warp calls this and waits for no other.
 DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, unsigned task,
                            bool alone, unsigned char *memory, const ATTENTION_RESULT &result) {
     const unsigned warp = alone ? 0 : threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;

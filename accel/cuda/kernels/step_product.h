@@ -1,4 +1,4 @@
-// A phase of products of a step kernel: every block repeats norm and quantization.
+// A product phase of a step kernel. Every block repeats the norm and the quantization.
 
 #ifndef STEP_PRODUCT_H
 #define STEP_PRODUCT_H
@@ -7,8 +7,8 @@
 #include "step_activations.h"
 #include "step_table.h"
 
-// One warp's ring over all phases: what is fetched runs ahead of what is computed, whatever the blocks
-// wait for.
+// One warp's ring over all phases: copies run ahead of the computation, whatever the blocks wait
+// for.
 template <class S> struct STEP_RING : RING_SLOTS<S, STEP_RING<S>> {
     const PHASE_WORK *works;
     unsigned phases, phase;
@@ -21,7 +21,7 @@ template <class S> struct STEP_RING : RING_SLOTS<S, STEP_RING<S>> {
         list.begin(works[0], warp);
         this->fill(memory, warp);
     }
-    // Goes on to the next phase that has something for this warp where the present one has no more.
+    // Continues with the next phase that has work for this warp if the present one has no more.
     __device__ __forceinline__ void prepare(unsigned warp) {
         while (list.is_done() && phase + 1 < phases) list.begin(works[++phase], warp);
         list.look(works[phase], warp);
@@ -37,7 +37,7 @@ struct PHASE_OUTPUTS {
     const STEP_MEMORY &step;
     int tokens;
 
-    // Where what is added to a row lies, 0 where there is nothing.
+    // The address of the operand that is added to a row, 0 without one.
     __device__ __forceinline__ const float *addend(unsigned tile, int row, int token) const {
         const unsigned at = tile * UNIT_ROWS + row;
         if (!phase.residual || token >= tokens || at >= phase.rows[0]) return 0;
@@ -87,7 +87,7 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
     CHUNK_LIST<S> list;
     list.begin(work, memory, threadIdx.x / WARP_LANES);
     const PHASE_OUTPUTS outputs = {phase, step, tokens};
-    // Chunks that were asked for have to be taken in a step without rows, too.
+    // Chunks that were requested must also be taken in a step without rows.
     const int taken = max(tokens, 1);
 #if WHOLE_ROWS
     FIRST_CHUNK<S> first;

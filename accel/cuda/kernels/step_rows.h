@@ -1,8 +1,9 @@
-// Rows of heads, a warp a row: norm, rotation, and the bytes of queries, keys and values
-// (rules R3, R4 and R6). A lane has channels lane + 32 i, so that sums over a row and pairs of channels
-// half a row apart are a lane's own first.
+// Rows of heads, a warp for each row: norm, rotation, and the bytes of queries, keys and values
+// (rules R3, R4 and R6).
 //
-// WHOLE_TURN where channel m and HEAD_DIM / 2 + m are turned together, all of them.
+// A lane holds channels lane + 32 i, so that it first adds its own channels of a sum over the row,
+// and holds both channels of a pair that lies half a row apart. WHOLE_TURN if channels m and
+// HEAD_DIM / 2 + m are rotated together, for all m.
 
 #ifndef STEP_ROWS_H
 #define STEP_ROWS_H
@@ -14,7 +15,7 @@
 #define ROW_CHANNELS (HEAD_DIM / WARP_LANES)
 #define HALF_CHANNELS (ROW_CHANNELS / 2)
 
-// What a row is multiplied with and turned by: it is there before the row.
+// The norm's weights and the rotation of a row, which exist before the row.
 struct ROW_FACTORS {
     float weight[ROW_CHANNELS], cosine[HALF_CHANNELS], sine[HALF_CHANNELS];
 
@@ -35,7 +36,7 @@ struct ROW_FACTORS {
 struct HEAD_ROW {
     float of[ROW_CHANNELS];
 
-    // Waits for a row that others make.
+    // Waits for a row that other blocks compute.
     __device__ __forceinline__ void load(const float *x, const INCOMING &source, int lane) {
         unsigned word[ROW_CHANNELS], spins = 0;
         bool missing;
@@ -52,7 +53,7 @@ struct HEAD_ROW {
         for (int i = 0; i < ROW_CHANNELS; i++) of[i] = __uint_as_float(word[i] ^ flip);
         __syncwarp();
     }
-    // A row that is there.
+    // A row that is complete.
     __device__ __forceinline__ void read(const float *x, int lane) {
 #pragma unroll
         for (int i = 0; i < ROW_CHANNELS; i++) of[i] = x[lane + WARP_LANES * i];
@@ -122,8 +123,8 @@ struct HEAD_ROW {
             unit[1] = broken ? 1.0f : 0.0f;
         }
     }
-    // Keys or values of position i of a page go to its record, if there `always` is one or it is not 0, and to a
-    // copy of it, see store_integers_of in heads.h.
+    // Writes keys or values of position i of a page to its record, if there `always` is one or it
+    // is not 0, and to a copy of it, see store_integers_of in heads.h.
     template <bool always = true>
     __device__ __forceinline__ void store(bool values, unsigned char *record, unsigned char *copy,
                                           unsigned i, int lane) const {

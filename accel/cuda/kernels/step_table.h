@@ -1,9 +1,8 @@
-// What a step kernel is given: its phases in order, made by persistent.py, which has the same records.
-//
-// An operand is 0 where there is none, an offset in the bank of exchanged floats where
-// EXCHANGE_MEMORY is set, else as in packets. Operands are vectors 1 to OPERAND_VECTORS of a record; in
-// shared memory they are addresses, of which EXCHANGE_MEMORY is still set where it was. `counted` and
-// `multiplier` are those of a packet.
+// The records that a step kernel reads: its phases in order, as persistent.py makes them with the
+// same record types. An operand is 0 if absent, an offset in the bank of exchanged floats if
+// EXCHANGE_MEMORY is set, and otherwise an address as in packets. Operands are vectors 1 to
+// OPERAND_VECTORS of a record; in shared memory they are addresses that still contain
+// EXCHANGE_MEMORY if they had it. `counted` and `multiplier` are those of a packet.
 
 #ifndef STEP_TABLE_H
 #define STEP_TABLE_H
@@ -25,8 +24,8 @@ struct STEP_HEAD {
     U64 more;
 };
 
-// Norm, quantization and up to three products of one x, with what stands behind them. `also` is where
-// results go that others than the phases read.
+// Norm, quantization and up to three products of one x, with the ops after them. `also` is the
+// address of results that launches other than the phases read.
 struct PRODUCT_PHASE {
     unsigned kind, multiplier, counted, columns;
     U64 x, norm_weight, residual, picked;
@@ -51,7 +50,7 @@ struct ATTENTION_PHASE {
     unsigned reserved[10];
 };
 
-// What becomes of the logits of one row.
+// The ops that use the logits of one row.
 struct END_PHASE {
     unsigned kind, multiplier, counted, vocab;
     U64 logits, sampling, output_rows, query, step, slots, ring, best, none[8];
@@ -67,7 +66,7 @@ union PHASE {
 };
 static_assert(sizeof(PHASE) == 256 && sizeof(STEP_HEAD) == 32, "as persistent.py has them");
 
-// What has to be known of a phase ahead of it: its products.
+// The data of a phase that is needed ahead of it: its products.
 typedef UNIT_WORK<MOST_PHASE_MATRICES> PHASE_WORK;
 static_assert(sizeof(PHASE_WORK) == 56, "as persistent.py has it");
 

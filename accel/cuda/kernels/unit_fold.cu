@@ -1,7 +1,6 @@
-// The sum of spans that unit_groups.cu or unit_spans.cu left, with the bias and the residual behind it, where
-// no unit_pack.cu reads it. A block takes one token at a time.
-//
-// Compiled as span_fold.h says; Y is the place of the result.
+// Adds up the spans that unit_groups.cu or unit_spans.cu wrote, then the bias and the residual, for
+// results that no unit_pack.cu reads. A block computes one token at a time. Compiled as span_fold.h
+// says; Y is the operand number of the result.
 
 #include "warp.h"
 #include "span_fold.h"

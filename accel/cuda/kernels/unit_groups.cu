@@ -1,26 +1,25 @@
 // y = x weight^T for many tokens and one to four matrices of one format by products of warp groups
-// (sm_90a): a group takes 64 rows, a warp of it one tile of 16, with BLOCK_TOKENS tokens in shared
-// memory. x is what unit_pack.cu made, in eights of tokens (rules R2, R3 and R5).
+// (sm_90a). A group computes 64 rows, each of its warps one tile of 16, with BLOCK_TOKENS tokens in
+// shared memory. x is the result of unit_pack.cu, in groups of eight tokens (rules R2, R3 and R5).
 //
-// Where PARTS is not 1, so many blocks share rows and take whole spans of the columns each: the
-// values of spans go to the workspace, all spans of a matrix behind those of the one in front and of the
-// ROWS_IN_FRONT of other launches, for unit_pack.cu or head_rows.cu to fold with what stands behind the
-// product.
-// Tiles of all matrices lie one behind the other: a block may have those of two.
-// Where SPLIT is 0 the WARP_GROUPS of a block take rows of their own and share the tokens; where it
-// is 1 they share 64 rows and take spans of the columns in turn, which are folded in order. Where
-// there is a GATE, two warps of a group take rows of the first matrix and two the same rows of the
-// second, and y is the gated activation of both.
+// If PARTS is not 1, that many blocks share rows and compute whole spans of the columns each. The
+// values of spans are written to the workspace, for unit_pack.cu or head_rows.cu to fold with what
+// follows the product: all spans of a matrix come after those of the matrix before it and after
+// those of the ROWS_IN_FRONT rows of other launches.
 //
-// Where it is FOLLOWED, the launch behind reads the same tokens and runs BESIDE it, on multiprocessors
-// that it leaves empty: that one may begin when what both read is there, and ends behind this one.
+// The tiles of all matrices are numbered consecutively, so a block may have tiles of two matrices.
+// If SPLIT is 0, the WARP_GROUPS of a block have rows of their own and share the tokens. If it is
+// 1, they share 64 rows and compute spans of the columns in turn, which are folded in order. If
+// there is a GATE, two warps of a group compute rows of the first matrix and two the same rows of
+// the second, and y is the gated activation of both. If FOLLOWED, the next launch reads the same
+// tokens and runs BESIDE this one, on multiprocessors that this one leaves idle: it may begin when
+// the data that both read is complete, and ends after this one. FORMAT_ID is Q4_K, Q5_K or Q6_K; a
+// share has STAGES units in shared memory. If WARP_PRODUCTS, each warp multiplies by itself, since
+// with 16 tokens a product of a group takes as long as with 64.
 //
-// FORMAT_ID is Q4_K, Q5_K or Q6_K; a share has STAGES units in shared memory. Where there are
-// WARP_PRODUCTS each warp multiplies by itself: with 16 tokens a product of a group takes as long as
-// with 64. Compiled with the
-// places of operands as packets.h has them: M, SCALE, SUMS; of each of MATRICES W0 to W3, B0 to B3
-// (biases) and Y0 to Y3; RESIDUAL, -1 where absent. PRODUCT is the number of the first product's
-// packet, GATE that of the gated activation or -1.
+// Compiled with these operand numbers (see packets.h): M, SCALE, SUMS; of each of MATRICES W0 to
+// W3, B0 to B3 (biases) and Y0 to Y3; RESIDUAL, -1 if absent. PRODUCT is the packet number of the
+// first product, GATE that of the gated activation or -1.
 
 #include "packets.h"
 #include "group_rows.h"
@@ -28,7 +27,7 @@
 #include "group_sums.h"
 #include "warp_sums.h"
 
-// Adds the values of a unit to those of the span, with work between that uses nothing of it.
+// Adds the values of a unit to those of the span, with independent work in between.
 template <class WORK = NOTHING>
 DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float (&span)[VALUES],
                      const WORK &meanwhile = WORK()) {
@@ -64,7 +63,8 @@ DEVICE unsigned steps_of(const GROUP_WORK &work, unsigned group) {
     return units / round * SPAN_UNITS + min(own, (unsigned)SPAN_UNITS);
 }
 
-// Asks for the first `ahead` units, weights first: those may be read while the kernels in front still run.
+// Requests the first `ahead` units, weights first, since those may be read while the previous
+// kernels still run.
 DEVICE void begin_units(LANE_COPY &copy, const STAGE_RING &ring, unsigned ahead) {
     if (threadIdx.x == 0) open_stages(ring.barriers, STAGES);
     __syncthreads();
@@ -93,7 +93,7 @@ DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned 
     __syncwarp();
 }
 
-// Of all who read the same stages.
+// For all threads that read the same stages.
 DEVICE void share_barrier(unsigned group) {
     if (SPLIT)
         group_barrier(1 + group);
@@ -101,8 +101,8 @@ DEVICE void share_barrier(unsigned group) {
         __syncthreads();
 }
 
-// What becomes of the values of a span, which are zeros then: a block that has all spans of its rows
-// adds them up, in order.
+// Uses the values of a span and resets them to zeros: a block that has all spans of its rows adds
+// them up, in order.
 DEVICE void end_span(const RESULT &result, unsigned span, float *totals,
                      float (&values)[VALUES]) {
     if (PARTS > 1) result.store_span(span, values);
@@ -116,7 +116,7 @@ DEVICE void end_span(const RESULT &result, unsigned span, float *totals,
 
 #if PARTS > 1
 
-// Units of a share, one after the other; `more(step)` asks for what follows a step.
+// Units of a share, one after the other; `more(step)` requests what follows a step.
 template <class MORE>
 DEVICE void pass_units(const GROUP_WORK &work, const RESULT &result, const STAGE_RING &ring,
                        unsigned steps, const MORE &more) {
@@ -138,7 +138,7 @@ DEVICE void pass_units(const GROUP_WORK &work, const RESULT &result, const STAGE
     }
 }
 
-// Blocks that share rows leave the values of every span for unit_pack.cu to fold.
+// Blocks that share rows write the values of every span for unit_pack.cu to fold.
 #if SPLIT
 DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
     const unsigned group = threadIdx.x / GROUP_THREADS;
@@ -164,7 +164,8 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 
 #elif SPLIT
 
-// A span's values lie where its last unit's tokens were; what is on its way goes elsewhere.
+// A span's values replace its last unit's tokens; data that is being copied goes to another
+// address.
 DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
     const unsigned group = threadIdx.x / GROUP_THREADS, thread = threadIdx.x % GROUP_THREADS;
     const int lane = threadIdx.x % WARP_LANES, warp = thread / WARP_LANES;
@@ -220,8 +221,8 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 
 #else
 
-// Opens block `block` of the step: those of the same rows, of which each has other tokens, follow each
-// other, so that what several multiprocessors read is the same. False where there are none left.
+// Opens block `block` of the step. Blocks of the same rows, each with other tokens, follow each
+// other, so that several multiprocessors read the same weights. False if there are none left.
 DEVICE bool open_block(const LAUNCH &launch, unsigned tokens, unsigned block, GROUP_WORK &work,
                        RESULT &result) {
     const unsigned of_rows = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
@@ -230,7 +231,7 @@ DEVICE bool open_block(const LAUNCH &launch, unsigned tokens, unsigned block, GR
     return open_rows(launch, block / of_rows, work, result);
 }
 
-// Stores what a block has summed up.
+// Stores a block's sums.
 DEVICE void end_block(const LAUNCH &launch, unsigned tokens, unsigned block, const float *totals) {
     GROUP_WORK work;
     RESULT result;
@@ -247,7 +248,7 @@ DEVICE void end_block(const LAUNCH &launch, unsigned tokens, unsigned block, con
                        totals + group * GROUP_THREADS, THREADS, 0, VALUES);
 }
 
-// What a lane asks for of block `block`; false where there is none.
+// A lane's requests for block `block`; false if there is none.
 DEVICE bool open_copy(const LAUNCH &launch, unsigned tokens, unsigned block, LANE_COPY &copy) {
     GROUP_WORK work;
     RESULT result;
@@ -256,12 +257,12 @@ DEVICE bool open_copy(const LAUNCH &launch, unsigned tokens, unsigned block, LAN
     return exists;
 }
 
-// Blocks of the step, one after the other: units of the next are on their way while one ends.
+// Blocks of the step, one after the other: units of the next block are loaded while one ends.
 DEVICE void multiply_blocks(const LAUNCH &launch, unsigned tokens, unsigned char *memory) {
     const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const unsigned columns = packet_of(launch, PRODUCT)->size[MATMUL_COLUMNS];
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-    // So many units are asked for ahead.
+    // The number of units that are requested ahead.
     const unsigned ahead = min(units, (unsigned)STAGES - 1);
     const STAGE_RING ring = {memory, (COPY_BARRIER *)(memory + AT_BARRIERS)};
     float *totals = (float *)(memory + AT_TOTALS);

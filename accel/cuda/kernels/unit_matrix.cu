@@ -1,9 +1,9 @@
-// y = x weight^T for many tokens: a block takes 128 rows and 64 tokens, a warp 16 of the rows, and
-// passes over the units of the rows. x is what unit_pack.cu made (rules R3 and R5).
+// y = x weight^T for many tokens. A block computes 128 rows and 64 tokens, a warp 16 of the rows,
+// and passes over the units of the rows. x is the result of unit_pack.cu (rules R3 and R5).
+// FORMAT_ID is Q4_K, Q5_K or Q6_K.
 //
-// FORMAT_ID is Q4_K, Q5_K or Q6_K. Compiled with the places of operands as packets.h has them: M,
-// SCALE, SUMS, W, Y, B (a bias) and RESIDUAL, -1 where absent; PRODUCT is the number of the
-// product's packet.
+// Compiled with these operand numbers (see packets.h): M, SCALE, SUMS, W, Y, B (a bias) and
+// RESIDUAL, -1 if absent; PRODUCT is the packet number of the product.
 
 #include "packets.h"
 #include "warp_sums.h"

@@ -1,11 +1,13 @@
-// Rows of activations, normalized first or not, as the integers unit_matrix.cu, unit_groups.cu and
-// unit_spans.cu read: PIECES blocks take a token, WARPS times HELD_UNITS units each. They go where
-// quantize_activation's would, in eights of tokens (unit_product.h).
+// Packs rows of activations, which may be normalized first, as the integers that unit_matrix.cu,
+// unit_groups.cu and unit_spans.cu read. PIECES blocks compute a token, each with WARPS warps of
+// HELD_UNITS units. The results are written to the operands of quantize_activation, in groups of
+// eight tokens (unit_product.h).
 //
-// Compiled with the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE, SUMS. NORM and
-// QUANTIZE are numbers of packets, NORM -1 where there is none; else the PIECES are a cluster of CLUSTER
-// blocks, which is 1 without a norm. FOLDED is the packet of a product of whose columns unit_groups.cu left
-// SPANS in the workspace, or -1: x is then made first, of their sum, BIAS and RESIDUAL.
+// Compiled with these operand numbers (see packets.h): X, NORM_WEIGHT, M, SCALE, SUMS. NORM and
+// QUANTIZE are packet numbers, NORM -1 without a norm; with a norm, the PIECES are a cluster of
+// CLUSTER blocks, and CLUSTER is 1 otherwise. FOLDED is the packet number of a product of whose
+// columns unit_groups.cu wrote SPANS spans to the workspace, or -1; with it the kernel first
+// computes x from the sum of the spans, BIAS and RESIDUAL.
 
 #include "clusters.h"
 #include "activations.h"

@@ -1,10 +1,10 @@
-// Rows of activations as unit_pack.cu leaves them, of many tokens: a warp takes one unit of four tokens,
-// eight lanes each, so that what it asks for are whole lines and what it stores lies together. A lane has
-// columns 32 k + 4 j .. 32 k + 4 j + 3 of the unit, k from 0 to 7, j its number among the eight.
+// Packs rows of activations of many tokens as unit_pack.cu does. A warp computes one unit of four
+// tokens with eight lanes for each, so that it loads whole cache lines and stores contiguous bytes.
+// Lane j of the eight holds columns 32 k + 4 j .. 32 k + 4 j + 3 of the unit, for k from 0 to 7.
 //
-// Compiled with the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE, SUMS. NORM and
-// QUANTIZE are numbers of packets, NORM -1 where there is none. A block has WARPS units: all of a row
-// where there is a norm, else PIECES blocks share one.
+// Compiled with these operand numbers (see packets.h): X, NORM_WEIGHT, M, SCALE, SUMS. NORM and
+// QUANTIZE are packet numbers, NORM -1 without a norm. A block computes WARPS units: all of a row
+// if there is a norm; otherwise PIECES blocks share a row.
 
 
 #include "activations.h"
@@ -14,7 +14,7 @@
 #define TOKEN_LANES (WARP_LANES / TOKENS)
 #define STEPS (UNIT_COLUMNS / (4 * TOKEN_LANES))
 
-// What a lane has of a unit.
+// A lane's part of a unit.
 struct LANE_COLUMNS {
     float of[STEPS][4];
 };
@@ -31,8 +31,8 @@ DEVICE LANE_COLUMNS load_columns(const float *row, unsigned unit, unsigned colum
     return v;
 }
 
-// Rule R4 over the squares of a token's unit; all its lanes get it. Of four sums over the lanes each goes
-// on with two, then with one: whoever adds two numbers, their sum is the same.
+// Rule R4 over the squares of a token's unit, for all its lanes. Of four sums over the lanes each
+// lane continues with two, then with one; the order of two operands does not change their sum.
 DEVICE float sum_of_squares(const LANE_COLUMNS &v, int lane) {
     float four[4];
 #pragma unroll
@@ -77,8 +77,8 @@ DEVICE unsigned largest_of_token(const LANE_COLUMNS &v) {
     return largest;
 }
 
-// Sums of 16 columns, of which a lane has parts of those of steps q and q + 4 in both halves of part[q].
-// It stores two neighbours at `sums`, which are its token's, as high and as low bytes.
+// Sums of 16 columns, of which a lane has parts for steps q and q + 4 in both halves of part[q]. It
+// stores two neighbours at `sums`, which belong to its token, as high and as low bytes.
 DEVICE void store_sums(short *sums, const int (&part)[STEPS / 2], int lane, bool exists) {
     const int q = lane % 4, upper = lane / 4 % 2;
     const int a = (q & 2 ? part[2] : part[0]) +
@@ -86,7 +86,7 @@ DEVICE void store_sums(short *sums, const int (&part)[STEPS / 2], int lane, bool
     const int b = (q & 2 ? part[3] : part[1]) +
                   __shfl_xor_sync(ALL_LANES, q & 2 ? part[1] : part[3], 2);
     const int own = (q & 1 ? b : a) + __shfl_xor_sync(ALL_LANES, q & 1 ? a : b, 1);
-    // The upper sum lent to the lower one what that is below zero by.
+    // The upper sum lent the lower one the amount by which that is below zero.
     const unsigned apart = (unsigned)own + ((unsigned)own & 0x8000u) * 2;
     const unsigned other = __shfl_xor_sync(ALL_LANES, apart, 4);
     const unsigned pair =
@@ -97,8 +97,8 @@ DEVICE void store_sums(short *sums, const int (&part)[STEPS / 2], int lane, bool
     bytes[EIGHT_HALF / 2] = (unsigned short)__byte_perm(pair, 0, 0x4420);
 }
 
-// Rule R5's first half for a unit of four tokens, each of which is kept if it `exists`. Planes, sums and
-// scales are those of the lane's token.
+// Rule R5's first half for a unit of four tokens, each of which is stored if it `exists`. Planes,
+// sums and scales belong to the lane's token.
 DEVICE void quantize_columns(const ACTIVATIONS &x, unsigned unit, int lane,
                              const LANE_COLUMNS &v, bool exists) {
     const SEGMENT_SCALE segment(largest_of_token(v));

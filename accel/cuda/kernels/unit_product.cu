@@ -1,17 +1,17 @@
-// y = x weight^T for few tokens and one to four matrices that share x, kept in units (units.h),
-// with what stands around the products in the step: the norm and the quantization of x before them,
-// biases, a residual or a gated activation behind them (rules R2 to R5).
+// y = x weight^T for few tokens and one to four matrices that share x and are stored in units
+// (units.h), with the ops around the products in the step: the norm and the quantization of x
+// before them, and biases, a residual or a gated activation after them (rules R2 to R5).
 //
-// Compiled with the places of the operands, 16 times a packet's number from the first one on plus
-// the operand's place in it, or -1 where there is none: X or, of x quantized before, M, SCALE and
-// SUMS; NORM_WEIGHT; W0 to W3, the matrices; B0 to B3, their biases; Y0 to Y3, their results;
-// RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
-// gated activation, -1 where absent. FIRST and SECOND are formats, NUMBERS has four bits for every
-// matrix, 1 where it is of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_ring.h,
-// HELD_UNITS as in row_quantizer.h. CLUSTER blocks share the columns, see shared_columns.h. Where WHOLE_ROWS, a
-// team of warps makes what a block has of each token as ONE_ROW does, NORM_UNITS its `normal`.
-// COLUMNS, and GRID, the blocks of a row of the grid, are known so that nothing is divided by them.
-// Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
+// Compiled with these operand numbers (see packets.h): X or, if x was quantized before, M, SCALE
+// and SUMS; NORM_WEIGHT; W0 to W3, the matrices; B0 to B3, their biases; Y0 to Y3, their results;
+// RESIDUAL. NORM, PRODUCT and GATE are the packet numbers of the norm, the first product and the
+// gated activation, -1 if absent. FIRST and SECOND are formats; NUMBERS has four bits for every
+// matrix, 1 for a matrix of the second format; MATRICES is the number of matrices. WARPS, SLOTS,
+// TOKENS and SLOT_BITS are described in unit_ring.h, HELD_UNITS in row_quantizer.h. CLUSTER blocks
+// share the columns, see shared_columns.h. If WHOLE_ROWS, a team of warps computes what a block has
+// of each token as ONE_ROW does, and NORM_UNITS is its `normal`. COLUMNS, and GRID, the blocks of a
+// row of the grid, are constants so that no kernel divides by them. The blocks of a row of the grid
+// share a product; each row of the grid computes TOKENS tokens.
 
 #include "gate.h"
 #include "clusters.h"
@@ -70,7 +70,7 @@ struct OUTPUTS {
     }
 };
 
-// Places of one matrix' operands.
+// Addresses of one matrix' operands.
 DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y,
                         PRODUCT_WORK &work, RESULT &result) {
     const PACKET *product = packet_of(launch, w / 16);

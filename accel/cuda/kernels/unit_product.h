@@ -35,8 +35,8 @@ struct ACTIVATIONS {
 
 DEVICE uint4 vector_at(const unsigned char *place) { return *(const uint4 *)place; }
 
-// Four nibbles of the low half and of the high half of each byte become the integers of IQ4's or
-// E2M1's table.
+// Converts four nibbles of the low half and of the high half of each byte to the integers of IQ4's
+// or E2M1's table.
 template <int dtype> DEVICE void look_up(unsigned codes, unsigned &low, unsigned &high) {
     constexpr bool iq4 = dtype != FORMAT_MXFP4;
     constexpr unsigned t0 = iq4 ? 0xBFAD9881u : 0x03020100u, t1 = iq4 ? 0xF6EADDCFu : 0x0C080604u;
@@ -50,7 +50,7 @@ template <int dtype> DEVICE void look_up(unsigned codes, unsigned &low, unsigned
     high = __byte_perm(first, second, 0x7531u);
 }
 
-// The planes of a unit but the nibbles and bytes, which are read where they are needed.
+// The planes of a unit except nibbles and bytes, which are read when they are needed.
 template <int dtype> struct UPPER_PLANES {
     uint4 pairs[2], bits;
     __device__ __forceinline__ void load(const unsigned char *unit, int lane) {
@@ -125,7 +125,7 @@ DEVICE void six_bit_pairs(const uint4 &row, unsigned (&scales)[2], unsigned (&mi
     minima[1] = (row.w >> 4 & 0x0F0F0F0Fu) | (row.z >> 2 & 0x30303030u);
 }
 
-// Where of a unit's sums those of columns 16 s .. 16 s + 15 stand.
+// The index of the sum of columns 16 s .. 16 s + 15 among a unit's sums.
 DEVICE int sum_place(int s) { return s / 2 % 4 * 4 + s % 2 + s / 8 * 2; }
 
 // 2^(e - 128), +0 where that is subnormal.

@@ -1,5 +1,5 @@
-// What warps of a product with few tokens have to do and where it comes: matrices, tiles and chunks, the
-// shared memory of a block, lists of chunks and the ring they are copied to.
+// The work of warps in a product with few tokens: its matrices, tiles and chunks, the shared memory
+// of a block, the lists of chunks, and the ring to which chunks are copied.
 
 #ifndef UNIT_RING_H
 #define UNIT_RING_H
@@ -9,7 +9,7 @@
 
 #define MOST_TILE_SLOTS 8
 
-// The formats a kernel is made for. A matrix has the number of one of them.
+// The formats a kernel is built for. A matrix has the number of one of them.
 template <int... dtypes> struct FORMATS;
 template <int dtype_> struct FORMATS<dtype_> {
     static constexpr int dtype = dtype_;
@@ -47,7 +47,8 @@ template <int most, int blocks = 1> struct UNIT_WORK {
         return formats >> 4 * number & 15;
     }
     __device__ __forceinline__ unsigned rank() const { return blocks == 1 ? 0 : blockIdx.x % blocks; }
-    // Units of each block, but that the last may have fewer: those of this one from `first_unit` on.
+    // The units of each block; the last block may have fewer. This block's units begin at
+    // `first_unit`.
     __device__ __forceinline__ unsigned share_units() const {
         constexpr unsigned all = blocks * CHUNK_UNITS;
         return blocks == 1 ? units : (units + all - 1) / all * CHUNK_UNITS;
@@ -78,7 +79,8 @@ template <int most, int blocks = 1> struct UNIT_WORK {
         own = all > first ? (all - first - 1) / (gridDim.x / blocks) + 1 : 0;
         inverse = 0xFFFFFFFFu / steps;
     }
-    // Of the block's chunks, which of its tiles one is of, and in `step` which chunk of the tile.
+    // The block's tile to which a chunk of the block belongs, and in `step` which chunk of the tile
+    // it is.
     __device__ __forceinline__ unsigned tile_of(unsigned chunk, unsigned &step) const {
         unsigned local = __umulhi(chunk, inverse);
         step = chunk - local * steps;
@@ -91,7 +93,8 @@ template <int most, int blocks = 1> struct UNIT_WORK {
     }
 };
 
-// A chunk of a block's work: which of its tiles, matrix, tile of the matrix, step and first unit.
+// A chunk of a block's work: its tile among the block's, its matrix, the tile in the matrix, the
+// step and the first unit.
 template <int most, int blocks = 1> struct PLACE {
     typedef UNIT_WORK<most, blocks> WORK;
     unsigned local, matrix, in_matrix, step, unit;
@@ -122,8 +125,8 @@ template <int most, int blocks = 1> struct PLACE {
 };
 
 // How one kernel is built: warps of a block, ring slots of a warp, most tokens, most matrices of a
-// product and its formats, and blocks that share columns. Where a step is `early` what is
-// done once a product is done before the row is there where it can be: the first chunk is begun.
+// product and its formats, and blocks that share columns. If a step is `early`, work that a
+// finished product permits is done before the row arrives where possible: the first chunk is begun.
 template <int warps_, int slots_, int tokens_, int matrices_, class FORMATS_, int blocks_ = 1,
           bool early_ = false>
 struct SHAPE {
@@ -134,12 +137,12 @@ struct SHAPE {
     typedef UNIT_WORK<matrices_, blocks_> WORK;
     typedef PLACE<matrices_, blocks_> PLACE_OF;
     static constexpr unsigned slot_bytes = CHUNK_UNITS * formats::most_bytes;
-    // Whether all chunks are those of one token in formats of super-blocks.
+    // Whether all chunks belong to one token in formats of super-blocks.
     static constexpr bool quick = tokens_ == 1 && formats::all_quick;
 };
 
 // Shared memory of a block, in this order; each part is a multiple of 16 bytes. Values of units
-// wait for those of their tile in one of 2^slot_bits places of the block that folds it.
+// wait for those of their tile in one of 2^slot_bits slots of the block that folds it.
 template <class S> struct STREAM_MEMORY {
     unsigned char *ring;
     COPY_BARRIER *barriers;
@@ -171,14 +174,14 @@ template <class S> struct STREAM_MEMORY {
         x.units = work.own_units();
         x.in_eights = false;
     }
-    // Where values of a tile are, and how many tiles were there before.
+    // The address of a tile's values, and the number of earlier tiles.
     __device__ __forceinline__ unsigned slot_of(unsigned local) const {
         return local / S::blocks & ((1u << slot_bits) - 1);
     }
     __device__ __forceinline__ unsigned turn_of(unsigned local) const {
         return local / S::blocks >> slot_bits;
     }
-    // How often what was in a tile's place has been folded, by the block that does.
+    // How often the contents of a tile's slot have been folded, by the block that does so.
     __device__ __forceinline__ unsigned *folds_of(unsigned local) const {
         return folded + local % S::blocks * MOST_TILE_SLOTS + slot_of(local);
     }
@@ -188,7 +191,7 @@ template <class S> struct STREAM_MEMORY {
     }
     // `again`: for another product than before.
     __device__ __forceinline__ void begin(unsigned steps, bool again) const {
-        // Each warp one, since threads of a warp take turns at barriers.
+        // One for each warp, since the threads of a warp arrive at a barrier one after the other.
         if (threadIdx.x % WARP_LANES) return;
         for (unsigned i = threadIdx.x / WARP_LANES; i < MOST_TILE_SLOTS; i += S::warps) {
             if (again) close_arrivals(arrived + i);
@@ -200,9 +203,9 @@ template <class S> struct STREAM_MEMORY {
 
 DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned *)place; }
 
-// Warps that fold a tile: those that have its last steps take turns. Were it the warp that comes last, it
-// would be late with the next tile for that and come last again. There are as many as have a value a
-// lane, each with a share of them.
+// The warps that fold a tile: those that have its last steps, in turn. If the last warp to end
+// folded it, that warp would be late with the next tile and end last again. There are as many as
+// have a value for each lane, and each folds a share of them.
 template <class S> struct FOLDERS {
     unsigned latest, count, lanes;
 
@@ -210,18 +213,20 @@ template <class S> struct FOLDERS {
         // Of a pair the upper half of a warp folds the second matrix.
         lanes = work.paired ? UNIT_ROWS : WARP_LANES;
         latest = min(work.steps, (unsigned)S::warps);
-        // As many in every block, whose last has the fewest steps.
+        // As many in every block, of which the last has the fewest steps.
         const unsigned most = min(work.least_steps(), latest);
         count = S::most_tokens == 1 ? 1 : min(most, S::most_tokens * UNIT_ROWS / lanes);
     }
-    // Which share of a tile the warp with one of its steps folds; not less than `count` where none.
+    // The share of a tile that a warp with one of its steps folds; at least `count` if it folds
+    // none.
     __device__ __forceinline__ unsigned share(const typename S::WORK &work, unsigned local,
                                               unsigned step) const {
         const unsigned turn = local / S::blocks % MOST_TILE_SLOTS;
         const unsigned before_last = work.steps - 1 - step;
         if (S::blocks > 1 && work.folds_at(local) != work.rank()) return count;
         if (S::most_tokens == 1) {
-            // Of few steps tiles that have the same warps take turns: else some warps fold nothing.
+            // If there are few steps, tiles with the same warps alternate between them; otherwise
+            // some warps would fold nothing.
             const bool few = S::early && work.steps < S::warps;
             const unsigned round = few ? turn * work.steps / S::warps : turn;
             return before_last == min(round, latest - 1) ? 0 : count;
@@ -231,7 +236,7 @@ template <class S> struct FOLDERS {
     }
 };
 
-// Chunks a warp asks for: every lane knows one of 32.
+// Chunks that a warp requests: every lane knows one of 32.
 template <class S> struct COPY_LIST {
     const unsigned char *source;
     unsigned bytes, next, count;
@@ -244,7 +249,7 @@ template <class S> struct COPY_LIST {
     __device__ __forceinline__ bool is_spent() const {
         return next == count || next % WARP_LANES == 0;
     }
-    // Fills a slot with the next of them where there is one, which a lane knows.
+    // Fills a slot with the next of the chunks, if a lane knows one.
     __device__ __forceinline__ void copy(const STREAM_MEMORY<S> &memory, unsigned warp,
                                          unsigned slot) {
         const unsigned place = warp * S::slots + slot;
@@ -268,8 +273,8 @@ template <class S> struct COPY_LIST {
     }
 };
 
-// One warp's ring: the slot of the present chunk, and how often it came around. What is asked for, by
-// `fetch` of RING_OF, runs ahead of what is computed. Where its list is spent `prepare` is called before.
+// One warp's ring: the slot of the present chunk, and how often it was filled. Requests, by `fetch`
+// of RING_OF, run ahead of the computation. When its list is used up, `prepare` is called before.
 template <class S, class RING_OF> struct RING_SLOTS {
     unsigned slot, rounds;
 
@@ -283,7 +288,8 @@ template <class S, class RING_OF> struct RING_SLOTS {
         await_copy<S::slots>(memory.barriers + warp * S::slots + slot, rounds);
         return chunk(memory, warp);
     }
-    // The present chunk has been read: another takes its place, the next one is the present.
+    // The present chunk has been read: another is copied to its slot, and the next one becomes the
+    // present.
     __device__ __forceinline__ void refill(const STREAM_MEMORY<S> &memory, unsigned warp) {
         ((RING_OF *)this)->fetch(memory, warp, slot);
         if (++slot == S::slots) slot = 0, rounds++;
@@ -312,7 +318,7 @@ template <class S> struct RING : RING_SLOTS<S, RING<S>> {
         list.begin(work, warp);
         this->fill(memory, warp);
     }
-    // Waits for what `begin` asked for, where nobody takes it.
+    // Waits for the requests of `begin` if no other code does.
     __device__ __forceinline__ void drain(const STREAM_MEMORY<S> &memory, unsigned warp) {
         for (unsigned i = 0; i < list.next; i++)
             await_copy<1>(memory.barriers + warp * S::slots + i, 0);
@@ -324,7 +330,7 @@ template <class S> struct RING : RING_SLOTS<S, RING<S>> {
     }
 };
 
-// A chunk as the list has it.
+// A chunk as in the list.
 struct LISTED_CHUNK {
     unsigned packed;
     __device__ __forceinline__ unsigned unit() const { return packed & 4095; }
@@ -335,7 +341,7 @@ struct LISTED_CHUNK {
     __device__ __forceinline__ unsigned slot() const { return packed >> 29; }
 };
 
-// Chunks a warp computes, in the order it asks for them: every lane knows one of 32.
+// Chunks that a warp computes, in the order of its requests: every lane knows one of 32.
 template <class S> struct CHUNK_LIST {
     unsigned local, packed, count;
 
@@ -350,7 +356,7 @@ template <class S> struct CHUNK_LIST {
     __device__ __forceinline__ unsigned local_at(unsigned i) const {
         return __shfl_sync(ALL_LANES, local, i % WARP_LANES);
     }
-    // Those from number `first` on.
+    // The chunks from number `first` on.
     __device__ __forceinline__ void look(const typename S::WORK &work,
                                          const STREAM_MEMORY<S> &memory, unsigned warp,
                                          unsigned first) {

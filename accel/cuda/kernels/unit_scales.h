@@ -5,7 +5,7 @@
 
 #include "unit_product.h"
 
-// `sums` multiplies the sums of activations: minima, or for codes above their integers the scales.
+// `sums` multiplies the sums of activations: minima or, for codes with a zero, the scales.
 template <int dtype> struct UNIT_SCALES {
     typedef UNIT_FORMAT<dtype> FORMAT;
     static constexpr int words = FORMAT::halves ? 4 : 2;
@@ -39,8 +39,9 @@ template <int dtype> struct UNIT_SCALES {
         const unsigned word = factors[r][s / 4];
         return FORMAT::halves ? (int)(word << (24 - s % 4 * 8)) >> 24 : byte_of(word, s % 4);
     }
-    // What is to be taken off, as sums of activations times `sums`: of both rows and two tokens, elements
-    // (row, token). The lane multiplies the high and the low bytes of its token's sums.
+    // The number to be subtracted, as sums of activations times `sums`, for both rows and two
+    // tokens: elements (row, token). The lane multiplies the high and the low bytes of its token's
+    // sums.
     __device__ __forceinline__ void minima_of(unsigned high_bytes, unsigned low_bytes,
                                               int (&p)[4]) const {
         int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};

@@ -1,19 +1,22 @@
-// y = x weight^T for a few tokens and one to four matrices that share x, each warp for itself: an item
-// is a tile of 16 rows and a span of the columns, and the warps of a block take the items of its tiles in
-// turn. x is what unit_pack.cu made, in eights of tokens (rules R2, R3 and R5). A block has all of it in
-// shared memory, so that nothing but weights is read again and again: those come by rings of single
-// warps, filled before the kernel in front is done.
+// y = x weight^T for a few tokens and one to four matrices that share x. Warps compute
+// independently of each other: an item is a tile of 16 rows and a span of the columns, and the
+// warps of a block take the items of its tiles in turn. x is the result of unit_pack.cu, in groups
+// of eight tokens (rules R2, R3 and R5). A block has all of x in shared memory, so that only
+// weights are loaded repeatedly. Weights come through a ring for each warp, which is filled before
+// the previous kernel has ended. The values of spans are collected in shared memory; all warps that
+// computed some of a tile fold a share of them in order, and compute what follows the product.
 //
-// Values of spans meet in shared memory; all who have some of a tile fold them in order, a share each, and do
-// what stands behind the product. Where PARTS is not 1, so many blocks share rows and take whole spans of
-// the columns each: their values go to the workspace, for unit_pack.cu or head_rows.cu to fold.
+// If PARTS is not 1, that many blocks share rows and compute whole spans of the columns each; their
+// values are written to the workspace, for unit_pack.cu or head_rows.cu to fold.
 //
-// FIRST and SECOND are formats of Q4_K, Q5_K and Q6_K, NUMBERS has four bits for every matrix, 1 where it
-// is of the second. A block has WARPS warps, a warp SLOTS units under way, EIGHTS eights of tokens
-// at most; values of TILE_SLOTS tiles, a power of two, may wait. Compiled with the places of operands as
-// packets.h has them: M, SCALE, SUMS; of each of MATRICES W0 to W3, B0 to B3 (biases) and Y0 to Y3;
-// RESIDUAL, -1 where absent. PRODUCT is the number of the first product's packet, GATE that of the
-// gated activation of a pair or -1.
+// FIRST and SECOND are formats among Q4_K, Q5_K and Q6_K; NUMBERS has four bits for every matrix, 1
+// for a matrix of the second format. A block has WARPS warps, a warp SLOTS units being copied, and
+// EIGHTS groups of eight tokens at most; the values of TILE_SLOTS tiles, a power of two, may wait
+// to be folded.
+//
+// Compiled with these operand numbers (see packets.h): M, SCALE, SUMS; of each of MATRICES W0 to
+// W3, B0 to B3 (biases) and Y0 to Y3; RESIDUAL, -1 if absent. PRODUCT is the packet number of the
+// first product, GATE that of the gated activation of a pair or -1.
 
 #include "packets.h"
 #include "gate.h"
@@ -39,8 +42,8 @@ struct MATRIX {
     unsigned rows, tiles, rows_in_front;
 };
 
-// What a block multiplies: `tiles` of all matrices, of a pair those of one, of which it takes every
-// gridDim.x-th; of each the spans of units `first_unit` to `end_unit` - 1. WARPS items on are `jump` of
+// The work of a block: of the `tiles` of all matrices, or of one of a pair, every gridDim.x-th; of
+// each tile the spans of units `first_unit` to `end_unit` - 1. WARPS items later means `jump` of
 // its tiles and `rest` items.
 struct WORK {
     MATRIX matrix[MATRICES];
@@ -72,7 +75,7 @@ struct WORK {
     }
 };
 
-// A place in a block's work: item `number` of its tile `local`, which is tile `tile` of all.
+// A position in a block's work: item `number` of its tile `local`, which is tile `tile` of all.
 struct PIECE {
     unsigned tile, local, number, matrix, in_matrix, first_unit, units;
 
@@ -126,7 +129,7 @@ struct SPAN_MEMORY {
     }
 };
 
-// One warp's units, which `fetched` and `unit` run ahead of what is computed.
+// One warp's units; `fetched` and `unit` run ahead of the computation.
 struct RING {
     PIECE fetched;
     unsigned unit, filled, taken;
@@ -160,8 +163,9 @@ struct TOKENS {
     unsigned count;
 };
 
-// Copies the block's part of the tokens, span after span, each with a barrier of its own: who has a unit
-// of the first need not wait for the last. One warp announces, each asks for some units of some eights.
+// Copies the block's part of the tokens, span after span, each with its own barrier, so that a warp
+// with a unit of the first span need not wait for the last. One warp announces the bytes; each warp
+// requests some units of some groups of eight tokens.
 DEVICE void fetch_tokens(const WORK &work, const TOKENS &x, const SPAN_MEMORY &memory,
                          unsigned warp) {
     const unsigned eights = min((x.count + 7) / 8, (unsigned)EIGHTS);
@@ -198,7 +202,7 @@ DEVICE void add_unit(const unsigned char *weights, const SPAN_MEMORY &memory, un
                span);
 }
 
-// Values of an item, whose units come one after the other.
+// Values of an item, whose units are consecutive.
 template <int dtype>
 DEVICE void pass_span(const WORK &work, const PIECE &item, const SPAN_MEMORY &memory, RING &ring,
                       unsigned warp, int lane, float (&span)[VALUES]) {
@@ -236,7 +240,7 @@ DEVICE float folded_spans(const float *values, unsigned spans) {
     return total;
 }
 
-// What is added to value i of a lane, if there is such a value and anything to add.
+// The operand that is added to value i of a lane, if there is such a value and such an operand.
 DEVICE float residual_of(const PIECE &item, unsigned rows, const END &end, unsigned i, int lane) {
     const unsigned row = row_of(item.in_matrix, i, lane);
     const size_t token = token_of(i, lane);
@@ -244,8 +248,8 @@ DEVICE float residual_of(const PIECE &item, unsigned rows, const END &end, unsig
     return exists ? end.residual[token * end.residual_stride + row] : 0.0f;
 }
 
-// One share of as many as a tile has items: every so many-th value of a lane, from `number` on. Returns
-// when all values of the tile have come and this share of them is stored.
+// One of as many shares as a tile has items: values of a lane from `number` on at that distance.
+// Returns when all values of the tile have arrived and this share is stored.
 DEVICE void end_share(const WORK &work, const PIECE &item, unsigned number, const SPAN_MEMORY &memory,
                       const END &end, int lane) {
     const MATRIX matrix = work.of(PAIRED ? 0 : item.matrix);
@@ -279,8 +283,9 @@ DEVICE void end_share(const WORK &work, const PIECE &item, unsigned number, cons
     if (lane == 0) atomicAdd(memory.folded + slot, 1u);
 }
 
-// The shares of a warp in a tile of which `first` was its first item. Whoever has values of a tile ends a
-// share of it for each, behind its products for the next: by then the others' have come.
+// The shares of a warp in a tile of which `first` was its first item. Each warp that computed
+// values of a tile ends a share of it for each item after its products for the next item, when the
+// values of the others have arrived.
 DEVICE void end_tile(const WORK &work, const PIECE &first, const SPAN_MEMORY &memory, const END &end,
                      int lane) {
 #pragma unroll 1
@@ -288,7 +293,7 @@ DEVICE void end_tile(const WORK &work, const PIECE &first, const SPAN_MEMORY &me
         end_share(work, first, number, memory, end, lane);
 }
 
-// Leaves an item's values for all who have some of the same tile.
+// Writes an item's values for all warps that computed some of the same tile.
 DEVICE void leave_item(const WORK &work, const PIECE &item, const SPAN_MEMORY &memory, int lane,
                        const float (&span)[VALUES]) {
     const unsigned slot = item.local % TILE_SLOTS;
@@ -302,7 +307,8 @@ DEVICE void leave_item(const WORK &work, const PIECE &item, const SPAN_MEMORY &m
     if (lane == 0) atomicAdd(memory.arrived + slot, 1u);
 }
 
-// Leaves them where others fold: all rows of a token together, all tokens of a span, all spans of a matrix.
+// Writes the values for another kernel to fold: all rows of a token together, all tokens of a span,
+// all spans of a matrix.
 DEVICE void leave_span(const WORK &work, const PIECE &item, unsigned tokens, float *spans, int lane,
                        const float (&span)[VALUES]) {
     const MATRIX matrix = work.of(item.matrix);
@@ -359,8 +365,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     __syncthreads();
     PRECEDING_DONE;
     fetch_tokens(work, x, memory, warp);
-    // Where there is room for the values of as many tiles as the warps are at, shares wait for the others'
-    // values behind the products of the next item.
+    // If there is room for the values of all tiles in progress, shares wait for the values of other
+    // warps until after the products of the next item.
     const bool behind = TILE_SLOTS * work.items >= WARPS;
     PIECE item, ended;
     item.begin(work, warp), ended.tile = work.tiles;

@@ -1,6 +1,6 @@
-// The main loop of a product with few tokens: weights stream through a ring of shared memory, a
-// slot of CHUNK_UNITS units of which a warp fills for itself; what it computes of a tile meets the
-// other values of the tile in shared memory, where one warp folds them (rule R3).
+// The main loop of a product with few tokens. Weights stream through a ring in shared memory, of
+// which each warp fills its own slots of CHUNK_UNITS units. A warp writes the values it computes of
+// a tile to shared memory, where one warp folds all values of the tile (rule R3).
 
 #ifndef UNIT_STREAM_H
 #define UNIT_STREAM_H
@@ -8,8 +8,8 @@
 #include "four_sums.h"
 #include "unit_ring.h"
 
-// What a warp holds of the activations of one token: those of the units of its last chunk, which are
-// mostly those of the next one, too.
+// A warp's part of the activations of one token: those of the units of its last chunk, which are
+// mostly also those of the next one.
 template <class S> struct HELD_ACTIVATIONS {
     static constexpr bool used = S::most_tokens == 1 && S::formats::any_quick;
     LANE_UNIT unit[used ? CHUNK_UNITS : 1];
@@ -25,14 +25,15 @@ template <class S> struct HELD_ACTIVATIONS {
     }
 };
 
-// Values of a chunk's units go where the warp that folds the tile finds them.
+// Writes the values of a chunk's units to the address from which the folding warp reads them.
 template <class S>
 DEVICE void store_value(float value, unsigned units, int lane, float *values) {
     const unsigned t = lane % 4;
     if (t % 2 < units) values[t % 2 * UNIT_ROWS + lane / 4 + t / 2 * 8] = value;
 }
 
-// Where values of a chunk go: to this block or, counted, to the one of the cluster that folds the tile.
+// The destination of a chunk's values: this block or, counted, the block of the cluster that folds
+// the tile.
 template <class S> struct VALUES {
     float *of;
     COPY_BARRIER *counted;
@@ -62,7 +63,7 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
     const int g = lane / 4, t = lane % 4;
     constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
     if constexpr (S::most_tokens == 1 && SINGLE_TOKEN<dtype>::quick) {
-        // Of a chunk that is not full the rest is what was there before, and is not used.
+        // The rest of a chunk that is not full has old contents and is not used.
         CHUNK_NIBBLES nibbles;
         nibbles.load(chunk, unit_bytes, lane);
         CHUNK_SUMS sums;
@@ -100,15 +101,15 @@ DEVICE void values_by_format(unsigned number, const unsigned char *chunk, const 
     }
 }
 
-// A tile of which this warp is to fold a share once all of its values have come. `ahead` is what output.ahead
-// read of the first of them. `waited_for`: the block's tiles are more than the slots for their values, so
-// that another one waits for this one's.
+// A tile of which this warp folds a share once all of its values have arrived. `ahead` is the
+// result of output.ahead for the first of them. `waited_for`: the block has more tiles than slots
+// for their values, so another tile waits for this one's slot.
 struct TILE_TO_FOLD {
     unsigned local, share, ahead;
     bool exists, waited_for;
 };
 
-// Whether all values of a tile that this block folds are there.
+// Whether all values of a tile that this block folds have arrived.
 template <class S> DEVICE bool has_values(const STREAM_MEMORY<S> &memory, unsigned local) {
     const unsigned slot = memory.slot_of(local), turn = memory.turn_of(local);
     if constexpr (S::blocks > 1)
@@ -121,9 +122,9 @@ template <class S> DEVICE unsigned bytes_of_peers(const typename S::WORK &work, 
     return (work.units - work.own_units()) * (work.paired ? 2 : 1) * tokens * UNIT_ROWS * 4;
 }
 
-// Whether the tile is to be folded before a chunk of the block's tile `local` is computed: the chunk has
-// no slot yet, or another tile waits and all values are there. Lanes may see this at different times:
-// one decides.
+// Whether the tile must be folded before a chunk of the block's tile `local` is computed: the chunk
+// has no slot yet, or another tile waits and all values have arrived. Lanes may see this at
+// different times, so one decides.
 template <class S>
 DEVICE bool is_time(const FOLDERS<S> &folders, const TILE_TO_FOLD &tile,
                     const STREAM_MEMORY<S> &memory, unsigned local) {
@@ -145,7 +146,8 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
     const int items = single ? UNIT_ROWS : UNIT_ROWS * tokens;
     const int start = single ? 0 : tile.share * folders.lanes;
     const typename S::PLACE_OF place(work, tile.local, 0);
-    // A share may be empty: even then the tile's place is not given up before its values are there.
+    // A share may be empty: even then the tile's slot is not released before its values have
+    // arrived.
 #pragma unroll 1
     for (int first = start; first == start || first < items; first += folders.count * folders.lanes) {
         const int i = first + lane % folders.lanes, row = i % UNIT_ROWS;
@@ -184,7 +186,8 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
     __syncwarp();
 }
 
-// A warp's first chunk of a product as far as it needs no activations, begun before they are there.
+// The part of a warp's first chunk of a product that needs no activations, computed before they
+// arrive.
 template <class S> struct FIRST_CHUNK {
     unsigned ahead;
     CHUNK_NIBBLES nibbles;
@@ -204,7 +207,7 @@ template <class S> struct FIRST_CHUNK {
     }
 };
 
-// Where a warp is in its list: the present chunk, of the block's tile `tile`, and the next one.
+// A warp's position in its list: the present chunk, of the block's tile `tile`, and the next one.
 template <class S> struct LIST_PLACE {
     LISTED_CHUNK now, at;
     unsigned tile, local, i;
@@ -216,7 +219,7 @@ template <class S> struct LIST_PLACE {
         now = at, tile = local;
         at = list.at(i), local = list.local_at(i);
     }
-    // Whether there is more to do than the next chunk, once the present one is done.
+    // Whether there is more to do than the next chunk, after the present one.
     template <class RING_OF>
     __device__ __forceinline__ bool is_seldom(const CHUNK_LIST<S> &list,
                                               const RING_OF &ring) const {
@@ -225,8 +228,8 @@ template <class S> struct LIST_PLACE {
     }
 };
 
-// Quick chunks of one format, as long as there is nothing else to do. Nibbles of a chunk are read while
-// the one before it is still being summed up.
+// Consecutive chunks of one format, as long as there is nothing else to do. Nibbles of a chunk are
+// read while the chunk before it is summed up.
 template <class S, class F, unsigned number, class RING_OF>
 DEVICE void quick_chunks(LIST_PLACE<S> &place, CHUNK_NIBBLES &nibbles, HELD_ACTIVATIONS<S> &held,
                          const typename S::WORK &work, RING_OF &ring, const CHUNK_LIST<S> &list,
@@ -259,11 +262,11 @@ DEVICE void quick_chunks(LIST_PLACE<S> &place, CHUNK_NIBBLES &nibbles, HELD_ACTI
     } while (goes_on);
 }
 
-// Whole product of a block, for `tokens` tokens; `list` has the warp's chunks. output(matrix, tile,
-// row, token, value, other, added) is called once for every row of a tile and token; `other` is the
-// second matrix' where paired, and `added` what output.added(ahead, matrix, tile, row, token) was before
-// the values were there, with `ahead` what output.ahead(matrix, tile, row, token) read without waiting.
-// `begun` is the first chunk of a step that is `early`.
+// The whole product of a block for `tokens` tokens; `list` has the warp's chunks. output(matrix,
+// tile, row, token, value, other, added) is called once for every row of a tile and token; `other`
+// is the second matrix' value if paired, and `added` is output.added(ahead, matrix, tile, row,
+// token) from before the values arrived, where `ahead` is what output.ahead(matrix, tile, row,
+// token) read without waiting. `begun` is the first chunk of a step that is `early`.
 template <class S, class RING_OF, class OUTPUT>
 DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LIST<S> &list,
                            const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output,
@@ -271,7 +274,7 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
     typedef typename S::formats FORMATS_OF;
     const int lane = threadIdx.x % WARP_LANES;
     const unsigned warp = threadIdx.x / WARP_LANES;
-    // Whether tiles wait for the place of others. Without it nobody has to look.
+    // Whether tiles wait for the slots of others; if not, no warp has to check.
     const unsigned places = S::blocks << memory.slot_bits;
     const bool crowded = work.own > places;
     HELD_ACTIVATIONS<S> held;
@@ -292,10 +295,10 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
     }
 #pragma unroll 1
     while (true) {
-        // What happens seldom is here, so that the text of the loop below is short and in one piece.
+        // Rare work is here, so that the loop below is short and contiguous in the instructions.
         if (now.folds()) mine = {tile, share, ahead, true, tile + places < work.own};
         const bool more = i < list.count;
-        // What nobody waits for is folded behind the last chunk.
+        // Tiles that no other tile waits for are folded after the last chunk.
         if (mine.exists && (!more || at.folds() ||
                             (crowded && is_time<S>(folders, mine, memory, local)))) {
             fold_tile<S>(work, folders, mine, memory, tokens, lane, output);
@@ -320,7 +323,7 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
             if ((i + 1) % WARP_LANES == 0) list.look(work, memory, warp, i + 1);
             ring.prepare(warp);
         }
-        // A tile's place may still be that of another one.
+        // Another tile may still occupy the slot.
         if (crowded)
             while (now_at(memory.folds_of(local)) != memory.turn_of(local) * folders.count)
                 spin_pause();

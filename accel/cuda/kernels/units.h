@@ -45,8 +45,8 @@ enum {
     FORMAT_MXFP4 = 39
 };
 
-// What a format stores. `zero` is what its codes lie above its integers; `table` marks codes that
-// stand for other integers.
+// The contents of a format. `zero` is the code of the integer 0; `table` marks codes that index a
+// table of integers.
 template <int dtype> struct UNIT_FORMAT {
     static constexpr bool super =
         (dtype >= FORMAT_Q2_K && dtype <= FORMAT_Q6_K) || dtype == FORMAT_IQ4_XS;
@@ -68,7 +68,8 @@ template <int dtype> struct UNIT_FORMAT {
                                 : dtype == FORMAT_Q6_K ? 32
                                                        : 0;
     static constexpr bool is_signed = bytes || table;
-    // Nibbles alone stay where they are: those of the odd sub-blocks count 16 times.
+    // A format that has only nibbles does not move them: those of the odd sub-blocks count 16
+    // times.
     static constexpr int odd_shift = nibbles && !pairs && !bits && !table ? 4 : 0;
 
     static constexpr int pairs_at = nibbles ? 2048 : 0;

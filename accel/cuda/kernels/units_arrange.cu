@@ -1,14 +1,12 @@
-// Stored matrices become the units of units.h, once, when they are uploaded.
-//
-// DTYPE is the format. A block makes units, a thread of it words of their planes and bytes of
-// their scales.
+// Converts stored matrices to the units of units.h, once, when they are uploaded. DTYPE is the
+// format. A block writes units; a thread writes words of their planes and bytes of their scales.
 
 #include "units.h"
 
 typedef UNIT_FORMAT<DTYPE> FORMAT;
 typedef unsigned char BYTE;
 
-// Stored blocks: elements and bytes of one, and where a row's columns 256 u .. begin.
+// Stored blocks: elements and bytes of one, and the offset of a row's columns from 256 u on.
 #define BLOCK_ELEMENTS (FORMAT::super ? 256 : 32)
 #define BLOCK_BYTES (FORMAT::unit_bytes / UNIT_ROWS * BLOCK_ELEMENTS / UNIT_COLUMNS)
 // Where the fields of a block begin.
@@ -58,7 +56,7 @@ static __device__ __forceinline__ BYTE scale_byte(const BYTE *row, int columns, 
     return row[i];
 }
 
-// Word `index` of the planes. `stored` has the unit's first row's columns, `rows` of 16 exist.
+// Word `index` of the planes. `stored` has the columns of the unit's first row; `rows` of 16 exist.
 static __device__ unsigned plane_word(const BYTE *stored, size_t row_bytes, unsigned rows,
                                       unsigned columns, int index) {
     const int at = index * 4, r = index % 4, lane = index / 4 % 32;
@@ -89,9 +87,9 @@ static __device__ unsigned plane_word(const BYTE *stored, size_t row_bytes, unsi
     return word;
 }
 
-// Units of tiles first_tile to first_tile + tiles - 1 of matrices of `rows` rows, each of which
-// begins a tile of its own. `stored` begins with the first row of the first tile, `arranged` with
-// its first unit.
+// Units of tiles first_tile to first_tile + tiles - 1 of matrices of `rows` rows; each matrix
+// begins a new tile. `stored` begins with the first row of the first tile, `arranged` with its
+// first unit.
 extern "C" __global__ void arrange_units(const BYTE *stored, BYTE *arranged, unsigned rows,
                                          unsigned columns, unsigned first_tile, unsigned tiles) {
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;

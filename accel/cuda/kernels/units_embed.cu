@@ -1,7 +1,6 @@
-// EMBED from a table kept in units (units.h): y[t] = table[query[t].token], expanded to binary32.
-//
-// DTYPE is the format. Formats of 32-blocks give q d (+ minimum), super-blocks (d sc) q (- dmin
-// mn), every operation rounded.
+// EMBED from a table stored in units (units.h): y[t] = table[query[t].token], converted to
+// binary32. DTYPE is the format. Formats of 32-blocks give q d (+ minimum), super-blocks (d sc) q
+// (- dmin mn), every operation rounded.
 
 #include "packets.h"
 #include "unit_product.h"

@@ -1,4 +1,5 @@
-// Instructions of a warp that have no C++ spelling: integer tensor cores, copies to shared memory.
+// Instructions of a warp that have no C++ spelling: integer tensor cores, and copies to shared
+// memory.
 
 #ifndef WARP_H
 #define WARP_H
@@ -7,7 +8,7 @@
 #define WARP_LANES 32
 #define NO_LANE WARP_LANES  // that copies
 #define DEVICE static __device__ __forceinline__
-// Called, so that it has registers of its own and no caller keeps what only it needs.
+// A real call, so that it has its own registers and no caller keeps its values.
 #define APART static __device__ __noinline__
 
 // The bits of a binary16 as binary32.
@@ -54,7 +55,7 @@ DEVICE float larger_magnitude(float a, float b) {
     return most;
 }
 
-// Of four signed numbers of 16 bits the sum of the products with four unsigned bytes.
+// The sum of the products of four signed 16-bit numbers with four unsigned bytes.
 DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
     int sum;
     asm("dp2a.lo.s32.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(first), "r"(bytes), "r"(0));
@@ -87,7 +88,7 @@ template <bool SIGNED> DEVICE void multiply_sums(int (&high)[4], int (&low)[4], 
     }
 }
 
-// Of two signed numbers of 16 bits each not more than that of `most` and not less than that of `least`.
+// Limits two signed 16-bit numbers each to at most that of `most` and at least that of `least`.
 DEVICE unsigned limited_pair(unsigned pair, unsigned most, unsigned least) {
 #if __CUDA_ARCH__ >= 900
     asm("min.s16x2 %0, %0, %1;" : "+r"(pair) : "r"(most));
@@ -98,8 +99,8 @@ DEVICE unsigned limited_pair(unsigned pair, unsigned most, unsigned least) {
 #endif
 }
 
-// Copies of 16 and of 4 bytes into shared memory, in stages: each thread waits for its own, all but
-// the latest `left` stages it ended.
+// Copies of 16 and of 4 bytes to shared memory, in stages: each thread waits for its own copies,
+// all but the latest `left` stages it ended.
 DEVICE void begin_part(void *to, const void *from) {
     asm volatile(
         "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
@@ -117,13 +118,13 @@ template <int left> DEVICE void await_parts() {
     asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 }
 
-// Asks for 128 bytes to be brought from memory, into the cache of the device.
+// Prefetches 128 bytes into the device's cache.
 DEVICE void call_near(const void *place) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
 }
 
-// Four matrices of 8 rows of 16 bytes: lane i names row i % 8 of matrix i / 8 and gets of each matrix
-// word i % 4 of row i / 4.
+// Four matrices of 8 rows of 16 bytes: lane i names row i % 8 of matrix i / 8 and gets word i % 4
+// of row i / 4 of each matrix.
 DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
@@ -131,16 +132,16 @@ DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
                  : "memory");
 }
 
-// What every lane has of the largest unsigned of all.
+// The largest unsigned value of all lanes, for every lane.
 DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_LANES, value); }
 
-// Copies of whole multiples of 16 bytes into the shared memory of a warp, in order. All lanes call.
-// One slot is one copy under way: `begin_copy` fills it with what lane `owner` names, `await_copy`
-// returns when what was last begun in it has arrived, with `phase` counting how often the slot was filled before. What is copied
-// leaves the cache of the device before anything else: a step reads a weight once.
-//
-// `begin_store` copies a slot that the warp has written to global memory; `await_slots` returns when all but
-// the latest `left` slots may be filled again, `await_stores` when what was stored may be copied again.
+// Copies of multiples of 16 bytes to the shared memory of a warp, in order. All lanes must call. A
+// slot has one copy at a time: `begin_copy` fills it from the address that lane `owner` has, and
+// `await_copy` returns when its latest copy has arrived; `phase` counts how often the slot was
+// filled before. Copied data leaves the device's cache first, since a step reads a weight once.
+// `begin_store` copies a slot that the warp has written to global memory; `await_slots` returns
+// when all but the latest `left` slots may be filled again, `await_stores` when the stored data may
+// be copied again.
 #if __CUDA_ARCH__ >= 900
 typedef unsigned long long COPY_BARRIER;
 
@@ -241,9 +242,9 @@ template <int left> DEVICE void await_slots() {}
 DEVICE void await_stores() { __syncwarp(); }
 #endif
 
-// Warps that each arrive once, again and again: `open_arrivals` says how many, by one thread, before a
-// barrier of the block; what they wrote before is there once `have_arrived`, with `turn` counting how
-// often all had arrived before.
+// A barrier of warps that each arrive once, repeatedly. One thread calls `open_arrivals` with their
+// number before a barrier of the block. What they wrote before is visible once `have_arrived`;
+// `turn` counts how often all had arrived before.
 DEVICE void open_arrivals(unsigned long long *place, unsigned count) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(place)),
                  "r"(count)
@@ -269,8 +270,8 @@ DEVICE bool have_arrived(unsigned long long *place, unsigned turn) {
     return done;
 }
 
-// Words of global memory that blocks hand each other while all of them run: never from a cache of the
-// multiprocessor, each word whole, in no order among several.
+// Words of global memory that running blocks send to each other: never read from a multiprocessor's
+// cache; each word is whole, and several have no order.
 DEVICE void store_shared_word(unsigned *place, unsigned word) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(place), "r"(word) : "memory");
 }
@@ -295,8 +296,8 @@ DEVICE unsigned load_host_word(const unsigned *place) {
     return word;
 }
 
-// Words by which devices tell each other that all before them was written, by the whole block if its
-// threads have met at a barrier.
+// Words by which devices tell each other that all earlier writes are complete, those of the whole
+// block if its threads have met at a barrier.
 DEVICE void release_to_system(unsigned *place, unsigned word) {
     asm volatile("fence.acq_rel.sys; st.release.sys.global.u32 [%0], %1;" ::"l"(place), "r"(word)
                  : "memory");
@@ -313,11 +314,11 @@ DEVICE void group_barrier(unsigned id) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// The blocks of a cluster meet when all threads of all of them have arrived; between two meetings each
-// may read what the others have in shared memory, at the same place as the reader.
+// A meeting ends when all threads of all blocks of the cluster have arrived; between two meetings
+// each block may read the shared memory of the others, at its own addresses.
 DEVICE void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-// The same where nobody reads what was written before, but copies that are counted: without a fence of all
-// memory, which every thread waits for.
+// The same for data that arrives by counted copies and not by earlier writes: without a fence of
+// all memory, for which every thread would wait.
 DEVICE void arrive_unfenced() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -341,7 +342,7 @@ DEVICE void store_at_peer(float *own, float value, unsigned rank) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_at_peer(own, rank)), "f"(value)
                  : "memory");
 }
-// Stores to the place of another block that `own` is here, where a barrier that is at the same place as
+// Stores to the address `own` in another block's shared memory, where the barrier at the address of
 // `barrier` counts the bytes.
 DEVICE void word_at_peer(COPY_BARRIER *barrier, const unsigned *own, unsigned word, unsigned rank) {
     asm volatile(
@@ -350,7 +351,7 @@ DEVICE void word_at_peer(COPY_BARRIER *barrier, const unsigned *own, unsigned wo
         "r"(word), "r"(address_at_peer(barrier, rank))
         : "memory");
 }
-// Adds to a word of another block, behind what this thread read before.
+// Adds to a word of another block, after this thread's earlier reads.
 DEVICE void add_at_peer(const unsigned *own, unsigned more, unsigned rank) {
     asm volatile("red.release.cluster.shared::cluster.add.u32 [%0], %1;" ::"r"(
                      address_at_peer(own, rank)),
@@ -361,7 +362,7 @@ DEVICE void add_at_peer(const unsigned *own, unsigned more, unsigned rank) {
 DEVICE void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
 DEVICE void show_to_copies() {}
-// Named by text that is compiled for devices without clusters, too, and never called there.
+// Named by code that is also compiled for devices without clusters, and never called there.
 DEVICE void arrive_unfenced() {}
 DEVICE void await_cluster() {}
 DEVICE void word_at_peer(COPY_BARRIER *, const unsigned *, unsigned, unsigned) {}

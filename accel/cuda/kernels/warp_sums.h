@@ -1,4 +1,5 @@
-// Scaled sums of a unit and eights of packed tokens (unit_product.h) by products of single warps.
+// Scaled sums of a unit and packed tokens in groups of eight (unit_product.h) by products of single
+// warps.
 
 #ifndef WARP_SUMS_H
 #define WARP_SUMS_H
@@ -17,9 +18,9 @@ DEVICE void add_scaled(int (&j)[4], const int (&high)[4], const int (&low)[4], i
     for (int e = 0; e < 4; e++) j[e] += (e / 2 ? lower : upper) * (16 * high[e] + low[e]);
 }
 
-// Sub-block b, as an operand, times eight tokens; h0 and h1 are the lane's words of both halves of the
-// high parts of m, l0 and l1 of the low ones. Of codes of four bits, 16 times the codes multiply the
-// high parts and the codes themselves the low ones in one sum.
+// Sub-block b, as an operand, times eight tokens; h0 and h1 are the lane's words of both halves of
+// the high parts of m, l0 and l1 those of the low ones. For codes of four bits, 16 times the codes
+// multiply the high parts and the codes themselves the low ones in one sum.
 template <int dtype>
 DEVICE void add_sub_block(const UNIT_SCALES<dtype> &scales, const unsigned (&codes)[4], int b,
                           unsigned h0, unsigned h1, unsigned l0, unsigned l1, int (&j)[4]) {
@@ -74,8 +75,8 @@ DEVICE void sum_by_warps(const UNIT_SCALES<dtype> &scales, const unsigned char *
     }
 }
 
-// Adds the values of scaled sums `j` of which `p` is to be taken off to those of the span; `scale` has those
-// of the tokens.
+// Adds the values of scaled sums `j`, minus `p`, to those of the span; `scale` has those of the
+// tokens.
 template <int dtype, int N>
 DEVICE void add_values(const UNIT_SCALES<dtype> &scales, const unsigned char *scale, int lane,
                        const int (&j)[N], const int (&p)[N], float (&span)[N]) {

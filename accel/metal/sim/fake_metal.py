@@ -11,14 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from accel.metal.objc import TIER, ObjectiveC
 from accel.metal.sim import fake_commands, fake_device, fake_encoders
 from accel.metal.sim.fake_compiler import FakeCompiler
 from accel.metal.sim.fake_machine import Behaviour, FakeBuffer, Machine
 from accel.metal.sim.fake_objc import FakeObjc, Method, method, methods_of
 from contract.errors import TierUnavailable
+from contract.user_folders import user_folder
 
 PROCESSOR = "x86_64"
 WRONG_PROCESSOR = f"the simulated Metal device needs Linux on {PROCESSOR}"
@@ -53,7 +52,7 @@ class FakeMetal:
     def __init__(self, behaviour: Behaviour | None = None, cache: Path | None = None) -> None:
         if platform.system() != "Linux" or platform.machine() != PROCESSOR:
             raise TierUnavailable(TIER, WRONG_PROCESSOR, "run it on such a machine")
-        folder = cache or platformdirs.user_cache_path("zinc-rt") / "metal-simulated"
+        folder = cache or user_folder("cache") / "metal-simulated"
         self.behaviour = behaviour or Behaviour()
         compiler = FakeCompiler(folder)
         objc = FakeObjc(compiler)

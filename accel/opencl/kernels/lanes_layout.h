@@ -55,6 +55,10 @@ INLINE uint body_vectors(uint dtype, uint column) {
     return column / 32 * BLOCK_VECTORS(dtype) + column / 256 * SUB_SCALE_VECTORS(dtype);
 }
 
+// Bytes of UNIT_ELEMENTS elements of 16 rows, in header and body.
+#define STORED_BYTES(dtype) \
+    (UNIT_BYTES(dtype) + body_vectors(dtype, UNIT_ELEMENTS(dtype)) * VECTOR_BYTES)
+
 INLINE uint group_bytes(uint dtype, uint columns) {
     return header_bytes(dtype, columns) + body_vectors(dtype, columns) * VECTOR_BYTES;
 }

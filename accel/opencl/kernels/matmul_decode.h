@@ -5,8 +5,8 @@
 
 // Columns whose activations a worker rearranges at a time; whole spans.
 #define DECODE_COLUMNS 4096
-// How far ahead of the arithmetic weights are fetched: beyond a page, where hardware stops.
-#define PREFETCH_BYTES 4096
+// How far ahead of the arithmetic weights are fetched: what memory delivers during its latency.
+#define PREFETCH_BYTES 8192
 
 MATMUL_TARGET_BEGIN
 
@@ -61,17 +61,32 @@ INLINE void prefetch_after(const GLOBAL uchar *bytes, int vectors) {
         prefetch_line(bytes + PREFETCH_BYTES + v * VECTOR_BYTES);
 }
 
+// Where the block of `column` would lie if header and body were interleaved. A header of blocks is
+// a fifth of a group: with it, lines are fetched in the order of addresses, and none comes late.
+INLINE const GLOBAL uchar *in_order(uint dtype, const GLOBAL uchar *group, uint column) {
+    return group + column / UNIT_ELEMENTS(dtype) * STORED_BYTES(dtype);
+}
+
+// The same for a block that would lie at `ordered`. Each line is asked for once: another request
+// while the first is under way takes as long as arithmetic.
+INLINE void prefetch_block(uint dtype, const GLOBAL uchar *ordered) {
+    const int lines = STORED_BYTES(dtype) / VECTOR_BYTES, rest = STORED_BYTES(dtype) % VECTOR_BYTES;
+    prefetch_after(ordered, lines);
+    // The block ends in a line that the next one does not begin in.
+    if (rest && (int)((size_t)ordered % VECTOR_BYTES) + rest >= VECTOR_BYTES)
+        prefetch_line(ordered + PREFETCH_BYTES + lines * VECTOR_BYTES);
+}
+
 // One segment of 32-blocks for 16 rows, before the activation's scale.
 INLINE float16 blocks_segment(uint dtype, const GLOBAL uchar *header, const GLOBAL uchar *body,
-                              const uint *first, const uint *second, const GLOBAL uint *sums,
-                              uint blocks) {
+                              const GLOBAL uchar *ordered, const uint *first,
+                              const uint *second, const GLOBAL uint *sums, uint blocks) {
     const uint16 ones = 0x00010001u, minus_offset = (uint)(-OFFSET(dtype) & 0xFFFF) * 0x00010001u;
     float16 value = 0.0f;
     for (uint b = 0; b < blocks; b++) {
-        prefetch_after(header, 1);
+        prefetch_block(dtype, ordered);
         int16 start = OFFSET(dtype) ? dot_pairs(0, minus_offset, (uint16)(sums[b])) : 0;
         int16 sum = block_dot(dtype, body, first, second, start, 0, 8);
-        prefetch_after(body, BLOCK_VECTORS(dtype));
         float16 term = load_scales(dtype, header) * convert_float16(sum);
         if (HAS_MINIMUM(dtype)) {
             int16 m = dot_pairs(0, ones, (uint16)(sums[b]));
@@ -80,6 +95,7 @@ INLINE float16 blocks_segment(uint dtype, const GLOBAL uchar *header, const GLOB
         value = value + term;
         header += UNIT_BYTES(dtype);
         body += BLOCK_VECTORS(dtype) * VECTOR_BYTES;
+        ordered += STORED_BYTES(dtype);
         first += 8;
         second += 8;
     }
@@ -136,8 +152,8 @@ INLINE float16 group_dot(uint dtype, const GLOBAL uchar *group, uint columns, ui
             value = super_segment(dtype, unit, vectors, fours->first + four, fours->second + four,
                                   sums + column / 32);
         else
-            value = blocks_segment(dtype, unit, vectors, fours->first + four,
-                                   fours->second + four, sums + column / 32,
+            value = blocks_segment(dtype, unit, vectors, in_order(dtype, group, column),
+                                   fours->first + four, fours->second + four, sums + column / 32,
                                    min(end - column, (uint)SEGMENT) / 32);
         span = span + value * scale[column / SEGMENT];
         if (column / SEGMENT % SPAN_SEGMENTS == SPAN_SEGMENTS - 1 || column + SEGMENT >= end) {

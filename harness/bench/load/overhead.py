@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from contract.errors import ExecutionError
 from contract.types import Request, SamplingParams
 from harness.bench.load.servers import ServerSetup
-from harness.generate import SessionOptions
+from harness.host.options import SessionOptions
 from harness.tiers import TierOptions
 from reference.engine import Engine
 

@@ -22,7 +22,7 @@ from contract.errors import (
     UnsupportedModel,
     ZincError,
 )
-from harness.serve.submissions import EngineStopped
+from harness.host.submissions import EngineStopped
 from zinc_rt.llm import LLM
 from zinc_rt.outputs import Completion, Output, Piece, Score
 from zinc_rt.parameters import SamplingParams

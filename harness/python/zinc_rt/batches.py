@@ -9,13 +9,11 @@ from typing import Generic, Protocol, TypeVar
 
 from contract.errors import ZincError
 from contract.types import Request, TokenEvent
-from harness.serve.driver import EngineDriver, EventStream
-from harness.serve.submissions import Submission
+from harness.host.driver import EngineDriver, EventStream
+from harness.host.submissions import WAIT_SECONDS, Submission
 
 Result = TypeVar("Result")
 Given = TypeVar("Given", covariant=True)
-WAIT_SECONDS = 0.5
-"""How long to wait for an event at a time: how soon Ctrl-C is seen on any system."""
 UNREAD_EVENTS = 1 << 20
 """Events that may wait: the engine never rests for a batch."""
 

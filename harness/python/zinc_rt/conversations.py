@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import RequestError
 from contract.types import Request
 from harness.extras import optional_libraries
-from harness.serve.dialect import Dialect, dialect_of
-from harness.serve.structured.grammars import Grammars, TokenMasks
+from harness.host.dialect import Dialect, dialect_of
+from harness.host.structured.grammars import Grammars, TokenMasks
 from reference.model.chat_template import ChatTemplate
 from reference.model.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ class Conversations:
 
         Raises RequestError, TemplateError, and ConfigError where the extra is not installed.
         """
-        with _told_as_request():
+        with _refusals_as_errors():
             from harness.serve.chat import plan_chat
             from harness.serve.wire import ChatRequest, converted
 
@@ -51,7 +51,7 @@ class Conversations:
     def masks(self, plan: ChatPlan, requests: Sequence[Request]) -> dict[int, TokenMasks]:
         """Which tokens may come next, for each request of a plan that has a grammar. Raises
         RequestError."""
-        with _told_as_request():
+        with _refusals_as_errors():
             from harness.serve.answer_grammar import masks_of
 
             return masks_of(plan, self._grammars, requests)
@@ -76,8 +76,8 @@ def fields_of(
 
 
 @contextmanager
-def _told_as_request() -> Iterator[None]:
-    """What a client of the server is told is a RequestError here."""
+def _refusals_as_errors() -> Iterator[None]:
+    """Turn the refusals of the server into RequestError."""
     with optional_libraries("tools and formats: "):
         from harness.serve.errors import ApiError
 

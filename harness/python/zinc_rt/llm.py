@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import Request
-from harness.serve.pooling import Pool, pooling_of, tokens_to_embed
-from harness.serve.submissions import Submission
+from harness.host.pooling import Pool, pooling_of, tokens_to_embed
+from harness.host.submissions import Submission
 from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
-from zinc_rt.batches import WAIT_SECONDS, Finished
+from zinc_rt.batches import Finished
 from zinc_rt.conversations import Conversations, fields_of
-from zinc_rt.loaded import LoadedModel
+from zinc_rt.loaded import OpenModel
 from zinc_rt.outputs import Output, Score
 from zinc_rt.parameters import SamplingParams
 from zinc_rt.pending import Pending
@@ -36,7 +36,7 @@ from zinc_rt.shapes import (
 from zinc_rt.streams import Stream
 
 
-class LLM(LoadedModel):
+class LLM(OpenModel):
     """A model that is loaded, and an engine for any number of threads. A context manager.
 
     ``model`` is a file or a name as on the command line. The other arguments are the settings of
@@ -97,7 +97,7 @@ class LLM(LoadedModel):
         the text of a user's one message.
 
         ``thinking`` None leaves it to the model's template. ``tools`` and ``response_format`` are
-        what they are for the server, as are the fields beside them, and need its extra: then
+        what they are for the server, as are the fields after them, and need its extra: then
         messages may have calls and their answers, and a completion has a ``message``.
 
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
@@ -160,15 +160,7 @@ class LLM(LoadedModel):
         tokens = tuple(self._encode(prompt))
         request = Request(next(self._ids), tokens, max_tokens=0)
         sinks = {request.id: lambda first, values: rows.extend(values.copy())}
-        stream = self._driver.open_stream()
-        (error,) = self._driver.submit_to(stream, [Submission([request], sinks, 0)])
-        if error is not None:
-            raise error
-        try:
-            while not any(one.event.finish_reason for one in stream.take(WAIT_SECONDS)):
-                pass
-        finally:
-            stream.cancel()
+        self._driver.read(Submission([request], sinks, 0))
         values = np.array(rows)
         if not np.isfinite(values).all():
             raise NonFiniteLogits("the logits hold NaN or infinity; the model file is damaged")
@@ -239,9 +231,9 @@ class LLM(LoadedModel):
 
     @property
     def _template(self) -> ChatTemplate:
-        if self._prepared.template is None:
+        if self._hosted.template is None:
             raise RequestError("messages", f"{self.model.config.name} has no chat template")
-        return self._prepared.template
+        return self._hosted.template
 
     @cached_property
     def _planner(self) -> Conversations:
@@ -252,7 +244,7 @@ class LLM(LoadedModel):
         vocab = self.model.config.vocab
         if any(token >= vocab for token in parameters.stop_token_ids):
             raise RequestError("stop_token_ids", f"holds an id outside 0 to {vocab - 1}")
-        return parameters.requests(tokens, self._ids, self._prepared.limits.recent_tokens)
+        return parameters.requests(tokens, self._ids, self._hosted.limits.recent_tokens)
 
     def _plain(self, index: int, prompt: Prompt, parameters: SamplingParams) -> Pending:
         """A text to be continued."""

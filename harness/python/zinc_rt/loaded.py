@@ -5,24 +5,20 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar, Unpack
 
 from contract.context_manager import ContextManager
 from contract.errors import RequestError
 from contract.types import MAX_INT32
-from harness.drafting import load_drafter
-from harness.generate import load_runner, make_engine, prepare_session
+from harness.host.engine_thread import EngineThread
+from harness.host.hosted import host_model
+from harness.host.submissions import EndWords, EngineStopped
 from harness.progress import NullProgress, Progress, progress_on
-from harness.serve.driver import EngineDriver
-from harness.serve.structured.grammars import Grammars
-from harness.serve.submissions import EndWords, EngineStopped
 from zinc_rt.arguments import ModelSettings, opening, signature_of
 from zinc_rt.batches import Job, run_batch
 from zinc_rt.shapes import Prompt, token_ids, wrong
@@ -30,10 +26,10 @@ from zinc_rt.shapes import Prompt, token_ids, wrong
 Result = TypeVar("Result")
 WORDS = EndWords("the LLM was closed; open another one", "open another LLM")
 WAITING = 16
-"""Requests of a batch that wait beside those that run, so that a slot is never empty."""
+"""Requests of a batch that wait besides those that run, so that a slot is never empty."""
 
 
-OPEN: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+OPEN: weakref.WeakSet[OpenModel] = weakref.WeakSet()
 """What nobody has closed yet."""
 
 
@@ -46,7 +42,7 @@ def _close_all() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
-class LoadedModel(ContextManager):
+class OpenModel(ContextManager):
     """A model and its engine: opened, asked for tokens and text, closed."""
 
     def __init__(
@@ -69,51 +65,41 @@ class LoadedModel(ContextManager):
         )
         self._shows = progress
         with ExitStack() as owned:
-            prepared = prepare_session(path, options, owned)
-            runner = owned.enter_context(
-                load_runner(prepared.model, prepared.tier, prepared.limits, self._progress(True))
-            )
-            bar = self._progress(True)
-            drafter = load_drafter(
-                prepared.drafting, prepared.model, prepared.tier, options.draft, owned, bar
-            )
-            engine = partial(
-                make_engine,
-                runner,
-                prepared.model,
+            hosted = host_model(
+                path,
                 options,
-                drafter=drafter,
+                owned.enter_context(EngineThread(words=WORDS)),
+                owned,
+                self._progress(True),
+                # A caller of this process waits as long as it takes.
                 queue_depth=MAX_INT32,
                 stall_steps=MAX_INT32,
-                clock=time.monotonic,
+                prepare=False,
             )
-            self._driver = EngineDriver(lambda observer: engine(observer=observer), words=WORDS)
-            self._driver.start()
-            owned.callback(self._driver.close)
-            self._grammars = Grammars(prepared.model.tokenizer, prepared.model.config.vocab)
-            owned.callback(self._grammars.close)
             self._close = weakref.finalize(self, owned.pop_all().close)
             OPEN.add(self)
-        self._prepared = prepared
+        self._hosted = hosted
+        self._driver = hosted.driver
+        self._grammars = hosted.grammars
         self._ids = iter(self._driver.new_id, None)
-        self.model = prepared.model
+        self.model = hosted.model
         """The open model: its configuration, file and tokenizer."""
-        self.tokenizer = prepared.model.tokenizer
+        self.tokenizer = hosted.tokenizer
 
     @property
     def tier(self) -> str:
         """The tier that computes."""
-        return self._prepared.tier.info.name
+        return self._hosted.tier
 
     @property
     def slots(self) -> int:
         """Sequences that run at once."""
-        return self._prepared.limits.slots
+        return self._hosted.limits.slots
 
     @property
     def context(self) -> int:
         """Most tokens of a prompt and its answer."""
-        return self._prepared.limits.context
+        return self._hosted.limits.context
 
     def tokenize(self, text: str) -> list[int]:
         """The token ids of a text, in which what looks like a control token is just text."""
@@ -165,6 +151,6 @@ class LoadedModel(ContextManager):
         return progress_on(sys.stderr, transient=transient) if self._shows else NullProgress()
 
 
-LoadedModel.__init__.__signature__ = signature_of(  # type: ignore[attr-defined]
-    LoadedModel.__init__, ModelSettings
+OpenModel.__init__.__signature__ = signature_of(  # type: ignore[attr-defined]
+    OpenModel.__init__, ModelSettings
 )

@@ -39,7 +39,7 @@ class Completion:
     ``logits`` there is float32[tokens, vocab].
 
     ``message`` is what a conversation with tools or a format goes on with: the answer as a message
-    of OpenAI's, in which ``tool_calls`` and ``reasoning_content`` are told apart from ``content``.
+    of OpenAI's, in which ``tool_calls`` and ``reasoning_content`` stand apart from ``content``.
     ``finish_reason`` is then "tool_calls" where tools are called.
     """
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import RequestError, ZincError
-from contract.types import FinishReason, Request, TokenEvent
-from harness.answer_text import AnswerText
-from harness.serve.driver import EventStream
-from harness.serve.reply import Part, ReplyParser
-from harness.serve.structured.grammars import TokenMasks
-from harness.serve.submissions import NO_MASKS, Submission
+from contract.types import Request, TokenEvent
+from harness.host.answer_text import AnswerText
+from harness.host.driver import EventStream
+from harness.host.reply import Part
+from harness.host.structured.grammars import GrammarBroke, TokenMasks
+from harness.host.submissions import NO_MASKS, Submission
 from reference.model.tokenizer import Tokenizer
 from zinc_rt.outputs import Completion, Output, Piece
 from zinc_rt.parameters import SamplingParams
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Choice:
-    """One continuation in the making; ``parser`` takes its text apart."""
+    """One continuation: its answer so far, and what a completion says of it."""
 
     answer: AnswerText
-    parser: ReplyParser | None = None
     parts: list[Part] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
     logits: list[NDArray[np.float32]] = field(default_factory=list)
@@ -38,16 +37,9 @@ class _Choice:
         """Called on the engine's thread, which uses ``rows`` again."""
         self.logits.extend(rows.copy())
 
-    def read(self, text: str) -> None:
-        """Take more text apart, which may end the answer: with the one call that it may make."""
-        if self.parser is not None:
-            self.parts += self.parser.feed(text)
-            if self.parser.complete:
-                self.answer.finish_reason = FinishReason.STOP
-
     def message(self) -> dict[str, Any] | None:
         """What a conversation goes on with."""
-        if self.parser is None:
+        if self.answer.parser is None:
             return None
         from harness.serve.answers import message_of
 
@@ -56,14 +48,12 @@ class _Choice:
     def completion(self, parameters: SamplingParams) -> Completion:
         """The finished continuation."""
         answer, events = self.answer, self.events
-        assert answer.finish_reason is not None
+        assert answer.finish is not None
         listed = _listed(events, parameters.listed)
-        calls = self.parser is not None and self.parser.calls > 0
-        stopped = answer.finish_reason is FinishReason.STOP
         return Completion(
             text=answer.text,
             tokens=tuple(answer.tokens),
-            finish_reason="tool_calls" if calls and stopped else answer.finish_reason.value,
+            finish_reason=answer.finish,
             stop_string=answer.stop_string,
             log_probabilities=listed[0],
             top_tokens=listed[1],
@@ -108,8 +98,14 @@ class Pending:
         shown = frozenset() if plan is None else plan.form.dialect.shown
         self._choices = {
             request.id: _Choice(
-                AnswerText(tokenizer, request.stop, shown),
-                None if plan is None else plan.parser(request),
+                AnswerText(
+                    tokenizer,
+                    request,
+                    parser=None if plan is None else plan.parser(request),
+                    shown=shown,
+                    stop_tokens=parameters.stop_token_ids,
+                    masks=masks.get(request.id),
+                )
             )
             for request in requests
         }
@@ -123,44 +119,25 @@ class Pending:
     @property
     def submission(self) -> Submission:
         """What the engine's driver is given."""
-        kept: dict[int, Callable[[int, NDArray[np.float32]], None]] = {}
+        sinks: dict[int, Callable[[int, NDArray[np.float32]], None]] = {}
         if self._parameters.logits:
-            kept = {number: choice.keep for number, choice in self._choices.items()}
-        return Submission(self.requests, kept, masks=self._masks)
+            sinks = {number: choice.keep for number, choice in self._choices.items()}
+        return Submission(self.requests, sinks, masks=self._masks)
 
     def take(self, event: TokenEvent, stream: EventStream) -> Piece | None:
         """What became certain with an event. Raises ZincError when the model fails."""
         choice = self._choices[event.request_id]
-        answer = choice.answer
-        if answer.finish_reason is not None:
+        try:
+            piece = choice.answer.receive(event, stream)
+        except GrammarBroke as broke:
+            raise RequestError("response_format", str(broke)) from None
+        if piece is None:
             return None
-        known = len(answer.tokens)
-        if event.token in self._parameters.stop_token_ids:
-            # As if the engine had ended it; of what it computes behind, nothing is taken.
-            if event.finish_reason is None:
-                stream.cancel(event.request_id)
-            event = event._replace(finish_reason=FinishReason.STOP)
-        masks = self._masks.get(event.request_id)
-        if event.finish_reason is FinishReason.ERROR and masks is not None:
-            problem = masks.problem_after(answer.tokens)
-            if problem is not None:
-                raise RequestError("response_format", f"cannot be held to any longer: {problem}")
-        text = answer.take(event)
-        token = None
-        if len(answer.tokens) > known:
-            choice.events.append(event)
-            token = event.token
-        choice.read(text)
-        if answer.finish_reason is not None:
-            if event.finish_reason is None:
-                stream.cancel(event.request_id)
-            rest = answer.rest()
-            choice.read(rest)
-            if choice.parser is not None:
-                choice.parts += choice.parser.finish()
-            text += rest
-            self._left -= 1
-        return Piece(text, token) if text or token is not None else None
+        choice.parts += piece.parts
+        if piece.token is not None:
+            choice.events += piece.events
+        self._left -= piece.finish is not None
+        return Piece(piece.text, piece.token) if piece.text or piece.token is not None else None
 
     def output(self, stream: EventStream) -> Output:
         """The result, once it is done."""

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import NonFiniteLogits, ZincError
-from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from harness.serve.driver import EventStream
-from harness.serve.pooling import Pool
-from harness.serve.submissions import Submission
+from contract.types import Request, SamplingParams, TokenEvent
+from harness.host.answer_text import failure_of
+from harness.host.driver import EventStream
+from harness.host.pooling import Pool
+from harness.host.submissions import Submission
 from reference.runner import HIDDEN
 from reference.sched.scores import TokenScores
 from zinc_rt.outputs import Score
@@ -29,8 +30,9 @@ class Reading:
 
     def take(self, event: TokenEvent, stream: EventStream) -> None:
         """Take the next event. Raises NonFiniteLogits when the model fails."""
-        if event.finish_reason is FinishReason.ERROR:
-            raise NonFiniteLogits("the logits hold NaN or infinity; the model file is damaged")
+        failure = failure_of(event)
+        if failure is not None:
+            raise failure
         self.done = event.finish_reason is not None
 
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 
 from contract.errors import RequestError
-from harness.serve.driver import EngineDriver, EventStream
-from zinc_rt.batches import WAIT_SECONDS
+from harness.host.driver import EngineDriver, EventStream
+from harness.host.submissions import WAIT_SECONDS
 from zinc_rt.outputs import Output, Piece
 from zinc_rt.pending import Pending
 
@@ -47,26 +47,26 @@ class Stream:
             stream.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def ready() -> None:
             # A loop that is closed meanwhile wants nothing more.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(told.set)
+                loop.call_soon_threadsafe(arrived.set)
 
         stream = self._driver.open_stream(ready=ready)
         try:
-            pending = await self._begin_beside(stream)
+            pending = await self._begin_in_thread(stream)
             while not pending.done:
-                await told.wait()
-                told.clear()
+                await arrived.wait()
+                arrived.clear()
                 for piece in _pieces(pending, stream, 0.0):
                     yield piece
             self._output = pending.output(stream)
         finally:
             stream.cancel()
 
-    async def _begin_beside(self, stream: EventStream) -> Pending:
+    async def _begin_in_thread(self, stream: EventStream) -> Pending:
         """``_begin`` in a thread: the engine answers between two steps, for which a loop must not
         wait. What begins although nobody waits any more is cancelled."""
         left = threading.Event()

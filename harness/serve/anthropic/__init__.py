@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: what is said there, as a chat completion, and its answer told back."""
+"""Anthropic's Messages API: its requests become chat completions, whose answers it renders."""

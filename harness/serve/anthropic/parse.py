@@ -12,6 +12,7 @@ from harness.serve.anthropic.wire import (
     AssistantTurn,
     CountRequest,
     MessagesRequest,
+    SystemTurn,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -134,7 +135,10 @@ def _messages(body: CountRequest) -> Iterable[Json]:
     if body.system:
         yield {"role": "system", "content": _text(body.system)}
     for turn in body.messages:
-        yield from _said(turn) if isinstance(turn, AssistantTurn) else _asked(turn)
+        if isinstance(turn, SystemTurn):
+            yield {"role": "system", "content": _text(turn.content)}
+        else:
+            yield from _said(turn) if isinstance(turn, AssistantTurn) else _asked(turn)
 
 
 def _asked(turn: UserTurn) -> Iterable[Json]:

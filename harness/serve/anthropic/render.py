@@ -11,11 +11,11 @@ import msgspec
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import FinishReason
+from harness.host.answer_text import TOOL_CALLS, Piece
+from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.answers import Answer, Json
 from harness.serve.anthropic.errors import error_body
-from harness.serve.choices import TOOL_CALLS, Piece
 from harness.serve.errors import ApiError
-from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.strict_json import BadJson, loads
 
 REASONS = {
@@ -193,7 +193,7 @@ def _object(text: str) -> Json:
 
 def _stop(answer: Answer, finish: str | None) -> Json:
     """Why a message ended."""
-    stream = answer.generation.choices[0].stream
-    if stream.stop_string is not None and finish == FinishReason.STOP.value:
-        return {"stop_reason": "stop_sequence", "stop_sequence": stream.stop_string}
+    stop_string = answer.generation.choices[0].stop_string
+    if stop_string is not None and finish == FinishReason.STOP.value:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
     return {"stop_reason": REASONS.get(finish or "", "end_turn"), "stop_sequence": None}

@@ -65,6 +65,12 @@ class UserTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user")
     content: str | list[UserBlock]
 
 
+class SystemTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
+    """How the model is to be from here on."""
+
+    content: str | list[TextBlock]
+
+
 class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
     """What the model said."""
 
@@ -115,7 +121,7 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/messages/count_tokens``: what a request would count as ``input_tokens``."""
 
     messages: Annotated[
-        list[UserTurn | AssistantTurn], Meta(min_length=1, max_length=MOST_MESSAGES)
+        list[UserTurn | AssistantTurn | SystemTurn], Meta(min_length=1, max_length=MOST_MESSAGES)
     ]
     model: Id
     system: str | list[TextBlock] | None = None

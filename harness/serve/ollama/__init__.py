@@ -1,1 +1,1 @@
-"""Ollama's API: what is said there, as a chat completion or a text, and its answer told back."""
+"""Ollama's API: its requests become chat completions or texts, whose answers it renders."""

@@ -1,4 +1,4 @@
-"""What Ollama's clients are told of models."""
+"""The descriptions of models that Ollama's clients read."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def running(model: ServedModel) -> Json:
 
 
 def shown(model: ServedModel) -> Json:
-    """All that is told of one."""
+    """The whole description of a model."""
     metadata = model.model.file.metadata
     architecture = str(metadata.get("general.architecture", ""))
     info = {

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from contract.types import FinishReason
+from harness.host.answer_text import Piece
+from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.answers import Answer, Json
-from harness.serve.choices import Piece
 from harness.serve.errors import ApiError
 from harness.serve.ollama.errors import error_line
-from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.strict_json import BadJson, loads
 
 NANOSECONDS = 1e9
@@ -32,7 +32,7 @@ def now() -> str:
 @dataclass
 class OllamaShape:
     """The objects of one choice: of a conversation, or with ``text`` of a prompt's answer, which
-    is ``plain`` where nothing is taken apart. A call is told once it is whole."""
+    is ``plain`` where nothing is taken apart. A call is sent once it is whole."""
 
     answer: Answer
     listed: bool = False
@@ -51,7 +51,7 @@ class OllamaShape:
         self._finish = piece.finish or self._finish
 
     def end(self, usage: bool) -> bytes:
-        """The last objects: a call that was not told yet, and the counts."""
+        """The last objects: a call that was not sent yet, and the counts."""
         calls = [line(self._head() | fields | {"done": False}) for fields in self._ended_call()]
         last = line(self._head() | self._body("", "", []) | self._counts(self._finish))
         return b"".join([*calls, last])

@@ -132,7 +132,7 @@ class OllamaHandlers:
         return {"status": "success"}
 
     def _in_memory(self) -> Iterable[ServedModel]:
-        """The model that answers, and those beside it that are loaded."""
+        """The models in memory, the one that answers first."""
         yield _service().model
         yield from (model for model in self._serving.others.values() if model is not None)
 

@@ -14,8 +14,8 @@ from harness.sampling_defaults import sampling_defaults
 from harness.serve.answer_grammar import Constrained, TextPlan
 from harness.serve.chat import ChatPlan
 from harness.serve.errors import ApiError
-from harness.serve.hosted import without_hosted_tools
 from harness.serve.model import ServedModel
+from harness.serve.other_formats import own_chat_fields
 from harness.serve.receipts.document import ChoiceFacts, Receipt
 from harness.serve.receipts.make import WINDOW, sampling_facts, template_digest, usage_of
 from harness.serve.receipts.tree import tree_root
@@ -155,14 +155,14 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
         plan, limit = None, None
         constrained: Constrained
         if payload.kind == "chat":
-            body = decode(raw, ChatRequest, [], without_hosted_tools)
+            body = decode(raw, ChatRequest, [], own_chat_fields)
             plan, requests = deriving.chat_requests(body, LOCAL_TENANT)
             constrained = plan
             limit, stop = most_chat_tokens(body), body.stop_token_ids
         else:
-            text = decode(raw, CompletionRequest, [])
+            text = decode(raw, CompletionRequest, [], own_chat_fields)
             _, requests = deriving.completion_requests(text, LOCAL_TENANT)
-            constrained = TextPlan.of(text.grammar)
+            constrained = TextPlan.of(text)
             limit, stop = most_completed(text), text.stop_token_ids
     except (BadJson, ZincError, ApiError, ValueError) as error:
         return f"request: this model refuses it: {error}"

@@ -72,7 +72,7 @@ def open_key(folder: Path) -> ReceiptKey:
 
 
 def rotate_receipt_key(folder: Path) -> ReceiptKey:
-    """A new key in place of the folder's, signed by that one. Raises ConfigError."""
+    """A new key instead of the folder's, signed by that one. Raises ConfigError."""
     open_key(folder)
     try:
         with _locked(folder):

@@ -85,7 +85,7 @@ def keep_results(
 
 
 def served_facts(model: ServedModel, tenant: Tenant) -> Json:
-    """What a receipt says of the model that answered, and for whom."""
+    """The facts of a receipt about the model that answered, and the tenant."""
     template = None if model.template is None else model.template.text
     facts = function_facts(model.name, model.model, model.limits.kv_dtype.name, model.files)
     return facts | {
@@ -125,7 +125,7 @@ def defaults_facts(sampling: SamplingDefaults, window: int) -> dict[str, float]:
 def choice_facts(
     prompt: int, request: Request, tokens: Sequence[int], finish: str, leaves: Sequence[str]
 ) -> Json:
-    """What a receipt says of one continuation."""
+    """The facts of a receipt about one continuation."""
     return {
         "prompt": prompt,
         "sampling": sampling_facts(request.sampling),

@@ -15,14 +15,15 @@ from typing import TypeVar
 from msgspec import Struct
 
 from contract.errors import ZincError
-from contract.types import LOCAL_TENANT, FinishReason
+from contract.types import LOCAL_TENANT, FinishReason, TokenEvent
+from harness.host.answer_text import NO_TOKENS, TOOL_CALLS, AnswerText
+from harness.host.event_queue import Delivered
+from harness.host.submissions import Submission
 from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import masks_of
 from harness.serve.caller import Caller
-from harness.serve.choices import TOOL_CALLS
 from harness.serve.embeddings import EmbeddingRequest, embed, texts_of
 from harness.serve.errors import ApiError
-from harness.serve.event_queue import Delivered
 from harness.serve.generation import Generation
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.check import DerivedRequests, payload_bytes
@@ -31,9 +32,7 @@ from harness.serve.rerank import RerankRequest, prompts_to_rank, rerank
 from harness.serve.scores import ScoreRequest, score, texts_to_score
 from harness.serve.service import Began, Service
 from harness.serve.strict_json import BadJson, loads
-from harness.serve.submissions import Submission
 from harness.serve.wire import decode
-from reference.model.text_stream import TextStream
 
 Body = TypeVar("Body", bound=Struct)
 WAIT_SECONDS = 1.0
@@ -110,7 +109,7 @@ def recompute_sample(
     receipt: Receipt, derived: DerivedRequests, count: int, chosen: Sequence[int] | None = None
 ) -> Recomputed:
     """Compute ``count`` steps again, drawn by chance: each is one row behind its prefix, and
-    prefixes are shared. ``chosen`` are numbers of steps in place of the draw."""
+    prefixes are shared. ``chosen`` are numbers of steps instead of the draw."""
     choices = receipt.payload.choices
     all_steps = [
         (n, step) for n, choice in enumerate(choices) for step in range(len(choice.tokens))
@@ -184,11 +183,12 @@ def _may_end(derived: DerivedRequests, number: int, choice: ChoiceFacts) -> bool
         return True
     if choice.finish != FinishReason.STOP.value:
         return False
-    stream = TextStream(request.stop)
-    for token in choice.tokens:
-        stream.feed(tokenizer.token_bytes(token), tokenizer.hidden_text(token))
-    stream.finish()
-    return stopped or stream.stopped
+    shown = NO_TOKENS if derived.plan is None else derived.plan.form.dialect.shown
+    answer = AnswerText(tokenizer, request, shown=shown)
+    for position, token in enumerate(choice.tokens, len(request.prompt)):
+        answer.take(TokenEvent(request.id, token, position))
+    answer.take(TokenEvent(request.id, -1, 0, FinishReason.LENGTH))
+    return stopped or answer.stop_string is not None
 
 
 def recompute_results(receipt: Receipt, service: Service, count: int | None) -> Recomputed:

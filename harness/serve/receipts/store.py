@@ -56,7 +56,7 @@ class ReceiptStore(ContextManager):
             raise ConfigError(f"{path}: cannot hold receipts: {error}") from None
 
     def add(self, tenant: int, payload: Json, leaves: list[list[str]]) -> Json:
-        """Give ``payload`` its place in the tenant's chain, sign and store it; the receipt. Raises
+        """Give ``payload`` its number in the tenant's chain, sign and store it; the receipt. Raises
         StorageProblem."""
         with self._lock:
             try:
@@ -64,9 +64,9 @@ class ReceiptStore(ContextManager):
                 try:
                     number, previous = self._last(tenant)
                     self._look_for_key()
-                    placed = payload | {"number": number + 1, "previous": previous}
-                    document = signed_document(placed, leaves, self._key)
-                    digest = canonical_digest(placed)
+                    numbered = payload | {"number": number + 1, "previous": previous}
+                    document = signed_document(numbered, leaves, self._key)
+                    digest = canonical_digest(numbered)
                     row = (tenant, number + 1, payload["id"], digest, json.dumps(document))
                     self._file.execute("INSERT INTO receipts VALUES (?, ?, ?, ?, ?)", row)
                     self._file.execute("COMMIT")
@@ -130,12 +130,12 @@ class ReceiptStore(ContextManager):
 
 
 def _state(folder: Path) -> tuple[int, int]:
-    """What changes when a key takes another's place."""
+    """The state of the private key's file, which a rotation changes."""
     state = (folder / PRIVATE).stat()
     return state.st_ino, state.st_mtime_ns
 
 
 def base_payload(name: str, kind: str) -> Json:
-    """What every receipt begins with."""
+    """The fields at the beginning of every receipt."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"receipt": VERSION, "id": name, "kind": kind, "time": now}

@@ -119,7 +119,7 @@ def _broken(problems: Sequence[str]) -> bool:
 
 @contextmanager
 def _service(model: ServedModel) -> Iterator[Service]:
-    """What answers for a verification, whose counts nobody keeps."""
+    """The service that computes answers for a verification; its counts are discarded."""
     with (
         tempfile.TemporaryDirectory() as folder,
         LedgerStore(Path(folder) / "ledger.sqlite") as ledger,

@@ -1,4 +1,4 @@
-"""Which replica has computed most of a prompt, and is not busier than others.
+"""Ranks replicas by how much of a prompt they have computed and how busy they are.
 
 A replica's prefix cache holds pages of the prompts it was given, each under the tenants that may
 share it. Who routes need not ask: it knows what it sent where.
@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from contract.arithmetic import PAGE_TOKENS
 
 MOST_PAGES = 1 << 16
-"""Pages whose places are remembered; those not met for the longest are forgotten."""
+"""Most pages whose replicas are remembered; those unused for longest are forgotten."""
 SLACK = 4
 """So many requests more than the idlest a replica may have, and still be taken for its cache."""
 
@@ -23,7 +23,7 @@ class PrefixAffinity:
 
     def __init__(self, most_pages: int = MOST_PAGES) -> None:
         self._most = most_pages
-        self._places: OrderedDict[int, set[str]] = OrderedDict()
+        self._replicas_of: OrderedDict[int, set[str]] = OrderedDict()
         self._load: Counter[str] = Counter()
 
     def rank(self, scope: int, prompt: Sequence[int], replicas: Collection[str]) -> list[str]:
@@ -40,23 +40,23 @@ class PrefixAffinity:
         return sorted(replicas, key=order)
 
     def sent(self, scope: int, prompt: Sequence[int], replica: str) -> None:
-        """A request was given to a replica, which has its prompt from now on."""
+        """Note that a request went to a replica, which has its prompt from now on."""
         self._load[replica] += 1
         for page in self._pages(scope, prompt):
-            self._places.setdefault(page, set()).add(replica)
-            self._places.move_to_end(page)
-        while len(self._places) > self._most:
-            self._places.popitem(last=False)
+            self._replicas_of.setdefault(page, set()).add(replica)
+            self._replicas_of.move_to_end(page)
+        while len(self._replicas_of) > self._most:
+            self._replicas_of.popitem(last=False)
 
     def ended(self, replica: str) -> None:
-        """A request of a replica ended."""
+        """Note that a request of a replica ended."""
         self._load[replica] = max(0, self._load[replica] - 1)
 
     def _known(self, pages: Sequence[int], replica: str) -> int:
         """How many of the first pages a replica has."""
         count = 0
         for page in pages:
-            if replica not in self._places.get(page, ()):
+            if replica not in self._replicas_of.get(page, ()):
                 break
             count += 1
         return count

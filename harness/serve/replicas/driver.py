@@ -1,4 +1,4 @@
-"""Stands in for ``EngineDriver`` where the engines are replicas under Ray Serve.
+"""A driver like ``ThreadedDriver`` whose engines are replicas under Ray Serve.
 
 A request whose replica dies goes on with another one, from the token it has come to: its stream
 has the same tokens as if nothing had been.
@@ -20,14 +20,14 @@ from ray.serve.handle import DeploymentHandle
 
 from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Tenant
-from harness.serve.event_queue import Delivered, EventQueue, Offer
-from harness.serve.faults import log_fault
+from harness.host.event_queue import Delivered, EventQueue, Offer
+from harness.host.faults import log_fault
+from harness.host.submissions import EngineStopped, Submission, Submits
+from harness.host.watch import Listener, RequestFacts
 from harness.serve.replicas.requested import ReplicaRequest
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
 from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate
-from harness.serve.submissions import EngineStopped, Submission, Submits
-from harness.serve.watch import Listener, RequestFacts
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 
@@ -59,7 +59,7 @@ class _Pump:
         self.events = EventQueue()
 
     def run(self) -> None:
-        """Until the request has ended, was cancelled, or has lost too many replicas."""
+        """Follow the request until it ended, was cancelled, or lost too many replicas."""
         try:
             for _ in range(MOST_MOVES):
                 if self._follow():
@@ -75,7 +75,8 @@ class _Pump:
             self._driver.forget(self)
 
     def cancel(self, used: int | None = None) -> None:
-        """No more of it. Where its answer has ``used`` tokens, its replica counts no other."""
+        """Cancel the request. Where its answer has ``used`` tokens, its replica counts no
+        others."""
         self.cancelled = True
         if self._response is not None:
             self._response.cancel()
@@ -90,14 +91,14 @@ class _Pump:
         self._replica, self._before = "", len(self._tokens)
         try:
             self._response = self._driver.handle.generate.remote(work)
-            for told in self._response:
+            for update in self._response:
                 if self.cancelled:
                     self._response.cancel()
                     return True
-                if isinstance(told, Refusal):
-                    return self._refused(told.error)
-                self._replica = told.replica
-                self._receive(told)
+                if isinstance(update, Refusal):
+                    return self._refused(update.error)
+                self._replica = update.replica
+                self._receive(update)
         except RayActorError:
             log.warning(
                 "replica %s is gone: a request goes on elsewhere after %d tokens",
@@ -123,7 +124,7 @@ class _Pump:
         self.events.give([Delivered(now, event) for event in batch.events])
 
     def _refused(self, error: ZincError) -> bool:
-        """A request that had begun elsewhere waits for a place; any other is refused."""
+        """A request that had begun elsewhere waits for room in a queue; any other is refused."""
         if self.taken.done() and isinstance(error, QueueFull):
             time.sleep(error.retry_after)
             return False
@@ -145,7 +146,7 @@ class ReplicatedStream:
         self._events = EventQueue()
 
     def add(self, pump: _Pump, facts: RequestFacts) -> None:
-        """Events of one more request."""
+        """Add the events of one more request."""
         self.facts[pump.request.id] = facts
         self._pumps[pump.request.id] = pump
         pump.events = self._events
@@ -183,7 +184,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
 
     @property
     def statistics(self) -> EngineStatistics:
-        """Where the replicas stood when they were last heard of, together."""
+        """The summed counts of the replicas, as each last reported them."""
         with self._lock:
             live = PrefixRouter.running
             stands = [one for name, one in self._stands.items() if name in live]
@@ -191,11 +192,11 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             return total
 
     def listen(self, listener: Listener) -> None:
-        """As of ``EngineDriver``, but steps are not told of: they are too many to be sent."""
+        """As of ``EngineDriver``, but steps are not reported: they are too many to be sent."""
         self._listener = listener
 
     def open_stream(self) -> ReplicatedStream:
-        """As of ``EngineDriver``; nobody asks for a capacity or to be told."""
+        """As of ``EngineDriver``, without its other arguments."""
         return ReplicatedStream()
 
     def new_id(self) -> int:
@@ -242,7 +243,8 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         return None
 
     def call(self, work: Callable[[Engine], T]) -> T:
-        """What ``work`` gives for the engines of all replicas, summed; its exceptions come back."""
+        """The sum of what ``work`` returns for the engines of all replicas; raises what it
+        raises."""
         answers: list[tuple[str, Any]] = []
         names: Sequence[str] = sorted(PrefixRouter.running) or [""]
         for name in names:
@@ -260,7 +262,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         return total
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Let the requests under way end for up to ``drain_seconds``, then end the rest."""
+        """Let the requests in flight end for up to ``drain_seconds``, then end the rest."""
         deadline = time.monotonic() + drain_seconds
         self._closing = drain_seconds > 0 or self._closing
         while self._pumps and time.monotonic() < deadline:
@@ -273,7 +275,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             pump.events.fail(EngineStopped("the server is shutting down"))
 
     def heard(self, tenant: Tenant, batch: RequestUpdate) -> None:
-        """A replica told how it stands, and what became of a tenant's request."""
+        """A replica reported its counts, and what became of a tenant's request."""
         with self._lock:
             self._stands[batch.replica] = batch.statistics
         tokens = sum(event.token >= 0 for event in batch.events)
@@ -292,7 +294,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         return self._tenants[id]
 
     def forget(self, pump: _Pump) -> None:
-        """A request ended."""
+        """Forget a request that ended."""
         with self._lock:
             self._pumps.discard(pump)
 

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import harness
 from harness.extras import optional_libraries
-from harness.generate import prepare_session
-from harness.serve.driver import EngineDriver
-from harness.serve.fingerprint import system_fingerprint
-from harness.serve.model import (
-    ModelOptions,
-    ServedModel,
-    names_of,
-    sampling_of_file,
-    served_session,
-)
-from harness.serve.structured.grammars import Grammars
+from harness.host.hosted import HostedModel
+from harness.host.open import prepare_session
+from harness.serve.model import ModelOptions, ServedModel, served_session
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+
+    from harness.host.engine_thread import ThreadedDriver
 
 APPLICATION = "zinc-rt"
 OBJECT_STORE_BYTES = 128 << 20
@@ -45,27 +40,10 @@ def open_replicas(
     handle = _deployed(path, options, tenants, count, owned)
     from harness.serve.replicas.driver import ReplicatedDriver
 
-    driver = ReplicatedDriver(handle)
-    owned.callback(driver.close)
-    model = prepared.model
-    grammars = Grammars(model.tokenizer, model.config.vocab)
-    owned.callback(grammars.close)
-    return ServedModel(
-        name=options.name,
-        model=model,
-        template=prepared.template,
-        driver=cast("EngineDriver", driver),
-        grammars=grammars,
-        limits=prepared.limits,
-        plan=prepared.plan,
-        tier=prepared.tier.info.name,
-        device=f"{count} replicas of {prepared.tier.info.device}",
-        fingerprint=system_fingerprint(model, options.session.kv_dtype, options.digests),
-        created=int(path.stat().st_mtime),
-        names=names_of(path, options),
-        keeps_prompts=options.session.prefix_cache != 0,
-        sampling=sampling_of_file(path, model, options),
-    )
+    driver = cast("ThreadedDriver", ReplicatedDriver(handle))
+    hosted = HostedModel.of(prepared, driver, owned)
+    device = f"{count} replicas of {hosted.device}"
+    return ServedModel.named(replace(hosted, device=device), path, options)
 
 
 def _deployed(

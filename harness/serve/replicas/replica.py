@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 from contract.errors import ZincError
 from contract.types import TokenEvent
 from harness.digest import RowDigests, RunningDigest
+from harness.host.driver import EventStream
+from harness.host.engine_thread import EngineThread
+from harness.host.prompt_scores import PromptScores
+from harness.host.submissions import Submission, joined_sinks
 from harness.leaves import leaves_of_rows
 from harness.serve.accounts import Accounts
-from harness.serve.driver import EventStream
 from harness.serve.model import ModelOptions, ServedModel, open_model
-from harness.serve.prompt_scores import PromptScores
 from harness.serve.receipts.document import VERSION
 from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate, Work
-from harness.serve.submissions import Submission, joined_sinks
 from reference.engine.sequence import LogitsSink
 from reference.runner import HIDDEN, LOGITS
 
@@ -41,7 +42,8 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._owned = ExitStack()
         accounts = Accounts(tenants)
-        self._model = open_model(path, options, accounts.tenants, self._owned)
+        thread = self._owned.enter_context(EngineThread(accounts.tenants))
+        self._model = open_model(path, options, thread, self._owned)
         self._driver = self._model.driver
         at_once = options.session.slots + options.queue_depth
         self._threads = ThreadPoolExecutor(at_once + 2, "replica")
@@ -68,7 +70,7 @@ class Replica:
                 events = tuple(one.event for one in delivered)
                 ended = any(event.finish_reason is not None for event in events)
                 if ended:
-                    # So that what is told of the engine no longer counts this request.
+                    # The statistics in the last update do not count this request any more.
                     await self._blocking(self._driver.call, lambda engine: engine.statistics)
                 sent += sum(event.token >= 0 for event in events)
                 yield self._batch(stream, job, events, ended)
@@ -84,7 +86,7 @@ class Replica:
             stream.cancel(end.request_id, end.used)
 
     async def ask(self, question: Question) -> Any:
-        """What the engine answers."""
+        """The answer of the engine to a question."""
         return await self._blocking(self._driver.call, question.ask)
 
     def _batch(
@@ -118,15 +120,15 @@ class Replica:
 
 
 class _Job:
-    """What a request needs here, and what is found for it."""
+    """The submission of a request on this replica, and the results to send back."""
 
     def __init__(self, work: Work, model: ServedModel) -> None:
         self.work = work
         self._scores = PromptScores(work.request) if work.request.score_from else None
-        self._scores_told = False
+        self._scores_sent = False
         self._digest = RunningDigest() if work.digested else None
         self._leaves: RowDigests | None = None
-        self._told = self._leaves_told = 0
+        self._digests_sent = self._leaves_sent = 0
         request = work.left
         number = request.id
         masks = {}
@@ -153,24 +155,24 @@ class _Job:
         return joined_sinks(digests, {number: self._leaves}), output
 
     def new_digests(self) -> tuple[int, tuple[str, ...]]:
-        """Those since the last call, and after which row they begin."""
+        """The digests since the last call, and the row after which they begin."""
         if self._digest is None:
             return 0, ()
-        first, found = self._told, tuple(self._digest.digests[self._told :])
-        self._told += len(found)
+        first, found = self._digests_sent, tuple(self._digest.digests[self._digests_sent :])
+        self._digests_sent += len(found)
         return first, found
 
     def new_leaves(self) -> tuple[int, tuple[str, ...]]:
         """The leaves of a receipt since the last call, and of which row the first one is."""
         if self._leaves is None:
             return 0, ()
-        first, found = self._leaves_told, tuple(self._leaves.since(self._leaves_told))
-        self._leaves_told += len(found)
+        first, found = self._leaves_sent, tuple(self._leaves.since(self._leaves_sent))
+        self._leaves_sent += len(found)
         return first, found
 
     def new_scores(self) -> tuple[TokenEvent, ...]:
         """The log-probabilities of the prompt, once, when all of them are there."""
-        if self._scores is None or self._scores_told or not self._scores.complete:
+        if self._scores is None or self._scores_sent or not self._scores.complete:
             return ()
-        self._scores_told = True
+        self._scores_sent = True
         return tuple(self._scores.tokens)

@@ -1,4 +1,4 @@
-"""What is wanted of a request beside its tokens: asked of its replica, and received from there."""
+"""What a request asks of its replica besides tokens, and who receives it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Self
 from contract.errors import RequestError
 from contract.types import Request
 from harness.digest import RowDigests, RunningDigest
-from harness.serve.pooling import Pool
-from harness.serve.prompt_scores import PromptScores
+from harness.host.pooling import Pool
+from harness.host.prompt_scores import PromptScores
+from harness.host.submissions import BothSinks, Submission
 from harness.serve.replicas.work import RequestUpdate, Work
-from harness.serve.submissions import BothSinks, Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,16 @@ class ReplicaRequest:
 
     @classmethod
     def of(cls, request: Request, submission: Submission) -> Self:
-        """What a submission wants of one of its requests. Raises RequestError for a receiver that
-        cannot be sent."""
-        sink = submission.logits.get(request.id)
-        leaves: object = None
-        if isinstance(sink, BothSinks):
-            both: BothSinks = sink
-            sink, leaves = both.first, both.second
+        """The part of a submission that is about one of its requests. Raises RequestError for a
+        receiver that cannot be sent."""
+        sink: object = submission.logits.get(request.id)
+        leaves = None
+        if isinstance(sink, BothSinks) and isinstance(sink.second, RowDigests):
+            leaves = sink.second
+            sink = sink.first
         elif isinstance(sink, RowDigests):
-            sink, leaves = None, sink
-        if not isinstance(leaves, RowDigests | None):
-            raise RequestError("logits", "stay where they are computed: on a replica")
+            leaves = sink
+            sink = None
         if not isinstance(sink, RunningDigest | Pool | None):
             raise RequestError("logits", "stay where they are computed: on a replica")
         scores = submission.scores.get(request.id)
@@ -52,7 +51,7 @@ class ReplicaRequest:
         )
 
     def work(self, tokens: tuple[int, ...]) -> Work:
-        """For a replica, after ``tokens``."""
+        """The work for a replica, where ``tokens`` are known already."""
         return Work(
             self.request,
             tokens,
@@ -63,7 +62,7 @@ class ReplicaRequest:
         )
 
     def receive(self, batch: RequestUpdate) -> None:
-        """What a replica has found."""
+        """Pass the results of a replica to their receivers."""
         if self.digest is not None:
             self.digest.note(batch.digested, batch.digests)
         if self.leaves is not None:

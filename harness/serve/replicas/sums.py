@@ -11,7 +11,7 @@ from contract.types import Tenant
 
 
 def summed(values: Sequence[Any]) -> Any:
-    """Numbers added, field by field, name by name and place by place, where there are some; of
+    """Numbers added, field by field, name by name and index by index, where there are some; of
     rates and percentiles the largest, of anything else, tenants too, the first."""
     values = [value for value in values if value is not None] or [None]
     first = values[0]

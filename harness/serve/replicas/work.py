@@ -1,4 +1,4 @@
-"""What goes to a replica, and what comes back."""
+"""The messages between the server and a replica."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Request, TokenEvent
-from harness.serve.pooling import Pool
-from harness.serve.submissions import EngineStopped
+from harness.host.pooling import Pool
+from harness.host.submissions import EngineStopped
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.memory.prefix import Difference
@@ -33,7 +33,7 @@ class Work:
 
     @property
     def left(self) -> Request:
-        """What is left of it: the same request with a longer prompt.
+        """The rest of the request: the same request with a longer prompt.
 
         Keys and values are a function of the tokens before them, and sampling is keyed by seed and
         position, so its first token is the one that would have come next, on any engine.
@@ -108,7 +108,7 @@ class Refusal:
 
     @property
     def error(self) -> ZincError:
-        """The error it is."""
+        """The error that it carries."""
         return KINDS.get(self.kind, EngineStopped)(*self.parts)
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from harness.host.answer_text import Piece
 from harness.serve.answers import CHAT_CHUNK, Answer, ChatShape, Json
-from harness.serve.choices import Piece
 from harness.serve.data_lines import PING
 from harness.serve.errors import ApiError
 from harness.serve.responses.wire import ResponsesRequest

@@ -122,6 +122,11 @@ class ModelConfig:
         return self.delta_net is not None and self.delta_net.layers[layer]
 
     @property
+    def draft_blocks(self) -> int:
+        """Blocks after the last layer that predict the token after the next one."""
+        return self.blocks - self.layers
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention."""
         return tuple(n for n in range(self.layers) if not self.is_recurrent(n))

@@ -36,8 +36,9 @@ FAMILIES: Mapping[str, Family] = {
 def build_graph(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     """The graph of the model's forward pass.
 
-    Tensors of the drafting blocks after the last layer are ignored. Raises ModelFileError for a
-    missing tensor or a wrong shape, UnsupportedModel for a tensor that no formula reads.
+    Tensors of the draft blocks after the last layer are ignored: ``build_draft_block`` reads them.
+    Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModel for a tensor that
+    no formula reads.
     """
     graph = FAMILIES[config.architecture](config, tensors, limits)
     drafting = tuple(f"blk.{block}." for block in range(config.layers, config.blocks))

@@ -13,6 +13,7 @@ from contract.ir.inputs import STEP_BUFFER
 from contract.ir.source import ONES, RowSlice, WeightSource
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
+from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_TABLE
 from reference.limits import Limits, mask_words
 from reference.model.config import ModelConfig
 from reference.model.families.smooth_keys import Channels
@@ -173,17 +174,45 @@ class Emitter:
             return x
         return self.builder.emit(Opcode.SCALE, "embed_scale", x=x, factor=config.embedding_scale)
 
+    @property
+    def output_rows(self) -> View:
+        """The indices of the query tokens whose logits are computed."""
+        return self.builder.request("request.output_rows", "rows")
+
     def head(self, x: View) -> None:
         """Emit the logits of every output row and the sampling of one token per row."""
         builder, config = self.builder, self.config
-        rows = builder.request("request.output_rows", "rows")
-        x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=rows)
+        if self.limits.hidden_rows:
+            self.store_hidden(self.norm(x, "output_norm"), "tokens")
+        x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=self.output_rows)
         hidden = None
         if self.limits.hidden_states:
             hidden = builder.output("output.hidden", "rows", config.hidden)
-        h = self.norm(x, "output_norm", y=hidden)
-        tied = not self.has("output.weight")
-        weight = self.weight("token_embd" if tied else "output", None, config.vocab, config.hidden)
+        self.logits(self.norm(x, "output_norm", y=hidden), self.output_weight())
+
+    @property
+    def hidden_table(self) -> View:
+        """The table of hidden states, which outlive a step."""
+        shape = (self.limits.hidden_table, self.config.hidden)
+        return self.builder.buffer(HIDDEN_TABLE, BufferKind.STATE, F32, shape)
+
+    def store_hidden(self, h: View, count: str) -> None:
+        """Emit the copy of the rows of ``h``, one for each of ``count`` ("tokens" or "rows"), to
+        the rows of the table of hidden states that the step's inputs name."""
+        pairs = self.builder.request(HIDDEN_PAIRS, count, 2)
+        self.builder.emit(
+            Opcode.COPY_ROWS, "store_hidden", source=h, pairs=pairs, target=self.hidden_table
+        )
+
+    def output_weight(self) -> View:
+        """The matrix of the logits: the file's own, or that of the embedding."""
+        name = "output" if self.has("output.weight") else "token_embd"
+        return self.weight(name, None, self.config.vocab, self.config.hidden)
+
+    def logits(self, h: View, weight: View) -> None:
+        """Emit the logits of the normed output rows ``h`` and the sampling of one token per row."""
+        builder, config = self.builder, self.config
+        rows = self.output_rows
         logits = builder.output("output.logits", "rows", config.vocab)
         after: list[tuple[Opcode, str, dict[str, View | float]]] = []
         if self.has("output.bias"):

@@ -1,0 +1,160 @@
+"""Measures drafted tokens: how many are right, the speed against plain decoding, and whether every
+answer is the same."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from contract.types import Request, SamplingParams
+from harness.bench.engines import fixed_workers
+from harness.bench.machine import machine_facts
+from harness.bench.measure import BenchmarkPlan
+from harness.bench.report import digits
+from harness.bench.serving.plan import GREEDY, GUESSES, random_prompts
+from harness.host.options import SessionOptions
+from harness.host.session import Session
+from harness.tiers import TierOptions
+from reference.engine.drafter import SpeculationStatistics
+
+SEQUENCES = (1, 4)
+"""Numbers of sequences that decode together."""
+SAMPLED = SamplingParams(temperature=0.8, top_k=40, repeat_last_n=0, seed=3)
+Answers = dict[int, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsPlan(BenchmarkPlan):
+    """What to measure. ``draft_model`` drafts, None for what the model's file has: its own draft
+    block, else the prompt. At most ``draft`` tokens are drafted for a sequence in one step."""
+
+    prompt_tokens: int = 32
+    decode_tokens: int = 64
+    repeat: int = 3
+    draft_model: Path | None = None
+    draft: int = GUESSES
+
+    def options(self, engine: str, sequences: int, draft: int) -> SessionOptions:
+        """The options of a session on an engine by its name in the plan."""
+        workers = fixed_workers(engine)
+        return SessionOptions(
+            tier=engine.partition(":")[0],
+            tier_options=TierOptions(threads=self.threads, workers=workers),
+            context=self.prompt_tokens + self.decode_tokens + 1,
+            kv_dtype=self.kv_dtype,
+            slots=sequences,
+            prefix_cache=0,
+            draft=draft,
+            draft_model=self.draft_model if draft else None,
+            top_log_probabilities=1,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Answers with their log-probabilities, and the seconds that they took."""
+
+    answers: Answers
+    seconds: float
+
+
+def run_drafts(plan: DraftsPlan, note: Callable[[str], None]) -> dict[str, Any]:
+    """Measure every engine of the plan; the report as JSON values."""
+    results = []
+    for engine in plan.engines:
+        for sequences in SEQUENCES:
+            note(f"{engine}, {sequences} at once ...")
+            results.append(_measure(plan, engine, sequences))
+    return {
+        "machine": machine_facts(),
+        "model": {"file": plan.model.name, "bytes": plan.model.stat().st_size},
+        "settings": {**plan.settings, "draft": plan.draft},
+        "draft_model": None if plan.draft_model is None else plan.draft_model.name,
+        "results": results,
+    }
+
+
+def _measure(plan: DraftsPlan, engine: str, sequences: int) -> dict[str, Any]:
+    """Plain and drafted answers in turns. The first turn of each is not timed."""
+    with ExitStack() as owned:
+        plain, drafted = (
+            owned.enter_context(Session.open(plan.model, plan.options(engine, sequences, draft)))
+            for draft in (0, plan.draft)
+        )
+        ratios, rates, equal, answers = [], [], 0, 0
+        for turn in range(plan.repeat + 1):
+            before, after = (
+                _answer(session, plan, sequences, turn) for session in (plain, drafted)
+            )
+            answers += len(before.answers)
+            equal += sum(after.answers[n] == answer for n, answer in before.answers.items())
+            if turn:
+                ratios.append(before.seconds / after.seconds)
+                rates.append(sequences * plan.decode_tokens / after.seconds)
+        counts = drafted.engine.statistics.speculation
+        drafter = drafter_name(drafted, plan)
+    return {
+        "engine": engine,
+        "sequences": sequences,
+        "drafter": drafter,
+        "speculation": asdict(counts),
+        "tokens_a_step": tokens_a_step(counts),
+        "tokens_a_second": median(rates),
+        "speedup": median(ratios),
+        "answers": answers,
+        "equal": equal,
+    }
+
+
+def drafter_name(session: Session, plan: DraftsPlan) -> str:
+    """What drafts in a session."""
+    if plan.draft_model is not None:
+        return plan.draft_model.name
+    return "draft block" if session.runner.limits.hidden_rows else "prompt"
+
+
+def tokens_a_step(counts: SpeculationStatistics) -> float:
+    """Tokens that a step with drafts yields a sequence: the accepted ones and the one behind."""
+    return 1 + counts.accepted / counts.steps if counts.steps else 1.0
+
+
+def _answer(session: Session, plan: DraftsPlan, sequences: int, turn: int) -> Answered:
+    """The answers to ``sequences`` prompts; those of every other turn are sampled."""
+    engine, vocab = session.engine, session.model.config.vocab
+    sampling = SAMPLED if turn % 2 else GREEDY
+    for number, prompt in enumerate(random_prompts(turn, vocab, sequences, plan.prompt_tokens)):
+        request = Request(
+            number, prompt, plan.decode_tokens, sampling, ignore_end=True, log_probabilities=1
+        )
+        engine.submit(request)
+    answers: defaultdict[int, list[Any]] = defaultdict(list)
+    started = time.perf_counter()
+    for event in engine.run():
+        answers[event.request_id].append((event.token, event.log_probability, event.top))
+    seconds = time.perf_counter() - started
+    return Answered({number: tuple(answer) for number, answer in answers.items()}, seconds)
+
+
+def render_drafts(report: dict[str, Any]) -> str:
+    """The report as lines of text."""
+    machine, model = report["machine"], report["model"]
+    lines = [
+        f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average'][0]}",
+        f"{model['file']}, {model['bytes'] / 1e6:.1f} MB",
+    ]
+    for one in report["results"]:
+        lines += [
+            f"{one['engine']}, {one['sequences']} at once, drafts from the {one['drafter']}:",
+            f"  {digits(one['tokens_a_step'])} tokens a step with drafts, "
+            f"{one['speculation']['accepted']} of {one['speculation']['drafted']} accepted",
+            f"  {digits(one['speedup'])} times the speed of plain decoding, "
+            f"{digits(one['tokens_a_second'])} tokens a second",
+            f"  {one['equal']} of {one['answers']} answers equal",
+        ]
+    return "\n".join(lines)

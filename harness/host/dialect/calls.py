@@ -1,0 +1,206 @@
+"""What every way to write tool calls has in common."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from harness.host.structured.json_schema import compile_options, enforceable
+from harness.host.structured.schema_tree import SchemaRefused
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function the model may call; ``parameters`` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=lambda: ANY_OBJECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call: ``arguments`` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+Functions = Mapping[str, Function]
+"""By name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands around calls and thoughts, in Lark. Those that are a control token of the model
+    are in ``tokens``, by their text: nothing else writes them. The others are written as text."""
+
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+    def written(self, mark: str) -> str:
+        """A mark."""
+        token = self.tokens.get(mark)
+        return literal(mark) if token is None else f"<[{token}]>"
+
+    def text_up_to(self, mark: str, rule: str) -> str:
+        """A rule for the text up to the first ``mark``, which is part of it."""
+        if mark in self.tokens:
+            return f"{rule}: /(.|\\n)*/ {self.written(mark)}"
+        return f"{rule}[lazy]: /(.|\\n)*{in_regex(mark)}/"
+
+
+@dataclass(frozen=True)
+class CallSyntax(ABC):
+    """How a family of models writes calls: ``begin``, then what ``parse`` reads, then ``end``.
+    Without ``end`` they reach to the end of the text."""
+
+    begin: str
+    end: str | None
+
+    only_first: ClassVar[bool] = False
+    """Whether calls stand at the beginning of an answer or nowhere."""
+    separator: ClassVar[str] = ""
+    """What stands between two calls that each have their own ``begin``."""
+    short_ids: ClassVar[bool] = False
+    """Whether the family's templates want ids of nine characters."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether each call of several has its own ``begin``."""
+        return False
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The marks within a call."""
+        return ()
+
+    @property
+    def bare(self) -> tuple[str, str] | None:
+        """What a call begins and ends with where its model left out ``begin``; both are part of its
+        body. None where nothing marks such a call."""
+        return None
+
+    @abstractmethod
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        """The calls of a body; None for one that is malformed or calls something else."""
+
+    def parse_exactly(self, body: str, functions: Functions) -> list[Call] | None:
+        """As ``parse``, for a body that a grammar of ``rules`` wrote: nothing is missing in it, and
+        its values may look like what is missing elsewhere."""
+        return self.parse(body, functions)
+
+    def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
+        """The calls of an unfinished body in which marks are missing, and the text behind them."""
+        return None
+
+    def hopeless(self, body: str, functions: Functions) -> bool:
+        """Whether no text that may follow makes a ``bare`` body a call."""
+        return False
+
+    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
+        """Whether ``end`` would be part of a value if it came after ``body``: of JSON, where
+        nothing else is said. See ``parse_exactly`` for ``exact``."""
+        return inside_string(body)
+
+    def arguments_start(self, body: str) -> tuple[str, int] | None:
+        """The name that an unfinished body calls, and where the JSON text of its arguments
+        starts; None where that is not known yet, or cannot be for this syntax."""
+        return None
+
+    @abstractmethod
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        """Lark rules; the first one, ``calls``, is what comes after ``begin``, ``end`` included:
+        one call, or with ``many`` several where they share one ``begin``.
+
+        Raises SchemaRefused for parameters that cannot be enforced.
+        """
+
+
+def literal(text: str) -> str:
+    """A text in Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def in_regex(text: str) -> str:
+    """A text in a regular expression between slashes."""
+    return re.sub(r"([^a-zA-Z0-9_<>\" ])", r"\\\1", text)
+
+
+def json_rule(schema: Mapping[str, Any] | bool) -> str:
+    """A JSON value that obeys ``schema``, in Lark. Raises SchemaRefused."""
+    enforced = enforceable(schema)
+    if enforced is False:
+        raise SchemaRefused("", "false", "allows nothing")
+    options = {"x-guidance": compile_options(enforced)}
+    return f"%json {json.dumps(options | ({} if enforced is True else enforced))}"
+
+
+def choice(names: Sequence[str]) -> str:
+    """One of these rules."""
+    return "(" + " | ".join(names) + ")"
+
+
+def object_text(value: object) -> str | None:
+    """The JSON text of an object, None for anything else."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
+
+
+def strict_loads(text: str) -> Any:
+    """The JSON value of a text. Raises ValueError, also for NaN and infinities."""
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+@dataclass(slots=True)
+class ValueScanner:
+    """Follows a JSON value from its first character: ``ended`` once it is whole.
+
+    It looks at brackets and strings only; whether the value is JSON is not its business.
+    """
+
+    depth: int = 0
+    in_string: bool = False
+    escaped: bool = False
+    ended: bool = False
+
+    def feed(self, text: str) -> int:
+        """Take in characters up to the end of the value: how many."""
+        for count, character in enumerate(text, 1):
+            if self.in_string:
+                if self.escaped:
+                    self.escaped = False
+                elif character == "\\":
+                    self.escaped = True
+                elif character == '"':
+                    self.in_string = False
+            elif character == '"':
+                self.in_string = True
+            elif character in "{[":
+                self.depth += 1
+            elif character in "}]":
+                self.depth -= 1
+            if self.depth == 0 and not self.in_string:
+                self.ended = True
+                return count
+        return len(text)
+
+
+def inside_string(text: str) -> bool:
+    """Whether a text that holds JSON ends within a string."""
+    inside = escaped = False
+    for character in text:
+        if escaped:
+            escaped = False
+        elif character == '"':
+            inside = not inside
+        elif character == "\\":
+            escaped = inside
+    return inside

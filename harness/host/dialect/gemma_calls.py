@@ -1,0 +1,250 @@
+"""Calls as Gemma 4 and FunctionGemma write them: ``call:name{key:<|"|>text<|"|>,count:3}``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.host.dialect.calls import (
+    Call,
+    CallSyntax,
+    Function,
+    Functions,
+    Marks,
+    choice,
+    json_rule,
+    literal,
+)
+from harness.host.dialect.schemas import (
+    OBJECT_KEYWORDS,
+    keywords_of,
+    members_of,
+    only,
+    resolved,
+)
+from harness.host.structured.json_schema import enforceable
+from harness.host.structured.schema_tree import SchemaRefused
+
+NAME = re.compile(r"\s*call:([a-zA-Z0-9_.-]+)(?=\{)")
+KEY = re.compile(r"[a-zA-Z0-9_.-]+")
+SCALAR = re.compile(r"true|false|null|None|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+DEEPEST = 32
+SCALARS = frozenset(("integer", "number", "boolean", "null"))
+
+
+@dataclass(frozen=True)
+class GemmaCalls(CallSyntax):
+    """Objects with bare keys, in which strings stand between tokens of their own, each a
+    ``quote``."""
+
+    begin: str = "<|tool_call>"
+    end: str = "<tool_call|>"
+    quote: str = '<|"|>'
+
+    @property
+    def repeats(self) -> bool:
+        return True
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        return (self.quote,)
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        found = NAME.match(body)
+        if found is None or found[1] not in functions:
+            return None
+        reader = _Reader(body, found.end(), self.quote)
+        try:
+            arguments = reader.value()
+        except _Malformed:
+            return None
+        if body[reader.at :].strip() or not isinstance(arguments, dict):
+            return None
+        return [Call(found[1], json.dumps(arguments, ensure_ascii=False))]
+
+    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
+        return body.count(self.quote) % 2 == 1
+
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        writer = _Rules(self.quote, marks)
+        names = []
+        for function in functions:
+            parameters = enforceable(function.parameters)
+            value = writer.value({"type": "object", **parameters}, parameters, "")
+            names.append(writer.add(f"{literal(f'call:{function.name}')} {value}"))
+        return [f"calls: {choice(names)} {marks.written(self.end)}", *writer.rules]
+
+
+FUNCTION_GEMMA = GemmaCalls("<start_function_call>", "<end_function_call>", "<escape>")
+
+
+class _Malformed(Exception):
+    """A body that is not of this form."""
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads one value after the other."""
+
+    text: str
+    at: int
+    quote: str
+
+    def value(self, depth: int = 0) -> Any:
+        """The value that starts here. Raises _Malformed."""
+        if depth > DEEPEST:
+            raise _Malformed
+        self._skip()
+        if self._takes(self.quote):
+            return self._until_quote()
+        if self._takes("{"):
+            return self._members(depth)
+        if self._takes("["):
+            return self._items(depth)
+        return self._scalar()
+
+    def _members(self, depth: int) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        while not self._closes("}", bool(members)):
+            key = self._key()
+            if key in members or not self._takes(":"):
+                raise _Malformed
+            members[key] = self.value(depth + 1)
+        return members
+
+    def _items(self, depth: int) -> list[Any]:
+        items: list[Any] = []
+        while not self._closes("]", bool(items)):
+            items.append(self.value(depth + 1))
+        return items
+
+    def _closes(self, bracket: str, has_some: bool) -> bool:
+        """Whether the container ends here; before another part comes a comma."""
+        self._skip()
+        if self._takes(bracket):
+            return True
+        if has_some and not self._takes(","):
+            raise _Malformed
+        self._skip()
+        return False
+
+    def _key(self) -> str:
+        if self._takes(self.quote):
+            return self._until_quote()
+        found = KEY.match(self.text, self.at)
+        if found is None:
+            raise _Malformed
+        self.at = found.end()
+        return found[0]
+
+    def _until_quote(self) -> str:
+        end = self.text.find(self.quote, self.at)
+        if end < 0:
+            raise _Malformed
+        text, self.at = self.text[self.at : end], end + len(self.quote)
+        return text
+
+    def _scalar(self) -> Any:
+        found = SCALAR.match(self.text, self.at)
+        if found is None:
+            raise _Malformed
+        self.at = found.end()
+        return None if found[0] == "None" else json.loads(found[0])
+
+    def _takes(self, text: str) -> bool:
+        if not self.text.startswith(text, self.at):
+            return False
+        self.at += len(text)
+        return True
+
+    def _skip(self) -> None:
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+
+
+class _Rules:
+    """Lark rules for values of schemas. Raises SchemaRefused for what cannot be written."""
+
+    def __init__(self, quote: str, marks: Marks) -> None:
+        self._quote, self._marks = quote, marks
+        self.rules = [
+            f"string: {marks.written(quote)} string_rest",
+            marks.text_up_to(quote, "string_rest"),
+        ]
+
+    def add(self, body: str) -> str:
+        """The name of a new rule."""
+        name = f"rule_{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name
+
+    def value(self, schema: Any, root: Mapping[str, Any], path: str, depth: int = 0) -> str:
+        """What writes a value of ``schema``, which is at ``path`` in ``root``."""
+        schema = resolved(schema, root)
+        if not isinstance(schema, Mapping):
+            raise SchemaRefused(path, "a boolean", "is no type of this model's calls")
+        keywords = keywords_of(schema)
+        if depth > DEEPEST:
+            raise SchemaRefused(path, "$ref", "goes too deep for this model's calls")
+        if "enum" in keywords or "const" in keywords:
+            only(keywords, {"type", "enum", "const"}, path)
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            return choice([self._constant(value, path) for value in values])
+        if "anyOf" in keywords:
+            only(keywords, {"anyOf"}, path)
+            options = [
+                self.value(one, root, f"{path}/anyOf/{n}", depth + 1)
+                for n, one in enumerate(schema["anyOf"])
+            ]
+            return choice(options)
+        match schema.get("type"):
+            case "string":
+                only(keywords, {"type"}, path)
+                return "string"
+            case "array":
+                only(keywords, {"type", "items"}, path)
+                if "items" not in schema:
+                    raise SchemaRefused(path, "items", "is needed in this model's calls")
+                item = self.value(schema["items"], root, f"{path}/items", depth + 1)
+                return self.add(f'"[" ({item} ("," {item})*)? "]"')
+            case "object":
+                only(keywords, OBJECT_KEYWORDS, path)
+                return self._object(schema, root, path, depth)
+            case kind if kind in SCALARS:
+                return json_rule({key: schema[key] for key in keywords})
+        raise SchemaRefused(path, "type", "must be one type in this model's calls")
+
+    def _object(self, schema: Any, root: Mapping[str, Any], path: str, depth: int) -> str:
+        members = []
+        # In the order in which the model's template writes them.
+        for name, member, needed in sorted(members_of(schema, path), key=lambda m: m[0].lower()):
+            if KEY.fullmatch(name) is None:
+                raise SchemaRefused(path, repr(name), "cannot be a name in this model's calls")
+            value = self.value(member, root, f"{path}/properties/{name}", depth + 1)
+            members.append((self.add(f"{literal(f'{name}:')} {value}"), needed))
+        return self.add(f'"{{" {self._sequence(members)} "}}"')
+
+    def _sequence(self, members: Sequence[tuple[str, bool]]) -> str:
+        """Members with commas between them, those that are not required left out or not."""
+        after = '""'
+        firsts: list[str] = []
+        for name, needed in reversed(members):
+            first = f"{name} {after}"
+            firsts = [first] if needed else [first, *firsts]
+            with_comma = f'("," {name})' + ("" if needed else "?")
+            after = self.add(f"{with_comma} {after}")
+        if not any(needed for _, needed in members):
+            firsts.append('""')
+        return choice(firsts)
+
+    def _constant(self, value: object, path: str) -> str:
+        """A value that is given."""
+        if isinstance(value, str) and self._quote not in value:
+            quote = self._marks.written(self._quote)
+            return f"({quote} {literal(value)} {quote})"
+        if isinstance(value, str | Mapping | list):
+            raise SchemaRefused(path, "enum", "cannot be written in this model's calls")
+        return literal(json.dumps(value))

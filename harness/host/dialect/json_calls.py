@@ -1,0 +1,227 @@
+"""Calls written as JSON: in tags (Hermes, Qwen), as a list in tags (Nemotron), alone (Llama 3), or
+behind a token (Mistral)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.host.dialect.calls import (
+    Call,
+    CallSyntax,
+    Function,
+    Functions,
+    Marks,
+    choice,
+    inside_string,
+    json_rule,
+    literal,
+    object_text,
+    strict_loads,
+)
+
+SPACE = r"[ \t\r\n]*"
+NAMED_CALL = re.compile(rf"{SPACE}([a-zA-Z0-9_-]+)(?:\[ARGS\])?{SPACE}(\{{.*\}}){SPACE}", re.S)
+DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True)
+class JsonObjectCalls(CallSyntax):
+    """``{"name": ..., "arguments": {...}}``, with the arguments under ``key``."""
+
+    key: str = "arguments"
+    before: str = ""
+    after: str = ""
+
+    separator = "\n"
+
+    @property
+    def repeats(self) -> bool:
+        return True
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        call = _call_of(body, self.key, functions)
+        return None if call is None else [call]
+
+    def arguments_start(self, body: str) -> tuple[str, int] | None:
+        return _arguments_start(body, self.key)
+
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        names, rules = _call_rules(functions, self.key)
+        end = [] if self.end is None else [marks.written(self.end)]
+        whole = [literal(self.before), choice(names), literal(self.after), *end]
+        return ["calls: " + " ".join(part for part in whole if part != '""'), *rules]
+
+
+@dataclass(frozen=True)
+class JsonListCalls(CallSyntax):
+    """``[{"name": ..., "arguments": {...}}, ...]`` in tags."""
+
+    end: str
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        return _list_of_calls(body, functions)
+
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        calls, *rules = _list_rules(functions, many)
+        return [f"{calls} {marks.written(self.end)}", *rules]
+
+
+@dataclass(frozen=True)
+class BareJsonCall(CallSyntax):
+    """Llama 3: an answer that is one JSON object, ``{"name": ..., "parameters": {...}}``."""
+
+    begin: str = "{"
+    end: str | None = None
+
+    only_first = True
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        call = _call_of("{" + body, "parameters", functions)
+        return None if call is None else [call]
+
+    def arguments_start(self, body: str) -> tuple[str, int] | None:
+        found = _arguments_start("{" + body, "parameters")
+        return None if found is None else (found[0], found[1] - 1)
+
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        names, rules = _call_rules(functions, "parameters", opened=True)
+        return [f"calls: {choice(names)}", *rules]
+
+
+@dataclass(frozen=True)
+class MistralCalls(CallSyntax):
+    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, or with ``named`` the newer
+    ``[TOOL_CALLS]name[ARGS]{...}`` for each call. Either is read."""
+
+    begin: str = "[TOOL_CALLS]"
+    end: str | None = None
+    named: bool = False
+
+    short_ids = True
+
+    @property
+    def repeats(self) -> bool:
+        return self.named
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        return ("[ARGS]",)
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        calls = []
+        for part in self._parts(body):
+            found = _list_of_calls(part, functions) or _named_call(part, functions)
+            if found is None:
+                return None
+            calls.extend(found)
+        return calls
+
+    def _parts(self, body: str) -> list[str]:
+        """``body`` at its marks; one within a text of JSON is part of that text."""
+        parts: list[str] = []
+        start = at = 0
+        while (at := body.find(self.begin, at)) >= 0:
+            if not inside_string(body[start:at]):
+                parts.append(body[start:at])
+                start = at + len(self.begin)
+            at += len(self.begin)
+        return [*parts, body[start:]]
+
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        if self.named:
+            between = marks.written("[ARGS]")
+            rules = [
+                f"call_{n}: {literal(one.name)} {between} {json_rule(one.parameters)}"
+                for n, one in enumerate(functions)
+            ]
+            return [f"calls: {choice([f'call_{n}' for n in range(len(functions))])}", *rules]
+        return _list_rules(functions, many)
+
+
+def _call_rules(
+    functions: Sequence[Function], key: str, opened: bool = False
+) -> tuple[list[str], list[str]]:
+    """Names and texts of a rule for each function."""
+    rules = []
+    for n, one in enumerate(functions):
+        head = ("" if opened else "{") + f'"name": "{one.name}", "{key}": '
+        rules.append(f"call_{n}: {literal(head)} {json_rule(one.parameters)} {literal('}')}")
+    return [f"call_{n}" for n in range(len(functions))], rules
+
+
+def _list_rules(functions: Sequence[Function], many: bool) -> list[str]:
+    """The first one is a list of calls, or of one."""
+    names, rules = _call_rules(functions, "arguments")
+    one = choice(names)
+    more = f' (", " {one})*' if many else ""
+    return [f'calls: "[" {one}{more} "]"', *rules]
+
+
+def _call_of(text: str, key: str, functions: Functions) -> Call | None:
+    """The one call a text holds."""
+    found = _arguments_start(text, key)
+    try:
+        value = strict_loads(text)
+    except (ValueError, RecursionError):
+        return None
+    call = _checked(value, key, functions)
+    if call is None or found is None:
+        return call
+    # As the model wrote it: what is sent back gives the tokens it came from.
+    try:
+        arguments, end = DECODER.raw_decode(text, found[1])
+    except (ValueError, RecursionError):
+        return call
+    if arguments != value[key]:
+        return call
+    return Call(call.name, text[found[1] : end])
+
+
+def _checked(value: object, key: str, functions: Functions) -> Call | None:
+    if not isinstance(value, dict) or value.get("name") not in functions:
+        return None
+    arguments: Any = value.get(key)
+    if isinstance(arguments, str):
+        # Some models write the arguments as a text that holds JSON.
+        try:
+            arguments = strict_loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    text = object_text(arguments)
+    return None if text is None else Call(value["name"], text)
+
+
+def _arguments_start(text: str, key: str) -> tuple[str, int] | None:
+    found = re.match(
+        rf'{SPACE}\{{{SPACE}"name"{SPACE}:{SPACE}"([^"\\]*)"{SPACE},{SPACE}"{key}"{SPACE}:{SPACE}'
+        r"(?=\{)",
+        text,
+    )
+    return None if found is None else (found[1], found.end())
+
+
+def _list_of_calls(text: str, functions: Functions) -> list[Call] | None:
+    try:
+        values = strict_loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, list):
+        return None
+    calls = [_checked(value, "arguments", functions) for value in values]
+    # A list of none is text.
+    return [call for call in calls if call is not None] if calls and all(calls) else None
+
+
+def _named_call(text: str, functions: Functions) -> list[Call] | None:
+    found = NAMED_CALL.fullmatch(text)
+    if found is None or found[1] not in functions:
+        return None
+    try:
+        arguments = strict_loads(found[2])
+    except (ValueError, RecursionError):
+        return None
+    return [Call(found[1], found[2])] if isinstance(arguments, dict) else None

@@ -1,0 +1,261 @@
+"""Calls as Qwen3-Coder and Qwen3.5 write them: tags, and in them the values as plain text.
+
+A value is the text itself where the parameter may be a string, and JSON where it may not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.host.dialect.calls import (
+    Call,
+    CallSyntax,
+    Function,
+    Functions,
+    Marks,
+    choice,
+    json_rule,
+    literal,
+    strict_loads,
+)
+from harness.host.dialect.schemas import (
+    OBJECT_KEYWORDS,
+    keywords_of,
+    members_of,
+    only,
+    resolved,
+)
+from harness.host.dialect.xml_text import CLOSE, name_called, read_tags
+from harness.host.structured.json_schema import enforceable
+from harness.host.structured.schema_tree import SchemaRefused
+
+CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
+PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.S)
+LONGEST_HEAD = 256
+"""Characters before the end of a call's first tag; a text with more is no call."""
+PARAMETER_NAME = re.compile(r"[^<>\s\x00-\x1f]([^<>\n\x00-\x1f]{0,126}[^<>\s\x00-\x1f])?")
+PYTHON_WORDS = {"True": True, "False": False, "None": None}
+"""How these models' template writes values that are no text."""
+CLOSING = "\n</parameter>\n"
+
+
+@dataclass(frozen=True)
+class XmlCalls(CallSyntax):
+    """``<function=name><parameter=key>value</parameter></function>``."""
+
+    begin: str = "<tool_call>"
+    end: str = "</tool_call>"
+
+    separator = "\n"
+
+    @property
+    def repeats(self) -> bool:
+        return True
+
+    @property
+    def bare(self) -> tuple[str, str]:
+        return ("<function=", CLOSE)
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        call = _read(body, functions)
+        return [call] if isinstance(call, Call) else None
+
+    def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
+        ends = [found.start() for found in re.finditer(re.escape(self.end), body)]
+        for end in (*ends, len(body)):
+            call = _read(body[:end], functions, cut=True)
+            if isinstance(call, Call):
+                return [call], body[end:].removeprefix(self.end)
+        return None
+
+    def hopeless(self, body: str, functions: Functions) -> bool:
+        name = name_called(body)
+        if name is not None:
+            return name not in functions
+        return "\n" in body.lstrip() or ">" in body or len(body) > LONGEST_HEAD
+
+    def parse_exactly(self, body: str, functions: Functions) -> list[Call] | None:
+        found = CALL.fullmatch(body)
+        if found is None or found[1] not in functions:
+            return None
+        function = functions[found[1]]
+        arguments: dict[str, Any] = {}
+        at, inner = 0, found[2]
+        while (parameter := PARAMETER.match(inner, at)) is not None:
+            name, text = parameter[1], parameter[2]
+            if name in arguments:
+                return None
+            arguments[name] = _value_of(text, _schema_of(function, name), function.parameters)
+            at = parameter.end()
+        if inner[at:].strip():
+            return None
+        return [Call(function.name, json.dumps(arguments, ensure_ascii=False))]
+
+    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
+        if exact:
+            return body.rfind("<parameter=") > body.rfind("</parameter>")
+        return _read(body, functions) is True
+
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        rules = []
+        for n, function in enumerate(functions):
+            rules.extend(_rules_of(function, f"call_{n}"))
+        names = choice([f"call_{n}" for n in range(len(functions))])
+        return [f'calls: "\\n" {names} "\\n" {marks.written(self.end)}', *rules]
+
+
+def _read(body: str, functions: Functions, cut: bool = False) -> Call | bool:
+    """The call of a body, see ``read_tags``."""
+    function = functions.get(name_called(body) or "")
+    if function is None:
+        return False
+    properties = function.parameters.get("properties")
+    declared = properties.keys() if isinstance(properties, Mapping) and properties else None
+    found = read_tags(body, declared, cut)
+    if isinstance(found, bool):
+        return found
+    arguments = {
+        name: _value_of(text, _schema_of(function, name), function.parameters)
+        for name, text in found.parameters.items()
+    }
+    return Call(function.name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _rules_of(function: Function, rule: str) -> list[str]:
+    schema = enforceable(function.parameters)
+    only(keywords_of(schema), OBJECT_KEYWORDS, "")
+    if schema.get("type", "object") != "object":
+        raise SchemaRefused("", "type", "of parameters must be object")
+    parts, rules = [], []
+    for n, (name, value, needed) in enumerate(members_of(schema, "")):
+        if PARAMETER_NAME.fullmatch(name) is None:
+            raise SchemaRefused(
+                "/properties", repr(name), "cannot be written in this model's calls"
+            )
+        parts.append(f"{rule}_{n}" + ("" if needed else "?"))
+        text = f"<parameter={name}>\n"
+        rules.extend(_value_rules(f"{rule}_{n}", text, value, schema, f"/properties/{name}"))
+    first = literal(f"<function={function.name}>\n")
+    return [f'{rule}: {first} {" ".join(parts)} "</function>"', *rules]
+
+
+def _value_rules(
+    rule: str, opening: str, schema: Any, root: Mapping[str, Any], pointer: str
+) -> list[str]:
+    """A parameter with its tags."""
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    texts: list[str] = []
+    values: list[str] = []
+    free = typed = False
+    for option in _options(resolved(schema, root), root):
+        keywords = keywords_of(option)
+        if not _may_be_string(option, root):
+            values.append(json_rule({**definitions, **option}))
+            typed = typed or keywords != {"type"}
+        elif keywords <= {"type"}:
+            free = True
+        elif keywords <= {"type", "enum", "const"} and option.get("type", "string") == "string":
+            texts.extend([option["const"]] if "const" in option else option["enum"])
+        else:
+            keyword = min(keywords - {"type"})
+            raise SchemaRefused(pointer, keyword, "cannot be enforced in this model's calls")
+    if (free and (typed or texts)) or not all(map(_is_plain, texts)):
+        raise SchemaRefused(pointer, "a choice", "is ambiguous in this model's calls")
+    if free:
+        text = r"/(.|\n)*<\/parameter>/"
+        return [f'{rule}: {literal(opening)} {rule}_text "\\n"', f"{rule}_text[lazy]: {text}"]
+    either = choice([*map(literal, texts), *values])
+    return [f"{rule}: {literal(opening)} {either} {literal(CLOSING)}"]
+
+
+def _options(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of which a value needs to obey one."""
+    if not isinstance(schema, Mapping):
+        return [{}] if schema else []
+    if keywords_of(schema) == {"anyOf"}:
+        return [one for option in schema["anyOf"] for one in _options(resolved(option, root), root)]
+    kinds = schema.get("type")
+    if isinstance(kinds, list) and "enum" not in schema and "const" not in schema:
+        return [{**schema, "type": kind} for kind in kinds]
+    return [dict(schema)]
+
+
+def _is_plain(text: object) -> bool:
+    """Whether a text can stand between tags and means nothing but itself."""
+    if not isinstance(text, str) or "</parameter>" in text or text != text.strip("\n"):
+        return False
+    try:
+        strict_loads(text)
+    except ValueError:
+        return True
+    return False
+
+
+def _value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a text between tags means; a newline on either side belongs to the tags."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    meant = resolved(schema, root)
+    try:
+        value = PYTHON_WORDS[text] if text in PYTHON_WORDS else strict_loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not _may_be_string(meant, root):
+        return value
+    return value if _allows_json(meant, value, root) else text
+
+
+def _schema_of(function: Function, name: str) -> Any:
+    properties = function.parameters.get("properties")
+    return properties.get(name, True) if isinstance(properties, Mapping) else True
+
+
+def _may_be_string(schema: Any, root: Mapping[str, Any]) -> bool:
+    if not isinstance(schema, Mapping):
+        return schema is not False
+    if "const" in schema:
+        return isinstance(schema["const"], str)
+    if isinstance(schema.get("enum"), list):
+        return any(isinstance(value, str) for value in schema["enum"])
+    kinds = schema.get("type")
+    if kinds is not None:
+        return "string" in ([kinds] if isinstance(kinds, str) else kinds)
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(options, list):
+        return any(_may_be_string(resolved(option, root), root) for option in options)
+    return True
+
+
+def _allows_json(schema: Any, value: Any, root: Mapping[str, Any]) -> bool:
+    """Whether a value that is no string may be meant where a string may be."""
+    if isinstance(value, str):
+        return False
+    if not isinstance(schema, Mapping):
+        return True
+    if isinstance(schema.get("enum"), list):
+        return value in schema["enum"]
+    kinds = schema.get("type")
+    if kinds is not None:
+        return _type_of(value) & set([kinds] if isinstance(kinds, str) else kinds) != set()
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(options, list):
+        return any(_allows_json(resolved(option, root), value, root) for option in options)
+    return True
+
+
+def _type_of(value: Any) -> set[str]:
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"number"}
+        case list():
+            return {"array"}
+    return {"object"}

@@ -1,0 +1,110 @@
+"""Opens what drafts the tokens of a session: its prompt, the model's own draft block, or a smaller
+model of its vocabulary."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from contract.dtypes import DEFAULT_KV
+from contract.lazy_dataclass import dataclass
+from contract.tier import Tier
+from harness.memory import plans_of, storage_problem
+from harness.progress import Progress
+from reference.engine.draft_block import DraftBlock, block_limits
+from reference.engine.draft_model import DraftModel, check_vocabularies, draft_limits
+from reference.engine.drafter import Drafter, PromptLookup
+from reference.limits import Limits
+from reference.memory.planner import FootprintOf, MemoryPlan, plan_memory
+from reference.model.open import Model, open_model
+from reference.runner import NOTHING_SHARED, ModelRunner, shared_names
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A model that drafts and the sizes it runs with; ``plan`` is the memory it takes. With
+    ``block`` it is the draft block of the session's own model, and the plan has what the model does
+    not have anyway."""
+
+    model: Model
+    limits: Limits
+    plan: MemoryPlan
+    block: bool = False
+
+
+def open_draft_model(path: Path, target: Model, owned: ExitStack) -> Model:
+    """The draft model in a file, for a target with the same vocabulary.
+
+    Raises ModelFileError, UnsupportedModel, and RequestError where the vocabularies differ.
+    """
+    model = open_model(path)
+    owned.callback(model.file.close)
+    check_vocabularies(model, target)
+    return model
+
+
+def plan_drafting(draft: Model | None, model: Model, tier: Tier, target: Limits) -> Drafting | None:
+    """The sizes and the memory of what drafts for ``model`` with the sizes ``target``: the model
+    ``draft`` if there is one, else the draft block where ``target`` has room for its hidden states,
+    else None: drafts from the prompt take no memory.
+    """
+    if draft is not None:
+        return _plan_model(draft, tier, target)
+    if not target.hidden_rows:
+        return None
+    return plan_block(model, target, tier.footprint, tier.info.host_unified)
+
+
+def plan_block(model: Model, target: Limits, footprint: FootprintOf, unified: bool) -> Drafting:
+    """The draft block of a model with the sizes ``target``, and the memory that it adds."""
+    limits = block_limits(target)
+    graph = model.draft_graph(limits)
+    held, shared = footprint(graph, limits.largest), shared_names(model.graph(target), graph)
+    buffers, mapped = (
+        {name: nbytes for name, nbytes in part.items() if name not in shared}
+        for part in (held.buffers, held.mapped)
+    )
+    own = replace(held, buffers=buffers, mapped=mapped)
+    return Drafting(model, limits, plan_memory(graph, limits, own, unified), True)
+
+
+def _plan_model(model: Model, tier: Tier, target: Limits) -> Drafting:
+    """Keys and values are stored as the target's, or as F16 where the heads do not allow it."""
+    limits = draft_limits(target)
+    if storage_problem(model, limits.kv_dtype) is not None:
+        limits = replace(limits, kv_dtype=DEFAULT_KV)
+
+    def limits_at(context: int) -> Limits:
+        return replace(limits, context=min(context, model.config.context))
+
+    plan = plans_of(model, limits_at, tier.footprint, tier.info.host_unified)(target.context)
+    return Drafting(model, limits_at(target.context), plan)
+
+
+def load_drafter(
+    drafting: Drafting | None,
+    target: ModelRunner,
+    most: int,
+    owned: ExitStack,
+    progress: Progress,
+) -> Drafter | None:
+    """What drafts at most ``most`` tokens ahead for the model of ``target``: another model or the
+    model's own block, which is uploaded to the same tier and closed by ``owned``, else the prompt;
+    None where nothing shall."""
+    if not most:
+        return None
+    if drafting is None:
+        return PromptLookup()
+    model, limits, tier = drafting.model, drafting.limits, target.tier
+    graph = model.draft_graph(limits) if drafting.block else model.graph(limits)
+    shared = target.shared_buffers(graph) if drafting.block else NOTHING_SHARED
+    progress.start("loading", sum(drafting.plan.weights.values()), "B")
+    try:
+        runner = owned.enter_context(
+            ModelRunner(model, tier, limits, progress.advance, graph=graph, shared=shared)
+        )
+    finally:
+        progress.close()
+    runner.prepare()
+    return DraftBlock(runner) if drafting.block else DraftModel(runner, target.model)

@@ -1,0 +1,300 @@
+"""The driver of one engine: requests go in, and their events come out on streams.
+
+A stream holds a bounded number of events: while nobody takes them, its requests are stalled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from contract.errors import QueueFull, RequestError, ZincError
+from contract.types import Tenant, TokenEvent
+from harness.host.background_work import IN_TIME_SECONDS, BackgroundWork
+from harness.host.event_queue import Delivered, EventQueue, Offer
+from harness.host.submissions import EngineStopped, Submission, Submits
+from harness.host.watch import Listener, RequestFacts, StreamWatch
+from reference.engine import Engine
+from reference.engine.statistics import EngineStatistics
+from reference.observer import NOBODY, Observer
+
+T = TypeVar("T")
+BUFFERED_EVENTS = 256
+"""Events a stream holds before its requests stall."""
+STALLED_STEP_SECONDS = 0.01
+"""Seconds to wait between two steps while every request is stalled or waits for late work."""
+
+
+class EventStream:
+    """The events of any number of requests. One thread takes from it.
+
+    ``ready`` is called on the engine's thread whenever there is something to take.
+    """
+
+    def __init__(
+        self, driver: EngineDriver, capacity: int, ready: Callable[[], None] | None = None
+    ) -> None:
+        self.facts: dict[int, RequestFacts] = {}
+        self._driver = driver
+        self._capacity = capacity
+        self._ready = ready
+        self._events = EventQueue()
+        self._live: set[int] = set()
+        self._stalled = False
+
+    def take(self, timeout: float, offer: Offer | None = None) -> list[Delivered]:
+        """The events there are, after waiting up to ``timeout`` seconds for the first one; empty if
+        none came. The engine's thread offers events to ``offer`` meanwhile: see ``EventQueue``.
+        Raises EngineStopped when no more events will come."""
+        if self._stalled:
+            self._driver.unstall(self)
+        if not len(self._events) and self._driver.advance():
+            timeout = 0.0
+        return self._events.take(timeout, offer)
+
+    def wake(self) -> None:
+        """End the reader's waiting. Only an offer calls it."""
+        self._events.wake()
+
+    def cancel(self, request_id: int | None = None, used: int | None = None) -> None:
+        """End one request, or all of them, before the next step, and do not wait for it. Of a
+        request whose answer has ``used`` tokens, its tenant is charged no others."""
+        ids = [request_id] if request_id is not None else list(self.facts)
+        self._driver.cancel(self, ids, used=used)
+
+    def release(self, request_ids: Sequence[int]) -> None:
+        """As ``cancel``, and forget their facts: for a stream that never stops getting requests."""
+        self._driver.cancel(self, request_ids, release=True)
+
+    def _put(self, item: Sequence[Delivered] | ZincError) -> None:
+        if isinstance(item, ZincError):
+            self._events.fail(item)
+        else:
+            self._events.give(item)
+        if self._ready is not None:
+            self._ready()
+
+
+class EngineDriver(Submits[EventStream]):
+    """Runs requests on the engine that ``make_engine`` builds around the observer it is given.
+
+    The thread that takes from a stream computes the steps, so one thread uses all of it. What the
+    engine reports goes on to ``observer``. See ``ThreadedDriver`` for many threads.
+    """
+
+    def __init__(
+        self,
+        make_engine: Callable[[Observer], Engine],
+        buffered_events: int = BUFFERED_EVENTS,
+        observer: Observer = NOBODY,
+    ) -> None:
+        self._streams: dict[int, EventStream] = {}
+        self._watch = StreamWatch(self._streams, observer)
+        self._background = BackgroundWork(self._work_done)
+        self._engine = make_engine(self._watch)
+        self._buffered = buffered_events
+        self._ids = itertools.count(1)
+        self._ended: EngineStopped | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for the thread that steps it."""
+        return self._engine
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """The engine's counts."""
+        return self._engine.statistics
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine ended; None while it works."""
+        return None if self._ended is None else str(self._ended)
+
+    def listen(self, listener: Listener) -> None:
+        """Report every step from now on to ``listener`` alone."""
+        self._watch.listener = listener
+
+    def new_id(self) -> int:
+        """An id for a request."""
+        return next(self._ids)
+
+    def call(self, work: Callable[[Engine], T]) -> T:
+        """What ``work`` returns for the engine, between two steps; raises what it raises, and
+        EngineStopped when the engine has ended."""
+        return work(self._engine)
+
+    def advance(self) -> bool:
+        """Compute a step for a reader without events; True where no other thread computes any, so
+        that the reader must not wait."""
+        if not self._engine.idle:
+            self.deliver(self._engine.step())
+        return True
+
+    def open_stream(
+        self, capacity: int | None = None, ready: Callable[[], None] | None = None
+    ) -> EventStream:
+        """A stream for requests to come."""
+        return EventStream(self, self._buffered if capacity is None else capacity, ready)
+
+    def submit_to(
+        self, stream: EventStream, submissions: Sequence[Submission]
+    ) -> list[ZincError | None]:
+        """Queue submissions, all between the same two steps; returns for each the error that
+        refused it, or None. Raises EngineStopped."""
+        now = time.monotonic()
+
+        def begin(engine: Engine) -> list[ZincError | None]:
+            refused: list[ZincError | None] = []
+            for submission in submissions:
+                try:
+                    self._begin(engine, stream, submission, now)
+                    refused.append(None)
+                except ZincError as error:
+                    refused.append(error)
+            return refused
+
+        return self.call(begin)
+
+    def cancel(
+        self,
+        stream: EventStream,
+        request_ids: Sequence[int],
+        *,
+        release: bool = False,
+        used: int | None = None,
+    ) -> None:
+        """End requests of a stream; unknown and finished ones are ignored. See ``EventStream``."""
+
+        def end() -> None:
+            for request_id in request_ids:
+                self._forget(stream, request_id)
+                self._engine.cancel(request_id)
+                facts = stream.facts.get(request_id)
+                if facts is not None and used is not None and used < facts.tokens:
+                    self._engine.take_back(facts.tenant.id, facts.tokens - used)
+                    facts.tokens = used
+                if release:
+                    stream.facts.pop(request_id, None)
+
+        self._post(end)
+
+    def unstall(self, stream: EventStream) -> None:
+        """Continue the requests of a stream whose reader takes events again."""
+
+        def go_on() -> None:
+            stream._stalled = False
+            for request_id in stream._live:
+                self._engine.unstall(request_id)
+                if request_id in self._background.late:
+                    self._engine.stall(request_id, patient=True)
+
+        self._post(go_on)
+
+    def _begin(
+        self, engine: Engine, stream: EventStream, submission: Submission, now: float
+    ) -> None:
+        accepted: list[int] = []
+        try:
+            for request in submission.requests:
+                self._streams[request.id] = stream
+                stream.facts[request.id] = RequestFacts(now, engine.tenants[request.tenant])
+                mask = submission.masks.get(request.id)
+                engine.submit(
+                    request,
+                    submission.logits.get(request.id),
+                    submission.first_row_of(request),
+                    mask,
+                    output=submission.output,
+                    on_scores=submission.scores.get(request.id),
+                )
+                accepted.append(request.id)
+                if mask is not None:
+                    self._background.add(request.id, mask)
+                stream._live.add(request.id)
+        except BaseException as error:
+            no_others = engine.statistics.waiting == len(accepted)
+            for request in submission.requests:
+                self._forget(stream, request.id)
+                stream.facts.pop(request.id, None)
+            for request_id in accepted:
+                engine.cancel(request_id)
+            if isinstance(error, QueueFull) and no_others:
+                most = len(accepted)
+                problem = f"times the prompts is above {most}, the most that may wait at once"
+                raise RequestError("n", problem) from None
+            raise
+
+    def _post(self, work: Callable[[], None]) -> None:
+        """Do ``work`` between two steps, without waiting for it."""
+        work()
+
+    def deliver(self, events: Sequence[TokenEvent]) -> None:
+        """Put the events of a step on the streams of their requests."""
+        now = time.monotonic()
+        tenants: list[Tenant] = []
+        given: dict[EventStream, list[Delivered]] = {}
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue
+            given.setdefault(stream, []).append(Delivered(now, event))
+            if event.token >= 0:
+                facts = stream.facts[event.request_id]
+                facts.tokens += 1
+                tenants.append(facts.tenant)
+            if event.finish_reason is not None:
+                self._forget(stream, event.request_id)
+            else:
+                self._background.received(event.request_id, event.token)
+        self._count(tenants)
+        for stream, delivered in given.items():
+            stream._put(delivered)
+            if not stream._stalled and len(stream._events) >= stream._capacity:
+                stream._stalled = True
+                for request_id in stream._live:
+                    self._engine.stall(request_id)
+        # A step without tokens may wait longer for late work: no request has a use for the time.
+        for request_id in self._background.settle(
+            IN_TIME_SECONDS if events else STALLED_STEP_SECONDS
+        ):
+            self._engine.stall(request_id, patient=True)
+
+    def _work_done(self, request_id: int) -> None:
+        """Continue a request whose late work is done. Called on the thread that did it."""
+
+        def go_on() -> None:
+            stream = self._streams.get(request_id)
+            if self._background.settled(request_id) and stream is not None and not stream._stalled:
+                self._engine.unstall(request_id)
+
+        self._post(go_on)
+
+    def _count(self, given: Sequence[Tenant]) -> None:
+        """Report to the listener how many tokens each tenant got; ``given`` has the tenant of each
+        token."""
+        listener = self._watch.listener
+        if listener is None:
+            return
+        tokens: dict[int, int] = {}
+        for tenant in given:
+            tokens[tenant.id] = tokens.get(tenant.id, 0) + 1
+        latest = {tenant.id: tenant for tenant in given}
+        for tenant_id, count in tokens.items():
+            listener.generated(latest[tenant_id], count)
+
+    def _forget(self, stream: EventStream, request_id: int) -> None:
+        self._background.forget(request_id)
+        stream._live.discard(request_id)
+        self._streams.pop(request_id, None)
+
+    def end(self, reason: EngineStopped) -> None:
+        """End all requests; their readers get ``reason``."""
+        self._ended = reason
+        for request_id, stream in list(self._streams.items()):
+            self._engine.cancel(request_id)
+            stream._put(reason)
+        self._streams.clear()
+        self._background.close()

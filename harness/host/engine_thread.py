@@ -1,0 +1,273 @@
+"""The thread that steps the engines of all models of a process. Other threads post work to it.
+
+An engine is single-threaded, so whatever uses it runs on this thread, between two steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+from contract.context_manager import ContextManager
+from contract.errors import DeviceLost
+from contract.types import LOCAL_TENANT, Tenant, TokenEvent
+from harness.host.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver
+from harness.host.faults import log_fault
+from harness.host.submissions import EndWords, EngineStopped
+from reference.engine import Engine
+from reference.engine.models import Loaded, Models, no_loader
+from reference.engine.statistics import EngineStatistics
+from reference.observer import Observer
+from reference.sched.tenants import Tenants
+
+T = TypeVar("T")
+log = logging.getLogger("zinc_rt.serve")
+STATISTICS_SECONDS = 0.02
+"""Most seconds between two looks at the counts of a working engine."""
+
+
+class ThreadedDriver(EngineDriver):
+    """A driver whose engine ``thread`` steps. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        key: str,
+        make_engine: Callable[[Observer], Engine],
+        buffered_events: int,
+    ) -> None:
+        super().__init__(make_engine, buffered_events)
+        self.key = key
+        self._thread = thread
+        self._ids = thread.ids
+        self._commands: deque[Callable[[], None]] = deque()
+        self._statistics, self._noted = self._engine.statistics, time.monotonic()
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """The engine's counts as they were a moment ago."""
+        return self._statistics
+
+    @property
+    def posted(self) -> bool:
+        """Whether work waits for the thread."""
+        return bool(self._commands)
+
+    @property
+    def resting(self) -> bool:
+        """Whether every request is stalled or waits for late work."""
+        late = self._background.late
+        streams = self._streams.items()
+        return bool(streams) and all(s._stalled or number in late for number, s in streams)
+
+    def owns(self, event: TokenEvent) -> bool:
+        """Whether the event is of a request on a stream of this driver."""
+        return event.request_id in self._streams
+
+    def call(self, work: Callable[[Engine], T]) -> T:
+        """What ``work`` returns for the engine, between two steps; raises what it raises, and
+        EngineStopped when the engine has ended."""
+        future, carry_out = _answering(lambda: work(self._engine))
+        with self._thread.changed:
+            if self._ended is not None:
+                raise self._ended
+            self._commands.append(carry_out)
+            self._thread.changed.notify()
+        return future.result()
+
+    def advance(self) -> bool:
+        """Compute nothing: the thread does."""
+        return False
+
+    def carry_out(self) -> None:
+        """Do the work that other threads posted."""
+        while self._commands:
+            self._commands.popleft()()
+        self._note_statistics()
+
+    def deliver(self, events: Sequence[TokenEvent]) -> None:
+        """Put the events of a step on the streams of their requests."""
+        super().deliver(events)
+        self._note_statistics()
+
+    def end(self, reason: EngineStopped) -> None:
+        """End all requests; their readers get ``reason``, and so does who posted work."""
+        with self._thread.changed:
+            self._ended = reason
+            left = list(self._commands)
+            self._commands.clear()
+        super().end(reason)
+        for command in left:
+            command()
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Let the requests in flight end for up to ``drain_seconds``, end the rest, and let the
+        thread step the engine no more."""
+        deadline = time.monotonic() + drain_seconds
+        while self._ended is None and self._streams and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with suppress(EngineStopped):
+            self._thread.remove(self)
+
+    def _post(self, work: Callable[[], None]) -> None:
+        with self._thread.changed:
+            if self._ended is None:
+                self._commands.append(work)
+                self._thread.changed.notify()
+
+    def _note_statistics(self) -> None:
+        """Let other threads see the engine's counts: when it is idle, and now and then before."""
+        now = time.monotonic()
+        if self._engine.idle or now - self._noted >= STATISTICS_SECONDS:
+            self._statistics, self._noted = self._engine.statistics, now
+
+
+class EngineThread(ContextManager):
+    """Steps the engines of its drivers, one at a time: see ``Models``. A context manager.
+
+    The engines are to have its ``tenants``, whose quotas then hold for all models together.
+    ``words`` are what clients get when the thread has ended. Methods may be called from any thread.
+    """
+
+    def __init__(
+        self, tenants: Iterable[Tenant] = (LOCAL_TENANT,), words: EndWords | None = None
+    ) -> None:
+        self.tenants = Tenants(tenants, clock=time.monotonic)
+        self.changed = threading.Condition()
+        self.ids = itertools.count(1)
+        self._words = words or EndWords()
+        self._models = Models(no_loader, time.monotonic)
+        self._drivers: dict[str, ThreadedDriver] = {}
+        self._keys = itertools.count()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._closing = False
+        self._ended: EngineStopped | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def add(
+        self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
+    ) -> ThreadedDriver:
+        """Step one more engine from now on; its driver. Raises EngineStopped."""
+        driver = ThreadedDriver(self, str(next(self._keys)), make_engine, buffered_events)
+
+        def add(models: Models) -> None:
+            models.add(driver.key, Loaded(driver.engine, 0, lambda: None))
+            self._drivers[driver.key] = driver
+
+        self.call(add)
+        return driver
+
+    def remove(self, driver: ThreadedDriver) -> None:
+        """End the requests of a driver, and step its engine no more. Raises EngineStopped."""
+
+        def remove(models: Models) -> None:
+            if self._drivers.pop(driver.key, None) is not None:
+                models.take_out(driver.key)
+                driver.end(EngineStopped(self._words.closed))
+
+        self.call(remove)
+
+    def call(self, work: Callable[[Models], T]) -> T:
+        """What ``work`` returns for the models, between two steps; raises what it raises, and
+        EngineStopped when the thread has ended."""
+        future, carry_out = _answering(lambda: work(self._models))
+        with self.changed:
+            if self._ended is not None:
+                raise self._ended
+            self._commands.append(carry_out)
+            self.changed.notify()
+        return future.result()
+
+    def close(self) -> None:
+        """End all requests, and stop."""
+        with self.changed:
+            self._closing = True
+            self.changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        def turn() -> None:
+            while self._commands:
+                self._commands.popleft()()
+            for driver in self._drivers.values():
+                driver.carry_out()
+            if not self._models.idle:
+                self._step()
+
+        self._end(_reason_of_end(self._wait, turn, self._words))
+
+    def _wait(self) -> bool:
+        """Wait while there is nothing to do; False when it is time to end."""
+        with self.changed:
+            while not (self._closing or self._posted or not self._models.idle):
+                self.changed.wait()
+            busy = [driver for driver in self._drivers.values() if not driver.engine.idle]
+            if busy and not self._posted and all(driver.resting for driver in busy):
+                self.changed.wait(STALLED_STEP_SECONDS)
+            return not self._closing
+
+    @property
+    def _posted(self) -> bool:
+        return bool(self._commands) or any(driver.posted for driver in self._drivers.values())
+
+    def _step(self) -> None:
+        try:
+            events = self._models.step()
+        except DeviceLost:
+            raise
+        except Exception as error:
+            # Its sequences wait again; the engine ends a request under which steps keep failing.
+            log_fault("a step failed", error)
+            return
+        for driver in self._drivers.values():
+            own = [event for event in events if driver.owns(event)]
+            if own or not events:
+                driver.deliver(own)
+
+    def _end(self, reason: EngineStopped) -> None:
+        with self.changed:
+            self._ended = reason
+            left = list(self._commands)
+            self._commands.clear()
+        for driver in self._drivers.values():
+            driver.end(reason)
+        for command in left:
+            command()
+
+
+def _reason_of_end(
+    wait: Callable[[], bool], turn: Callable[[], None], words: EndWords
+) -> EngineStopped:
+    """Take turns until ``wait`` says that there are no more, or one fails; what clients get
+    then."""
+    try:
+        while wait():
+            turn()
+    except DeviceLost as error:
+        log.error("the device was lost: %s", error)
+        return EngineStopped(f"the device was lost; {words.remedy}")
+    except BaseException as error:
+        log_fault("the engine ended", error)
+        return EngineStopped(f"the engine failed; {words.remedy}")
+    return EngineStopped(words.closed)
+
+
+def _answering(work: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:
+    """The future result of ``work``, and the function that another thread calls to do it."""
+    future: Future[T] = Future()
+
+    def carry_out() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    return future, carry_out

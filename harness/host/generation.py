@@ -1,0 +1,173 @@
+"""An answer in the making, of a session's one user."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from contract.lazy_dataclass import dataclass
+from contract.types import FinishReason, Request, SamplingParams
+from harness.host.answer_text import AnswerText, Piece
+from harness.host.driver import EngineDriver
+from harness.host.event_queue import Delivered
+from harness.progress import NullProgress, Progress
+from reference.engine.sequence import LogitsSink
+from reference.model.tokenizer import Tokenizer
+from reference.runner import LOGITS
+
+SILENT = NullProgress()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """What a generation took, in tokens and seconds.
+
+    ``cached_tokens`` of the prompt came from the prefix cache and were not computed.
+    ``prefill_seconds`` lasts until the first token is there, ``decode_seconds`` from then on.
+    ``decode_steps`` counts the tokens computed in that second part, one that ended the text
+    included. Of ``drafted`` tokens ``accepted`` were what the model sampled.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    prefill_seconds: float
+    decode_steps: int
+    decode_seconds: float
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def prompt_rate(self) -> float:
+        """Computed prompt tokens per second."""
+        return _rate(self.prompt_tokens - self.cached_tokens, self.prefill_seconds)
+
+    @property
+    def decode_rate(self) -> float:
+        """Generated tokens per second, the first one apart."""
+        return _rate(self.decode_steps, self.decode_seconds)
+
+
+class TextGeneration(Iterator[Piece]):
+    """An answer in the making: iterate for its pieces, read the rest at any time.
+
+    A KeyboardInterrupt, or whatever else stops the iteration, is followed by ``cancel``.
+    """
+
+    def __init__(
+        self,
+        driver: EngineDriver,
+        tokenizer: Tokenizer,
+        request: Request,
+        progress: Progress = SILENT,
+        on_logits: LogitsSink | None = None,
+        output: str = LOGITS,
+    ) -> None:
+        """Submits ``request``; raises RequestError when it cannot be served. ``on_logits`` receives
+        the logits that its tokens are sampled from, or ``output`` of them."""
+        self._engine = driver.engine
+        self._request = request
+        self._progress = progress
+        self._answer = AnswerText(tokenizer, request)
+        self._read = 0
+        self._reading = False
+        self._drafts_before = driver.engine.statistics.speculation
+        logits = {} if on_logits is None else {request.id: on_logits}
+        self._stream = driver.submit([request], logits, output=output)
+        self._started = time.monotonic()
+        self._pieces = self._run()
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    @property
+    def request(self) -> Request:
+        """What was submitted."""
+        return self._request
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of the text so far."""
+        return self._answer.tokens
+
+    @property
+    def sampled(self) -> list[int]:
+        """Every token so far, the one that ended the text included."""
+        return self._answer.sampled
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._answer.text
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while it runs."""
+        return self._answer.finish_reason
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._answer.stop_string
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How its tokens are chosen."""
+        return self._request.sampling
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Counts and times so far; drafts are those of all that ran in the engine meanwhile."""
+        answer, before = self._answer, self._drafts_before
+        drafts = self._engine.statistics.speculation
+        first = self._started if answer.first is None else answer.first
+        return GenerationStats(
+            prompt_tokens=len(self._request.prompt),
+            cached_tokens=self._stream.facts[self._request.id].cached,
+            prefill_seconds=first - self._started,
+            decode_steps=max(0, len(answer.sampled) - 1),
+            decode_seconds=0.0 if answer.latest is None else answer.latest - first,
+            drafted=drafts.drafted - before.drafted,
+            accepted=drafts.accepted - before.accepted,
+        )
+
+    def cancel(self) -> None:
+        """Stop for good; harmless when finished."""
+        if self.finish_reason is None:
+            self._answer.finish_reason = FinishReason.CANCELLED
+            self._progress.close()
+            self._stream.cancel()
+
+    def _run(self) -> Iterator[Piece]:
+        self._start_progress()
+        while self.finish_reason is None:
+            for at, event in self._events():
+                piece = self._answer.receive(event, self._stream, at)
+                if piece is not None and (piece.text or piece.token is not None):
+                    yield piece
+
+    def _start_progress(self) -> None:
+        """Show the reading of a prompt that takes several steps."""
+        count = len(self._request.prompt)
+        self._reading = count > self._engine.chunk_tokens
+        if self._reading:
+            self._progress.start("reading the prompt", count, "token")
+
+    def _events(self) -> list[Delivered]:
+        """The events of a step; until there is a token the progress of the prompt goes on."""
+        try:
+            events = self._stream.take(0.0)
+        except BaseException:
+            self._progress.close()
+            raise
+        if self._reading:
+            read = self._engine.progress(self._request.id)
+            self._progress.advance(max(0, read - self._read))
+            self._read = read
+            if events:
+                self._progress.close()
+                self._reading = False
+        return events
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

@@ -1,0 +1,109 @@
+"""A model that answers requests of many threads: loaded, with an engine on a thread of its own."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.host.driver import BUFFERED_EVENTS
+from harness.host.engine_thread import EngineThread, ThreadedDriver
+from harness.host.open import SILENT, Prepared, load_model
+from harness.host.options import SessionOptions
+from harness.host.structured.grammars import Grammars
+from harness.progress import Progress
+from harness.trace.record import RecordedTier
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.memory.planner import MemoryPlan
+from reference.model.chat_template import ChatTemplate
+from reference.model.open import Model
+from reference.model.tokenizer import Tokenizer
+from reference.observer import Observer
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedModel:
+    """A model, the ``driver`` that takes its requests, and the ``grammars`` that make its masks.
+    ``recorded`` is the tier that writes its trace, if there is one."""
+
+    model: Model
+    template: ChatTemplate | None
+    driver: ThreadedDriver
+    grammars: Grammars
+    limits: Limits
+    plan: MemoryPlan
+    tier: str
+    device: str
+    recorded: RecordedTier | None = None
+
+    @classmethod
+    def of(
+        cls,
+        prepared: Prepared,
+        driver: ThreadedDriver,
+        owned: ExitStack,
+        recorded: RecordedTier | None = None,
+    ) -> HostedModel:
+        """A model whose requests ``driver`` takes; ``owned`` closes the driver."""
+        owned.callback(driver.close)
+        model, info = prepared.model, prepared.tier.info
+        grammars = Grammars(model.tokenizer, model.config.vocab)
+        owned.callback(grammars.close)
+        return cls(
+            model=model,
+            template=prepared.template,
+            driver=driver,
+            grammars=grammars,
+            limits=prepared.limits,
+            plan=prepared.plan,
+            tier=info.name,
+            device=info.device,
+            recorded=recorded,
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's vocabulary."""
+        return self.model.tokenizer
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its answer."""
+        return self.limits.context
+
+
+def host_model(
+    path: Path,
+    options: SessionOptions,
+    thread: EngineThread,
+    owned: ExitStack,
+    progress: Progress = SILENT,
+    *,
+    queue_depth: int,
+    stall_steps: int,
+    buffered_events: int = BUFFERED_EVENTS,
+    prepare: bool = True,
+) -> HostedModel:
+    """Load the model file at ``path`` and let ``thread`` step its engine until ``owned`` closes.
+
+    ``queue_depth`` requests may wait, and a request ends after ``stall_steps`` steps in which
+    nobody takes its events. With ``prepare`` the first requests wait for nothing to be compiled.
+    Raises what ``load_model`` raises.
+    """
+    loaded = load_model(path, options, owned, progress, patient=True)
+    if prepare:
+        loaded.runner.prepare()
+
+    def engine(observer: Observer) -> Engine:
+        return loaded.engine(
+            observer=observer,
+            queue_depth=queue_depth,
+            stall_steps=stall_steps,
+            tenants=thread.tenants,
+            clock=time.monotonic,
+        )
+
+    driver = thread.add(engine, buffered_events)
+    return HostedModel.of(loaded.prepared, driver, owned, loaded.recorded)

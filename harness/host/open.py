@@ -1,0 +1,170 @@
+"""The one loader: a model's files, its tier, the sizes that fit, its weights, and its engine."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contract.lazy_dataclass import dataclass
+from contract.tier import PROMPT_TOKENS, Tier
+from harness.arranged_weights import needs_model_file
+from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
+from harness.host.options import Recording, SessionOptions, limits_at
+from harness.memory import budget_of, longest_context, pages_in, plan_steps
+from harness.progress import NullProgress, Progress
+from harness.tiers import open_tier
+from reference.engine import Engine, EngineOptions
+from reference.engine.drafter import Drafter
+from reference.engine.options import ENGINE_DEFAULTS
+from reference.limits import Limits
+from reference.memory.planner import MemoryPlan
+from reference.model.chat_template import ChatTemplate, load_chat_template
+from reference.model.open import Model, open_model
+from reference.observer import Observer
+from reference.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from harness.trace.record import RecordedTier
+
+SILENT = NullProgress()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that is open and planned, whose weights are not uploaded yet. Where the options ask
+    for chat its template's process runs."""
+
+    model: Model
+    tier: Tier
+    template: ChatTemplate | None
+    plan: MemoryPlan
+    limits: Limits
+    drafting: Drafting | None = None
+
+
+def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Prepared:
+    """Open the files and the tier of a model and plan its memory; ``owned`` closes them.
+
+    Raises ModelFileError, UnsupportedModel, TierError, RequestError for a context the model does
+    not have, and DoesNotFit.
+    """
+    model = open_model(path)
+    owned.callback(model.file.close)
+    if needs_model_file(options.tier, path):
+        model.file.read_ahead()
+    longest_context(model, options.context)
+    draft = None
+    if options.draft_model is not None and options.draft:
+        draft = open_draft_model(options.draft_model, model, owned)
+        if needs_model_file(options.tier, options.draft_model):
+            draft.file.read_ahead()
+    template = chat_template_of(model, owned) if options.chat else None
+    if template is not None:
+        template.start()
+    tier = owned.enter_context(open_tier(options.tier, options.tier_options))
+    budget = budget_of(tier.available_bytes, options.memory_budget)
+    by_chunk = [limits_at(model, replace(options, chunk=n)) for n in options.chunks(tier)]
+    plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget)
+    limits = sizes(plan.context)
+    # What drafts for the longest context leaves that much less; a shorter one needs no more.
+    drafting = plan_drafting(draft, model, tier, limits)
+    if drafting is not None:
+        left = budget - drafting.plan.budgeted
+        plan, sizes = plan_steps(model, tier, by_chunk, options.context, left)
+        limits = sizes(plan.context)
+        drafting = plan_drafting(draft, model, tier, limits)
+    return Prepared(model, tier, template, plan, limits, drafting)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in the memory of a tier. ``recorded`` is the tier that writes its trace, if there is
+    one."""
+
+    prepared: Prepared
+    options: SessionOptions
+    runner: ModelRunner
+    drafter: Drafter | None
+    recorded: RecordedTier | None
+
+    def engine(
+        self,
+        *,
+        observer: Observer,
+        queue_depth: int = ENGINE_DEFAULTS.queue_depth,
+        stall_steps: int = ENGINE_DEFAULTS.stall_steps,
+        **more: Any,
+    ) -> Engine:
+        """An engine that runs requests of the model; ``more`` goes to ``Engine``."""
+        options = self.options
+        cached = options.prefix_cache
+        engine_options = EngineOptions(
+            end_of_generation=self.prepared.model.tokenizer.eog_ids,
+            chunk_tokens=options.chunk,
+            chunk_while_decoding=PROMPT_TOKENS if options.chunk is None else None,
+            queue_depth=queue_depth,
+            prefix_cache=cached != 0,
+            cached_pages=None if cached is None else pages_in(self.runner, cached),
+            # It costs a page of memory and three lowered graphs: too much for one sequence.
+            copy_pages=cached != 0 and options.slots > 1,
+            host_pages=pages_in(self.runner, options.host_cache),
+            stall_steps=stall_steps,
+            draft_tokens=options.draft,
+        )
+        return Engine(self.runner, engine_options, drafter=self.drafter, observer=observer, **more)
+
+
+def load_model(
+    path: Path,
+    options: SessionOptions,
+    owned: ExitStack,
+    progress: Progress = SILENT,
+    *,
+    patient: bool = False,
+) -> LoadedModel:
+    """Open the model file at ``path`` and upload it; ``owned`` frees it. A ``patient`` trace waits
+    for room on a full disk.
+
+    Raises what ``prepare_session`` raises, OutOfMemory, UnsupportedOp and, for files that cannot be
+    recorded to, ConfigError before anything is uploaded.
+    """
+    prepared = prepare_session(path, options, owned)
+    recorded = _recorded_tier(prepared, options.recording, owned, patient)
+    tier: Tier = prepared.tier if recorded is None else recorded
+    runner = owned.enter_context(load_runner(prepared.model, tier, prepared.limits, progress))
+    drafter = load_drafter(prepared.drafting, runner, options.draft, owned, progress)
+    return LoadedModel(prepared, options, runner, drafter, recorded)
+
+
+def load_runner(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:
+    """Upload a model, with progress. Raises OutOfMemory and UnsupportedOp."""
+    weights = sum(tensor.nbytes for tensor in model.file.tensors.values())
+    progress.start("loading", weights, "B")
+    try:
+        return ModelRunner(model, tier, limits, progress.advance)
+    finally:
+        progress.close()
+
+
+def chat_template_of(model: Model, owned: ExitStack) -> ChatTemplate | None:
+    """The chat template in a model's file, None where it has none. Raises TemplateError."""
+    if model.chat_template is None:
+        return None
+    template = load_chat_template(model.file.metadata, model.tokenizer, str(model.file.path))
+    owned.callback(template.close)
+    return template
+
+
+def _recorded_tier(
+    prepared: Prepared, recording: Recording, owned: ExitStack, patient: bool
+) -> RecordedTier | None:
+    """The tier behind a recorder, None where no trace is asked for. Raises ConfigError."""
+    if recording.trace is None:
+        return None
+    from harness.trace.record import record_on
+
+    return owned.enter_context(
+        record_on(prepared.tier, recording.trace, prepared.model, prepared.limits, patient=patient)
+    )

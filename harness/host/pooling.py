@@ -1,0 +1,97 @@
+"""From the hidden states of a text to one vector: which of them, and the arithmetic (rule R11).
+
+The states are the normed rows of binary32 that logits are computed from, the same bits on every
+tier. Everything from there on is binary64, and every step of it rounds once, as IEEE 754 says:
+
+1. MEAN adds the rows one after the other, by position, and divides each sum by their number; FIRST
+   and LAST take one row as it is.
+2. Of fewer ``dimensions`` the vector has the first ones.
+3. The squares are summed exactly and rounded once (``math.fsum``); each number is divided by the
+   square root of that and rounded to binary32. A vector of zeros stays one.
+
+So no order of additions depends on chunks, company or machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import UnsupportedModel
+from reference.model.open import Model
+
+
+class Pooling(Enum):
+    """Which hidden states make the vector of a text."""
+
+    MEAN = "mean"
+    FIRST = "first"
+    LAST = "last"
+
+
+TYPES = {0: Pooling.MEAN, 1: Pooling.MEAN, 2: Pooling.FIRST, 3: Pooling.LAST}
+"""What ``ARCHITECTURE.pooling_type`` of a file means; 0 is a model that says nothing."""
+
+
+def pooling_of(model: Model) -> Pooling:
+    """What a model's file asks for. Raises UnsupportedModel for a type that makes no vector."""
+    key = f"{model.config.architecture}.pooling_type"
+    kind = model.file.metadata.get(key, 0)
+    if type(kind) is not int or kind not in TYPES:
+        raise UnsupportedModel(model.file.path, key, f"is {kind!r}, which makes no embedding")
+    return TYPES[kind]
+
+
+def tokens_to_embed(model: Model, tokens: Sequence[int], of_text: bool) -> Sequence[int]:
+    """The tokens of which a vector is made: with the end that the model was trained to read after
+    a text."""
+    end = model.tokenizer.eos_id
+    adds = model.file.metadata.get("tokenizer.ggml.add_eos_token") is True
+    return [*tokens, end] if of_text and adds and end is not None else tokens
+
+
+class Pool:
+    """The vector of one text in the making. Call it with rows as they come, in order."""
+
+    def __init__(self, pooling: Pooling, tokens: int) -> None:
+        self.pooling = pooling
+        self._tokens = tokens
+        self._sum: NDArray[np.float64] | None = None
+
+    @property
+    def rows_from(self) -> int:
+        """The first position whose row is needed."""
+        return self._tokens - 1 if self.pooling is Pooling.LAST else 0
+
+    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Take the rows of the positions from ``first`` on, float32[positions, hidden]."""
+        for position, row in enumerate(rows, first):
+            if self.pooling is not Pooling.MEAN and position != self._requested:
+                continue
+            wide = row.astype(np.float64)
+            self._sum = wide if self._sum is None else self._sum + wide
+
+    def note(self, other: Pool) -> None:
+        """What another one of the same text was given."""
+        self._sum = other._sum
+
+    def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
+        """The normalised vector, float32[dimensions], all of the width for None.
+
+        Raises ValueError where a state is not finite.
+        """
+        assert self._sum is not None, "no row came"
+        count = self._tokens if self.pooling is Pooling.MEAN else 1
+        mean = (self._sum / count)[:dimensions]
+        if not np.isfinite(mean).all():
+            raise ValueError("a hidden state is not finite")
+        length = math.sqrt(math.fsum((mean * mean).tolist()))
+        return (mean / length if length else mean).astype(np.float32)
+
+    @property
+    def _requested(self) -> int:
+        return 0 if self.pooling is Pooling.FIRST else self._tokens - 1

@@ -1,0 +1,395 @@
+"""What a model wrote, taken apart as it comes: thoughts, text, and calls of tools.
+
+However the text is cut into pieces, the parts are the same. Nothing is lost: what begins like a
+call and is none is text. Only blanks between parts belong to nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from harness.host.dialect import Dialect
+from harness.host.dialect.calls import Call, Function, ValueScanner
+
+BLANKS = " \t\r\n"
+MOST_STARTS = 100
+"""Marks in an unclosed thought that are tried as the beginning of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Text the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """Call ``index`` of an answer calls ``name``."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the JSON text of the arguments of call ``index``."""
+
+    index: int
+    text: str
+
+
+Part = Content | Thought | CallBegin | CallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm:
+    """What an answer may be made of: calls of ``functions``, and of several or one alone;
+    ``enforced`` says that a grammar makes calls well-formed, so that they need not be awaited;
+    ``thinking`` that the prompt began the thoughts. ``exact`` says that a grammar writes the
+    answer, so that nothing in it is missing; ``forced`` that it is nothing but calls, so that text
+    is the beginning of one that the limit cut."""
+
+    dialect: Dialect
+    functions: Mapping[str, Function] = field(default_factory=dict)
+    many: bool = True
+    enforced: bool = False
+    thinking: bool = False
+    exact: bool = False
+    forced: bool = False
+
+
+class ReplyParser:
+    """Takes the text of one answer apart. ``identity`` makes the ids of its calls: they are the
+    same whenever the same answer is given."""
+
+    def __init__(self, form: ReplyForm, identity: bytes = b"") -> None:
+        self.calls = 0
+        self.thinking = form.thinking
+        """Whether what comes now are thoughts."""
+        self._form = form
+        self._identity = identity
+        self._syntax = form.dialect.calls if form.functions else None
+        self._reasoning = form.dialect.reasoning
+        self._held = ""
+        self._after_mark = form.thinking
+        self._said = False
+        self._thought = form.thinking
+        self._call: _OpenCall | None = None
+        self._stray: str | None = None
+        self._tolerant = not (form.exact or form.enforced)
+
+    @property
+    def expects_calls(self) -> bool:
+        """Whether there may be calls in it."""
+        return self._syntax is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the one call that may be made was made; what follows it is nothing."""
+        return not self._form.many and self.calls > 0 and self._call is None
+
+    def feed(self, text: str) -> list[Part]:
+        """What is certain with more text."""
+        self._held += text
+        return self._joined(self._parts(final=False))
+
+    def finish(self) -> list[Part]:
+        """The rest, once no more text comes."""
+        return self._joined(self._parts(final=True))
+
+    def _joined(self, parts: Iterator[Part]) -> list[Part]:
+        if self._form.forced:
+            return joined(part for part in parts if not isinstance(part, Content))
+        return joined(parts)
+
+    def _parts(self, final: bool) -> Iterator[Part]:
+        """Part after part, as long as something is certain."""
+        while not self.complete:
+            if self._call is not None:
+                yield from self._in_call(self._call, final)
+                if self._call is not None:
+                    return
+            elif self.thinking:
+                yield from self._thoughts(final)
+                if self.thinking:
+                    return
+            else:
+                yield from self._text(final)
+                if self._call is None and not self.thinking:
+                    return
+
+    def _thoughts(self, final: bool) -> Iterator[Part]:
+        assert self._reasoning is not None
+        self._skip_blanks()
+        before, mark, after = self._held.partition(self._reasoning.close)
+        if mark:
+            self.thinking, self._after_mark = False, True
+            self._held = after
+            before = before.rstrip(BLANKS)
+        else:
+            before = self._unclosed_thought(final)
+        if before:
+            yield Thought(before)
+
+    def _unclosed_thought(self, final: bool) -> str:
+        """What is certain of a thought that has no end yet. What may be a call is not: it is one
+        where the thought never ends otherwise."""
+        assert self._reasoning is not None
+        close = self._reasoning.close
+        marks = [] if self._syntax is None or not self._tolerant else self._call_marks()
+        starts = self._starts(marks) if marks else []
+        if final:
+            starts = [at for at in starts if self._is_call(at)][:1]
+        if not starts:
+            return self._take_certain([close, *marks], final)
+        thought, self._held = self._held[: starts[0]], self._held[starts[0] :]
+        if not final:
+            return self._certain_before(thought)
+        self.thinking, self._after_mark = False, True
+        return thought.rstrip(BLANKS)
+
+    def _certain_before(self, thought: str) -> str:
+        """A thought before what may be a call, without its last blanks, which stay held."""
+        text = thought.rstrip(BLANKS)
+        self._held = thought[len(text) :] + self._held
+        return text
+
+    def _starts(self, marks: Sequence[str]) -> list[int]:
+        """Where calls may begin in what is held."""
+        pattern = "|".join(map(re.escape, marks))
+        return [found.start() for found in re.finditer(pattern, self._held)][:MOST_STARTS]
+
+    def _is_call(self, start: int) -> bool:
+        """Whether a call begins there in the rest of an answer."""
+        dialect = replace(self._form.dialect, reasoning=None)
+        alone = ReplyParser(replace(self._form, thinking=False, dialect=dialect))
+        parts = [*alone.feed(self._held[start:]), *alone.finish()]
+        return bool(parts) and isinstance(parts[0], CallBegin)
+
+    def _text(self, final: bool) -> Iterator[Part]:
+        """Text up to a mark, which opens what comes next, or all that is certain of it."""
+        self._skip_blanks()
+        if self._awaits_stray(final):
+            return
+        marks = self._marks()
+        found = [(at, mark) for mark in marks if (at := self._index_of(mark)) >= 0]
+        if not found:
+            text = self._take_certain(marks, final)
+            if text:
+                self._said = True
+                yield Content(text)
+            return
+        at, mark = min(found)
+        before, self._held = self._held[:at], self._held[at + len(mark) :]
+        text = before.rstrip(BLANKS)
+        if text:
+            self._said = True
+            yield Content(text)
+        if self._syntax is not None and mark == self._syntax.begin:
+            self._call = _OpenCall(before[len(text) :] + mark, end=self._syntax.end)
+        elif self._syntax is not None and self._syntax.bare and mark == self._syntax.bare[0]:
+            self._call = _OpenCall(before[len(text) :], mark, bare=True, end=self._syntax.bare[1])
+        else:
+            self.thinking = self._thought = self._after_mark = True
+
+    def _marks(self) -> list[str]:
+        """The marks that may come in text now."""
+        marks = []
+        if self._reasoning is not None and not (self._said or self._thought):
+            marks.append(self._reasoning.open)
+        if self._syntax is not None and not (self._syntax.only_first and self._said):
+            marks.extend(self._call_marks())
+        return marks
+
+    def _call_marks(self) -> list[str]:
+        """What opens a call."""
+        assert self._syntax is not None
+        bare = self._syntax.bare
+        return [self._syntax.begin, *([bare[0]] if bare and self._tolerant else [])]
+
+    def _index_of(self, mark: str) -> int:
+        """Where a mark stands, -1 for nowhere: some stand only where nothing was said before."""
+        at = self._held.find(mark)
+        anywhere = self._syntax is not None and mark in self._call_marks()
+        if anywhere and not self._syntax.only_first:  # type: ignore[union-attr]
+            return at
+        return at if not self._held[: max(0, at)].strip(BLANKS) else -1
+
+    def _in_call(self, call: _OpenCall, final: bool) -> Iterator[Part]:
+        call.body += self._held
+        self._held = ""
+        if self._form.enforced and call.arguments is None:
+            yield from self._begin(call)
+        if call.arguments is not None:
+            yield from self._stream(call, call.arguments, final)
+        else:
+            yield from self._whole(call, final)
+
+    def _begin(self, call: _OpenCall) -> Iterator[Part]:
+        """Name a call whose arguments follow."""
+        assert self._syntax is not None
+        found = self._syntax.arguments_start(call.body)
+        if found is not None and found[0] in self._form.functions:
+            name, start = found
+            call.arguments, call.body = ValueScanner(), call.body[start:]
+            yield CallBegin(self.calls, self._call_id(), name)
+
+    def _stream(self, call: _OpenCall, scanner: ValueScanner, final: bool) -> Iterator[Part]:
+        """The arguments as they come, and then nothing up to the end of the call."""
+        assert self._syntax is not None
+        if not scanner.ended:
+            count = scanner.feed(call.body)
+            text, call.body = call.body[:count], call.body[count:]
+            if text:
+                yield CallArguments(self.calls, text)
+        end = self._syntax.end
+        closed = scanner.ended and end is not None and end in call.body
+        if closed or final:
+            self.calls += 1
+            self._end_call(call.body.partition(end)[2] if end is not None and closed else "")
+
+    def _whole(self, call: _OpenCall, final: bool) -> Iterator[Part]:
+        """The calls of a body that has come to its end, or the text that it is instead."""
+        assert self._syntax is not None
+        end, functions = call.end, self._form.functions
+        if call.bare and self._syntax.hopeless(call.body, functions):
+            mark = self._syntax.bare[0] if self._syntax.bare else ""
+            yield self._as_text(call.opening + mark, call.body.removeprefix(mark))
+            return
+        while end is not None and (at := call.body.find(end, call.searched)) >= 0:
+            after = at + len(end)
+            body, rest = call.body[: after if call.bare else at], call.body[after:]
+            calls = self._parsed(body)
+            if calls is not None:
+                yield from self._made(calls)
+                self._end_call(rest, call.bare)
+                return
+            call.searched = after
+            if not self._syntax.inside_value(body, functions, not self._tolerant):
+                yield self._as_text(call.opening + call.body[:after], rest)
+                return
+        if end is not None:
+            call.searched = max(call.searched, len(call.body) - len(end) + 1)
+        if final:
+            yield from self._unfinished(call)
+
+    def _unfinished(self, call: _OpenCall) -> Iterator[Part]:
+        """A call whose end is missing, or the text that it is instead."""
+        assert self._syntax is not None
+        calls, rest = self._parsed(call.body), ""
+        if calls is None and self._tolerant:
+            calls, rest = self._syntax.mended(call.body, self._form.functions) or (None, "")
+        if calls is not None:
+            yield from self._made(calls)
+            self._end_call(rest)
+        elif self._form.enforced:
+            # A grammar makes it a call: the limit cut it.
+            self._end_call("")
+        else:
+            yield self._as_text(call.opening + call.body, "")
+
+    def _parsed(self, body: str) -> list[Call] | None:
+        assert self._syntax is not None
+        parse = self._syntax.parse if self._tolerant else self._syntax.parse_exactly
+        return parse(body, self._form.functions)
+
+    def _as_text(self, text: str, rest: str) -> Content:
+        """What looked like a call and is none."""
+        self._call, self._held = None, rest
+        self._said, self._after_mark = True, False
+        return Content(text)
+
+    def _made(self, calls: Sequence[Call]) -> Iterator[Part]:
+        for call in calls if self._form.many else calls[:1]:
+            yield CallBegin(self.calls, self._call_id(), call.name)
+            yield CallArguments(self.calls, call.arguments)
+            self.calls += 1
+
+    def _end_call(self, rest: str, bare: bool = False) -> None:
+        self._call, self._held = None, rest
+        if bare and self._syntax is not None:
+            self._stray = self._syntax.end
+        self._said = self._after_mark = True
+
+    def _call_id(self) -> str:
+        assert self._syntax is not None
+        digest = hashlib.sha256(self._identity + self.calls.to_bytes(4, "little")).hexdigest()
+        return digest[:9] if self._syntax.short_ids else f"call_{digest[:24]}"
+
+    def _skip_blanks(self) -> None:
+        """Blanks after a mark are nobody's."""
+        if self._after_mark:
+            self._held = self._held.lstrip(BLANKS)
+            self._after_mark = not self._held
+
+    def _awaits_stray(self, final: bool) -> bool:
+        """Whether what is held may yet be the end of a call whose beginning was left out; it is
+        nobody's once it is there."""
+        stray = self._stray
+        if stray is None or not self._held:
+            return False
+        if self._held.startswith(stray):
+            self._held = self._held.removeprefix(stray)
+            self._after_mark = True
+            self._skip_blanks()
+        elif stray.startswith(self._held) and not final:
+            return True
+        self._stray = None
+        return False
+
+    def _take_certain(self, marks: Sequence[str], final: bool) -> str:
+        """Held text up to what may be the beginning of a mark, and the blanks before it."""
+        held = self._held
+        end = len(held)
+        if marks and not final:
+            longest = max(map(len, marks))
+            starts = range(max(0, end - longest + 1), end)
+            end = next((at for at in starts if any(m.startswith(held[at:]) for m in marks)), end)
+            end = len(held[:end].rstrip(BLANKS))
+        self._held = held[end:]
+        return held[:end]
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    """A call that has begun: ``opening`` is its mark, with the blanks before it; the mark of a
+    ``bare`` one is part of its body, as is its ``end``. ``arguments`` are followed once they are
+    sent as they come; ends are searched from ``searched`` on."""
+
+    opening: str
+    body: str = ""
+    searched: int = 0
+    bare: bool = False
+    end: str | None = None
+    arguments: ValueScanner | None = None
+
+
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """Neighbours of one kind as one."""
+    parts = list(parts)
+    if len(parts) < 2:
+        return parts
+    found: list[Part] = []
+    for part in parts:
+        match found[-1] if found else None, part:
+            case (Content(text), Content(more)):
+                found[-1] = Content(text + more)
+            case (Thought(text), Thought(more)):
+                found[-1] = Thought(text + more)
+            case (CallArguments(index, text), CallArguments(same, more)) if index == same:
+                found[-1] = CallArguments(index, text + more)
+            case _:
+                found.append(part)
+    return found

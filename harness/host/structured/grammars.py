@@ -1,0 +1,357 @@
+"""Grammars to masks of tokens: compiled once in a bounded child, then here, and shared by requests.
+
+llguidance drops the interpreter's lock while it computes. What a grammar costs here is bounded by
+what its child was allowed: the compilation is the same, and each mask has its own limits.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from reference.limits import mask_words
+from reference.model.tokenizer import Tokenizer, TokenKind
+from reference.sched.constraints import Mask
+from reference.worker_process import WorkerEnded, WorkerProcess
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+CACHED_GRAMMARS = 64
+"""Most compiled grammars in the cache."""
+LONGEST_GRAMMAR = 1 << 20
+"""Characters of a grammar."""
+PARSER_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+"""What a grammar and each of its masks may take: a step some 15 ms at most, the states of the
+lexer some 100 MB. Errors must not hold what a user wrote."""
+LONGEST_ERROR = 300
+FORCED_CHARACTERS = 2048
+"""Characters that are divided into tokens of a text that must come."""
+NOT_FORCED = '%llguidance {"no_forcing": true}\n'
+
+
+class GrammarRefused(Exception):
+    """A grammar that does not compile within its limits; the message is for its author."""
+
+
+class GrammarsBusy(Exception):
+    """Others' grammars are being compiled."""
+
+
+class GrammarBroke(Exception):
+    """A mask that could not be computed within its limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """What compiling one grammar may use."""
+
+    cpu_seconds: float = 2.0
+    wall_seconds: float = 20.0
+    memory_bytes: int = 512 << 20
+
+
+class TokenMasks:
+    """The masks of one sequence under a grammar: an engine's ``allowed``. May be called from
+    several threads.
+
+    ``follow`` computes ahead what the engine will ask for. They are those of ``grammar``; where
+    ``before`` has tokens, the sequence began elsewhere, and is asked about what comes behind them.
+
+    ``matcher`` shares what it has found out with those of other sequences, its limits too: where
+    they are met, ``fresh`` gives one of its own, so that no sequence fails for another's sake.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, words: int, grammar: str, fresh: Callable[[], LLMatcher]
+    ) -> None:
+        self.grammar = grammar
+        self.before: tuple[int, ...] = ()
+        self.failure: str | None = None
+        """Why the sequence cannot go on; None while it can."""
+        self._matcher = matcher
+        self._words = words
+        self._fresh: Callable[[], LLMatcher] | None = fresh
+        self._consumed: list[int] = []
+        self._mask: Mask | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, tokens: list[int]) -> Mask:
+        """The mask of the token after ``tokens``. Raises GrammarBroke."""
+        if self.before:
+            tokens = [*self.before, *tokens]
+        with self._lock:
+            return self._mask_after(tokens)
+
+    def follow(self, token: int) -> None:
+        """One more token is known; compute the mask behind it."""
+        with self._lock:
+            self._mask_after([*self._consumed, token])
+
+    def problem_after(self, tokens: list[int]) -> str | None:
+        """Why no token can follow ``tokens``; None where one can."""
+        if self.failure is None:
+            with suppress(GrammarBroke):
+                self(tokens)
+        return self.failure
+
+    def _mask_after(self, tokens: list[int]) -> Mask:
+        try:
+            return self._shared_mask_after(tokens)
+        except GrammarBroke:
+            if self._fresh is None:
+                raise
+            self._matcher, self._fresh = self._fresh(), None
+            self._consumed, self._mask, self.failure = [], None, None
+            return self._shared_mask_after(tokens)
+
+    def _shared_mask_after(self, tokens: list[int]) -> Mask:
+        if tokens != self._consumed:
+            self._go_to(tokens)
+        return self._current()
+
+    def _go_to(self, tokens: list[int]) -> None:
+        before = len(self._consumed)
+        if tokens[:before] != self._consumed:
+            self._matcher.reset()
+            self._consumed, before = [], 0
+        self._consume(tokens[before:])
+
+    def _consume(self, tokens: list[int]) -> None:
+        self._mask = None
+        self._consumed = [*self._consumed, *tokens]
+        if not self._matcher.consume_tokens(tokens):
+            raise self._broken("a token does not follow the grammar, or it became too complex")
+
+    def _current(self) -> Mask:
+        if self._mask is None:
+            packed = self._matcher.compute_bitmask()
+            if self._matcher.is_error():
+                raise self._broken("the grammar became too complex")
+            # llguidance counts one token more than there are.
+            self._mask = np.frombuffer(packed, "<u4")[: self._words]
+            if not self._mask.any():
+                self.failure = "no token of this model obeys the grammar here"
+        return self._mask
+
+    def _broken(self, problem: str) -> GrammarBroke:
+        self.failure = problem
+        return GrammarBroke(problem)
+
+
+def regex_rule(regex: str) -> str:
+    """A regular expression in Lark, whatever it holds. Raises GrammarRefused."""
+    written, escaped = [], False
+    for character in regex:
+        bare = not escaped and character == "/"
+        written.append("\\/" if bare else "n" if escaped and character == "\n" else character)
+        escaped = not escaped and character == "\\"
+    if escaped:
+        raise GrammarRefused("cannot be enforced: its last character is a backslash")
+    return "/" + "".join(written).replace("\n", r"\n") + "/"
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary. Safe to share between threads.
+
+    ``vocab`` is the size of the model's logits. ``close`` ends the child.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab: int, limits: GrammarLimits | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab = vocab
+        self._limits = limits or GrammarLimits()
+        self._lock = threading.Lock()
+        self._compiling = threading.Lock()
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._worker = WorkerProcess(
+            Path(__file__).with_name("grammar_worker.py"),
+            self._setup,
+            wall_seconds=self._limits.wall_seconds,
+            cpu_seconds=self._limits.cpu_seconds,
+            longest_reply=1 << 16,
+        )
+
+    def masks(self, grammar: str, count: int) -> list[TokenMasks]:
+        """Masks for ``count`` sequences under a grammar in llguidance's form of Lark.
+
+        Raises GrammarRefused, and GrammarsBusy when others' take too long.
+        """
+        whole = self._head + grammar
+        words = mask_words(self._vocab)
+        with self._lock:
+            matcher = self._compiled.get(whole)
+        if matcher is None:
+            if not self._compiling.acquire(timeout=self._limits.wall_seconds):
+                raise GrammarsBusy
+            try:
+                matcher = self._compile(whole)
+            finally:
+                self._compiling.release()
+        with self._lock:
+            self._compiled[whole] = matcher
+            self._compiled.move_to_end(whole)
+            while len(self._compiled) > CACHED_GRAMMARS:
+                self._compiled.popitem(last=False)
+
+            def fresh() -> LLMatcher:
+                with self._lock:
+                    if self._compiled.get(whole) is matcher:
+                        del self._compiled[whole]
+                return self._matcher_of(whole)
+
+            return [TokenMasks(matcher.deep_copy(), words, grammar, fresh) for _ in range(count)]
+
+    def close(self) -> None:
+        """End the child. A new grammar would start another."""
+        with self._compiling:
+            self._worker.close()
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        if len(grammar) > LONGEST_GRAMMAR:
+            raise GrammarRefused(f"has more than {LONGEST_GRAMMAR} characters as a grammar")
+        try:
+            answer = json.loads(self._worker.ask(_line({"grammar": grammar})))
+        except WorkerEnded:
+            raise GrammarRefused("takes too much time or memory to compile") from None
+        error = answer["error"]
+        if error is None:
+            matcher = self._matcher_of(grammar)
+            error = matcher.get_error() if matcher.is_error() else _dead_end(matcher)
+        if error is not None:
+            raise GrammarRefused(f"cannot be enforced: {_problem_of(error)}")
+        return matcher
+
+    def _matcher_of(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        return LLMatcher(self._in_process, grammar, log_level=0, limits=_parser_limits())
+
+    @cached_property
+    def _head(self) -> str:
+        """A vocabulary that puts a space before a text has no tokens for just this text: then it
+        may be written in all ways."""
+        exact = b"".join(
+            map(self._tokenizer.token_bytes, self._tokenizer.encode("a", add_bos=False))
+        )
+        return "" if exact == b"a" else NOT_FORCED
+
+    @cached_property
+    def _in_process(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(
+            _Tokens(self._tokenizer, self._texts, self._special, self._ends),  # type: ignore[arg-type]
+            n_vocab=self._vocab,
+            eos_token=self._ends,
+        )
+
+    @cached_property
+    def _texts(self) -> list[bytes]:
+        return [
+            self._tokenizer.token_bytes(token, special=True)
+            for token in range(self._tokenizer.vocab_size)
+        ]
+
+    @cached_property
+    def _special(self) -> list[int]:
+        """Tokens that no text of a grammar stands for, only their own names."""
+        hidden = (TokenKind.CONTROL, TokenKind.UNKNOWN)
+        return [
+            token
+            for token, text in enumerate(self._texts)
+            if text and self._tokenizer.kind(token) in hidden
+        ]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        ends = sorted(self._tokenizer.eog_ids)
+        if not ends:
+            raise GrammarRefused("cannot be enforced: this model has no token that ends a text")
+        return ends
+
+    def _setup(self) -> bytes:
+        return _line(
+            {
+                "tokens": [base64.b64encode(text).decode() for text in self._texts],
+                "special": self._special,
+                "ends": self._ends,
+                "vocab": self._vocab,
+                "parser": PARSER_LIMITS,
+                "memory_bytes": self._limits.memory_bytes,
+                "cpu_seconds": self._limits.cpu_seconds,
+            }
+        )
+
+
+class _Tokens:
+    """A vocabulary as llguidance wants it."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tokens: Sequence[bytes],
+        special: Sequence[int],
+        ends: Sequence[int],
+    ) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special
+        self.eos_token_id = ends[0]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """The tokens the model itself would have for a text that is the only one possible. Of a
+        long one, which is asked for again with every token, the beginning is enough."""
+        if isinstance(text, bytes):
+            text = text[: 4 * FORCED_CHARACTERS].decode(errors="replace")
+        return self._tokenizer.encode_exactly(text[:FORCED_CHARACTERS])
+
+
+def _dead_end(matcher: LLMatcher) -> str | None:
+    """What is wrong with a grammar that nothing can begin."""
+    begun = matcher.deep_copy()
+    packed = begun.compute_bitmask()
+    if begun.is_error():
+        return "it is too complex"
+    return None if any(packed) else "nothing obeys it"
+
+
+def _problem_of(error: str) -> str:
+    """What llguidance has against a grammar, without the position in rules of ours."""
+    text = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
+    text = re.sub(r"\n\s*\d+ \|.*", "", text, flags=re.DOTALL)
+    return " ".join(text.split())[:LONGEST_ERROR]
+
+
+def _parser_limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(**PARSER_LIMITS)
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"

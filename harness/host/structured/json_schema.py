@@ -1,0 +1,290 @@
+"""Which JSON schemas can be enforced to the letter. Whatever cannot is refused, never weakened.
+
+llguidance makes a grammar of a schema, and refuses many keywords it does not have; others it takes
+and forgets. So every keyword that asks for something has to be one that is known to be enforced.
+Keywords that ask for nothing are annotations, and never reach it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from harness.host.structured.schema_tree import (
+    LIST_OF_SCHEMAS,
+    SCHEMA,
+    SCHEMA_BY_NAME,
+    SchemaRefused,
+    children,
+    names_of_reference,
+    pointer_of,
+    subschemas,
+)
+
+MOST_SUBSCHEMAS = 10_000
+LARGEST_NUMBER = 2**53
+"""The grammar's numbers are binary64: beyond this it would ask for another integer."""
+BLANKS = r"\n[ \t]{0,40}|[ \t]{1,40}"
+"""What may stand between the parts of a JSON value: indentation, but nothing without end."""
+
+VALUES = frozenset(
+    (
+        *("type", "enum", "const", "required", "minItems", "maxItems", "minLength", "maxLength"),
+        *("pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        "multipleOf",
+    )
+)
+"""Keywords without schemas in them."""
+ROOT_ONLY = frozenset(("$schema", "$id"))
+NOT_ENFORCED = frozenset(
+    (
+        *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies"),
+        *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"),
+        *("additionalItems", "propertyNames", "unevaluatedProperties"),
+        # A grammar cannot tell whether a key came before.
+        *("minProperties", "maxProperties"),
+        *("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"),
+        *("$vocabulary", "id", "extends", "disallow", "divisibleBy"),
+    )
+)
+"""Keywords of any draft that ask for something this server cannot hold an answer to. A keyword
+that is in no draft is an annotation, as the specification says."""
+FORMATS = frozenset(
+    (
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+        "uri",
+    )
+)
+"""Formats that are enforced. Any other is an annotation, as the specification says."""
+DIALECTS = (
+    "https://json-schema.org/draft/2020-12/schema",
+    "http://json-schema.org/draft-07/schema",
+)
+ENFORCED = VALUES | SCHEMA | LIST_OF_SCHEMAS | SCHEMA_BY_NAME | ROOT_ONLY | {"$ref"}
+PLAIN_REFERENCE = re.compile(r"#/(\$defs|definitions)/[a-zA-Z0-9_.-]+")
+"""References whose way is the same however it is read."""
+ESCAPES = 'nrbtf\\"u'
+"""Letters that may follow a backslash in a JSON text the model writes."""
+
+
+def check_schema(schema: object) -> None:
+    """Raise SchemaRefused for a schema that is malformed or asks for what is not enforced."""
+    parts: dict[str, Any] = {}
+    for pointer, part in subschemas(schema):
+        parts[pointer] = part
+        if len(parts) > MOST_SUBSCHEMAS:
+            raise SchemaRefused("", "the schema", f"has more than {MOST_SUBSCHEMAS} parts")
+        if not isinstance(part, Mapping | bool):
+            raise SchemaRefused(pointer, "the value", "is no schema: neither object nor boolean")
+    for pointer, part in parts.items():
+        for keyword, value in part.items() if isinstance(part, Mapping) else ():
+            _check_keyword(pointer, keyword, value, parts)
+    _check_texts(schema)
+
+
+def enforceable(schema: Any) -> Any:
+    """``schema`` without its annotations, in which every reference leads into ``$defs`` or
+    ``definitions``: what a grammar is made of. Raises SchemaRefused."""
+    check_schema(schema)
+    if not isinstance(schema, Mapping):
+        return schema
+    targets: dict[str, str] = {}
+    taken = set(schema.get("$defs", ()))
+    for _, part in subschemas(schema):
+        if isinstance(part, Mapping) and not PLAIN_REFERENCE.fullmatch(
+            part.get("$ref", "#/$defs/a")
+        ):
+            pointer = pointer_of("", *(names_of_reference(part["$ref"]) or []))
+            if pointer not in targets:
+                targets[pointer] = _free_name(taken)
+    moved: dict[str, Any] = {}
+    whole = _without_annotations(schema, "", targets, moved)
+    if "" in targets:
+        definitions = ("$defs", "definitions", "$schema", "$id")
+        moved[targets[""]] = {key: whole[key] for key in whole if key not in definitions}
+    return {**whole, "$defs": {**whole.get("$defs", {}), **moved}} if moved else whole
+
+
+def compile_options(schema: object) -> dict[str, Any]:
+    """llguidance's options for a schema that ``check_schema`` let pass."""
+    options: dict[str, Any] = {
+        "whitespace_pattern": BLANKS,
+        "lenient": False,
+        "coerce_one_of": False,
+    }
+    escapes = _escapes_of(schema)
+    if escapes != ESCAPES:
+        options["json_allowed_escapes"] = escapes
+    return options
+
+
+def _free_name(taken: set[str]) -> str:
+    name = next(name for n in range(len(taken) + 1) if (name := f"part_{n}") not in taken)
+    taken.add(name)
+    return name
+
+
+def _without_annotations(
+    part: Any, pointer: str, targets: Mapping[str, str], moved: dict[str, Any]
+) -> Any:
+    """A copy of ``part``; what a reference leads to goes to ``moved``, under its name."""
+    if not isinstance(part, Mapping):
+        copy: Any = part
+    else:
+        copy = {}
+        for keyword, value in part.items():
+            if keyword not in ENFORCED or (keyword == "format" and value not in FORMATS):
+                continue
+            if keyword == "$ref":
+                reference = pointer_of("", *(names_of_reference(value) or []))
+                name = targets.get(reference)
+                value = value if name is None else f"#/$defs/{name}"
+            copies = [
+                (
+                    names,
+                    _without_annotations(one, pointer_of(pointer, keyword, *names), targets, moved),
+                )
+                for names, one in children(keyword, value)
+            ]
+            if keyword in SCHEMA:
+                value = copies[0][1]
+            elif keyword in LIST_OF_SCHEMAS:
+                value = [one for _, one in copies]
+            elif keyword in SCHEMA_BY_NAME:
+                value = {names[0]: one for names, one in copies}
+            copy[keyword] = value
+    if pointer and pointer in targets:
+        moved[targets[pointer]] = copy
+        return {"$ref": f"#/$defs/{targets[pointer]}"}
+    return copy
+
+
+def _check_keyword(pointer: str, keyword: str, value: object, parts: Mapping[str, Any]) -> None:
+    def refuse(problem: str) -> SchemaRefused:
+        return SchemaRefused(pointer, keyword, problem)
+
+    check = SHAPES.get(keyword)
+    if check is not None and not check(value):
+        raise refuse("has a value it cannot have")
+    if keyword in VALUES and _has_large_number(value):
+        raise refuse(f"has a number beyond {LARGEST_NUMBER}, which cannot be enforced exactly")
+    if keyword in LIST_OF_SCHEMAS and not (isinstance(value, list) and value):
+        raise refuse("is no list of schemas")
+    if keyword in SCHEMA_BY_NAME and not isinstance(value, Mapping):
+        raise refuse("is no object of schemas")
+    if keyword in ROOT_ONLY and pointer:
+        raise refuse("is taken at the root only")
+    if keyword == "$schema" and str(value).rstrip("#") not in DIALECTS:
+        raise refuse(f"is not one of {', '.join(DIALECTS)}")
+    if keyword == "$ref":
+        names = names_of_reference(value)
+        if names is None:
+            raise refuse("must lead into the same schema, by a JSON pointer behind #")
+        if pointer_of("", *names) not in parts:
+            raise refuse("leads to no schema")
+    if keyword in NOT_ENFORCED:
+        raise refuse("cannot be enforced here")
+
+
+def _has_large_number(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int | float):
+        return abs(value) > LARGEST_NUMBER
+    if isinstance(value, Mapping):
+        return any(map(_has_large_number, value.values()))
+    return isinstance(value, list) and any(map(_has_large_number, value))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_types(value: object) -> bool:
+    return isinstance(value, str) or (_is_texts(value) and bool(value))
+
+
+SHAPES: dict[str, Callable[[object], bool]] = {
+    "type": _is_types,
+    "enum": lambda value: isinstance(value, list) and bool(value),
+    "required": _is_texts,
+    "pattern": _is_text,
+    "format": _is_text,
+    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), _is_count),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _is_number),
+    "multipleOf": lambda value: _is_number(value) and value > 0,  # type: ignore[operator]
+}
+"""What the value of a keyword must be, where llguidance would take something else."""
+
+
+def _escapes_of(schema: object) -> str:
+    """The escapes that texts under a schema may have.
+
+    Under a negated class of a pattern llguidance would let an escaped quotation mark pass, whether
+    the class excludes it or not. Where an object may have more keys than it declares, an escaped
+    spelling of a declared key would pass as another one.
+    """
+    dropped = ""
+    for _, part in subschemas(schema):
+        if not isinstance(part, Mapping):
+            continue
+        by_pattern = _keys(part.get("patternProperties"))
+        patterns = [part.get("pattern"), *by_pattern]
+        if any(isinstance(pattern, str) and "[^" in pattern for pattern in patterns):
+            dropped += '"'
+        declared = part.get("properties") or part.get("required")
+        if by_pattern or (declared and part.get("additionalProperties") is not False):
+            dropped += "u"
+    return "".join(letter for letter in ESCAPES if letter not in dropped)
+
+
+def _check_texts(schema: object) -> None:
+    """Raise SchemaRefused for a text that needs an escape the schema's texts may not have."""
+    escapes = _escapes_of(schema)
+    needs_escape = "".join(
+        characters
+        for letter, characters in (('"', '"'), ("u", r"\x00-\x07\x0b\x0e-\x1f\x7f"))
+        if letter not in escapes
+    )
+    if not needs_escape:
+        return
+    unwritable = re.compile(f"[{needs_escape}]")
+    for pointer, part in subschemas(schema):
+        if isinstance(part, Mapping):
+            demanded = [part.get("const"), part.get("enum"), part.get("required")]
+            for text in _texts_in([*demanded, *_keys(part.get("properties"))]):
+                found = unwritable.search(text)
+                if found is not None:
+                    other = "a pattern with [^...]" if found[0] == '"' else "keys that are open"
+                    problem = f"cannot be enforced beside {other}"
+                    raise SchemaRefused(pointer, f"the text with {_shown(found[0])}", problem)
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() else f"\\u{ord(character):04x}"
+
+
+def _texts_in(value: object) -> list[str]:
+    """Every text of a JSON value, keys among them."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for one in (*value, *value.values()) for text in _texts_in(one)]
+    return [text for one in value for text in _texts_in(one)] if isinstance(value, list) else []
+
+
+def _keys(value: object) -> list[str]:
+    return list(value) if isinstance(value, Mapping) else []

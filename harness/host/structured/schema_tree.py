@@ -1,0 +1,87 @@
+"""The parts of a JSON schema, their JSON pointers, and what references lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+Schema = Mapping[str, Any] | bool
+
+SCHEMA = frozenset(("items", "additionalProperties"))
+LIST_OF_SCHEMAS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
+SCHEMA_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+
+
+@dataclass(eq=False)
+class SchemaRefused(Exception):
+    """A schema that cannot be enforced: ``keyword`` at ``pointer``, a JSON pointer, is why."""
+
+    pointer: str
+    keyword: str
+    problem: str
+
+    def __str__(self) -> str:
+        where = self.pointer or "its root"
+        return f"{self.keyword} at {where} {self.problem}"
+
+
+def subschemas(schema: object, pointer: str = "") -> Iterator[tuple[str, Any]]:
+    """``schema`` and every schema in it, with its JSON pointer. A malformed part is given as it
+    is."""
+    open_parts: list[tuple[str, Any]] = [(pointer, schema)]
+    while open_parts:
+        at, part = open_parts.pop()
+        yield at, part
+        if not isinstance(part, Mapping):
+            continue
+        for keyword, value in part.items():
+            open_parts.extend(
+                (pointer_of(at, keyword, *names), one) for names, one in children(keyword, value)
+            )
+
+
+def children(keyword: str, value: object) -> list[tuple[tuple[str, ...], Any]]:
+    """The schemas in the value of a keyword, each with the names that lead to it."""
+    if keyword in SCHEMA:
+        return [((), value)]
+    if keyword in LIST_OF_SCHEMAS and isinstance(value, list):
+        return [((str(index),), one) for index, one in enumerate(value)]
+    if keyword in SCHEMA_BY_NAME and isinstance(value, Mapping):
+        return [((name,), one) for name, one in value.items()]
+    return []
+
+
+def pointer_of(pointer: str, *names: str) -> str:
+    """``pointer`` and the names below it as one JSON pointer."""
+    return pointer + "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
+
+
+def names_of_reference(reference: object) -> list[str] | None:
+    """The names that a reference into its own schema passes; None for any other reference."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    pointer = unquote(reference[1:])
+    if pointer and not pointer.startswith("/"):
+        return None
+    return [name.replace("~1", "/").replace("~0", "~") for name in pointer.split("/")[1:]]
+
+
+def _is_index(name: str, part: list[Any]) -> bool:
+    """Whether a name is the number of an entry; Python reads no number of thousands of digits."""
+    return name.isdecimal() and len(name) <= len(str(len(part))) and int(name) < len(part)
+
+
+def referenced(reference: object, root: object) -> Any:
+    """What a reference leads to in ``root``; True, which allows anything, for one that leads
+    nowhere."""
+    part: Any = root
+    for name in names_of_reference(reference) or []:
+        if isinstance(part, Mapping):
+            part = part.get(name, True)
+        elif isinstance(part, list) and _is_index(name, part):
+            part = part[int(name)]
+        else:
+            return True
+    return part

@@ -1,0 +1,147 @@
+"""What is submitted to engines, and taken from them, whichever thread or process they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import ZincError
+from contract.types import Request
+from harness.host.answer_text import failure_of
+from harness.host.event_queue import Delivered
+from reference.engine.sequence import LogitsSink
+from reference.runner import LOGITS
+from reference.sched.scores import ScoreSink
+
+if TYPE_CHECKING:
+    from harness.host.structured.grammars import TokenMasks
+
+Stream = TypeVar("Stream", bound="Readable")
+WAIT_SECONDS = 0.5
+"""Seconds to wait for an event at a time: how soon Ctrl-C is noticed on any system."""
+NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
+NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
+NO_SCORES: Mapping[int, ScoreSink] = MappingProxyType({})
+
+
+class EngineStopped(ZincError):
+    """The engine takes no more work: the server ends, or its device was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Requests that are accepted together or not at all.
+
+    ``logits`` receive, by request id and on the engine's thread, those of every position from
+    ``logits_from`` on, by default those that tokens are sampled from, or else the rows of
+    ``output``; each before the event with the last such token. ``masks``, by request id, say which
+    token may come next, and ``scores`` receive the log-probabilities of prompts.
+    """
+
+    requests: Sequence[Request]
+    logits: Mapping[int, LogitsSink] = field(default_factory=dict)
+    logits_from: int | None = None
+    output: str = LOGITS
+    masks: Mapping[int, TokenMasks] = field(default_factory=dict)
+    scores: Mapping[int, ScoreSink] = field(default_factory=dict)
+
+    def first_row_of(self, request: Request) -> int:
+        """The first position of a request whose row ``logits`` receive."""
+        return len(request.prompt) - 1 if self.logits_from is None else self.logits_from
+
+
+class Readable(Protocol):
+    """A stream of the events of requests."""
+
+    def take(self, timeout: float) -> list[Delivered]:
+        """The events there are, after waiting up to ``timeout`` seconds for the first one."""
+
+    def cancel(self) -> None:
+        """End the requests."""
+
+
+class Submits(Protocol[Stream]):
+    """What takes requests, and tells of them on streams."""
+
+    def open_stream(self) -> Stream:
+        """A stream for requests to come."""
+
+    def submit_to(
+        self, stream: Stream, submissions: Sequence[Submission]
+    ) -> list[ZincError | None]:
+        """Queue what is submitted; for each why it was refused, or None. Raises EngineStopped."""
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        logits: Mapping[int, LogitsSink] = NO_SINKS,
+        masks: Mapping[int, TokenMasks] = NO_MASKS,
+        scores: Mapping[int, ScoreSink] = NO_SCORES,
+        output: str = LOGITS,
+    ) -> Stream:
+        """Queue requests that belong together, on a stream of their own; see ``Submission``.
+
+        Raises RequestError, QueueFull and EngineStopped.
+        """
+        stream = self.open_stream()
+        submission = Submission(requests, logits, output=output, masks=masks, scores=scores)
+        (error,) = self.submit_to(stream, [submission])
+        if error is not None:
+            raise error
+        return stream
+
+    def read(self, submission: Submission) -> None:
+        """Compute requests whose results go to the receivers of ``submission`` alone; returns when
+        the last one has ended. Raises RequestError, QueueFull, EngineStopped and, for a model that
+        fails, NonFiniteLogits."""
+        stream = self.open_stream()
+        (error,) = self.submit_to(stream, [submission])
+        if error is not None:
+            raise error
+        left = {request.id for request in submission.requests}
+        try:
+            while left:
+                for _, event in stream.take(WAIT_SECONDS):
+                    failure = failure_of(event)
+                    if failure is not None:
+                        raise failure
+                    if event.finish_reason is not None:
+                        left.discard(event.request_id)
+        finally:
+            stream.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class BothSinks:
+    """Gives rows to two receivers, one after the other."""
+
+    first: LogitsSink
+    second: LogitsSink
+
+    def __call__(self, position: int, logits: NDArray[np.float32]) -> None:
+        """Give rows from a position on."""
+        self.first(position, logits)
+        self.second(position, logits)
+
+
+def joined_sinks(
+    first: Mapping[int, LogitsSink], second: Mapping[int, LogitsSink]
+) -> Mapping[int, LogitsSink]:
+    """Who receives the logits of each request: of either mapping, or of both one after the
+    other."""
+    if not (first and second):
+        return first or second
+    return {request_id: BothSinks(sink, second[request_id]) for request_id, sink in first.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class EndWords:
+    """The messages for clients of an engine that was closed, and the remedy after a failure."""
+
+    closed: str = "the server is shutting down"
+    remedy: str = "restart the server"

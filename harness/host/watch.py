@@ -1,0 +1,93 @@
+"""Notes on the requests and steps of an engine, made on the engine's thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from contract.types import FinishReason, Request, Tenant
+from reference.memory.prefix import Difference
+from reference.observer import NOBODY, Observer, StepObservation
+
+
+@dataclass(slots=True)
+class RequestFacts:
+    """The history of one request, with times in seconds of ``time.monotonic``. The engine's thread
+    writes it.
+
+    ``tenant`` is its tenant when it was submitted. ``cached`` prompt tokens came from the prefix
+    cache at its first admission, and ``difference`` is where a cached prompt of its tenant went on
+    otherwise. ``tokens`` were put on its stream; tokens past the end of its answer count until the
+    reader cancels the request.
+    """
+
+    submitted: float
+    tenant: Tenant
+    admitted: float | None = None
+    cached: int = 0
+    difference: Difference | None = None
+    preempted: int = 0
+    tokens: int = 0
+
+
+class Listener(Protocol):
+    """Observes every step on the engine's thread, before the step's events are delivered."""
+
+    def stepped(self, seconds: float, tokens: int) -> None:
+        """A step of so many query tokens took so long beyond the one before it."""
+
+    def generated(self, tenant: Tenant, tokens: int) -> None:
+        """A step gave a tenant's requests so many tokens."""
+
+
+class FactsByRequest(Protocol):
+    """A stream that has the facts of each of its requests."""
+
+    @property
+    def facts(self) -> Mapping[int, RequestFacts]:
+        """The facts by request id."""
+
+
+@dataclass(slots=True)
+class StreamWatch(Observer):
+    """Notes when requests of ``streams`` are admitted and preempted, and what steps take. Passes
+    everything on to the observer ``then``."""
+
+    streams: Mapping[int, FactsByRequest]
+    then: Observer = NOBODY
+    listener: Listener | None = None
+    read_at: float = 0.0
+
+    def submitted(self, at: float, request: Request) -> None:
+        self.then.submitted(at, request)
+
+    def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
+        self.then.finished(at, request_id, slot, reason)
+
+    def step(self, step: StepObservation) -> None:
+        if self.listener is not None:
+            seconds = step.ended - max(step.began, self.read_at)
+            self.listener.stepped(seconds, sum(count for _, _, count in step.chunks))
+        self.read_at = step.ended
+        self.then.step(step)
+
+    def differed(self, at: float, request_id: int, difference: Difference) -> None:
+        stream = self.streams.get(request_id)
+        if stream is not None and stream.facts[request_id].admitted is None:
+            stream.facts[request_id].difference = difference
+        self.then.differed(at, request_id, difference)
+
+    def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
+        stream = self.streams.get(request_id)
+        if stream is not None and stream.facts[request_id].admitted is None:
+            stream.facts[request_id].admitted = time.monotonic()
+            stream.facts[request_id].cached = reused
+        self.then.admitted(at, request_id, slot, known, reused)
+
+    def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
+        stream = self.streams.get(request_id)
+        if stream is not None:
+            stream.facts[request_id].preempted += 1
+        self.then.preempted(at, request_id, slot, known)

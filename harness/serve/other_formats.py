@@ -1,0 +1,88 @@
+"""Forms of an answer as vLLM and llama.cpp name them, as this server's own fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.serve.errors import ApiError
+from harness.serve.hosted import without_hosted_tools
+
+FORMAT, GRAMMAR = "response_format", "grammar"
+STRUCTURED = "structured_outputs"
+GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+NAME = "answer"
+"""The name of a schema that a client gave none."""
+
+
+def own_chat_fields(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
+    """The body of a conversation with the tools that the client runs, and with a form of the answer
+    as ``response_format`` or ``grammar``. Raises ApiError."""
+    return own_format(without_hosted_tools(value, ignored))
+
+
+def own_format(value: dict[str, Any]) -> dict[str, Any]:
+    """``value`` with its form of the answer as ``response_format`` or ``grammar``: what
+    ``structured_outputs``, ``guided_json`` and its like, ``json_schema``, or a ``json_object`` with
+    a schema say. Raises ApiError where two fields name a form."""
+    value = _named(value)
+    given = [name for name in (STRUCTURED, "json_schema", *GUIDED) if value.get(name)]
+    if not given:
+        return value
+    rest = {name: one for name, one in value.items() if name not in given}
+    taken = [name for name in (FORMAT, GRAMMAR) if rest.get(name) not in (None, {"type": "text"})]
+    if len(given) + len(taken) > 1:
+        named = " and ".join([*given, *taken])
+        raise ApiError(400, f"{named} contradict each other", param=given[0], code="invalid_value")
+    (name,) = given
+    if name != STRUCTURED:
+        return rest | _form(name.removeprefix("guided_"), value[name], name)
+    forms = value[name]
+    known = isinstance(forms, dict) and [kind for kind in KINDS if forms.get(kind) is not None]
+    if not known or len(known) > 1:
+        told = f"{name} must have one of {', '.join(KINDS)}"
+        raise ApiError(400, told, param=name, code="invalid_value")
+    other = [key for key in forms if key not in KINDS and forms[key] not in (None, False)]
+    if other:
+        told = f"{name}.{other[0]} is not served here; leave it out"
+        raise ApiError(400, told, param=f"{name}.{other[0]}", code="unsupported")
+    return rest | _form(known[0], forms[known[0]], f"{name}.{known[0]}")
+
+
+def _named(value: dict[str, Any]) -> dict[str, Any]:
+    """``value`` with a name for its schema, and a ``json_object`` with a schema as a
+    ``json_schema``."""
+    form = value.get(FORMAT)
+    if not isinstance(form, dict):
+        return value
+    if form.get("type") == "json_object" and form.get("schema") is not None:
+        return value | {FORMAT: _schema(form["schema"])}
+    told = form.get("json_schema")
+    if form.get("type") == "json_schema" and isinstance(told, dict) and "name" not in told:
+        return value | {FORMAT: form | {"json_schema": {"name": NAME, **told}}}
+    return value
+
+
+def _schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": NAME, "schema": schema}}
+
+
+def _form(kind: str, told: Any, param: str) -> dict[str, Any]:
+    """The field that says what ``kind`` says."""
+    if kind in ("json", "json_schema"):
+        return {FORMAT: _schema(told)}
+    if kind == "json_object":
+        return {FORMAT: {"type": "json_object"}} if told is True else {}
+    if kind == "regex":
+        return {FORMAT: {"type": "regex", "regex": told}}
+    if kind == "grammar":
+        return {GRAMMAR: told}
+    if not isinstance(told, list) or not told or not all(isinstance(one, str) for one in told):
+        raise ApiError(400, f"{param} must be texts", param=param, code="invalid_value")
+    return {GRAMMAR: "root ::= " + " | ".join(map(_literal, told))}
+
+
+def _literal(text: str) -> str:
+    """A text in GBNF."""
+    escapes = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return '"' + "".join(escapes.get(character, character) for character in text) + '"'

@@ -1,0 +1,87 @@
+"""Weights of a model whose draft block is right for a given part of the vocabulary.
+
+The embedding is so large that a layer changes the residual stream little, and row s(u) of the
+output matrix is the embedding of u. So the likeliest token after u is s(u), where s is one cycle
+through the vocabulary. The block copies its token's embedding to its own stream. Its embedding of a
+token for which it shall be wrong is that of the next token in the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.dtypes import F16, Q8_0, DType
+from harness.synth.draw import Bytes, draw_matrix
+from harness.synth.spec import SynthSpec
+from reference.quant import FORMATS
+
+EMBEDDING_DEVIATION = 64.0
+"""Deviation of embeddings: what a layer adds to the residual stream has a deviation near 1."""
+CERTAINTY = 3.0
+"""How much more than the logarithm of the vocabulary's size the likeliest logit is."""
+FEWEST_BLOCKS = 8
+"""Fewest blocks of an embedding's row."""
+FRACTION = 0x9E3779B1 / 2**32
+"""The golden ratio's fraction: its multiples spread evenly over 0 to 1."""
+HEAD_NORMS = ("output_norm", "nextn.shared_head_norm")
+DRAWN_AS_EMBEDDING = ("output", "nextn.embed_tokens")
+JOIN = "nextn.eh_proj"
+COPIED = (*DRAWN_AS_EMBEDDING, JOIN)
+"""Kinds of matrices that are not drawn by themselves."""
+
+
+def planted_mean(spec: SynthSpec, kind: str) -> float | None:
+    """The mean of the values of a norm that planting sets, None for others."""
+    if kind in HEAD_NORMS:
+        return (math.log(spec.vocab) + CERTAINTY) / (EMBEDDING_DEVIATION * spec.hidden)
+    return EMBEDDING_DEVIATION if kind == "nextn.enorm" else None
+
+
+def planted_type(spec: SynthSpec, kind: str, embedding: DType) -> DType | None:
+    """The storage type of a matrix that planting sets, None for others. Rows of few blocks have
+    norms that differ too much, since every block has a random scale."""
+    if kind == JOIN:
+        return F16
+    if kind not in ("token_embd", *DRAWN_AS_EMBEDDING):
+        return None
+    return embedding if embedding.block_elements * FEWEST_BLOCKS <= spec.hidden else Q8_0
+
+
+def planted_rows(spec: SynthSpec, kind: str, dtype: DType) -> Iterator[Bytes]:
+    """The stored rows of a matrix in COPIED, uint8[some rows, row_bytes] at a time."""
+    if kind == JOIN:
+        for row in range(spec.hidden):
+            values = np.zeros((1, 2 * spec.hidden), np.float32)
+            values[0, row] = 1.0
+            yield FORMATS[dtype].quantize(values)
+        return
+    drawn = draw_matrix(
+        spec.seed, "token_embd.weight", dtype, spec.vocab, spec.hidden, EMBEDDING_DEVIATION
+    )
+    rows = np.concatenate(list(drawn))
+    yield rows[_output_rows(spec) if kind == "output" else _block_rows(spec)]
+
+
+def right_drafts(spec: SynthSpec) -> NDArray[np.bool_]:
+    """Whether the block drafts the likeliest token after each token."""
+    assert spec.mtp_agreement is not None
+    spread = np.arange(spec.vocab) * FRACTION % 1.0
+    return spread < spec.mtp_agreement
+
+
+def _output_rows(spec: SynthSpec) -> NDArray[np.int64]:
+    """The token of which each row of the output matrix is the embedding."""
+    step = int(spec.vocab * FRACTION)
+    while math.gcd(step, spec.vocab) > 1:
+        step += 1
+    return (np.arange(spec.vocab) - step) % spec.vocab
+
+
+def _block_rows(spec: SynthSpec) -> NDArray[np.int64]:
+    """The token of which each row of the block's embedding is the embedding."""
+    tokens = np.arange(spec.vocab)
+    return np.where(right_drafts(spec), tokens, (tokens + 1) % spec.vocab)

@@ -1,0 +1,274 @@
+"""Tokens drafted by the block behind the last layer that some model files carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.records import LAST_TOKEN, QUERY_TOKEN
+from reference.engine.drafter import ChainedStep, DraftRequest, Tokens, generate_drafts
+from reference.engine.sequence import Sequence
+from reference.hidden_rows import HiddenRows, Indices
+from reference.limits import RING_STEPS, Limits
+from reference.runner import ModelRunner, StepInput
+from reference.sched.planner import Chunk
+from reference.sched.slots import SlotTable
+
+LEAST_RING = 32
+"""Fewest positions of a slot whose hidden states stay on the device."""
+
+LEAST_STATES = 2
+"""Fewest saved recurrent states: one to return to from wrong drafts, and one of the prefix
+cache."""
+NO_STEP = 1 << 30
+"""A position that no sequence has."""
+
+
+def drafting_limits(limits: Limits, drafts: int) -> Limits:
+    """``limits`` with room for the hidden states that a block needs which drafts at most ``drafts``
+    tokens of a sequence at once, and for recurrent states that wrong drafts would spoil."""
+    rows = 2 * (drafts + 1 + RING_STEPS)
+    return replace(
+        limits,
+        hidden_rows=max(LEAST_RING, 1 << (rows - 1).bit_length()),
+        saved_states=max(LEAST_STATES, limits.saved_states),
+    )
+
+
+def block_limits(target: Limits) -> Limits:
+    """The sizes of the block's runner for a model with the limits ``target``: the same pages and
+    hidden states, a row for every slot."""
+    return replace(
+        target,
+        step_rows=target.slots,
+        recent_tokens=1,
+        saved_states=0,
+        masks=0,
+        biases=0,
+        top_log_probabilities=0,
+        hidden_states=False,
+        scores=False,
+    )
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What the block has of a sequence: keys and values of the positions below ``filled``. The
+    model computed hidden states from position ``begin`` on, and submitted steps up to ``top``."""
+
+    slot: int
+    begin: int
+    filled: int
+    top: int
+
+
+class _Part(NamedTuple):
+    """Positions ``first`` to ``stop`` - 1 of a sequence of these ``tokens``, for the block to
+    compute. Token ``token`` of the model's latest step was at position ``start``, if given."""
+
+    own: _Followed
+    first: int
+    stop: int
+    tokens: Tokens
+    start: int = NO_STEP
+    token: int = 0
+
+
+class DraftBlock:
+    """Drafts by the draft block of the model itself, whose graph ``runner`` has.
+
+    The key of a token in the block depends on the hidden state of the position before, which the
+    model stores in a ring of every slot. ``before_step`` and ``after_step`` compute the block's
+    keys before the ring has others. Keys lie in the pages that a sequence has, so that a prefix hit
+    finds those of the block as well. Where a hidden state is not there a row of zeros replaces it.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._rows = HiddenRows.of(runner.limits)
+        self._table: SlotTable | None = None
+        self._follows: Callable[[], bool] = lambda: True
+        self._followed: dict[int, _Followed] = {}
+        self._left: set[int] = set()
+
+    def attach(self, table: SlotTable, follows: Callable[[], bool]) -> None:
+        """Use the pages of ``table``, in which the engine's sequences are. ``follows`` decides
+        whether the block reads a new one."""
+        self._table, self._follows = table, follows
+        self._followed.clear()
+        self._left.clear()
+
+    def leave(self, key: int) -> None:
+        """Read no more of a sequence."""
+        self._followed.pop(key, None)
+        self._left.add(key)
+
+    def ready(self, key: int, tokens: Tokens) -> bool:
+        """The block has a proposal for every sequence that the model computes."""
+        return key in self._followed
+
+    def forget(self, key: int) -> None:
+        """Forget a sequence that lost its slot."""
+        self._followed.pop(key, None)
+        self._left.discard(key)
+
+    def before_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> None:
+        """Compute the keys of positions whose hidden states the next step would overwrite."""
+        parts = []
+        for sequence, (slot, start, count) in zip(sequences, chunks, strict=True):
+            own = self._own(sequence, slot, start)
+            if own is None:
+                continue
+            stop = min(start + 1, sequence.known)
+            # The key of position ``filled`` needs the hidden state of the position before.
+            if start + count - own.filled >= self._rows.ring and own.filled < stop:
+                parts.append(_Part(own, own.filled, stop, sequence.tokens))
+        self._fill(parts)
+
+    def _own(self, sequence: Sequence, slot: int, start: int) -> _Followed | None:
+        """What the block has of a sequence, of which the next step computes positions from
+        ``start`` on; None for one that it does not read."""
+        key = sequence.order
+        if key in self._followed or key in self._left or not sequence.running:
+            return self._followed.get(key)
+        if sequence.samples and self._follows():
+            return self._followed.setdefault(key, _Followed(slot, start, start, start))
+        self._left.add(key)
+        return None
+
+    def after_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> None:
+        """Compute the keys of chunks that are longer than a ring."""
+        parts, index = [], 0
+        for sequence, (_, start, count) in zip(sequences, chunks, strict=True):
+            own = self._followed.get(sequence.order)
+            if own is not None:
+                own.top = max(own.top, start + count)
+                stop = min(start + count, sequence.known)
+                if count > self._rows.ring and own.filled < stop:
+                    parts.append(_Part(own, own.filled, stop, sequence.tokens, start, index))
+            index += count
+        self._fill(parts)
+
+    def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
+        """The block's continuations of all sequences together, each sampled as the sequence is."""
+        sequences = [self._bounded(one) for one in sequences]
+        active = [one for one in sequences if one.most]
+        parts = [self._part(one) for one in active]
+        if _tokens_of(parts) > self._runner.limits.step_tokens:
+            self._fill([part._replace(stop=part.stop - 1) for part in parts])
+            parts = [self._part(one) for one in active]
+        drafts = iter(generate_drafts(self._runner, self._steps(active, parts), len(active)))
+        for one, part in zip(active, parts, strict=True):
+            part.own.filled = len(one.tokens)
+        found = [next(drafts) if one.most else [] for one in sequences]
+        return [self._sound(tokens) for tokens in found]
+
+    def _sound(self, draft: list[int]) -> Tokens:
+        """A draft up to the first row whose logits were not finite."""
+        end = next((n for n, token in enumerate(draft) if token < 0), len(draft))
+        return np.array(draft[:end], np.int32)
+
+    def _bounded(self, one: DraftRequest) -> DraftRequest:
+        """The request with no more drafts than its sequence has pages for."""
+        assert self._table is not None
+        pages = self._table.page_count[one.slot] * PAGE_TOKENS
+        room = pages - len(one.tokens) + 1 if one.key in self._followed else 0
+        return replace(one, most=max(0, min(one.most, room)))
+
+    def _part(self, one: DraftRequest) -> _Part:
+        own, known = self._followed[one.key], len(one.tokens)
+        return _Part(own, min(own.filled, known - 1), known, one.tokens)
+
+    def _steps(self, active: list[DraftRequest], parts: list[_Part]) -> Iterator[ChainedStep]:
+        """The steps of a draft: the first brings the block up to date, each other continues with
+        the token and the hidden state that the one before left on the device."""
+        if active:
+            ends = np.cumsum([part.stop - part.first for part in parts], dtype=np.int32) - 1
+            query, hidden = self._query(parts)
+            everyone = list(range(len(active)))
+            yield ChainedStep(self._input(query, hidden, active, 0, ends), everyone)
+        for number in range(1, max((one.most for one in active), default=0)):
+            indices = [n for n, one in enumerate(active) if one.most > number]
+            left = [active[n] for n in indices]
+            query = np.zeros(len(left), QUERY_TOKEN)
+            query["token"] = LAST_TOKEN
+            query["slot"] = [one.slot for one in left]
+            query["position"] = [len(one.tokens) - 1 + number for one in left]
+            hidden = np.array([self._rows.drafted(one.slot) for one in left], np.int32)
+            rows = np.arange(len(left), dtype=np.int32)
+            yield ChainedStep(self._input(query, hidden, left, number, rows), indices)
+
+    def _input(
+        self,
+        query: np.ndarray,
+        hidden: Indices,
+        drafted: list[DraftRequest],
+        number: int,
+        rows: Indices,
+    ) -> StepInput:
+        """A step over ``query`` that samples draft ``number`` of each sequence in ``drafted``."""
+        assert self._table is not None
+        slots = [one.slot for one in drafted]
+        positions = [len(one.tokens) + number for one in drafted]
+        pairs = [(n, self._rows.drafted(slot)) for n, slot in enumerate(slots)]
+        return StepInput(
+            query,
+            rows,
+            self._table.plain_sampling(slots, positions),
+            self._table.page_table,
+            page_versions=self._table.page_versions,
+            hidden_rows=hidden,
+            hidden_pairs=np.array(pairs, np.int32).reshape(-1, 2),
+        )
+
+    def _query(self, parts: list[_Part]) -> tuple[np.ndarray, Indices]:
+        """The query tokens of a step over ``parts``, and the hidden states that each reads."""
+        query = np.zeros(_tokens_of(parts), QUERY_TOKEN)
+        hidden, end = [], 0
+        for part in parts:
+            begin, end = end, end + part.stop - part.first
+            query["token"][begin:end] = part.tokens[part.first : part.stop]
+            query["slot"][begin:end] = part.own.slot
+            query["position"][begin:end] = np.arange(part.first, part.stop)
+            hidden.append(self._hidden(part))
+        return query, np.concatenate(hidden)
+
+    def _hidden(self, part: _Part) -> Indices:
+        """Where the hidden states of the positions before those of ``part`` are."""
+        own, rows = part.own, self._rows
+        before = np.arange(part.first - 1, part.stop - 1, dtype=np.int32)
+        found = np.where(
+            before >= part.start, rows.in_step(before - part.start + part.token), rows.zeros
+        )
+        in_ring = before >= own.top - rows.ring
+        found = np.where(in_ring, rows.in_ring(own.slot, before), found)
+        return np.where(before < own.begin, rows.zeros, found).astype(np.int32)
+
+    def _fill(self, parts: list[_Part]) -> None:
+        """Compute keys and values of ``parts``, in as many steps as they need."""
+        room = self._runner.limits.step_tokens
+        taken: list[_Part] = []
+        for part in parts:
+            for first in range(part.first, part.stop, room):
+                piece = part._replace(first=first, stop=min(part.stop, first + room))
+                if _tokens_of(taken) + piece.stop - piece.first > room:
+                    self._submit(taken)
+                    taken = []
+                taken.append(piece)
+            part.own.filled = part.stop
+        self._submit(taken)
+
+    def _submit(self, parts: list[_Part]) -> None:
+        if parts:
+            query, hidden = self._query(parts)
+            none = np.zeros(0, np.int32)
+            self._runner.submit(self._input(query, hidden, [], 0, none))
+
+
+def _tokens_of(parts: list[_Part]) -> int:
+    return sum(part.stop - part.first for part in parts)

@@ -1,0 +1,80 @@
+"""``zinc-rt export-plan``: what it writes and prints, and paths and disks that refuse it."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Result
+from tests.cli.test_bad_input import refused
+
+Zinc = Callable[..., Result]
+SIZES = ("--context", 64, "--threads", 2)
+
+
+@contextmanager
+def largest_file(nbytes: int) -> Iterator[None]:
+    """Files of this process cannot grow beyond so many bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def plans(tmp_path: Path) -> Path:
+    """The folder that plans are written to."""
+    folder = tmp_path / "plans"
+    folder.mkdir()
+    return folder
+
+
+def test_a_plan_and_how_to_compile(zinc: Zinc, tiny_model: Path, plans: Path) -> None:
+    """Two files, their sizes, and paths that are there."""
+    plan = plans / "model.plan"
+    result = zinc("export-plan", plan, "--model", tiny_model, *SIZES, "--slots", 3, "--all-logits")
+    assert result.code == 0, result.err
+    lines = dict(line.split(maxsplit=1) for line in result.out.splitlines())
+    assert list(lines) == ["plan", "weights", "library", "compile"]
+    for name, path in (("plan", plan), ("weights", plans / "model.plan.weights")):
+        assert lines[name] == f"{path} {path.stat().st_size:,} bytes"
+    assert Path(lines["library"]).is_file()
+    words = lines["compile"].split()
+    assert lines["library"] in words
+    assert (Path(words[words.index("-I") + 1]) / "zinc_rt.h").is_file()
+    assert sorted(plans.iterdir()) == sorted([plan, plans / "model.plan.weights"])
+
+
+def test_paths_that_cannot_be_written(zinc: Zinc, tiny_model: Path, plans: Path) -> None:
+    """One line each, and nothing is left."""
+    folder = plans / "folder"
+    folder.mkdir()
+    for path, text in (
+        (plans / "none" / "model.plan", "there is no folder"),
+        (folder, "cannot write"),
+        (plans / ("n" * 300), "too long"),
+    ):
+        refused(zinc("export-plan", path, "--model", tiny_model, *SIZES), text)
+    for words in (("--slots", 0), ("--tier", "cpu"), ("--context", 1 << 30)):
+        assert zinc("export-plan", plans / "p", "--model", tiny_model, *words).code == 2
+    assert not any(path.is_file() for path in plans.rglob("*.partial"))
+    assert not (plans / "p").exists()
+
+
+def test_a_full_disk_keeps_the_plan_that_was_there(
+    zinc: Zinc, tiny_model: Path, plans: Path
+) -> None:
+    """The files of an earlier export stay whole."""
+    plan = plans / "model.plan"
+    words = ("export-plan", plan, "--model", tiny_model)
+    assert zinc(*words, *SIZES).code == 0
+    before = {path: path.read_bytes() for path in plans.iterdir()}
+    with largest_file(10_000):
+        refused(zinc(*words, "--context", 32), "cannot write")
+    assert {path: path.read_bytes() for path in plans.iterdir()} == before

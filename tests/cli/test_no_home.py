@@ -1,0 +1,43 @@
+"""A user without a home folder, as containers have them: help works, the rest says what to set."""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+from tests.cli.conftest import Result
+
+Zinc = Callable[..., Result]
+
+
+def nobody(user: int) -> NoReturn:
+    raise KeyError(user)
+
+
+@pytest.fixture(autouse=True)
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "CACHE", "CONFIG", "STATE"):
+        monkeypatch.delenv("HOME" if name == "HOME" else f"XDG_{name}_HOME", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help-all"), ("serve", "--help")])
+def test_help_works(zinc: Zinc, words: tuple[str, ...]) -> None:
+    helped = zinc(*words)
+    assert (helped.code, helped.err) == (0, "")
+    assert "usage: zinc-rt" in helped.out
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "hi"), ("check",), ("serve",), ("model", "list"), ("ps",), ("config", "init")]
+)
+def test_everything_else_says_what_to_set(zinc: Zinc, words: tuple[str, ...]) -> None:
+    refused = zinc(*words)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("error: ")
+    assert refused.err.count("\n") == 1
+    assert "no home folder; set the environment variable HOME" in refused.err

@@ -1,0 +1,250 @@
+"""The draft block of a model: right drafts by its formulas, and answers that it cannot change."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract.tier import Tier
+from contract.types import FinishReason, Request, SamplingParams, TokenEvent
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine, EngineOptions, MaskProvider
+from reference.engine.draft_block import DraftBlock, block_limits, drafting_limits
+from reference.engine.drafter import Tokens
+from reference.engine.output_processor import OutputProcessor
+from reference.engine.pipeline import Computed
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
+from tests.engine.test_constrained_requests import few, two_residues
+from tests.invariance.engines import TIERS
+from tests.peer.float64_hybrid import Float64Hybrid
+
+ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")
+ON = ("cpu", "late", "native", "opencl", "vulkan")
+LIMITS = Limits(
+    slots=3, context=112, pages=9, step_tokens=48, step_rows=24, saved_states=6, masks=3,
+    biases=4, top_log_probabilities=4, hidden_states=True,
+)  # fmt: skip
+DRAFTS = 5
+Events = Mapping[int, list[TokenEvent]]
+SyntheticModel = Callable[..., Path]
+
+
+@contextmanager
+def drafting(
+    path: Path, tier: Tier, limits: Limits = LIMITS
+) -> Iterator[tuple[ModelRunner, ModelRunner]]:
+    """The runner of a model, and that of its draft block."""
+    with ExitStack() as owned:
+        model = open_model(path)
+        owned.callback(model.file.close)
+        whole = drafting_limits(limits, DRAFTS)
+        sizes = block_limits(whole)
+        runner = owned.enter_context(ModelRunner(model, tier, whole))
+        graph = model.draft_graph(sizes)
+        shared = runner.shared_buffers(graph)
+        block = ModelRunner(model, tier, sizes, graph=graph, shared=shared)
+        yield runner, owned.enter_context(block)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((name, tier) for name in ARCHITECTURES for tier in ("cpu", "native")),
+        *(("qwen35", tier) for tier in ("late", "opencl", "vulkan")),
+        ("qwen35moe", "opencl"),
+    ],
+    ids=" on ".join,
+)
+def runners(
+    request: pytest.FixtureRequest, synthetic_model: SyntheticModel
+) -> Iterator[tuple[ModelRunner, ModelRunner]]:
+    name, tier_name = request.param
+    path = synthetic_model(architecture=name, quant="q4_k_m", mtp_agreement=0.8)
+    with TIERS[tier_name]() as tier, drafting(path, tier) as both:
+        yield both
+
+
+def prompt(number: int, length: int) -> tuple[int, ...]:
+    """Prompts of which the first 20 tokens are alike."""
+    return tuple((i * 7 if i < 20 else number * 31 + i * 5) % 250 for i in range(length))
+
+
+REQUESTS = (
+    Request(0, prompt(0, 30), 40, SamplingParams(), log_probabilities=3),
+    Request(1, prompt(1, 61), 30, SamplingParams(temperature=0.8, top_k=40, seed=4)),
+    Request(2, prompt(2, 23), 45, SamplingParams(repeat_penalty=1.3, repeat_last_n=12, seed=1)),
+    Request(3, prompt(3, 70), 36, SamplingParams(), log_probabilities=1),
+    Request(4, prompt(4, 9), 50, SamplingParams(), logit_bias=((7, 4.0), (9, -80.0))),
+    Request(5, prompt(0, 30), 33, SamplingParams(temperature=1.5, seed=9), log_probabilities=4),
+)
+
+
+def run(
+    engine: Engine,
+    requests: Sequence[Request] = REQUESTS,
+    masks: Mapping[int, MaskProvider] | None = None,
+    cancels: Mapping[int, int] | None = None,
+) -> Events:
+    """The events of requests, of which two more join every other step. ``cancels``: a request and
+    the step before which it is cancelled."""
+    events: dict[int, list[TokenEvent]] = defaultdict(list)
+    waiting, step = list(requests), 0
+    while waiting or not engine.idle:
+        for request in waiting[:2] if step % 2 == 0 else ():
+            waiting.remove(request)
+            engine.submit(request, allowed=(masks or {}).get(request.id))
+        for number, at in (cancels or {}).items():
+            if at == step:
+                engine.cancel(number)
+                waiting = [request for request in waiting if request.id != number]
+        for event in engine.step():
+            events[event.request_id].append(event)
+        step += 1
+    engine.memory.check([])
+    return events
+
+
+def engine_of(runner: ModelRunner, block: ModelRunner | None, **options: Any) -> Engine:
+    built = EngineOptions(draft_tokens=DRAFTS, **options)
+    return Engine(runner, built, drafter=None if block is None else DraftBlock(block))
+
+
+@pytest.mark.parametrize(("ahead", "chunk"), [(0, None), (1, 7)])
+def test_no_draft_changes_an_answer(
+    runners: tuple[ModelRunner, ModelRunner], ahead: int, chunk: int | None
+) -> None:
+    """Greedy and sampled, with penalties, biases and masks, log-probabilities to the last bit; more
+    sequences than slots, preempted for pages, with common prefixes."""
+    runner, block = runners
+    masks = {4: few, 1: two_residues}
+    expected = run(engine_of(runner, None, steps_ahead=0, prefix_cache=False), masks=masks)
+    assert all(expected[one.id][-1].finish_reason is FinishReason.LENGTH for one in REQUESTS)
+    engine = engine_of(runner, block, steps_ahead=ahead, chunk_tokens=chunk)
+    assert run(engine, masks=masks) == expected
+    counts = engine.statistics
+    assert counts.speculation.accepted > 10
+    assert counts.speculation.drafted > counts.speculation.accepted
+    assert counts.preempted
+    assert counts.prefix.tokens_hit
+
+
+def test_a_cancel_at_any_step_changes_no_other(synthetic_model: SyntheticModel) -> None:
+    path = synthetic_model(architecture="qwen35", quant="q4_k_m", mtp_agreement=0.8)
+    requests = [replace(one, max_tokens=14) for one in REQUESTS[:3]]
+    with TIERS["native"]() as tier, drafting(path, tier) as (runner, block):
+        expected = run(engine_of(runner, None, prefix_cache=False), requests)
+        for ahead, step in ((ahead, step) for ahead in (0, 1) for step in range(1, 16)):
+            engine = engine_of(runner, block, steps_ahead=ahead)
+            events = run(engine, requests, cancels={1: step})
+            assert (events[0], events[2]) == (expected[0], expected[2])
+            assert events[1] == expected[1][: len(events[1])]
+
+
+def test_a_wrong_acceptance_is_caught(
+    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: a host that accepts every draft gives other answers."""
+    path = synthetic_model(architecture="qwen35", quant="q4_k_m", mtp_agreement=0.8)
+    take = OutputProcessor._take_drafted
+
+    def accepting(
+        self: OutputProcessor, part: Computed, tokens: list[int], output: StepOutput
+    ) -> int:
+        count = part.end_row - part.first_row
+        drafts = part.sequence.tokens[part.stop - count + 1 : part.stop].tolist()
+        tokens[part.first_row : part.end_row - 1] = drafts
+        return take(self, part, tokens, output)
+
+    with CpuTier() as tier, drafting(path, tier) as (runner, block):
+        expected = run(engine_of(runner, None), REQUESTS[:2])
+        assert run(engine_of(runner, block), REQUESTS[:2]) == expected
+        monkeypatch.setattr(OutputProcessor, "_take_drafted", accepting)
+        assert run(engine_of(runner, block), REQUESTS[:2]) != expected
+
+
+class Observed(DraftBlock):
+    """A draft block whose logits are compared with the formulas'. It drafts only where the number
+    of known tokens is a multiple of ``every``."""
+
+    def __init__(self, runner: ModelRunner, every: int) -> None:
+        super().__init__(runner)
+        self._runner = _WithLogits(runner)  # type: ignore[assignment]
+        self._every = every
+        self.drafted: list[tuple[list[int], np.ndarray]] = []
+
+    def ready(self, key: int, tokens: Tokens) -> bool:
+        return super().ready(key, tokens) and len(tokens) % self._every == 0
+
+    def draft(self, sequences: Any) -> list[Tokens]:
+        self._runner.logits = []  # type: ignore[attr-defined]
+        drafts = super().draft(sequences)
+        active = [one for one, draft in zip(sequences, drafts, strict=True) if len(draft)]
+        first = self._runner.logits[:1]  # type: ignore[attr-defined]
+        for one, row in zip(active, first[0] if first else (), strict=True):
+            self.drafted.append((one.tokens.tolist(), row))
+        return drafts
+
+
+class _WithLogits:
+    """A runner that asks for the logits of every step and has them."""
+
+    def __init__(self, inner: ModelRunner) -> None:
+        self.inner, self.limits = inner, inner.limits
+        self.logits: list[np.ndarray] = []
+
+    def submit(self, inputs: StepInput) -> Submission:
+        return self.inner.submit(replace(inputs, requested=(LOGITS,)))
+
+    def collect(self, submission: Submission) -> StepOutput:
+        output = self.inner.collect(submission)
+        self.logits.append(output.logits.copy())
+        return output
+
+
+@pytest.mark.parametrize("every", [1, 41], ids=["every step", "now and then"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_drafts_follow_the_formulas(synthetic_model: SyntheticModel, name: str, every: int) -> None:
+    """Prompts in short chunks and in chunks longer than a ring, drafts after every step and after
+    longer than a ring holds: the logits are those of the whole sequence in binary64."""
+    path = synthetic_model(architecture=name, quant="f32", nextn_layers=1, seed=3)
+    limits = replace(LIMITS, context=160, pages=40, step_tokens=112)
+    requests = [
+        Request(n, prompt(n, length), 60, SamplingParams()) for n, length in enumerate((9, 60, 95))
+    ]
+    truth = Float64Hybrid(path)
+    with CpuTier() as tier, drafting(path, tier, limits) as (runner, block):
+        drafter = Observed(block, every)
+        options = EngineOptions(draft_tokens=DRAFTS, prefix_cache=False)
+        run(Engine(runner, options, drafter=drafter), requests)
+    assert len(drafter.drafted) > 3
+    for tokens, row in drafter.drafted:
+        expected = truth.draft_logits(tokens)[-1]
+        assert np.abs(row - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+def test_a_prefix_hit_has_the_keys_of_the_block(synthetic_model: SyntheticModel) -> None:
+    """Of a cached prompt only the position behind it lacks the hidden state before."""
+    path = synthetic_model(architecture="qwen35", quant="f32", nextn_layers=1, seed=3)
+    truth = Float64Hybrid(path)
+    with CpuTier() as tier, drafting(path, tier) as (runner, block):
+        drafter = Observed(block, 1)
+        engine = Engine(runner, EngineOptions(draft_tokens=DRAFTS), drafter=drafter)
+        run(engine, [Request(0, prompt(0, 49), 20, SamplingParams())])
+        drafter.drafted.clear()
+        run(engine, [Request(1, (*prompt(0, 48), 5, 6), 20, SamplingParams())])
+        assert engine.statistics.prefix.tokens_hit == 48
+    assert drafter.drafted
+    for tokens, row in drafter.drafted:
+        expected = truth.draft_logits(tokens, frozenset({48}))[-1]
+        assert np.abs(row - expected).max() < 1e-3 * np.abs(expected).max()
+        other = truth.draft_logits(tokens)[-1]
+        assert np.abs(row - other).max() > 1e-3 * np.abs(other).max()

@@ -1,0 +1,63 @@
+"""System messages that agents send, several at the beginning and others later, reach the model in
+every template that takes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contract.errors import TemplateRefused
+from tests.model.test_template_forms import every, text_of
+from tests.needs import need_file
+from tests.paths import CHAT_TEMPLATES
+
+ONE_AT_THE_BEGINNING = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('one system message, at the beginning') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+FIRST_ALONE = (
+    "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }}{% endif %}"
+    "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+ANYWHERE = every("{{ m.content }}")
+SYSTEM = {"role": "system", "content": "S1"}
+OTHER: dict[str, Any] = {"role": "system", "content": [{"type": "text", "text": "S2"}]}
+USER = {"role": "user", "content": "U"}
+ANSWER = {"role": "assistant", "content": "A"}
+
+
+@pytest.mark.parametrize("source", [ONE_AT_THE_BEGINNING, FIRST_ALONE])
+def test_a_template_of_one_gets_one(source: str) -> None:
+    """Those at the beginning are one text; a later one is the user's, where it stands."""
+    assert text_of(source, [SYSTEM, USER]) == "[system]S1[user]U"
+    assert text_of(source, [SYSTEM, OTHER, USER]) == "[system]S1\n\nS2[user]U"
+    turns = [SYSTEM, OTHER, USER, SYSTEM, ANSWER, OTHER]
+    assert text_of(source, turns) == "[system]S1\n\nS2[user]U[user]S1[assistant]A[user]S2"
+    assert text_of(source, [USER, SYSTEM, USER]) == "[user]U[user]S1[user]U"
+    assert text_of(source, [SYSTEM, {"role": "system", "content": ""}]) == "[system]S1"
+
+
+def test_a_template_of_many_gets_them_as_they_are() -> None:
+    turns = [SYSTEM, OTHER, USER, SYSTEM, ANSWER, OTHER]
+    assert text_of(ANYWHERE, turns) == "[system]S1[system]S2[user]U[system]S1[assistant]A[system]S2"
+
+
+def test_what_is_no_text_is_left_to_the_template() -> None:
+    picture = {"role": "system", "content": [{"type": "image"}]}
+    with pytest.raises(TemplateRefused, match="at the beginning"):
+        text_of(ONE_AT_THE_BEGINNING, [SYSTEM, picture, USER])
+
+
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Qwen3.5-4B", "google-gemma-4-31B-it"])
+def test_real_templates_print_all_of_them(name: str) -> None:
+    """In the order they were sent, as agents send them."""
+    source = need_file(CHAT_TEMPLATES / f"{name}.jinja").read_text()
+    texts = [f"told {n}" for n in range(5)]
+    roles = ["system", "system", "user", "system", "user"]
+    turns = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    rendered = text_of(source, turns)
+    indices = [rendered.find(text) for text in texts]
+    assert -1 not in indices
+    assert indices == sorted(indices)

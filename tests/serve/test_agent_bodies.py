@@ -1,0 +1,77 @@
+"""Sessions of 30 turns as coding agents send them: every turn is answered, and what was computed
+for the turns before is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from harness.serve.run import Running
+from tests.serve import speaking_models
+from tests.serve.agent_bodies import TURNS, Body, claude_code, codex, opencode
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+from tests.serve.speaking_models import speaking_model
+from tests.serve.test_peers import objects_of
+
+CONTEXT = 16384
+PAGE = 16
+
+
+@pytest.fixture(scope="module", params=["Qwen-Qwen3-0.6B", "Qwen3.5-4B"])
+def agents(
+    request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A server with room for long sessions, of a template that takes several system messages and
+    of one that takes one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speaking_models, "CONTEXT", CONTEXT)
+        path = speaking_model(tmp_path_factory.mktemp("agents"), request.param)
+    with serve(path=path, context=CONTEXT, slots=1) as server:
+        yield server
+
+
+def counts_of_responses(events: list[Any]) -> tuple[int, int]:
+    usage = events[-1]["response"]["usage"]
+    return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]
+
+
+def counts_of_messages(events: list[Any]) -> tuple[int, int]:
+    usage = events[0]["message"]["usage"]
+    read, made = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
+    return usage["input_tokens"] + read + made, read
+
+
+def counts_of_chat(events: list[Any]) -> tuple[int, int]:
+    usage = events[-1]["usage"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "counts"),
+    [
+        ("/v1/responses", codex, counts_of_responses),
+        ("/v1/messages?beta=true", claude_code, counts_of_messages),
+        ("/v1/chat/completions", opencode, counts_of_chat),
+    ],
+    ids=["codex", "claude code", "opencode"],
+)
+def test_a_session_of_thirty_turns(
+    agents: Running,
+    path: str,
+    body: Callable[[int], Body],
+    counts: Callable[[list[Any]], tuple[int, int]],
+) -> None:
+    """All but the end of what the turn before computed is found: the last page, and what its
+    template writes only behind the last turn."""
+    http, before = Http(agents.url), 0
+    for turn in range(TURNS):
+        reply = http.post(path, body(turn))
+        assert reply.status == 200, (turn, reply.body[:500])
+        tokens, cached = counts(objects_of(reply))
+        assert tokens > before
+        if turn:
+            assert cached >= before - 6 * PAGE, (turn, before, cached)
+        before = tokens

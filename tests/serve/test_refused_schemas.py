@@ -1,0 +1,131 @@
+"""Schemas that no grammar holds exactly: every route answers 400 and names the keyword."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from harness.serve.run import Running
+from tests.serve.http import Http
+
+TURNS = {"messages": [{"role": "user", "content": "Hello"}]}
+LARGE = 2**53 + 1
+INEXACT: dict[str, dict[str, Any]] = {
+    "const": {"const": 1234567890123456789},
+    "enum": {"enum": [1, {"b": [2**64]}]},
+    "minimum": {"type": "integer", "minimum": 18446744073709551615},
+    "exclusiveMaximum": {"type": "integer", "exclusiveMaximum": -LARGE},
+    "multipleOf": {"type": "integer", "multipleOf": LARGE},
+    "maxItems": {"type": "array", "maxItems": 2**63},
+    "minLength": {"type": "string", "minLength": 10**30},
+    "not": {"not": {"type": "null"}},
+}
+"""By the keyword that is to be named."""
+
+
+def in_property(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object with one property."""
+    return {
+        "type": "object",
+        "properties": {"amount": schema},
+        "required": ["amount"],
+        "additionalProperties": False,
+    }
+
+
+def in_chat(schema: Any) -> tuple[str, dict[str, Any]]:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return "/v1/chat/completions", {**TURNS, "response_format": form}
+
+
+def in_required_tool(schema: Any) -> tuple[str, dict[str, Any]]:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    return "/v1/chat/completions", {**TURNS, "tools": [tool], "tool_choice": "required"}
+
+
+def in_strict_tool(schema: Any) -> tuple[str, dict[str, Any]]:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    return "/v1/chat/completions", {**TURNS, "tools": [tool]}
+
+
+def in_responses(schema: Any) -> tuple[str, dict[str, Any]]:
+    form = {"type": "json_schema", "name": "x", "schema": schema}
+    return "/v1/responses", {"input": "Hello", "text": {"format": form}}
+
+
+def in_a_tool_of_responses(schema: Any) -> tuple[str, dict[str, Any]]:
+    tool = {"type": "function", "name": "f", "parameters": schema}
+    return "/v1/responses", {"input": "Hello", "tools": [tool], "tool_choice": "required"}
+
+
+def in_messages(schema: Any) -> tuple[str, dict[str, Any]]:
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    return "/v1/messages", {**TURNS, "model": "tiny", "max_tokens": 9, "output_config": form}
+
+
+def in_a_tool_of_messages(schema: Any) -> tuple[str, dict[str, Any]]:
+    more = {"tools": [{"name": "f", "input_schema": schema}], "tool_choice": {"type": "any"}}
+    return "/v1/messages", {**TURNS, "model": "tiny", "max_tokens": 9, **more}
+
+
+def in_ollamas_chat(schema: Any) -> tuple[str, dict[str, Any]]:
+    return "/api/chat", {**TURNS, "model": "tiny", "format": schema}
+
+
+def in_ollamas_generate(schema: Any) -> tuple[str, dict[str, Any]]:
+    return "/api/generate", {"prompt": "Hello", "model": "tiny", "format": schema}
+
+
+ROUTES = (
+    in_chat,
+    in_required_tool,
+    in_strict_tool,
+    in_responses,
+    in_a_tool_of_responses,
+    in_messages,
+    in_a_tool_of_messages,
+    in_ollamas_chat,
+    in_ollamas_generate,
+)
+
+
+def words_of(body: Any) -> str:
+    """What a refusal says, in any dialect."""
+    error = body["error"]
+    return str(error if isinstance(error, str) else error["message"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+def test_every_route_refuses_what_no_grammar_holds(
+    hermes: Running, route: Any, stream: bool
+) -> None:
+    """Before a stream begins, in the dialect's form, with the keyword and where it stands."""
+    http = Http(hermes.url)
+    for keyword, schema in INEXACT.items():
+        path, body = route(in_property(schema))
+        reply = http.post(path, {**body, "stream": stream})
+        assert reply.status == 400, (keyword, reply.body)
+        assert keyword in words_of(reply.json)
+        assert "/properties/amount" in words_of(reply.json)
+        if path.startswith(("/v1/chat", "/v1/responses")):
+            assert reply.error["code"] == "unsupported_schema"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+def test_the_largest_exact_number_is_written_exactly(hermes: Running, route: Any) -> None:
+    """The control: the same bodies with 2^53 are answered, and the number has all its digits."""
+    path, body = route(in_property({"const": 2**53}))
+    limits = {"max_tokens": 200, "stream": False}
+    if path == "/v1/responses":
+        limits = {"max_output_tokens": 200, "stream": False}
+    if path.startswith("/api"):
+        limits = {"options": {"num_predict": 200}, "stream": False, "think": False}  # type: ignore[dict-item]
+    elif path.startswith("/v1/chat"):
+        limits["enable_thinking"] = False
+    reply = Http(hermes.url).post(path, {**body, **limits})
+    assert reply.status == 200, reply.body
+    if route is not in_strict_tool:
+        assert "9007199254740992" in json.dumps(reply.json)

@@ -1,0 +1,67 @@
+"""One host for requests: its clients have no loader, engine or maker of text of their own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+import pytest
+
+from tests.structure.source_tree import imported_modules, product_modules
+
+HOST = "harness.host."
+CLIENTS = ("harness.serve", "harness.cli", "zinc_rt")
+OWNERS = {
+    "ModelRunner": {"harness.host.open", "harness.host.drafting"},
+    "load_runner": {"harness.host.open"},
+    "load_drafter": {"harness.host.open"},
+    "Engine": {"harness.host.open"},
+    "Models": {"harness.host.engine_thread"},
+    "TextStream": {"harness.host.answer_text"},
+}
+"""What opens a model, runs its requests or makes text, and the modules of the host that call it."""
+
+
+def callers(modules: Mapping[str, ast.Module], called: str) -> set[str]:
+    """The modules of the host and of its clients that call a function or class by its name."""
+    return {
+        name
+        for name, source in modules.items()
+        if name.startswith((HOST, *CLIENTS))
+        for node in ast.walk(source)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name | ast.Attribute)
+        and called == (node.func.id if isinstance(node.func, ast.Name) else node.func.attr)
+    }
+
+
+def client_imports(modules: Mapping[str, ast.Module]) -> set[str]:
+    """Every import of a client by the host, as "module:client"."""
+    known = frozenset(modules)
+    return {
+        f"{name}:{other}"
+        for name, source in modules.items()
+        if name.startswith(HOST)
+        for other in imported_modules(source, known)
+        if other.startswith(CLIENTS)
+    }
+
+
+@pytest.mark.parametrize("called", OWNERS)
+def test_only_the_host_opens_models_and_makes_text(called: str) -> None:
+    assert callers(product_modules(), called) == OWNERS[called]
+
+
+def test_the_host_imports_no_client() -> None:
+    assert not client_imports(product_modules())
+
+
+def test_a_second_loader_and_a_host_that_imports_a_client_are_found() -> None:
+    """Negative control."""
+    modules = {
+        "harness.host.open": ast.parse("import harness.serve.app\nEngine(ModelRunner())"),
+        "harness.serve.app": ast.parse("def f():\n    return runner.ModelRunner()"),
+        "harness.bench.run": ast.parse("ModelRunner()"),
+    }
+    assert callers(modules, "ModelRunner") == {"harness.host.open", "harness.serve.app"}
+    assert client_imports(modules) == {"harness.host.open:harness.serve.app"}
