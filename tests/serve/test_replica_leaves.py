@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from harness.generate import SessionOptions
-from harness.serve.submissions import BothSinks, Submission
 
 from contract.types import LOCAL_TENANT, Request, SamplingParams
 from harness.digest import RowDigests, RunningDigest
+from harness.host.options import SessionOptions
+from harness.host.submissions import BothSinks, Submission
 from harness.leaves import leaves_of_rows
 from harness.serve.generation import Generation
 from harness.serve.model import ModelOptions, ServedModel, open_model

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.generate import SessionOptions
 
 from contract.types import LOCAL_TENANT
+from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.document import parse_receipt, signed_document
 from harness.serve.receipts.keys import open_key
