@@ -16,9 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from accel.user_folders import user_folder
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
-from contract.user_folders import user_folder
 from harness.setting_kinds import ENV_PREFIX, NO_DEFAULT, Setting, path_of
 from harness.settings_table import GROUP_OF, SETTINGS
 from harness.toml_file import read_toml, unknown_key

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from accel.user_folders import user_folder
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
-from contract.user_folders import user_folder
 from harness.setting_kinds import (
     INT32_MAX,
     MEGABYTE,

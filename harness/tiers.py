@@ -8,10 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from accel.user_folders import user_folder
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 from contract.tier import TIER_NAMES, Tier
-from contract.user_folders import user_folder
 from harness.best_tier import PROCESSOR_TIERS, card_makers, lists_cards, open_best
 
 if TYPE_CHECKING:

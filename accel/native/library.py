@@ -22,9 +22,9 @@ from accel.native.names import (
 )
 from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
 from accel.packets.build import Progress
+from accel.user_folders import user_folder
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
-from contract.user_folders import user_folder
 
 PACKAGED = Path(__file__).with_name("built")
 """The folder of the libraries that a wheel contains."""

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accel.user_folders import user_folder
 from contract.errors import ConfigError
-from contract.user_folders import user_folder
 from harness.cli.serving import model_file
 from harness.console import note, printable, table
 from harness.settings import Settings

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from contract.user_folders import user_folder
+from accel.user_folders import user_folder
 
 if TYPE_CHECKING:
     from harness.serve.run import Running

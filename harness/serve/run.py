@@ -139,8 +139,8 @@ def _serving(
     if options.receipts is not None:
         receipts = owned.enter_context(ReceiptStore(options.receipts))
     if options.replicas:
-        name, open_them = options.model.name, _replicas(options)
-        return Serving(options.path, name, open_them, accounts, ledger, receipts=receipts)
+        open_them, first = _replicas(options), options.model.name
+        return Serving(options.path, first, open_them, accounts, ledger, receipts=receipts)
     thread = owned.enter_context(EngineThread(accounts.tenants))
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:

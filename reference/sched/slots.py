@@ -227,20 +227,21 @@ class SlotTable:
         if scored:
             force_rows(sampling, self._records, scored, targets)
             bias = self._records[: len(scored)] if bias is None else bias
-        outputs = self._requested(chunks)
-        digested = None
-        if ROW_DIGEST in outputs:
-            digested = np.array([self.output[slot] == ROW_DIGEST for slot in row_slots], np.int32)
         return StepInput(
             query=query,
             output_rows=np.array(output_rows, np.int32),
             sampling=sampling,
             page_table=self.page_table,
-            requested=outputs,
+            requested=self._requested(chunks),
             bias=bias,
             page_versions=self.page_versions,
-            digested=digested,
+            digested=self._digested(row_slots),
         )
+
+    def _digested(self, row_slots: Sequence[int]) -> Int32 | None:
+        """1 for each row of a slot whose digests are read, else 0; None where there is no 1."""
+        digested = [self.output[slot] == ROW_DIGEST for slot in row_slots]
+        return np.array(digested, np.int32) if True in digested else None
 
     def _requested(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
         """The names of the outputs that a sequence in the step requests."""

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.drafting import load_drafter
+from harness.generate import Session, SessionOptions, load_runner, prepare_session
 
 from contract.errors import DoesNotFit
 from contract.ir.graph import BufferKind
@@ -17,8 +19,6 @@ from contract.types import SamplingParams
 from harness.bench import drafts
 from harness.bench.drafts import DraftsPlan, render_drafts, run_drafts
 from harness.cli.main import main
-from harness.drafting import load_drafter
-from harness.generate import Session, SessionOptions, load_runner, prepare_session
 from harness.progress import NullProgress
 from harness.serve.model import ModelOptions
 from harness.serve.run import ServeOptions, running

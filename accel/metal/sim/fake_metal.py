@@ -16,8 +16,8 @@ from accel.metal.sim import fake_commands, fake_device, fake_encoders
 from accel.metal.sim.fake_compiler import FakeCompiler
 from accel.metal.sim.fake_machine import Behaviour, FakeBuffer, Machine
 from accel.metal.sim.fake_objc import FakeObjc, Method, method, methods_of
+from accel.user_folders import user_folder
 from contract.errors import TierUnavailable
-from contract.user_folders import user_folder
 
 PROCESSOR = "x86_64"
 WRONG_PROCESSOR = f"the simulated Metal device needs Linux on {PROCESSOR}"
