@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.types import LOCAL_TENANT, Request, SamplingParams
+from contract.types import Request, SamplingParams
 from harness.digest import RowDigests, RunningDigest
+from harness.host.engine_thread import EngineThread
 from harness.host.options import SessionOptions
 from harness.host.submissions import BothSinks, Submission
 from harness.leaves import leaves_of_rows
@@ -30,7 +31,7 @@ def model(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         session = SessionOptions(tier="cpu", context=256, slots=2, digests=True)
         digests = tmp_path_factory.mktemp("digests") / "digests.json"
         options = ModelOptions(session, "m", digests)
-        yield open_model(tiny_model_path, options, [LOCAL_TENANT], owned)
+        yield open_model(tiny_model_path, options, owned.enter_context(EngineThread()), owned)
 
 
 @pytest.fixture(scope="module")

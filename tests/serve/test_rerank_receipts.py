@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from contract.types import LOCAL_TENANT
+from harness.host.engine_thread import EngineThread
 from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.document import parse_receipt, signed_document
@@ -68,7 +68,9 @@ def opened(
             if tier not in known:
                 session = SessionOptions(tier=tier, context=CONTEXT, slots=3)
                 options = ModelOptions(session, "other", digests)
-                known[tier] = need_device(lambda: open_model(path, options, [LOCAL_TENANT], owned))
+                known[tier] = need_device(
+                    lambda: open_model(path, options, owned.enter_context(EngineThread()), owned)
+                )
             return known[tier]
 
         yield model
