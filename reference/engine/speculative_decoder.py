@@ -60,10 +60,10 @@ class SpeculativeDecoder:
         measured = self._yield(sequence)
         if sequence.known < measured.paused_until:
             return False
+        if not self._drafter.ready(sequence.order, tokens):
+            return False
         if not self._policy.count(measured, len(self._slot_manager.running), self._most):
             measured.pause(sequence.known)
-            return False
-        if not self._drafter.ready(sequence.order, tokens):
             return False
         table.lockstep[slot] = True
         table.known[slot] = sequence.known
