@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from harness.serve.data_lines import LineTemplates, data_line, encode
 from harness.serve.run import Running
 from tests.serve.http import Http
 from tests.serve.streams import data_of, lines_of
+from tests.serve.test_sent_at_once import step_when_all_wait
 
 
 @given(st.lists(st.tuples(st.booleans(), st.text())))
@@ -24,13 +26,16 @@ def test_a_line_is_what_it_is_without_a_template(said: list[tuple[bool, str]]) -
         assert templates.line(kind, make, text) == data_line(encode(make(text)))
 
 
-def test_all_chunks_of_an_answer_say_whose_they_are(http: Http, server: Running) -> None:
+def test_all_chunks_of_an_answer_say_whose_they_are(
+    http: Http, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of several choices; the first alone names the seed, so that any stream can be replayed."""
+    step_when_all_wait(server, monkeypatch)
     for path, asked in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
         ("/v1/completions", {"prompt": "hi"}),
     ):
-        body = {**asked, "stream": True, "n": 2, "max_tokens": 12, "ignore_eos": True}
+        body = {**asked, "stream": True, "n": 2, "max_tokens": 12, "ignore_eos": True, "seed": 5}
         for more in ({}, {"stream_options": {"include_usage": True}}):
             first, *rest = data_of(lines_of(http.post(path, {**body, **more}).body))
             extra = first.pop("x_zinc")

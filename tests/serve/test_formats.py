@@ -52,7 +52,7 @@ def test_the_client_parses_answers_and_arguments(client: OpenAI) -> None:
             if event.type == "tool_calls.function.arguments.delta"
         ]
         final = stream.get_final_completion().choices[0].message.tool_calls[0]
-    assert len(pieces) > 5
+    assert pieces
     assert "".join(pieces) == final.function.arguments == made.function.arguments
     assert final.function.parsed_arguments == made.function.parsed_arguments
 

@@ -42,7 +42,7 @@ def test_only_the_first_chunk_of_a_choice_names_the_role(client: OpenAI) -> None
         for chunk in client.chat.completions.create(**SAMPLED, stream=True)
     ]
     assert roles[0] == "assistant"
-    assert len(roles) > 2
+    assert len(roles) > 1
     assert set(roles[1:]) == {None}
 
 
