@@ -27,6 +27,7 @@ from harness.synth import SynthSpec, sized_spec, write_synthetic
 from reference.cpu import threads
 from reference.cpu import tier as cpu_tier
 from reference.model.open import Model, open_model
+from reference.sched.drafts import DraftPolicy
 from tests import costs
 from tests.kernels.rolled import rolled_source
 from tests.needs import missing
@@ -144,6 +145,12 @@ def browser(no_event_loop: None) -> Iterator[Any]:
         )
         yield started
         started.close()
+
+
+@pytest.fixture
+def unmeasured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of drafts does not depend on how fast this machine is."""
+    monkeypatch.setattr(DraftPolicy, "_seconds", lambda policy, running, count: None)
 
 
 @pytest.fixture

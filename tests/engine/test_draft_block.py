@@ -34,6 +34,7 @@ LIMITS = Limits(
     biases=4, top_log_probabilities=4, hidden_states=True,
 )  # fmt: skip
 DRAFTS = 5
+pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 Events = Mapping[int, list[TokenEvent]]
 SyntheticModel = Callable[..., Path]
 

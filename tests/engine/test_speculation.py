@@ -24,6 +24,7 @@ from tests.families_table import HYBRIDS
 from tests.invariance.engines import TIERS
 from tests.named_tiers import runner_on
 
+pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 LIMITS = Limits(slots=3, context=96, pages=12, step_tokens=48, step_rows=32, saved_states=8)
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness.drafting import load_drafter
-from harness.generate import Session, SessionOptions, load_runner, prepare_session
 
 from contract.errors import DoesNotFit
 from contract.ir.graph import BufferKind
@@ -19,6 +17,10 @@ from contract.types import SamplingParams
 from harness.bench import drafts
 from harness.bench.drafts import DraftsPlan, render_drafts, run_drafts
 from harness.cli.main import main
+from harness.host.drafting import load_drafter
+from harness.host.open import load_runner, prepare_session
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.progress import NullProgress
 from harness.serve.model import ModelOptions
 from harness.serve.run import ServeOptions, running
@@ -26,6 +28,7 @@ from reference.engine.draft_block import DraftBlock
 from reference.engine.output_processor import OutputProcessor
 from tests.serve.http import Http
 
+pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 PROMPT = tuple(range(7, 40))
 SyntheticModel = Callable[..., Path]
 
@@ -64,7 +67,9 @@ def test_its_memory_is_planned(model: Path, tier: str) -> None:
     the budget."""
     with ExitStack() as owned:
         prepared = prepare_session(model, options(tier, 6), owned)
-        runner = owned.enter_context(load_runner(prepared.model, prepared.tier, prepared.limits))
+        runner = owned.enter_context(
+            load_runner(prepared.model, prepared.tier, prepared.limits, NullProgress())
+        )
         drafter = load_drafter(prepared.drafting, runner, 6, owned, NullProgress())
         assert isinstance(drafter, DraftBlock)
         assert prepared.drafting is not None

@@ -26,6 +26,7 @@ from tests.serve.http import Http
 from zinc_rt import LLM
 from zinc_rt import SamplingParams as Sampling
 
+pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 TIERS = ("cpu", "native")
 PROMPT = tuple(range(7, 40))
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.9, top_k=40, seed=5)
