@@ -179,8 +179,8 @@ SPEED = (
         "draft",
         integer(0, 63),
         11,
-        "most tokens guessed ahead, from text that repeats itself or by the draft model; changes "
-        "speed, never the answer; 0 guesses none",
+        "most tokens guessed ahead, from text that repeats itself, by the file's own draft block or "
+        "by the draft model; changes speed, never the answer; 0 guesses none",
     ),
     Setting(
         "draft_model",
@@ -188,7 +188,7 @@ SPEED = (
         None,
         "smaller model of the same vocabulary that guesses ahead: a file or a name, as for "
         "--model; changes speed, never the answer",
-        "none: guesses come from the prompt",
+        "none: the draft block of the file guesses, or the prompt",
         aliases=("--model-draft", "-md"),
     ),
 )
