@@ -179,8 +179,8 @@ SPEED = (
         "draft",
         integer(0, 63),
         11,
-        "most tokens guessed ahead, from text that repeats itself, by the file's own draft block or "
-        "by the draft model; changes speed, never the answer; 0 guesses none",
+        "most tokens guessed ahead, from text that repeats itself, by the draft block of the file "
+        "or by the draft model; changes speed, never the answer; 0 guesses none",
     ),
     Setting(
         "draft_model",

@@ -30,7 +30,8 @@ from tests.patience import PATIENCE_SECONDS
 
 Zinc = Callable[..., Result]
 CLOSING = re.compile(
-    r"\[\d+ prompt tokens [\d.]+ tok/s · \d+ tokens [\d.]+ tok/s · cpu · exact-2( · [a-z -]+)?\]\n"
+    r"\[\d+ prompt tokens [\d.]+ tok/s · \d+ tokens [\d.]+ tok/s( · \d+ of \d+ drafts accepted)?"
+    r" · cpu · exact-2( · [a-z -]+)?\]\n"
 )
 
 

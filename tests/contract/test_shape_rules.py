@@ -62,7 +62,8 @@ def test_well_formed_nodes_verify(opcode: Opcode, data: st.DataObject) -> None:
 @settings(max_examples=25)
 @given(data=st.data())
 def test_outputs_are_inferred(opcode: Opcode, data: st.DataObject) -> None:
-    """The rule gives every omitted output the shape a full node would have had."""
+    """The rule gives every omitted output the shape a full node would have had. An output whose
+    size is no product of others has to be named, in the one size that the constraint takes."""
     drawn = data.draw(well_formed(opcode))
     inputs = {
         operand.name: drawn.shapes[operand.name]
@@ -70,6 +71,13 @@ def test_outputs_are_inferred(opcode: Opcode, data: st.DataObject) -> None:
         if operand.name in drawn.shapes
     }
     bound = bind_shapes(drawn.spec, inputs, drawn.params)
+    if opcode is Opcode.ROW_DIGEST:
+        _, words = drawn.shapes["digest"]
+        assert isinstance(words, int)
+        for other in (words - 1, words + 8):
+            assert drawn.spec.constraint({**bound, "digest_words": other}, drawn.params)
+        assert drawn.spec.constraint({**bound, "digest_words": words}, drawn.params) is None
+        return
     for operand in drawn.spec.outputs:
         if operand.access is Access.WRITE:
             assert shape_of(operand, bound) == drawn.shapes[operand.name]
