@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.forked import in_a_fork
 from tests.native.c_plan import (
     CHUNK,
     CODES,
@@ -219,20 +219,14 @@ def test_calls_without_arguments(plan: Path, c_plan: CPlan) -> None:
 def test_a_forked_process_is_refused(plan: Path, c_plan: CPlan) -> None:
     """The threads stay in the first process, which goes on; the other opens a plan of its own."""
     before = c_plan.open(plan).step([(1, 0, 0)], [0])
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
 
-    def child() -> None:
+    def child() -> object:
         try:
             c_plan.submit([(1, 0, 0)], [0])
         except Refused as refused:
             c_plan.close()
-            sender.send((refused.name, c_plan.open(plan).step([(1, 0, 0)], [0])))
+            return refused.name, c_plan.open(plan).step([(1, 0, 0)], [0])
+        return "submitted"
 
-    process = context.Process(target=child)
-    process.start()
-    assert receiver.poll(60)
-    assert receiver.recv() == ("FORKED", before)
-    process.join(60)
-    assert process.exitcode == 0
+    assert in_a_fork(child) == ("FORKED", before)
     assert c_plan.step([(1, 0, 0)], [0]) == before

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ from contract.ir.inputs import input_layout, pack_inputs
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.model.open import open_model
+from tests.forked import in_a_fork
 from tests.model_runs import REQUESTS, SHORT, generate
 from tests.native.conftest import OpenNative
 from tests.needs import machine_lacks
@@ -171,33 +170,13 @@ def test_closing_waits_for_what_was_submitted(open_native: OpenNative) -> None:
     assert [fence.outputs["y"].tobytes() for fence in fences] == expected  # type: ignore[attr-defined]
 
 
-def _in_a_child(work: Callable[[], object]) -> str:
-    """What ``work`` gives or raises in a fork of this process."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def run() -> None:
-        try:
-            sender.send(str(work()))
-        except Exception as error:
-            sender.send(f"{type(error).__name__}: {error}")
-
-    child = context.Process(target=run)
-    child.start()
-    assert receiver.poll(60)
-    said = receiver.recv()
-    child.join(60)
-    assert child.exitcode == 0
-    return str(said)
-
-
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_forked_process_is_told(open_native: OpenNative) -> None:
     """The threads stay in the first process, which goes on; the copy can open a tier of its own."""
     tier = open_native(threads=2)
     counter = Counter(tier)
     before = counter.outputs([counter.submit(0)])
-    said = _in_a_child(lambda: counter.submit(1))
+    said = str(in_a_fork(lambda: str(counter.submit(1))))
     assert said.startswith(DeviceLost.__name__)
     assert FORKED in said
 
@@ -206,7 +185,7 @@ def test_a_forked_process_is_told(open_native: OpenNative) -> None:
         fresh = Counter(open_native(threads=2))
         return fresh.outputs([fresh.submit(0)])
 
-    assert _in_a_child(anew) == str(before)
+    assert in_a_fork(lambda: str(anew())) == str(before)
     assert counter.outputs([counter.submit(1)]) != before
 
 
