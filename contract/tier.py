@@ -152,7 +152,8 @@ class DeviceTier(Protocol[B, P, F]):
         """
 
     def free(self, buffer: B) -> None:
-        """Release a buffer's memory. Freeing it twice is an error of the caller."""
+        """Release a buffer's memory; nothing submitted may still use it. Freeing it twice is an
+        error of the caller."""
 
     def map(self, buffer: B) -> NDArray[np.uint8]:
         """The buffer's bytes in host address space, valid until the buffer is freed.

@@ -17,7 +17,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Tier
+from contract.tier import Buffer, Fence, Tier
 from reference.memory.page_copies import LOADS_UNDER_WAY, PageCopies
 from tests.memory.recurrent_layers import graph as recurrent_layers
 from tests.memory.test_recurrent import WAYS, open_way
@@ -64,6 +64,7 @@ class Pools:
         }
         self._executable = ExecutableGraph(tier, self.graph, self.buffers, MOST)
         self.copies = PageCopies(tier, self.graph, self.buffers)
+        self.fence: Fence | None = None
 
     def write(self, page: int, seed: int) -> None:
         """Submit a step that fills a page with what ``seed`` says; waits for nothing."""
@@ -90,6 +91,9 @@ class Pools:
         return [b"".join(page) for page in zip(*parts, strict=True)]
 
     def close(self) -> None:
+        """Free all buffers, once no step uses them any more."""
+        if self.fence is not None:
+            self.tier.wait(self.fence)
         self.copies.close()
         for buffer in self.buffers.values():
             self.tier.free(buffer)
