@@ -91,6 +91,11 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "qwen3next", **HYBRID, "experts": {**SHARED, "fused": True},
         "recurrent": {**DELTA_NET, "packing": "ssm_in"},
     },
+    "lfm2": {"architecture": "lfm2", **SMALL, "layers": 5, "rope_base": 1e6},
+    "lfm2-untied-long-taps": {
+        "architecture": "lfm2", **SMALL, "layers": 4, "tied": False,
+        "short_conv": {"interval": 2, "kernel": 5},
+    },
 }  # fmt: skip
 
 GEMMAS: Mapping[str, Mapping[str, Any]] = {

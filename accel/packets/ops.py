@@ -291,6 +291,8 @@ OPS = (
         "ssm_conv1d",
         _columns("x"),
         _any("weight", "int query"),
+        _any("bias?"),
+        _columns("input_gate?", "output_gate?"),
         _to_any("state"),
         _to_columns("y"),
         sizes="tokens channels history",

@@ -17,7 +17,7 @@ WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
 GEMMAS = ("gemma3", "gemma4")
-ARCHITECTURES = (*DENSE, "qwen3moe", *HYBRIDS, *GEMMAS)
+ARCHITECTURES = (*DENSE, "qwen3moe", *HYBRIDS, "lfm2", *GEMMAS)
 
 MIXED_QUANT = "q4_k_m"
 QUANTS = (*(dtype.name for dtype in WEIGHT_DTYPES), MIXED_QUANT)
@@ -29,7 +29,8 @@ LEAST: Mapping[str, int] = {
     "layers": 1, "hidden": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "context": 1,
     "seed": 0, "nextn_layers": 0, "experts.count": 1, "experts.used": 1, "experts.width": 1,
     "recurrent.interval": 1, "recurrent.state": 1, "recurrent.key_heads": 1,
-    "recurrent.value_heads": 1, "recurrent.kernel": 2, "gemma.window": 0, "gemma.period": 1,
+    "recurrent.value_heads": 1, "recurrent.kernel": 2, "short_conv.interval": 1,
+    "short_conv.kernel": 2, "gemma.window": 0, "gemma.period": 1,
     "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
     "gemma.per_layer_width": 0, "window": 0,
 }  # fmt: skip
@@ -72,6 +73,14 @@ class Recurrent:
     def inner(self) -> int:
         """Width of the values."""
         return self.value_heads * self.state
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """LFM 2's convolutions of ``kernel`` tokens, in all but every ``interval``-th layer."""
+
+    interval: int = 3
+    kernel: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +167,7 @@ class SynthSpec:
     mtp_agreement: float | None = None
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
+    short_conv: ShortConvSpec | None = None
     gemma: Gemma | None = None
     scales: Scales | None = None
 
@@ -192,10 +202,11 @@ class SynthSpec:
         return self.head_dim // 4 if self.recurrent else self.head_dim
 
     def is_recurrent(self, block: int) -> bool:
-        """Whether this block is a delta-net layer."""
-        if self.recurrent is None or block >= self.layers:
+        """Whether this block keeps a recurrent state instead of attending."""
+        kind = self.recurrent or self.short_conv
+        if kind is None or block >= self.layers:
             return False
-        return (block + 1) % self.recurrent.interval != 0
+        return (block + 1) % kind.interval != 0
 
     def is_windowed(self, block: int) -> bool:
         """Whether this block attends only to a window."""
@@ -235,6 +246,7 @@ class SynthSpec:
 GROUPS: Mapping[str, type] = {
     "experts": ExpertSpec,
     "recurrent": Recurrent,
+    "short_conv": ShortConvSpec,
     "gemma": Gemma,
     "scales": Scales,
 }
@@ -301,6 +313,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     for name, needing, allowing in (
         ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "gemma4")),
         ("recurrent", HYBRIDS, HYBRIDS),
+        ("short_conv", ("lfm2",), ("lfm2",)),
         ("gemma", GEMMAS, GEMMAS),
         ("scales", ("granite",), ("granite",)),
     ):

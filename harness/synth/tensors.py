@@ -25,7 +25,7 @@ FALLBACK = {
 }  # fmt: skip
 """Types of 32-element blocks for rows that are not whole super-blocks."""
 
-FLOAT_KINDS = ("ffn_gate_inp", "ssm_conv1d")
+FLOAT_KINDS = ("ffn_gate_inp", "ssm_conv1d", "conv")
 """Matrices that are never quantized."""
 SENSITIVE_VALUES = ("attn_v", "attn_qkv")
 SENSITIVE_DOWNS = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")

@@ -21,6 +21,7 @@ MERGES = (
 PRE_TOKENIZER = {
     **dict.fromkeys(("llama", "granite"), "smollm"),
     "smollm3": "llama-bpe",
+    "lfm2": "lfm2",
     "glm4": "glm4",
     **dict.fromkeys(("phi3", "olmo2"), "dbrx"),
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),

@@ -95,7 +95,8 @@ def _attention(threads: int, bound: Operands, params: Parameters) -> Call:
 
 def _convolution(threads: int, bound: Operands, params: Parameters) -> Call:
     operands = {name: bound[name] for name in ("x", "weight", "query", "state", "y")}
-    return partial(conv1d, **operands, threads=threads)
+    chosen = {name: bound.get(name) for name in ("bias", "input_gate", "output_gate")}
+    return partial(conv1d, **operands, **chosen, threads=threads)
 
 
 def _recurrence(threads: int, bound: Operands, params: Parameters) -> Call:

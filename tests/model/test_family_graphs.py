@@ -132,6 +132,15 @@ COMPOSITION: dict[str, dict[str, int]] = {
     },
     "qwen35moe": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
     "qwen3next": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
+    "lfm2": {
+        **DENSE_DECODER,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "rms_norm": HALF + 1,
+        "matmul": 2 * LAYERS + HALF,
+    },
     "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
     "gemma4": {
         **DENSE_DECODER,
