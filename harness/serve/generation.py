@@ -266,9 +266,11 @@ def requests_of(
     """The engine requests of a body: ``n`` choices of each prompt, in which turns of a conversation
     begin at the positions ``turns``. Without ``max_tokens`` an answer may fill the context, or have
     ``most`` tokens. Where ``scored`` is not None the tokens of the prompts have log-probabilities,
-    with so many likely ones listed. Raises ApiError."""
+    with so many likely ones listed. Raises ApiError and RequestError."""
     n = body.n or 1
     check_choices(len(prompts), n)
+    forced = _forced_answer(body)
+    max_tokens = len(forced) or max_tokens
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     vocab = model.model.config.vocab
@@ -293,10 +295,25 @@ def requests_of(
             score_from=1 if scored is not None and len(prompt) > 1 else None,
             score_top=scored or 0,
             turns=turns,
+            force_tokens=forced,
         )
         for prompt in prompts
         for choice in range(n)
     ]
+
+
+def _forced_answer(body: Sampled) -> tuple[int, ...]:
+    """The tokens of an answer that the body gives, empty where it is sampled. Raises RequestError
+    for fields that contradict it."""
+    tokens = tuple(body.force_tokens or ())
+    for name in ("max_tokens", "max_completion_tokens", "n_predict") if tokens else ():
+        limit = getattr(body, name, None)
+        if limit not in (None, -1, len(tokens)):
+            raise RequestError(name, f"is {limit}, and force_tokens are {len(tokens)}")
+    for name in ("n", "stop", "stop_token_ids") if tokens else ():
+        if getattr(body, name) not in (None, 1, "", []):
+            raise RequestError(name, "changes nothing where force_tokens are given; leave it out")
+    return tokens
 
 
 def check_choices(prompts: int, n: int = 1) -> None:

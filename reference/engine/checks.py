@@ -6,7 +6,7 @@ from contract.errors import RequestError
 from contract.types import QosClass, Request, Tenant
 from reference.limits import Limits, pages_for
 from reference.runner import ModelRunner
-from reference.sched.constraints import check_constraints
+from reference.sched.constraints import check_constraints, check_forced
 
 
 def check_sizes(limits: Limits) -> None:
@@ -40,6 +40,12 @@ def check_request(
     if not isinstance(request.qos, QosClass | None):
         raise RequestError("qos", f"is {request.qos!r}, not a QosClass")
     check_constraints(request, limits, vocab, masked=masked)
+    check_forced(request, limits, vocab, masked=masked)
+    if len(request.prompt) + len(request.force_tokens) > most:
+        answer = f"is {len(request.force_tokens)} tokens"
+        raise RequestError(
+            "force_tokens", f"{answer}, which with the prompt exceed the context, {most}"
+        )
     most = min(tenant.max_kv_pages, pages)
     needed = pages_for(reach_of(request, tenant, limits))
     if needed > most:

@@ -210,7 +210,7 @@ class SlotManager:
             end=sequence.end,
             sampling=request.sampling,
             rows_from=sequence.rows_from,
-            scored_to=len(request.prompt) if sequence.on_scores is not None else 0,
+            scored_to=sequence.scored_to,
             output=None if sequence.on_logits is None else sequence.output,
             samples=sequence.samples,
             lockstep=sequence.masked,
