@@ -38,7 +38,8 @@ LONG_ROPE = ("rope_factors_long", "rope_factors_short")
 
 FILE_ORDER = (
     "token_embd", "rope_freqs", *LONG_ROPE, "per_layer_token_embd", "per_layer_model_proj",
-    "per_layer_proj_norm", "token_embd_norm", "attn_norm", "attn_q", "attn_q.bias", "attn_k", "attn_k.bias", "attn_v",
+    "per_layer_proj_norm", "token_embd_norm",
+    "attn_norm", "attn_q", "attn_q.bias", "attn_k", "attn_k.bias", "attn_v",
     "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm", "attn_k_norm", "attn_output",
     "attn_output.bias", "attn_gate", "ssm_in", "ssm_conv1d", "ssm_dt.bias", "ssm_a", "ssm_ba",
     "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "shortconv.conv", "shortconv.in_proj",
