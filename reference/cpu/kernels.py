@@ -95,8 +95,14 @@ def _attention(threads: int, bound: Operands, params: Parameters) -> Call:
 
 def _convolution(threads: int, bound: Operands, params: Parameters) -> Call:
     operands = {name: bound[name] for name in ("x", "weight", "query", "state", "y")}
-    chosen = {name: bound.get(name) for name in ("bias", "input_gate", "output_gate")}
-    return partial(conv1d, **operands, **chosen, threads=threads)
+    return partial(
+        conv1d,
+        **operands,
+        bias=bound.get("bias"),
+        input_gate=bound.get("input_gate"),
+        output_gate=bound.get("output_gate"),
+        threads=threads,
+    )
 
 
 def _recurrence(threads: int, bound: Operands, params: Parameters) -> Call:

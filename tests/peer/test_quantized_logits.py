@@ -60,7 +60,11 @@ def top1(a: np.ndarray, b: np.ndarray) -> float:
 )
 def test_quantized_model_is_close_to_its_expanded_twin(synthetic_model, peer, name, quant):
     fields = {**FAMILIES[name], "hidden": 256, "quant": quant, "seed": 11}
-    if fields["architecture"] in ("phi3", "olmo2", "lfm2"):  # heads as wide as the residual, together
+    if fields["architecture"] in (
+        "phi3",
+        "olmo2",
+        "lfm2",
+    ):  # heads as wide as the residual, together
         fields["head_dim"] = 64
     path, twin = synthetic_model(**fields), synthetic_model(**fields, expand_to_f32=True)
     truth = peer.logits(twin, TOKENS, chunk=CHUNK)

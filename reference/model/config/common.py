@@ -32,9 +32,7 @@ def read_common(
         )
     hidden = keys.integer("embedding_length", 1, MAX_WIDTH)
     heads = keys.per_layer("attention.head_count", layers, blocks, 1)
-    kv_heads = keys.per_layer(
-        "attention.head_count_kv", layers, blocks, least_kv_heads, heads
-    )
+    kv_heads = keys.per_layer("attention.head_count_kv", layers, blocks, least_kv_heads, heads)
     for layer, (query, key) in enumerate(zip(heads, kv_heads, strict=True)):
         if key and query % key:
             raise keys.error(
