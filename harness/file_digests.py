@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from harness.digest import file_digest
@@ -12,7 +13,7 @@ from reference.model.open import Model
 MOST_CACHED = 256
 """Most files whose digests the cache file holds."""
 DIGESTS_FILE = "digests.json"
-"""Its name in the cache folder."""
+"""Its usual name."""
 
 
 def file_digests(model: Model, cache_file: Path) -> list[str]:
@@ -46,7 +47,7 @@ def _read(cache_file: Path) -> dict[str, object]:
 
 
 def _write(cache_file: Path, known: dict[str, object]) -> None:
-    partial = cache_file.with_suffix(".partial")
+    partial = cache_file.with_suffix(f".{os.urandom(8).hex()}.partial")
     try:
         cache_file.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(known))

@@ -12,9 +12,10 @@ import psutil
 
 from contract.arithmetic import ARITHMETIC_VERSION, PAGE_TOKENS
 from contract.ir.codec import encode
-from harness.file_digests import file_digests
+from harness.file_digests import DIGESTS_FILE, file_digests
 from reference.limits import Limits, whole_contexts
 from reference.memory.disk.cache import DiskCache, DiskCacheOptions
+from reference.memory.disk.folder import SUBFOLDER
 from reference.model.open import Model
 
 log = logging.getLogger("zinc_rt.disk")
@@ -44,15 +45,13 @@ def function_name(model: Model, limits: Limits, digests: Path) -> str:
     return json.dumps([ARITHMETIC_VERSION, limits.kv_dtype.name, files, graph, factors])
 
 
-def open_disk_cache(
-    folder: Path, most_bytes: int, model: Model, limits: Limits, digests: Path
-) -> DiskCache:
+def open_disk_cache(folder: Path, most_bytes: int, model: Model, limits: Limits) -> DiskCache:
     """The disk cache of a model. Where the folder cannot be used, the log says so and nothing is
     cached."""
     options = DiskCacheOptions(
         folder,
         most_bytes,
-        function_name(model, limits, digests),
+        function_name(model, limits, folder / SUBFOLDER / DIGESTS_FILE),
         read_bytes=psutil.virtual_memory().available // READ_SHARE,
     )
     return DiskCache(options, log.warning, time.monotonic)
