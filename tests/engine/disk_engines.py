@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from contract.dtypes import I12, DType
-from contract.types import LOCAL_TENANT, Tenant
+from contract.types import LOCAL_TENANT, Request, Tenant
 from harness.host.disk import function_name
 from reference.engine import Engine, EngineOptions
 from reference.engine.engine import no_clock
@@ -22,7 +22,7 @@ from reference.model.open import open_model
 from reference.observer import NullObserver
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
-from tests.engine.agent_sessions import ask
+from tests.engine.agent_sessions import GREEDY, ask
 from tests.invariance.engines import TIERS
 
 CONTEXT = 192
@@ -117,3 +117,8 @@ def life(
         finally:
             if disk is not None:
                 disk.close()
+
+
+def request(id: int, tenant: int = 0) -> Request:
+    """A request for an answer to the prompt."""
+    return Request(id, PROMPT, ANSWER, GREEDY, tenant=tenant, ignore_end=True)
