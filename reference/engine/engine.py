@@ -25,6 +25,7 @@ from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
 from reference.engine.tenant_calls import TenantCalls
 from reference.engine.tenant_changes import TenantChanges
+from reference.expert_outputs import ExpertSink
 from reference.ledger import Ledger
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
@@ -169,6 +170,7 @@ class Engine(TenantCalls):
         allowed: MaskProvider | None = None,
         output: str = LOGITS,
         on_scores: ScoreSink | None = None,
+        on_experts: ExpertSink | None = None,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run in this engine, or when a
         request with its id waits or runs. Raises QueueFull when the queue is full, and
@@ -177,7 +179,8 @@ class Engine(TenantCalls):
         ``on_logits`` is called with the logits of every position from ``logits_from`` on, chunk by
         chunk. Where ``output`` is HIDDEN and the limits have ``hidden_states``, it receives hidden
         states instead, and where it is ROW_DIGEST and they have ``digests`` the bits of digests.
-        ``on_scores`` is called with what ``score_from`` of the request asks for.
+        ``on_scores`` is called with what ``score_from`` of the request asks for, and ``on_experts``
+        with the experts that a mixture uses at every position, where the limits have ``experts``.
         ``allowed`` is called before every token and gives the mask of the tokens that it may be.
         The request ends with an error where no token may come or the call fails.
         """
@@ -192,6 +195,10 @@ class Engine(TenantCalls):
                 raise RequestError("output", "cannot be hidden states: the limits have none")
             if output == ROW_DIGEST and not self.runner.limits.digests:
                 raise RequestError("output", "cannot be digests: the limits have none")
+            if on_experts is not None and not self.runner.expert_outputs:
+                mixture = self.runner.model.config.experts is not None
+                why = "this engine was built without them" if mixture else "the model has none"
+                raise RequestError("experts", f"cannot be read: {why}")
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             self._check_queue(tenant)
@@ -209,6 +216,7 @@ class Engine(TenantCalls):
             output=output,
             allowed=allowed,
             on_scores=on_scores,
+            on_experts=on_experts,
         )
         with self._change():
             self.ledger.prompted(tenant.id, len(request.prompt))
