@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
-from reference.engine.checks import check_request, check_sizes, reach_of
+from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
 from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
@@ -29,7 +29,7 @@ from reference.expert_outputs import ExpertSink
 from reference.ledger import Ledger
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
-from reference.runner import HIDDEN, LOGITS, ROW_DIGEST, ModelRunner
+from reference.runner import LOGITS, ModelRunner
 from reference.sched.cost import StepCost
 from reference.sched.queue_depth import may_wait
 from reference.sched.scores import ScoreSink
@@ -191,14 +191,7 @@ class Engine(TenantCalls):
         try:
             pages = self.memory.reservations.most_for(tenant.id)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
-            if output == HIDDEN and not self.runner.limits.hidden_states:
-                raise RequestError("output", "cannot be hidden states: the limits have none")
-            if output == ROW_DIGEST and not self.runner.limits.digests:
-                raise RequestError("output", "cannot be digests: the limits have none")
-            if on_experts is not None and not self.runner.expert_outputs:
-                mixture = self.runner.model.config.experts is not None
-                why = "this engine was built without them" if mixture else "the model has none"
-                raise RequestError("experts", f"cannot be read: {why}")
+            check_outputs(self.runner, output, experts=on_experts is not None)
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             self._check_queue(tenant)
