@@ -124,7 +124,8 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     ``prompt_logprobs`` for the log-probability of each of the prompt's tokens and of so many of the
     likeliest at its position.
     ``force_tokens`` are the ids of the whole answer: nothing is sampled, and ``logprobs`` lists
-    what the model says of each.
+    what the model says of each. ``experts`` asks for those of a mixture that every token of prompt
+    and answer used, in ``x_zinc.experts``.
     ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
     ``max_tokens`` and ``repetition_penalty``.
     """
@@ -151,6 +152,7 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     logits_digest: bool = False
     prompt_logprobs: TopLogprobs | None = None
     force_tokens: ForcedTokens | None = None
+    experts: bool | None = None
     receipt: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

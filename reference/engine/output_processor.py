@@ -15,6 +15,7 @@ from reference.engine.pipeline import Computed, Pipeline
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
+from reference.expert_outputs import expert_ids
 from reference.ledger import Ledger
 from reference.runner import StepOutput
 from reference.sched.scores import scores_in
@@ -165,11 +166,15 @@ class OutputProcessor:
 
     def _take(self, part: Computed, tokens: list[int], output: StepOutput, now: float) -> None:
         """Process what a step computed for one sequence."""
-        sequence, _, stop, first_row, end_row = part
+        sequence, stop, first_row, end_row = part.sequence, part.stop, part.first_row, part.end_row
         if sequence.on_logits is not None:
             _hand_over(sequence, part, output)
             if not sequence.running:
                 # The sink has cancelled the request.
+                return
+        if sequence.on_experts is not None:
+            _hand_over_experts(sequence, part, output)
+            if not sequence.running:
                 return
         if sequence.scored_to and not self._score(part, output, now):
             return
@@ -293,6 +298,17 @@ class OutputProcessor:
             self._pipeline.changed()
         if self._speculative is not None and self._speculative.consider(sequence):
             self._pipeline.changed()
+
+
+def _hand_over_experts(sequence: Sequence, part: Computed, output: StepOutput) -> None:
+    """Give the experts of a step to the sequence's sink, those of each position once."""
+    assert sequence.on_experts is not None
+    first = max(sequence.routed, part.start)
+    if first < part.stop:
+        shift = part.first_token - part.start
+        ids = expert_ids(output.outputs, part.tokens, first + shift, part.stop + shift)
+        # One line, so that an interrupt comes before both assignments or after both.
+        sequence.routed, _ = part.stop, sequence.on_experts(first, ids)
 
 
 def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from contract.lazy_dataclass import dataclass
 from contract.types import Request
+from reference.expert_outputs import ExpertSink
 from reference.limits import RING_STEPS, pages_for
 from reference.memory.prefix import Difference, PathEnd, PrefixHit
 from reference.runner import LOGITS
@@ -37,7 +38,8 @@ class Sequence:
     prompt, and what was sampled and read. ``last`` is the largest position a token may have.
     ``on_logits`` has received the first ``scored`` positions. The log-probabilities of its given
     tokens, the prompt and the forced ones, have come of positions before ``next_score``: those of
-    the prompt went to ``on_scores``, those of forced tokens to events.
+    the prompt went to ``on_scores``, those of forced tokens to events. ``on_experts`` has received
+    the experts of the first ``routed`` positions.
 
     Its history: ``order`` numbers requests by arrival. It was submitted at ``arrived``, has waited
     ``since``, and its latest token was read at ``read_at``, in seconds. ``faults`` counts the steps
@@ -69,6 +71,8 @@ class Sequence:
     scored: int = 0
     on_scores: ScoreSink | None = None
     next_score: int = 0
+    on_experts: ExpertSink | None = None
+    routed: int = 0
     faults: int = 0
     stalled: bool = False
     stalled_steps: int = 0
@@ -118,11 +122,13 @@ class Sequence:
     @property
     def cacheable(self) -> int:
         """How many of its tokens may come from the prefix cache. The last known token is computed,
-        since its logits are needed; so are tokens whose logits ``on_logits`` has not received, and
-        those that penalties look at, since only a computed token enters the slot's recent ones."""
+        since its logits are needed; so are tokens whose logits ``on_logits`` or whose experts
+        ``on_experts`` has not received, and those that penalties look at, since only a computed
+        token enters the slot's recent ones."""
         sampling = self.request.sampling
         recent = sampling.repeat_last_n if sampling.penalizes else 0
-        return max(0, min(self.known - max(1, recent), self.rows_from))
+        routed = NO_ROWS if self.on_experts is None else self.routed
+        return max(0, min(self.known - max(1, recent), self.rows_from, routed))
 
     @property
     def rows_from(self) -> int:
@@ -184,6 +190,7 @@ def new_sequence(
     output: str,
     allowed: MaskProvider | None,
     on_scores: ScoreSink | None,
+    on_experts: ExpertSink | None,
 ) -> Sequence:
     """The state of a request that was just accepted and can come to ``reach`` positions."""
     tokens = np.empty(reach, np.int32)
@@ -205,6 +212,7 @@ def new_sequence(
         allowed=allowed,
         scored=logits_from,
         on_scores=on_scores,
+        on_experts=on_experts,
         next_score=first_score if request.score_from is None else request.score_from,
         arrived=arrived,
     )

@@ -1,5 +1,5 @@
-"""Answers whose tokens are given: their log-probabilities are those of the answer that a model gives
-by itself, and of the definition, with the same bits in any mix."""
+"""Answers whose tokens are given: log-probabilities of the definition, and those of the answer that
+a model gives by itself, with the same bits in any mix."""
 
 from __future__ import annotations
 
@@ -148,15 +148,15 @@ def test_logits_are_those_that_its_tokens_would_be_sampled_from(
 ) -> None:
     """Of each token once, also with chunks; without log-probabilities the events have none."""
     for chunk in (3, 32):
-        rows: list[NDArray[np.float32]] = []
+        parts: list[NDArray[np.float32]] = []
         engine = Engine(runner, EngineOptions(prefix_cache=False, chunk_tokens=chunk))
         request = forced(1, log_probabilities=None)
-        engine.submit(request, lambda first, part: rows.extend(part), CUT - 1)
+        engine.submit(request, lambda first, rows, parts=parts: parts.append(rows), CUT - 1)
         events = run(engine)[1]
         assert [event.token for event in events] == list(SAID)
         assert {(event.log_probability, event.top) for event in events} == {(None, ())}
-        assert len(rows) == len(SAID)
-        shifted = np.array(rows, np.float64)
+        shifted = np.concatenate(parts).astype(np.float64)
+        assert len(shifted) == len(SAID)
         shifted -= shifted.max(axis=1, keepdims=True)
         exact = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         found = np.frombuffer(by_definition(path, start=CUT)[0], np.float32)

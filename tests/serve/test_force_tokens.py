@@ -1,4 +1,4 @@
-"""Answers whose tokens a request gives: what the model says of each, with a receipt that verifies."""
+"""Answers whose tokens a request gives: what a model says of each, with a receipt that verifies."""
 
 from __future__ import annotations
 

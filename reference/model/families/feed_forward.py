@@ -7,6 +7,7 @@ from contract.ir.graph import View
 from contract.ir.source import RowSlice
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
+from reference.expert_outputs import expert_output
 from reference.model.config import Experts
 from reference.model.families.emitter import SILU, Emitter
 
@@ -93,6 +94,16 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
         weights=weights,
         used=used,
     )
+    if e.limits.experts:
+        # The same node again, so that steps which are not asked for ids are computed without it.
+        e.builder.emit(
+            Opcode.MOE_GATE_TOPK,
+            f"experts[{layer}]",
+            x=r,
+            gate_weight=e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
+            ids=e.builder.output(expert_output(layer), "tokens", used, dtype=I32),
+            used=used,
+        )
     return Routing(ids, weights)
 
 
