@@ -60,7 +60,8 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """Further sizes by architecture. Dense models have the sizes of Qwen 3; 35b-a3b is that of Qwen
-3.6, 20b and 120b are those of gpt-oss, 26b-a4b and 31b those of Gemma 4; 1b has about a billion weights."""
+3.6, 20b and 120b are those of gpt-oss, 26b-a4b and 31b those of Gemma 4; 1b has about a billion
+weights."""
 
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granite": {"scales": {}},

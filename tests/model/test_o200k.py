@@ -68,7 +68,8 @@ def test_a_conversation_has_tiktokens_ids(ours: Tokenizer, harmony: dict[str, An
     tiktoken = need_module("tiktoken", "test")
     text = (
         "<|start|>system<|message|>Reasoning: low<|end|><|start|>user<|message|>Hi<|end|>"
-        "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+        "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
+        "<|call|>"
     )
     expected = tiktoken.Encoding(**harmony).encode(text, allowed_special="all")
     assert ours.encode(text, parse_special=True, add_bos=False) == expected

@@ -43,7 +43,7 @@ MODELS = {
     "gemma4-per-layer-embeddings": Limit(),
     "gpt-oss-experts": Limit(),
 }
-QUANTS = {name: ("q4_k_m", "q8_0") for name in MODELS} | {
+QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
     "gpt-oss-experts": ("q4_k_m", "q8_0", "mxfp4_moe")
 }
 CLOSER = 3.0
