@@ -134,7 +134,10 @@ def test_whatever_is_written_is_read_alike_in_any_pieces(
 def test_arguments_come_as_they_are_written_where_a_grammar_writes_them() -> None:
     form = ReplyForm(HarmonyDialect(), FUNCTIONS, enforced=True)
     parser = reply_parser(form)
-    parts = [*parser.feed(f"<|channel|>{TO_WEATHER} <|constrain|>json<|message|>"), *parser.feed(OSLO[:7])]
+    parts = [
+        *parser.feed(f"<|channel|>{TO_WEATHER} <|constrain|>json<|message|>"),
+        *parser.feed(OSLO[:7]),
+    ]
     assert told(parts) == ("", "", [("get_weather", OSLO[:7])])
     parts += [*parser.feed(OSLO[7:]), *parser.finish()]
     assert told(parts) == ("", "", [("get_weather", OSLO)])
