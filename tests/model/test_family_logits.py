@@ -128,7 +128,8 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "no sinks": ("gpt-oss-experts", without_sinks),
     "no biases of experts": ("gpt-oss-experts", without_biases),
     "up alone, without its one": (
-        "gpt-oss-experts", lambda oracle: setattr(oracle, "one", 0.0),
+        "gpt-oss-experts",
+        lambda oracle: setattr(oracle, "one", 0.0),
     ),
     "gates without a limit": ("gpt-oss-experts", lambda oracle: setattr(oracle, "limit", np.inf)),
     "windows in the other layers": ("gpt-oss-experts", spoil_windowed),

@@ -213,7 +213,10 @@ CONTROLS = (
         "expert stride, down", Opcode.MOE_DOWN_ACC, mistakes_experts.overlapping_expert, EXPERT
     ),
     Control(
-        "bias of a place", Opcode.MOE_GATE_UP, mistakes_experts.bias_of_place, f"{GATE_UP}.with_bias"
+        "bias of a place",
+        Opcode.MOE_GATE_UP,
+        mistakes_experts.bias_of_place,
+        f"{GATE_UP}.with_bias",
     ),
     Control("no bounds", Opcode.MOE_SWIGLU, mistakes_experts.unclamped, f"{SWIGLU}.clamped"),
     Control("R2 reciprocal", Opcode.MOE_SWIGLU, mistakes.reciprocal_silu, f"{SWIGLU}.silu"),
