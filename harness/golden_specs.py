@@ -74,6 +74,7 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         },
         {"quant": "q5_0", "gemma": {"window": 0}},
     ),
+    "gpt-oss": ({"quant": "mxfp4_moe", "tied": False, "window": 12, "rope_scaling": "yarn"},),
     "gemma4": (
         {"quant": "f32", "gemma": {"window": 12}},
         {

@@ -377,6 +377,13 @@ OPS = (
         sizes="rows vocab",
         groups=lambda rows, vocab, **_: rows * pieces(vocab, DIGEST_SPANS * SPAN),
     ),
+    _op(
+        "expert_bias",
+        _columns("x"),
+        _any("int ids", "bias"),
+        _to_columns("y"),
+        sizes="tokens width used",
+    ),
 )
 """Every op; ``packet.op`` is an index of this tuple."""
 

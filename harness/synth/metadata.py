@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.synth.spec import ExpertSpec, Gemma, MambaSpec, Recurrent, ShortConvSpec, SynthSpec
+from harness.synth.recurrent import MambaSpec, ShortConvSpec
+from harness.synth.spec import ExpertSpec, Gemma, Recurrent, SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19

@@ -8,20 +8,25 @@ from typing import Any
 
 from contract.dtypes import WEIGHT_DTYPES
 from contract.errors import ConfigError
+from harness.synth.recurrent import MambaSpec, ShortConvSpec
 
 GENERATOR_VERSION = 1
 """Raised whenever the bytes of some specification change."""
 
 DENSE = ("llama", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3")
-WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next")
+WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
 GRANITES = ("granite", "granitehybrid")
 GEMMAS = ("gemma3", "gemma4")
-ARCHITECTURES = (*DENSE, "qwen3moe", *HYBRIDS, "lfm2", "granitehybrid", *GEMMAS)
+ARCHITECTURES = (
+    *DENSE, "qwen3moe", "gpt-oss", *HYBRIDS, "lfm2", "granitehybrid", *GEMMAS,
+)  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
-QUANTS = (*(dtype.name for dtype in WEIGHT_DTYPES), MIXED_QUANT)
+EXPERTS_QUANT = "mxfp4_moe"
+"""Experts in MXFP4, all other matrices in Q8_0."""
+QUANTS = (*(dtype.name for dtype in WEIGHT_DTYPES), MIXED_QUANT, EXPERTS_QUANT)
 ROPE_SCALINGS = ("none", "linear", "yarn")
 SSM_PACKINGS = ("split", "ssm_in")
 
@@ -78,26 +83,6 @@ class Recurrent:
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConvSpec:
-    """LFM 2's convolutions of ``kernel`` tokens, in all but every ``interval``-th layer."""
-
-    interval: int = 3
-    kernel: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class MambaSpec:
-    """Mamba-2 in all but every ``interval``-th layer; the values of its ``heads`` are together
-    twice as wide as the residual stream."""
-
-    interval: int = 3
-    state: int = 32
-    heads: int = 8
-    groups: int = 1
-    kernel: int = 4
-
-
-@dataclass(frozen=True, slots=True)
 class Gemma:
     """Settings of Gemma only. ``period`` - 1 of ``period`` layers see ``window`` positions.
 
@@ -144,10 +129,10 @@ class SynthSpec:
     ``head_dim`` need not be ``hidden / heads``. ``feed_forward`` is one width or one per layer;
     layers of a model with ``experts`` have none, except in gemma4, where both are added.
     ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
-    the mixture ``q4_k_m``. ``rope_factor`` and ``rope_original_context`` matter only with
+    the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter only with
     ``rope_scaling``. ``long_rope`` gives phi3 two tensors of frequency divisors, for contexts up to
     ``rope_original_context`` and beyond. ``window`` limits attention, in all layers of phi3 and in
-    all but every fourth of olmo2; 0 is off. ``nextn_layers`` are prediction blocks after the last
+    all but every fourth of olmo2, in every second of gpt-oss; 0 is off. ``nextn_layers`` are prediction blocks after the last
     layer, with ``mtp_agreement`` right in so many cases: 0 to 1, None for random ones. With
     ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not
     0, is the bias of two channels of every KV head, or their norm weight where keys are normed.
@@ -207,7 +192,13 @@ class SynthSpec:
     @property
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        return self.architecture == "qwen2" if self.qkv_bias is None else self.qkv_bias
+        biased = self.architecture in ("qwen2", "gpt-oss")
+        return biased if self.qkv_bias is None else self.qkv_bias
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether attention has sinks, and every projection of experts a bias."""
+        return self.architecture == "gpt-oss"
 
     @property
     def rope_dims(self) -> int:
@@ -344,8 +335,9 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     yield "kv_heads", spec.heads % spec.kv_heads, f"a divisor of {spec.heads} heads"
     yield "head_dim", spec.head_dim % 2, "even"
     yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
-    windowed = architecture in ("phi3", "olmo2")
+    windowed = architecture in ("phi3", "olmo2", "gpt-oss")
     yield "window", spec.window and not windowed, f"0 for {architecture}"
+    yield "window", not spec.window and architecture == "gpt-oss", "at least 1 for gpt-oss"
     yield "fused_qkv", spec.fused_qkv and architecture == "olmo2", "False for olmo2"
     yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
     yield "nextn_layers", spec.nextn_layers and not hybrid, f"0 for {architecture}"
@@ -361,7 +353,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         accepted = f"{'at least 1' if hybrid else '0'} for {architecture}"
         wrong = (experts.shared_width > 0) != hybrid and architecture != "granitehybrid"
         yield "experts.shared_width", wrong, accepted
-        unfused = architecture in ("llama", "qwen3moe", "granitehybrid")
+        unfused = architecture in ("llama", "qwen3moe", "gpt-oss", "granitehybrid")
         yield "experts.fused", experts.fused and unfused, f"False for {architecture}"
     if (recurrent := spec.recurrent) is not None:
         broken = recurrent.value_heads % recurrent.key_heads

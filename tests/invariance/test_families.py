@@ -39,6 +39,7 @@ MODELS = {
     "olmo2-windows": ("q5_1", F32),
     "qwen3moe": ("f32", F32),
     "qwen3moe-untied-fused-qkv": ("q5_1", F16),
+    "gpt-oss-experts": ("mxfp4_moe", F16),
     "qwen35": ("q8_0", F16),
     "qwen35moe-fused": ("q4_k_m", F32),
     "qwen3next": ("f32", F32),

@@ -18,7 +18,8 @@ from contract.opcodes import Opcode
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Tier
-from reference.memory.page_copies import LOADS_UNDER_WAY, PageCopies
+from reference.memory.page_copies import PageCopies
+from reference.memory.row_copies import LOADS_UNDER_WAY
 from tests.memory.recurrent_layers import graph as recurrent_layers
 from tests.memory.test_recurrent import WAYS, open_way
 

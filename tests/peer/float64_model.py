@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_gemma import Float64Gemma
+from tests.peer.float64_gpt_oss import Float64GptOss
 from tests.peer.float64_granite_hybrid import Float64GraniteHybrid
 from tests.peer.float64_hybrid import Float64Hybrid
 from tests.peer.float64_lfm2 import Float64Lfm2
@@ -18,6 +19,7 @@ ORACLES = {
     "lfm2": Float64Lfm2,
     "granitehybrid": Float64GraniteHybrid,
     **dict.fromkeys(("gemma3", "gemma4"), Float64Gemma),
+    "gpt-oss": Float64GptOss,
 }
 
 

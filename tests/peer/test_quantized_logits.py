@@ -43,6 +43,10 @@ MODELS = {
     "gemma3": Limit(),
     "gemma4-experts": Limit(),
     "gemma4-per-layer-embeddings": Limit(),
+    "gpt-oss-experts": Limit(),
+}
+QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
+    "gpt-oss-experts": ("q4_k_m", "q8_0", "mxfp4_moe")
 }
 AS_WIDE = ("phi3", "olmo2", "lfm2", "granitehybrid")
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
@@ -54,8 +58,9 @@ def top1(a: np.ndarray, b: np.ndarray) -> float:
     return float((a.argmax(axis=1) == b.argmax(axis=1)).mean())
 
 
-@pytest.mark.parametrize("quant", ["q4_k_m", "q8_0"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "quant"), [(name, quant) for name, quants in QUANTS.items() for quant in quants]
+)
 def test_quantized_model_is_close_to_its_expanded_twin(synthetic_model, peer, name, quant):
     fields = {**FAMILIES[name], "hidden": 256, "quant": quant, "seed": 11}
     if fields["architecture"] in AS_WIDE:

@@ -6,7 +6,7 @@ A value is the text itself where the parameter may be a string, and JSON where i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from harness.host.structured.json_schema import enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
 CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
+SEAM = re.compile(r"<tool_call>|<function=")
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.S)
 LONGEST_HEAD = 256
 """Characters before the end of a call's first tag; a text with more is no call."""
@@ -63,6 +64,10 @@ class XmlCalls(CallSyntax):
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         call = _read(body, functions)
         return [call] if isinstance(call, Call) else None
+
+    def seams(self, body: str) -> Iterator[tuple[int, int]]:
+        for found in re.finditer(SEAM, body):
+            yield found.start(), found.start() if found[0] == self.bare[0] else found.end()
 
     def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
         ends = [found.start() for found in re.finditer(re.escape(self.end), body)]

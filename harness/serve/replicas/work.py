@@ -44,6 +44,7 @@ class Work:
             self.request,
             prompt=(*self.request.prompt, *self.tokens),
             max_tokens=self.request.max_tokens - len(self.tokens),
+            force_tokens=self.request.force_tokens[len(self.tokens) :],
         )
 
 

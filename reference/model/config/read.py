@@ -17,6 +17,7 @@ from reference.model.config.dense import (
 )
 from reference.model.config.experts import read_experts, read_mixtral_experts
 from reference.model.config.gemma import read_gemma3, read_gemma4
+from reference.model.config.gpt_oss import read_gpt_oss
 from reference.model.config.hybrid import read_delta_net, read_granite_hybrid, read_lfm2
 from reference.model.config.keys import Keys
 from reference.model.config.records import ModelConfig
@@ -93,4 +94,5 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "granitehybrid": read_granite_hybrid,
     "gemma3": read_gemma3,
     "gemma4": read_gemma4,
+    "gpt-oss": read_gpt_oss,
 }

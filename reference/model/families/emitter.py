@@ -19,7 +19,7 @@ from reference.model.config import ModelConfig
 from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
 
-SILU, GELU, SIGMOID = 0, 1, 2
+SILU, GELU, SIGMOID, CLAMPED = 0, 1, 2, 3
 """Values of the opcode parameter ``activation``."""
 
 
