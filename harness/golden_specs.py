@@ -59,6 +59,10 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q4_k_m", "short_conv": {"kernel": 4}},
         {"quant": "f32", "tied": False, "layers": 4, "short_conv": {"interval": 2}},
     ),
+    "granitehybrid": (
+        {"quant": "q4_k_m", "layers": 4},
+        {"quant": "f32", "tied": False, "experts": {"width": 96, "shared_width": 64}},
+    ),
     "gemma3": (
         {"quant": "f16", "gemma": {"window": 12}},
         {

@@ -94,6 +94,14 @@ def _rope(rope: Rope) -> dict[str, Any]:
 def _recurrent(config: ModelConfig) -> dict[str, Any]:
     if (short := config.short_conv) is not None:
         return {"kind": "short convolution", "taps": short.taps}
+    if (mamba := config.mamba) is not None:
+        return {
+            "kind": "mamba",
+            "heads": mamba.heads,
+            "head_dim": mamba.head_dim,
+            "state_size": mamba.state_size,
+            "taps": mamba.taps,
+        }
     net = config.delta_net
     assert net is not None
     return {

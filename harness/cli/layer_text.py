@@ -74,6 +74,11 @@ def _rope(rope: Mapping[str, Any]) -> str:
 def _recurrent(entry: Mapping[str, Any]) -> str:
     if entry["kind"] == "short convolution":
         return f"gated convolution of {entry['taps']} tokens"
+    if entry["kind"] == "mamba":
+        return (
+            f"{entry['heads']} heads of {entry['head_dim']} with states of "
+            f"{entry['state_size']}, convolution of {entry['taps']} tokens"
+        )
     return (
         f"{entry['value_heads']} value heads and {entry['key_heads']} key heads of "
         f"{entry['head_dim']}, convolution of {entry['taps']} tokens"

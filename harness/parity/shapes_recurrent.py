@@ -46,6 +46,14 @@ def _delta(
     return OpShape(f"{label}-{size}x{keys}x{values}-{order}", dims, params, runs)
 
 
+def _scan(
+    label: str, runs: tuple[Run, ...], heads: int, groups: int, head_dim: int, size: int
+) -> OpShape:
+    params = {"heads": heads, "groups": groups, "head_dim": head_dim, "state_size": size}
+    dims = {"channels": heads * head_dim + 2 * groups * size}
+    return OpShape(f"{label}-{heads}x{groups}x{head_dim}x{size}", dims, params, runs)
+
+
 def _gated_norm(label: str, tokens: int, heads: int, width: int) -> OpShape:
     return OpShape(label, {"tokens": tokens, "width": width}, {"eps": 1e-5, "heads": heads})
 
@@ -82,6 +90,16 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _gated_norm("odd", 17, 3, 40),
         _gated_norm("span", 2, 2, 1300),
         _gated_norm("empty", 0, 2, 16),
+    ),
+    Opcode.SSM_SCAN: always(
+        _scan("one", DECODE_ONE, 4, 1, 64, 128),
+        _scan("many", DECODE_MANY, 6, 2, 16, 16),
+        _scan("chunk", CHUNK_LONG, 4, 4, 24, 40),
+        _scan("mixed", MIXED, 4, 1, 32, 128),
+        _scan("restart", RESTART, 6, 3, 40, 33),
+        _scan("start", SHORT, 2, 1, 8, 256),
+        _scan("odd", RESTART, 1, 1, 131, 131),
+        _scan("empty", EMPTY, 2, 1, 16, 16),
     ),
     Opcode.SCALE_COLUMNS: grid(
         "tokens width factors",

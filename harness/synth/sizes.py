@@ -76,6 +76,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "qwen35moe": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},
     "qwen3next": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},
     "lfm2": {"short_conv": {}, "layers": 3},
+    "granitehybrid": {"scales": {}, "mamba": {}, "layers": 3},
     "gemma3": {"gemma": {"period": 2}},
     "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from contract.dtypes import WEIGHT_DTYPES
 from contract.errors import ConfigError
+from harness.synth.recurrent import MambaSpec, ShortConvSpec
 
 GENERATOR_VERSION = 1
 """Raised whenever the bytes of some specification change."""
@@ -16,8 +17,11 @@ DENSE = ("llama", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3
 WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
+GRANITES = ("granite", "granitehybrid")
 GEMMAS = ("gemma3", "gemma4")
-ARCHITECTURES = (*DENSE, "qwen3moe", "gpt-oss", *HYBRIDS, "lfm2", *GEMMAS)
+ARCHITECTURES = (
+    *DENSE, "qwen3moe", "gpt-oss", *HYBRIDS, "lfm2", "granitehybrid", *GEMMAS,
+)  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
 EXPERTS_QUANT = "mxfp4_moe"
@@ -32,7 +36,8 @@ LEAST: Mapping[str, int] = {
     "seed": 0, "nextn_layers": 0, "experts.count": 1, "experts.used": 1, "experts.width": 1,
     "recurrent.interval": 1, "recurrent.state": 1, "recurrent.key_heads": 1,
     "recurrent.value_heads": 1, "recurrent.kernel": 2, "short_conv.interval": 1,
-    "short_conv.kernel": 2, "gemma.window": 0, "gemma.period": 1,
+    "short_conv.kernel": 2, "mamba.interval": 1, "mamba.state": 1, "mamba.heads": 1,
+    "mamba.groups": 1, "mamba.kernel": 2, "gemma.window": 0, "gemma.period": 1,
     "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
     "gemma.per_layer_width": 0, "window": 0,
 }  # fmt: skip
@@ -75,14 +80,6 @@ class Recurrent:
     def inner(self) -> int:
         """Width of the values."""
         return self.value_heads * self.state
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConvSpec:
-    """LFM 2's convolutions of ``kernel`` tokens, in all but every ``interval``-th layer."""
-
-    interval: int = 3
-    kernel: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +168,7 @@ class SynthSpec:
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
     short_conv: ShortConvSpec | None = None
+    mamba: MambaSpec | None = None
     gemma: Gemma | None = None
     scales: Scales | None = None
 
@@ -212,7 +210,7 @@ class SynthSpec:
 
     def is_recurrent(self, block: int) -> bool:
         """Whether this block keeps a recurrent state instead of attending."""
-        kind = self.recurrent or self.short_conv
+        kind = self.recurrent or self.short_conv or self.mamba
         if kind is None or block >= self.layers:
             return False
         return (block + 1) % kind.interval != 0
@@ -256,6 +254,7 @@ GROUPS: Mapping[str, type] = {
     "experts": ExpertSpec,
     "recurrent": Recurrent,
     "short_conv": ShortConvSpec,
+    "mamba": MambaSpec,
     "gemma": Gemma,
     "scales": Scales,
 }
@@ -320,11 +319,12 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     ):
         yield name, getattr(spec, name) not in known, f"one of {', '.join(known)}"
     for name, needing, allowing in (
-        ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "gemma4")),
+        ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "granitehybrid", "gemma4")),
         ("recurrent", HYBRIDS, HYBRIDS),
         ("short_conv", ("lfm2",), ("lfm2",)),
+        ("mamba", ("granitehybrid",), ("granitehybrid",)),
         ("gemma", GEMMAS, GEMMAS),
-        ("scales", ("granite",), ("granite",)),
+        ("scales", GRANITES, GRANITES),
     ):
         missing = getattr(spec, name) is None
         yield name, missing and architecture in needing, f"given for {architecture}"
@@ -352,8 +352,9 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     if (experts := spec.experts) is not None:
         yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
         accepted = f"{'at least 1' if hybrid else '0'} for {architecture}"
-        yield "experts.shared_width", (experts.shared_width > 0) != hybrid, accepted
-        unfused = architecture in ("llama", "qwen3moe", "gpt-oss")
+        wrong = (experts.shared_width > 0) != hybrid and architecture != "granitehybrid"
+        yield "experts.shared_width", wrong, accepted
+        unfused = architecture in ("llama", "qwen3moe", "gpt-oss", "granitehybrid")
         yield "experts.fused", experts.fused and unfused, f"False for {architecture}"
     if (recurrent := spec.recurrent) is not None:
         broken = recurrent.value_heads % recurrent.key_heads
@@ -362,6 +363,9 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         broken = recurrent.packing not in packings
         yield "recurrent.packing", broken, f"one of {', '.join(packings)}"
         yield "head_dim", spec.head_dim % 8, "a multiple of 8, a quarter of it rotates"
+    if (mamba := spec.mamba) is not None:
+        yield "mamba.heads", 2 * spec.hidden % mamba.heads, f"a divisor of {2 * spec.hidden}"
+        yield "mamba.groups", mamba.heads % mamba.groups, f"a divisor of {mamba.heads} heads"
     if (gemma := spec.gemma) is not None:
         yield from _gemma_rules(spec, gemma)
 

@@ -19,7 +19,7 @@ MERGES = (
     "Ġ s", "a t", "Ġ w", "Ġ o", "e n", "Ġ c", "i t", "i s",
 )  # fmt: skip
 PRE_TOKENIZER = {
-    **dict.fromkeys(("llama", "granite"), "smollm"),
+    **dict.fromkeys(("llama", "granite", "granitehybrid"), "smollm"),
     "smollm3": "llama-bpe",
     "lfm2": "lfm2",
     "glm4": "glm4",

@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},
     "qwen35": dict(HYBRIDS["qwen35"]),
     "lfm2": dict(HYBRIDS["lfm2"]),
+    "granitehybrid": dict(HYBRIDS["granitehybrid"]),
 }
 
 
@@ -65,6 +66,7 @@ class Told(Drafter):
         *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
         ("qwen35", "cpu"),
         ("lfm2", "cpu"),
+        ("granitehybrid", "cpu"),
         ("qwen35", "native"),
         ("qwen35", "opencl"),
     ],

@@ -27,6 +27,7 @@ from tests.model.family_files import (
     HIDDEN,
     KV_HEADS,
     LAYERS,
+    MAMBA_HEADS,
     STATE,
     TAPS,
     VALUE_HEADS,
@@ -142,6 +143,18 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "rms_norm": HALF + 1,
         "matmul": 2 * LAYERS + HALF,
     },
+    "granitehybrid": {
+        **DENSE_DECODER,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "ssm_scan": HALF,
+        "swiglu": LAYERS + HALF,
+        "rms_norm": LAYERS + 1,
+        "matmul": 2 * LAYERS + HALF,
+        "scale": 2 * LAYERS + 2,
+    },
     "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
     "gemma4": {
         **DENSE_DECODER,
@@ -218,6 +231,18 @@ def test_short_convolution_states(tmp_path: Path) -> None:
     parts = {name: node.operands[name].columns for name in ("input_gate", "output_gate", "x")}
     assert list(parts.values()) == [(n * HIDDEN, (n + 1) * HIDDEN) for n in range(3)]
     assert len({node.operands[name].buffer for name in parts}) == 1
+
+
+def test_mamba_states(tmp_path: Path) -> None:
+    """The past of the convolution, and the state of every head."""
+    graph = graph_of(family_file("granitehybrid"), tmp_path)
+    states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
+    assert states["state.conv[0]"] == (LIMITS.slots, TAPS - 1, 2 * HIDDEN + 2 * STATE)
+    width = 2 * HIDDEN // MAMBA_HEADS
+    assert states["state.scan[2]"] == (LIMITS.slots, MAMBA_HEADS, width, STATE)
+    assert "state.kv[0]" not in states
+    tables = {decl.name for decl in graph.of_kind(BufferKind.CONSTANT)}
+    assert tables == {"constant.rope_table_unrotated"}
 
 
 def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +139,24 @@ def test_layers_of_the_other_kind_are_named(interval: int, said: str, tmp_path: 
     file = family_file("qwen35", full_attention_interval=interval)
     with pytest.raises(ModelFileError, match=said + r".*qwen35\.full_attention_interval"):
         graph_of(file, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"attention__head_count_kv": [2] * 4},
+            r"blk\.0\.ssm_conv1d.*is a Mamba-2 layer, but layer",
+        ),
+        ({"ssm__time_step_rank": 7}, r"ssm\.time_step_rank: is 7, must divide 160"),
+        ({"ssm__group_count": 3}, r"ssm\.group_count: is 3, must divide 8"),
+        ({"ssm__conv_kernel": 1}, r"ssm\.conv_kernel: is 1, must be 2 to"),
+        ({"ssm__state_size": 24}, r"tensor blk\.0\.ssm_in\.weight: has shape"),
+    ],
+)
+def test_sizes_of_mamba_are_consistent(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=said):
+        graph_of(family_file("granitehybrid", **keys), tmp_path)
 
 
 @pytest.mark.parametrize(

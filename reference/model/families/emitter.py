@@ -75,6 +75,15 @@ class Emitter:
         logical, stored = f"model.{label(name, layer)}", file_name(name, layer)
         return self.tensors.parameters(self.builder, logical, stored, *shape, powers=powers)
 
+    def vector(
+        self, name: str, layer: int, *shape: int, stored: str = "", rows: RowSlice | None = None
+    ) -> View:
+        """An F32 matrix of the file, or ``rows`` of it, as a vector of its elements; ``stored``
+        is the name of a tensor of which it is a part."""
+        logical = f"model.{label(name, layer)}"
+        file = file_name(stored or name, layer)
+        return self.tensors.vector(self.builder, logical, file, *shape, rows=rows)
+
     def scale_powers(
         self, x: View, name: str, layer: int, powers: Channels, y: View | None
     ) -> View:
@@ -105,6 +114,13 @@ class Emitter:
     def add(self, name: str, layer: int | None, x: View, y: View) -> View:
         """x + y."""
         return self.builder.emit(Opcode.ADD, label(name, layer), a=x, b=y)
+
+    def add_scaled(self, name: str, layer: int, x: View, y: View) -> View:
+        """x + y, y times the factor of the model's residuals if it has one."""
+        if self.config.residual_scale != 1.0:
+            factor = self.config.residual_scale
+            y = self.builder.emit(Opcode.SCALE, label(f"{name}_scale", layer), x=y, factor=factor)
+        return self.add(name, layer, x, y)
 
     def add_and_norm(self, x: View, y: View, layer: int, norm: str) -> tuple[View, View]:
         """Emit x + y and its RMS norm."""

@@ -1,4 +1,5 @@
-"""Families with recurrent layers between layers that attend: qwen35, qwen35moe, qwen3next, lfm2."""
+"""Families with recurrent layers between layers that attend: qwen35, qwen35moe, qwen3next, lfm2,
+granitehybrid."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from reference.model.families.attention import attention, gated_attention
 from reference.model.families.delta_net import delta_net
 from reference.model.families.emitter import Emitter, file_name
 from reference.model.families.feed_forward import add_feed_forward
+from reference.model.families.mamba import mamba
 from reference.model.families.short_conv import short_conv
 from reference.model.families.tensors import ModelTensors
 
@@ -91,4 +93,12 @@ LFM2 = Hybrid(
     kind_keys=("attention.head_count_kv",),
     ffn_norm="ffn_norm",
     final_norm="token_embd_norm",
+)
+GRANITE_HYBRID = Hybrid(
+    recurrent=mamba,
+    attention=partial(attention, query_key_norm=False),
+    recurrent_tensor="ssm_conv1d.weight",
+    does="is a Mamba-2 layer",
+    kind_keys=("attention.head_count_kv",),
+    ffn_norm="ffn_norm",
 )
