@@ -256,8 +256,8 @@ class DiskPages(TreeWatch):
             if slot is None or reading.state is None:
                 return hit
             self._recurrent.write(slot, HostBytes(reading.state), stop * PAGE_TOKENS)
-        for number in range(first, stop):
-            self._copies.load(HostBytes(reading.pages[number - reading.first]), pages[number])
+        arrived = reading.pages[first - reading.first :]
+        self._copies.load_all([HostBytes(data) for data in arrived], pages[first:stop])
         self._publish(sequence, memory, stop, pages, slot)
         covered = stop * PAGE_TOKENS
         self.cache.count(tokens=covered - hit.tokens)
