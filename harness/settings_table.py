@@ -331,6 +331,13 @@ SERVER = (
         "no receipts are made",
     ),
     Setting(
+        "read_experts",
+        choice("off", "on"),
+        "off",
+        "requests may ask which experts of a mixture every token used; more kinds of steps are "
+        "prepared at the start",
+    ),
+    Setting(
         "ray",
         integer(0, 64),
         0,

@@ -25,6 +25,7 @@ from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.ops.log_probabilities import log_probabilities
 from reference.ops.moe_down_acc import weighted_sum
 from reference.ops.moe_gate_topk import route
+from reference.ops.moe_gate_up import with_bias
 from reference.ops.rms_norm import rms_norm
 from reference.ops.rope import rope
 from reference.ops.row_digest import row_digest
@@ -34,7 +35,7 @@ from reference.ops.soft_cap import soft_cap
 from reference.ops.ssm_conv1d import ssm_conv1d
 from reference.ops.ssm_delta_net import ssm_delta_net
 from reference.ops.ssm_gated_norm import ssm_gated_norm
-from reference.ops.swiglu import swiglu
+from reference.ops.swiglu import CLAMPED, swiglu
 from reference.quant import FORMATS, moderate_scales
 from reference.quant.dot import matmul
 
@@ -79,13 +80,14 @@ def numbers(seed: int, size: int, exponent: int) -> Float32:
 
 
 def cases() -> Iterator[VectorCase]:
-    """All cases, in the order of the rules."""
+    """All cases. Seeds follow the order, so a new part comes last."""
     seeds = count(1)
 
     def make(shape: tuple[int, ...], exponent: int = 0) -> Numbers:
         return Numbers(next(seeds), shape, exponent)
 
-    for part in (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling):
+    parts = (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling, _biased)
+    for part in parts:
         yield from part(make)
 
 
@@ -254,14 +256,24 @@ def _experts(make: Make) -> Iterator[VectorCase]:
     yield _case("R7", "shared_expert", _shared, residual=make((1, 8)), **inputs)
 
 
+def _biased(make: Make) -> Iterator[VectorCase]:
+    gated = {"gate": make((24,), 4), "up": make((24,), 4), "activation": CLAMPED}
+    yield _case("R2", "swiglu", swiglu, **gated)
+    inputs = {"products": make((1, 3, 8)), "weights": make((1, 3)), "residual": make((1, 8))}
+    yield _case("R7", "mixture", _mixture, **inputs, ids=[4, 0, 2], bias=make((6, 8)))
+
+
 def _mixture(
     products: Float32,
     weights: Float32,
     residual: Float32,
     ids: list[int],
     expert_scale: Float32 | None = None,
+    bias: Float32 | None = None,
 ) -> Float32:
-    return weighted_sum(products, np.array([ids], np.int32), weights, expert_scale, residual)
+    chosen = np.array([ids], np.int32)
+    products = with_bias(products, bias, chosen)
+    return weighted_sum(products, chosen, weights, expert_scale, residual)
 
 
 def _shared(x: Float32, router: Float32, down: Float32, residual: Float32) -> Float32:

@@ -291,6 +291,8 @@ OPS = (
         "ssm_conv1d",
         _columns("x"),
         _any("weight", "int query"),
+        _any("bias?"),
+        _columns("input_gate?", "output_gate?"),
         _to_any("state"),
         _to_columns("y"),
         sizes="tokens channels history",
@@ -357,6 +359,13 @@ OPS = (
         _to_any("uint digest"),
         sizes="rows vocab",
         groups=lambda rows, vocab, **_: rows * pieces(vocab, DIGEST_SPANS * SPAN),
+    ),
+    _op(
+        "expert_bias",
+        _columns("x"),
+        _any("int ids", "bias"),
+        _to_columns("y"),
+        sizes="tokens width used",
     ),
 )
 """Every op; ``packet.op`` is an index of this tuple."""

@@ -1,4 +1,4 @@
-"""Rows of the opcode table: gated delta-net layers."""
+"""Rows of the opcode table: recurrent layers."""
 
 from __future__ import annotations
 
@@ -55,14 +55,17 @@ RECURRENT = (
             activation("x", "tokens", "channels"),
             activation("weight", "channels", "taps"),
             QUERY,
+            activation("bias", "channels", optional=True),
+            activation("input_gate", "tokens", "channels", optional=True),
+            activation("output_gate", "tokens", "channels", optional=True),
             activation("state", "slots", "history", "channels", access=UPDATE),
             activation("y", "tokens", "channels", access=WRITE),
         ),
         (Param("history", int, "earlier tokens kept", minimum=1),),
         rule="R0 R2 R8",
-        formula="position 0 starts from a zero state; "
-        "y = silu(left fold of weight[:, i] * x[t - history + i]); "
-        "state keeps the last x, oldest first",
+        formula="position 0 starts from a zero state; u = input_gate * x, or x; "
+        "z = left fold of weight[:, i] * u[t - history + i], then + bias; "
+        "y = output_gate * z, or silu(z); state keeps the last u, oldest first",
         flops=_conv_flops,
         touched={"state": lambda work: active_slots(work) * work["history"] * work["channels"]},
         constraint=_taps,

@@ -194,7 +194,8 @@ def case_attention(q, k, v, storage, scale, window=0, soft_cap=0.0, sinks=None):
 
 
 def case_swiglu(gate, up, activation):
-    return (rules.silu, rules.gelu, rules.sigmoid)[activation](gate) * up
+    gates = (rules.silu, rules.gelu, rules.sigmoid)
+    return rules.clamped(gate, up) if activation == 3 else gates[activation](gate) * up
 
 
 def case_route(logits, used):
@@ -211,10 +212,10 @@ def case_route(logits, used):
     return {"ids": np.array(ids), "weights": np.array(weights)}
 
 
-def case_mixture(products, weights, residual, ids, expert_scale=None):
+def case_mixture(products, weights, residual, ids, expert_scale=None, bias=None):
     y = residual
     for rank, expert in enumerate(ids):
-        part = products[:, rank]
+        part = products[:, rank] if bias is None else products[:, rank] + bias[expert]
         part = part if expert_scale is None else part * expert_scale[expert]
         y = y + weights[:, rank, None] * part
     return y

@@ -11,9 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import NoReturn, TypeVar
 
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost
@@ -76,13 +77,13 @@ class ThreadedDriver(EngineDriver):
     def call(self, work: Callable[[Engine], T]) -> T:
         """What ``work`` returns for the engine, between two steps; raises what it raises, and
         EngineStopped when the engine has ended."""
-        future, carry_out = _answering(lambda: work(self._engine))
-        with self._thread.changed:
+        wait, carry_out = _answering(lambda: work(self._engine))
+        with self._thread.lock:
             if self._ended is not None:
                 raise self._ended
             self._commands.append(carry_out)
-            self._thread.changed.notify()
-        return future.result()
+            self._thread.changed.notify_all()
+        return wait()
 
     def advance(self) -> bool:
         """Compute nothing: the thread does."""
@@ -101,7 +102,7 @@ class ThreadedDriver(EngineDriver):
 
     def end(self, reason: EngineStopped) -> None:
         """End all requests; their readers get ``reason``, and so does who posted work."""
-        with self._thread.changed:
+        with self._thread.lock:
             self._ended = reason
             left = list(self._commands)
             self._commands.clear()
@@ -122,10 +123,10 @@ class ThreadedDriver(EngineDriver):
             self._thread.remove(self)
 
     def _post(self, work: Callable[[], None]) -> None:
-        with self._thread.changed:
+        with self._thread.lock:
             if self._ended is None:
                 self._commands.append(work)
-                self._thread.changed.notify()
+                self._thread.changed.notify_all()
 
     def _note_statistics(self) -> None:
         """Let other threads see the engine's counts: when it is idle, and now and then before."""
@@ -145,7 +146,11 @@ class EngineThread(ContextManager):
         self, tenants: Iterable[Tenant] = (LOCAL_TENANT,), words: EndWords | None = None
     ) -> None:
         self.tenants = Tenants(tenants, clock=time.monotonic)
-        self.changed = threading.Condition()
+        # An exception that a signal raises in the main thread, as Ctrl-C does, can hit between any
+        # two lines of Python: this lock has none, and ``notify_all`` makes up for a ``notify`` that
+        # was cut. One of the two threads would else wait for ever.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.ids = itertools.count(1)
         self._words = words or EndWords()
         self._models = Models(no_loader, time.monotonic)
@@ -183,19 +188,19 @@ class EngineThread(ContextManager):
     def call(self, work: Callable[[Models], T]) -> T:
         """What ``work`` returns for the models, between two steps; raises what it raises, and
         EngineStopped when the thread has ended."""
-        future, carry_out = _answering(lambda: work(self._models))
-        with self.changed:
+        wait, carry_out = _answering(lambda: work(self._models))
+        with self.lock:
             if self._ended is not None:
                 raise self._ended
             self._commands.append(carry_out)
-            self.changed.notify()
-        return future.result()
+            self.changed.notify_all()
+        return wait()
 
     def close(self) -> None:
         """End all requests, and stop."""
-        with self.changed:
+        with self.lock:
             self._closing = True
-            self.changed.notify()
+            self.changed.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
@@ -211,7 +216,7 @@ class EngineThread(ContextManager):
 
     def _wait(self) -> bool:
         """Wait while there is nothing to do; False when it is time to end."""
-        with self.changed:
+        with self.lock:
             while not (self._closing or self._posted or not self._models.idle):
                 self.changed.wait()
             busy = [driver for driver in self._drivers.values() if not driver.engine.idle]
@@ -238,7 +243,7 @@ class EngineThread(ContextManager):
                 driver.deliver(own)
 
     def _end(self, reason: EngineStopped) -> None:
-        with self.changed:
+        with self.lock:
             self._ended = reason
             left = list(self._commands)
             self._commands.clear()
@@ -265,14 +270,24 @@ def _reason_of_end(
     return EngineStopped(words.closed)
 
 
-def _answering(work: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:
-    """The future result of ``work``, and the function that another thread calls to do it."""
-    future: Future[T] = Future()
+def _answering(work: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], None]]:
+    """The function that waits for the result of ``work``, and the one that another thread calls to
+    do it. Unlike a future, a queue has no lock that Ctrl-C could leave locked."""
+    results: SimpleQueue[Callable[[], T]] = SimpleQueue()
 
     def carry_out() -> None:
         try:
-            future.set_result(work())
+            result = work()
         except BaseException as error:
-            future.set_exception(error)
+            results.put(partial(_raise, error))
+        else:
+            results.put(lambda: result)
 
-    return future, carry_out
+    return lambda: results.get()(), carry_out
+
+
+def _raise(error: BaseException) -> NoReturn:
+    try:
+        raise error
+    finally:
+        del error

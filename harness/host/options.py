@@ -59,7 +59,7 @@ class SessionOptions:
     with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
     ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
     computed from, with ``scores`` the log-probabilities of prompts, with ``digests`` digests of
-    rows of logits.
+    rows of logits, with ``experts`` those that a mixture's tokens use.
     """
 
     tier: str = "auto"
@@ -85,6 +85,7 @@ class SessionOptions:
     hidden_states: bool = False
     scores: bool = False
     digests: bool = False
+    experts: bool = False
     recording: Recording = Recording()
 
     def chunks(self, tier: Tier) -> Sequence[int]:
@@ -125,6 +126,7 @@ class SessionOptions:
             hidden_states=self.hidden_states,
             scores=self.scores,
             digests=self.digests,
+            experts=self.experts,
         )
 
 

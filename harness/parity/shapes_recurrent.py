@@ -1,4 +1,4 @@
-"""The sizes and parameters that delta-net opcodes are tested with."""
+"""The sizes and parameters that opcodes of recurrent layers are tested with."""
 
 from __future__ import annotations
 
@@ -21,9 +21,14 @@ RESTART: tuple[Run, ...] = ((1, 7, 3), (0, 0, 2), (1, 0, 2), (0, 2, 3))
 """Runs of a step in which slot 1 begins a new sequence in the middle."""
 
 
-def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int) -> OpShape:
+CONV_EXTRAS = frozenset(("bias", "input_gate", "output_gate"))
+
+
+def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int, *extras: str) -> OpShape:
+    """A convolution with these of its optional operands."""
     dims = {"channels": channels, "taps": history + 1}
-    return OpShape(f"{label}-{channels}x{history}", dims, {"history": history}, runs)
+    absent = CONV_EXTRAS - set(extras)
+    return OpShape(f"{label}-{channels}x{history}", dims, {"history": history}, runs, absent)
 
 
 def _delta(
@@ -54,6 +59,11 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _conv("restart", RESTART, 33, 9),
         _conv("start", SHORT, 8, 2),
         _conv("empty", EMPTY, 16, 3),
+        _conv("biased", MIXED, 72, 3, "bias"),
+        _conv("gated", MIXED, 257, 2, "input_gate", "output_gate"),
+        _conv("gated-one", DECODE_ONE, 40, 2, "input_gate", "output_gate"),
+        _conv("input-gated", RESTART, 33, 3, "input_gate"),
+        _conv("all", CHUNK_LONG, 48, 9, *CONV_EXTRAS),
     ),
     Opcode.SSM_DELTA_NET: always(
         _delta("one", DECODE_ONE, 128, 1, 2, 0),

@@ -269,6 +269,7 @@ class TenantFacts(Struct):
     name: str
     qos: str
     keys: int
+    models: list[str]
     operator: bool
     admin: bool
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from contract.types import Request
 from harness.host.dialect import Dialect
 from harness.host.dialect.calls import ANY_OBJECT, Function
@@ -19,7 +17,7 @@ from harness.serve.continued import continued_text, cut_after
 from harness.serve.errors import ApiError
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
 from harness.serve.strict_json import BadJson, loads
-from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage
+from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage, plain
 from harness.serve.wire_tools import (
     NamedTool,
     Tool,
@@ -282,7 +280,7 @@ def _function_of(tool: Tool) -> Function:
 
 def _without_strict(tool: Tool) -> dict[str, Any]:
     """A tool in the form of chat templates, which do not say whether its calls are enforced."""
-    description: dict[str, Any] = msgspec.to_builtins(tool)
+    description: dict[str, Any] = plain(tool)
     description["function"].pop("strict", None)
     return description
 

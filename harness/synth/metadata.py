@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.synth.spec import ExpertSpec, Gemma, Recurrent, SynthSpec
+from harness.synth.spec import ExpertSpec, Gemma, Recurrent, ShortConvSpec, SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
@@ -49,6 +49,8 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         keys |= _expert_keys(spec, spec.experts)
     if spec.recurrent is not None:
         keys |= _recurrent_keys(spec, spec.recurrent)
+    if spec.short_conv is not None:
+        keys |= _short_conv_keys(spec, spec.short_conv)
     if spec.gemma is not None:
         keys |= _gemma_keys(spec, spec.gemma)
     return keys
@@ -80,6 +82,12 @@ def _recurrent_keys(spec: SynthSpec, recurrent: Recurrent) -> dict[str, Any]:
     if spec.architecture != "qwen3next":
         keys["rope.dimension_sections"] = list(ROPE_SECTIONS)
     return keys
+
+
+def _short_conv_keys(spec: SynthSpec, short: ShortConvSpec) -> dict[str, Any]:
+    blocks = range(spec.blocks)
+    heads = [0 if spec.is_recurrent(block) else spec.kv_heads for block in blocks]
+    return {"attention.head_count_kv": heads, "shortconv.l_cache": short.kernel}
 
 
 def _gemma_keys(spec: SynthSpec, gemma: Gemma) -> dict[str, Any]:

@@ -95,7 +95,14 @@ def _attention(threads: int, bound: Operands, params: Parameters) -> Call:
 
 def _convolution(threads: int, bound: Operands, params: Parameters) -> Call:
     operands = {name: bound[name] for name in ("x", "weight", "query", "state", "y")}
-    return partial(conv1d, **operands, threads=threads)
+    return partial(
+        conv1d,
+        **operands,
+        bias=bound.get("bias"),
+        input_gate=bound.get("input_gate"),
+        output_gate=bound.get("output_gate"),
+        threads=threads,
+    )
 
 
 def _recurrence(threads: int, bound: Operands, params: Parameters) -> Call:

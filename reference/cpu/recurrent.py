@@ -1,4 +1,4 @@
-"""Delta-net layers of the CPU tier: the bits of SSM_CONV1D and SSM_DELTA_NET, in fewer passes.
+"""Recurrent layers of the CPU tier: the bits of SSM_CONV1D and SSM_DELTA_NET, in fewer passes.
 
 The convolution computes all tokens of a run at once. The recurrence loops over tokens for a few
 heads at a time, whose state stays in a core's cache with the key axis first, so that a sum over
@@ -67,6 +67,10 @@ def conv1d(
     state: Float32,
     y: Float32,
     threads: int | None = None,
+    *,
+    bias: Float32 | None = None,
+    input_gate: Float32 | None = None,
+    output_gate: Float32 | None = None,
 ) -> None:
     """Compute ``y`` and update ``state``; the operands are those of
     ``reference.ops.ssm_conv1d``."""
@@ -82,12 +86,18 @@ def conv1d(
             past = state[run.slot, :, channels]
             if run.starts:
                 past[...] = 0.0
-            window = np.concatenate([past, x[run.tokens, channels]])
+            now = x[run.tokens, channels]
+            if input_gate is not None:
+                now = input_gate[run.tokens, channels] * now
+            window = np.concatenate([past, now])
             tokens = run.tokens.stop - run.tokens.start
             total = taps[0] * window[:tokens]
             for tap in range(1, len(taps)):
                 total += taps[tap] * window[tap : tap + tokens]
-            y[run.tokens, channels] = silu(total)
+            if bias is not None:
+                total += bias[channels]
+            gate = None if output_gate is None else output_gate[run.tokens, channels]
+            y[run.tokens, channels] = silu(total) if gate is None else gate * total
             past[...] = window[tokens:]
 
     for_each(piece, range(0, x.shape[1], width), threads)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
-from reference.engine.checks import check_request, check_sizes, reach_of
+from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
 from reference.engine.disk_pages import disk_pages_of
 from reference.engine.disk_turn import use_disk
 from reference.engine.drafter import Drafter, SpeculationStatistics
@@ -27,11 +27,12 @@ from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
 from reference.engine.tenant_calls import TenantCalls
 from reference.engine.tenant_changes import TenantChanges
+from reference.expert_outputs import ExpertSink
 from reference.ledger import Ledger
 from reference.memory.disk.cache import DiskCache
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
-from reference.runner import HIDDEN, LOGITS, ROW_DIGEST, ModelRunner
+from reference.runner import LOGITS, ModelRunner
 from reference.sched.cost import StepCost
 from reference.sched.queue_depth import may_wait
 from reference.sched.scores import ScoreSink
@@ -177,6 +178,7 @@ class Engine(TenantCalls):
         allowed: MaskProvider | None = None,
         output: str = LOGITS,
         on_scores: ScoreSink | None = None,
+        on_experts: ExpertSink | None = None,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run in this engine, or when a
         request with its id waits or runs. Raises QueueFull when the queue is full, and
@@ -185,7 +187,8 @@ class Engine(TenantCalls):
         ``on_logits`` is called with the logits of every position from ``logits_from`` on, chunk by
         chunk. Where ``output`` is HIDDEN and the limits have ``hidden_states``, it receives hidden
         states instead, and where it is ROW_DIGEST and they have ``digests`` the bits of digests.
-        ``on_scores`` is called with what ``score_from`` of the request asks for.
+        ``on_scores`` is called with what ``score_from`` of the request asks for, and ``on_experts``
+        with the experts that a mixture uses at every position, where the limits have ``experts``.
         ``allowed`` is called before every token and gives the mask of the tokens that it may be.
         The request ends with an error where no token may come or the call fails.
         """
@@ -196,10 +199,7 @@ class Engine(TenantCalls):
         try:
             pages = self.memory.reservations.most_for(tenant.id)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
-            if output == HIDDEN and not self.runner.limits.hidden_states:
-                raise RequestError("output", "cannot be hidden states: the limits have none")
-            if output == ROW_DIGEST and not self.runner.limits.digests:
-                raise RequestError("output", "cannot be digests: the limits have none")
+            check_outputs(self.runner, output, experts=on_experts is not None)
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             self._check_queue(tenant)
@@ -217,6 +217,7 @@ class Engine(TenantCalls):
             output=output,
             allowed=allowed,
             on_scores=on_scores,
+            on_experts=on_experts,
         )
         with self._change():
             self.ledger.prompted(tenant.id, len(request.prompt))

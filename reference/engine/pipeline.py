@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import NamedTuple
 
 from contract.types import Clock
@@ -52,14 +53,17 @@ class Step(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What a step did for one sequence: positions ``start`` to ``stop`` - 1, and rows ``first_row``
-    to ``end_row`` - 1 of the step's output."""
+    """What a step did for one sequence: positions ``start`` to ``stop`` - 1, which are the step's
+    tokens from ``first_token`` on, of ``tokens``, and rows ``first_row`` to ``end_row`` - 1 of its
+    output."""
 
     sequence: Sequence
     start: int
     stop: int
     first_row: int
     end_row: int
+    first_token: int
+    tokens: int
 
     @property
     def drafted(self) -> bool:
@@ -180,6 +184,8 @@ class Pipeline:
         sequences = [running[slot] for slot, _, _ in chunks]
         inputs = table.step_input(chunks, rows, [sequence.tokens for sequence in sequences])
         inputs = with_masks(inputs, sequences, chunks, rows, self._mask_words)
+        if any(sequence.on_experts is not None for sequence in sequences):
+            inputs = replace(inputs, requested=inputs.requested + self._runner.expert_outputs)
         submission = self._submit(inputs, sequences, chunks)
         for slot, start, count in chunks:
             table.computed[slot] = start + count
@@ -279,11 +285,11 @@ class Pipeline:
         )
 
     def _computed(self, step: Step) -> Iterator[Computed]:
-        end = 0
+        end, token, tokens = 0, 0, sum([count for _, _, count in step.chunks])
         for sequence, (_, start, count), rows, current in zip(
             step.sequences, step.chunks, step.rows, step.of_current_admission(), strict=True
         ):
-            first, end = end, end + rows
+            first, end, token = end, end + rows, token + count
             # A sequence that ended or was preempted may be in steps in flight.
             if current:
-                yield Computed(sequence, start, start + count, first, end)
+                yield Computed(sequence, start, start + count, first, end, token - count, tokens)

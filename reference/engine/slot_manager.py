@@ -192,7 +192,7 @@ class SlotManager:
         for sequence in self.running.values():
             self._on_lost(sequence)
         for sequence in live:
-            sequence.slot = -1
+            sequence.slot, sequence.looked_up = -1, False
         self.running.clear()
         self.free_slots = deque(range(len(self.table.computed)))
         self.memory.clear()
@@ -221,7 +221,7 @@ class SlotManager:
             end=sequence.end,
             sampling=request.sampling,
             rows_from=sequence.rows_from,
-            scored_to=len(request.prompt) if sequence.on_scores is not None else 0,
+            scored_to=sequence.scored_to,
             output=None if sequence.on_logits is None else sequence.output,
             samples=sequence.samples,
             lockstep=sequence.masked,

@@ -43,24 +43,34 @@ def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return bool(((a == b) | (np.isnan(a) & np.isnan(b))).all())
 
 
-@given(query=queries(), seed=st.integers(0, 2**32 - 1), history=st.integers(1, 5))
+CONV_EXTRAS = ("bias", "input_gate", "output_gate")
+
+
+@given(
+    query=queries(),
+    seed=st.integers(0, 2**32 - 1),
+    history=st.integers(1, 5),
+    extras=st.sets(st.sampled_from(CONV_EXTRAS)),
+)
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_convolution_equals_definition(
-    query: NDArray[np.int32], seed: int, history: int, threads: int
+    query: NDArray[np.int32], seed: int, history: int, extras: set[str], threads: int
 ) -> None:
-    """Any step; more channels than a thread takes at a time."""
+    """Any step, with any of the optional operands; more channels than a thread takes at a time."""
     rng = np.random.default_rng(seed)
     channels = 300
     x, weight = normal(rng, len(query), channels), normal(rng, channels, history + 1)
     state = rng.standard_normal((SLOTS, history, channels), dtype=np.float32)
     state[rng.integers(SLOTS)] = np.nan
+    shapes = {name: x.shape[name == "bias" :] for name in sorted(extras)}
+    given = {name: normal(rng, *shape) for name, shape in shapes.items()}
     expected_state, y = state.copy(), np.empty_like(x)
     with np.errstate(all="ignore"):
         expected = ssm_conv1d(
-            x=x, weight=weight, query=query, state=expected_state, history=history
+            x=x, weight=weight, query=query, state=expected_state, history=history, **given
         )
-    conv1d(x, weight, query, state, y, threads)
+    conv1d(x, weight, query, state, y, threads, **given)
     assert same(y, expected)
     assert same(state, expected_state)
 

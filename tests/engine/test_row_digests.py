@@ -37,6 +37,7 @@ TIERS: dict[str, Callable[[], Tier]] = {
     "native": lambda: need_device(partial(open_tier, "native")),
     "opencl": lambda: need_device(partial(open_tier, "opencl")),
     "vulkan": lambda: need_device(partial(open_tier, "vulkan")),
+    "cuda": lambda: need_device(partial(open_tier, "cuda")),
 }
 PROMPTS = (tuple((i * 37) % 250 for i in range(50)), (7, 8, 9), (3, 1, 4, 1, 5, 9, 2, 6))
 TOKENS = 9

@@ -148,6 +148,7 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
     "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
+    "lfm2": {"attention.head_count_kv": [0, KV_HEADS] * 2, "shortconv.l_cache": TAPS},
     "gemma3": {
         "attention.sliding_window": WINDOW,
         "attention.sliding_window_pattern": 2,
@@ -278,6 +279,22 @@ def _qwen3next(file: FamilyFile, layer: int) -> None:
         )
 
 
+def _lfm2(file: FamilyFile, layer: int) -> None:
+    """Every second layer attends, the others convolve."""
+    prefix = f"blk.{layer}"
+    file.vector(f"{prefix}.ffn_norm")
+    add_dense(file, layer)
+    if layer % 2:
+        _attention(file, layer, norms=True)
+    else:
+        file.vector(f"{prefix}.attn_norm")
+        file.rows(f"{prefix}.shortconv.conv", HIDDEN, TAPS)
+        file.rows(f"{prefix}.shortconv.in_proj", 3 * HIDDEN)
+        file.rows(f"{prefix}.shortconv.out_proj", HIDDEN)
+    if layer == 0:
+        file.values["token_embd_norm.weight"] = file.values.pop("output_norm.weight")
+
+
 def _gemma3(file: FamilyFile, layer: int) -> None:
     _llama(file, layer, norms=True)
     file.vector(f"blk.{layer}.post_attention_norm")
@@ -320,6 +337,7 @@ _LAYERS = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
+    "lfm2": _lfm2,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
 }

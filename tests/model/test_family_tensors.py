@@ -140,6 +140,27 @@ def test_layers_of_the_other_kind_are_named(interval: int, said: str, tmp_path: 
         graph_of(file, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kv_heads", "said"),
+    [
+        (
+            [2, 2, 0, 2],
+            r"blk\.0\.shortconv\.conv\.weight: belongs to a layer that convolves, but la",
+        ),
+        (
+            [0, 0, 0, 2],
+            r"blk\.1\.attn_q\.weight: belongs to a layer that attends, but layer 1 conv",
+        ),
+    ],
+)
+def test_layers_that_convolve_are_those_without_kv_heads(
+    kv_heads: list[int], said: str, tmp_path: Path
+) -> None:
+    file = family_file("lfm2", attention__head_count_kv=kv_heads)
+    with pytest.raises(ModelFileError, match=said + r".*lfm2\.attention\.head_count_kv"):
+        graph_of(file, tmp_path)
+
+
 def test_divisors_of_frequencies_are_positive(tmp_path: Path) -> None:
     file = family_file("gemma4")
     file.values["rope_freqs.weight"][3] = 0.0

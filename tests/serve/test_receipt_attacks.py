@@ -286,6 +286,25 @@ def test_a_hostile_request_is_named(
     assert found[0].startswith(("request: ", "prompt: ", "parameters: "))
 
 
+@pytest.mark.parametrize("sample", [None, 3])
+def test_a_request_that_this_engine_refuses_is_named(
+    made: Callable[[str], Json],
+    opened: Callable[[str], ServedModel],
+    tmp_path: Path,
+    sample: int | None,
+) -> None:
+    """Penalties that look further back than the verifying engine has room for."""
+    document = made("own")["text"]
+    request = {**json.loads(document["payload"]["request"]), "repetition_penalty": 1.2}
+    document["payload"]["request"] = json.dumps({**request, "repeat_last_n": 4000})
+    sampling = {"repeat_penalty": 1.2, "repeat_last_n": 4000}
+    document["payload"]["choices"][0]["sampling"] |= sampling
+    document = signed_document(document["payload"], document["leaves"], open_key(tmp_path))
+    (problem,) = problems(document, opened("own"), sample)
+    assert problem.startswith("request: ")
+    assert "repeat_last_n" in problem
+
+
 def test_the_command_verifies(
     made: Callable[[str], Json],
     models: Models,

@@ -66,6 +66,7 @@ REQUESTS: dict[str, tuple[str, Json]] = {
         {**SAMPLED, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {"70": 3}},
     ),
     "stop string": ("/v1/completions", {**SAMPLED, "stop": ["e", "a", "o"], "max_tokens": 200}),
+    "forced answer": ("/v1/completions", {"prompt": "abc", "force_tokens": [70, 5, 71, 9, 30]}),
     "response": ("/v1/responses", {"input": "hello", "max_output_tokens": 8}),
     "message": (
         "/v1/messages",

@@ -16,6 +16,7 @@ from harness.host.dialect.json_calls import (
     JsonObjectCalls,
     MistralCalls,
 )
+from harness.host.dialect.python_calls import PythonCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from reference.model.tokenizer import Tokenizer, TokenKind
 
@@ -107,7 +108,7 @@ def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = 
     tool_template = template if tool_template is None else tool_template
     both = template + tool_template
     reasoning = next((one for one in REASONING if one.open in both and one.close in both), None)
-    calls = _syntax_of(tool_template)
+    calls = _syntax_of(tool_template, tokenizer)
     texts = [] if reasoning is None else [reasoning.open, reasoning.close]
     if calls is not None:
         texts += [calls.begin, *([] if calls.end is None else [calls.end]), *calls.inner]
@@ -117,9 +118,14 @@ def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = 
     return Dialect(calls, reasoning, markers)
 
 
-def _syntax_of(template: str) -> CallSyntax | None:
+def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
     if "tools" not in template:
         return None
+    # Most of its templates show no call: the vocabulary has tokens for them.
+    if "List of tools: " in template and _control_token(PythonCalls.begin, tokenizer) is not None:
+        return PythonCalls()
+    if PythonCalls.begin in template:
+        return PythonCalls()
     if "<|tool_call>call:" in template:
         return GemmaCalls()
     if FUNCTION_GEMMA.begin in template:

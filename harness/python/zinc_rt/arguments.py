@@ -75,6 +75,7 @@ class ServerSettings(ModelSettings, total=False):
     ray: int | None
     record: str | Path | None
     receipts: str | Path | None
+    read_experts: Literal["off", "on"] | None
     unknown_fields: Literal["ignore", "reject"] | None
     cors: str | None
     temperature: float | None

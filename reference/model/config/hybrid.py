@@ -1,9 +1,12 @@
-"""Reads the metadata keys of models that mix gated delta-net layers and attention layers."""
+"""Reads the metadata keys of models that mix recurrent layers and attention layers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.keys import MAX_LAYERS, MAX_WIDTH, Keys
-from reference.model.config.records import DeltaNet, ModelConfig
+from reference.model.config.records import DeltaNet, ModelConfig, ShortConv
 
 DEFAULT_INTERVAL = 4
 MAX_TAPS = 1 << 10
@@ -42,3 +45,11 @@ def _recurrent_layers(keys: Keys, config: ModelConfig) -> tuple[bool, ...]:
         return keys.flags("attention.recurrent_layers", config.layers, config.blocks)
     interval = keys.integer("full_attention_interval", 1, MAX_LAYERS, DEFAULT_INTERVAL)
     return tuple((layer + 1) % interval != 0 for layer in range(config.layers))
+
+
+def read_lfm2(keys: Keys) -> ModelConfig:
+    """LFM 2: gated short convolutions in the layers without heads for keys and values."""
+    config = require_feed_forward(keys, read_common(keys, least_kv_heads=0))
+    layers = tuple(heads == 0 for heads in config.kv_heads)
+    taps = keys.integer("shortconv.l_cache", 2, MAX_TAPS)
+    return replace(config, short_conv=ShortConv(taps, layers))

@@ -82,6 +82,17 @@ class DeltaNet:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConv:
+    """Sizes of the gated short-convolution layers; ``layers`` tells which layers are of this kind.
+
+    ``taps`` is the length of the convolution, the current token included.
+    """
+
+    taps: int
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Decoder hyperparameters. Tuples have one entry per layer.
 
@@ -111,6 +122,7 @@ class ModelConfig:
     kv_layers: tuple[int, ...]
     experts: Experts | None = None
     delta_net: DeltaNet | None = None
+    short_conv: ShortConv | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -118,8 +130,13 @@ class ModelConfig:
     per_layer_width: int = 0
 
     def is_recurrent(self, layer: int) -> bool:
-        """Whether ``layer`` is a delta net instead of attention."""
-        return self.delta_net is not None and self.delta_net.layers[layer]
+        """Whether ``layer`` keeps a recurrent state instead of attending."""
+        return self.recurrent is not None and self.recurrent.layers[layer]
+
+    @property
+    def recurrent(self) -> DeltaNet | ShortConv | None:
+        """The sizes of the recurrent layers; None where every layer attends."""
+        return self.delta_net or self.short_conv
 
     @property
     def draft_blocks(self) -> int:

@@ -19,18 +19,19 @@ from reference.model.config import ModelConfig
 from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
 
-SILU, GELU, SIGMOID = 0, 1, 2
+SILU, GELU, SIGMOID, CLAMPED = 0, 1, 2, 3
 """Values of the opcode parameter ``activation``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
-    """Appends the nodes of one model to ``builder``."""
+    """Appends the nodes of one model to ``builder``; ``final_norm`` is the norm before the head."""
 
     builder: GraphBuilder
     config: ModelConfig
     tensors: ModelTensors
     limits: Limits
+    final_norm: str = "output_norm"
 
     @property
     def query(self) -> View:
@@ -174,6 +175,10 @@ class Emitter:
             return x
         return self.builder.emit(Opcode.SCALE, "embed_scale", x=x, factor=config.embedding_scale)
 
+    def state(self, name: str, *shape: int) -> View:
+        """A recurrent state of every slot, of this shape each."""
+        return self.builder.buffer(name, BufferKind.STATE, F32, (self.limits.slots, *shape))
+
     @property
     def output_rows(self) -> View:
         """The indices of the query tokens whose logits are computed."""
@@ -183,12 +188,12 @@ class Emitter:
         """Emit the logits of every output row and the sampling of one token per row."""
         builder, config = self.builder, self.config
         if self.limits.hidden_rows:
-            self.store_hidden(self.norm(x, "output_norm"), "tokens")
+            self.store_hidden(self.norm(x, self.final_norm), "tokens")
         x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=self.output_rows)
         hidden = None
         if self.limits.hidden_states:
             hidden = builder.output("output.hidden", "rows", config.hidden)
-        self.logits(self.norm(x, "output_norm", y=hidden), self.output_weight())
+        self.logits(self.norm(x, self.final_norm, y=hidden), self.output_weight())
 
     @property
     def hidden_table(self) -> View:
