@@ -180,7 +180,8 @@ def _content_of(message: Message) -> str | list[Turn] | None:
 def _calls_of(calls: Sequence[ToolCall], message: int) -> list[Turn]:
     rendered = []
     for number, call in enumerate(calls):
-        arguments = call.function.arguments if call.function.arguments.strip() else "{}"
+        arguments = call.function.arguments or ""
+        arguments = arguments if arguments.strip() else "{}"
         _check_arguments(arguments, message, number)
         function = {"name": call.function.name, "arguments": arguments}
         rendered.append({"id": call.id, "type": "function", "function": function})
