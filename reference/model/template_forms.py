@@ -118,7 +118,7 @@ class TemplateForms:
 
     def _thinking(self, name: str, content: str | None) -> str | None:
         """What comes out of thoughts in front of a call."""
-        calls = self._calling(content or None, as_text=False)[1]
+        calls = _calling(content or None, as_text=False)
         turn = self._adapted(calls) | {name: MARK}
         return self._try_out([self._user("hi"), turn])
 
