@@ -31,8 +31,6 @@ THREADS = (SHAPE.groups + 1) * GROUP_WARPS * 32
 """Of the groups that multiply, and of one that loads."""
 HALF_TIME = 42
 """The time of a block for a unit of columns in tenths of a microsecond on an H200."""
-WIDE_CODES_PERCENT = 145
-"""The time of groups that multiply codes of five bits, in percent of that of four bits."""
 
 
 def halves_are_faster(
@@ -45,8 +43,7 @@ def halves_are_faster(
         return False
     turns = -(-SHAPE.row_blocks(rows) * SHAPE.work(tokens) // device.multiprocessors)
     halves = turns * span_count(columns) * SPAN_UNITS * HALF_TIME
-    integers = group_time(dtype, columns, tokens, rows, device)
-    return 100 * halves < WIDE_CODES_PERCENT * integers
+    return halves < group_time(dtype, columns, tokens, rows, device)
 
 
 def half_launch(
