@@ -62,17 +62,26 @@ def types(spec: SynthSpec) -> dict[str, str]:
     return {kind: " ".join(sorted(names)) for kind, names in found.items()}
 
 
-def test_bytes_of_a_specification_never_change(tmp_path: Path) -> None:
+SPARSE = [name for name in FAMILIES if name not in DENSE]
+LATER = [name for name in SPARSE if name.startswith("gpt-oss")]
+DIGESTS = {
+    "d277b3f23e2cb6edeb0ea6c158ebf382ede71683e9358fadecdc10b2df9cdef4": [
+        name for name in SPARSE if name not in LATER
+    ],
+    "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257": LATER,
+}
+"""Of the files of these variants, one after the other."""
+
+
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_bytes_of_a_specification_never_change(tmp_path: Path, digest: str) -> None:
     """Every variant's file has the digest it had when it was defined."""
-    digest = hashlib.sha256()
-    for name, fields in FAMILIES.items():
-        if name not in DENSE:
-            for quant in ("f32", "q4_k_m"):
-                spec = sized_spec("tiny", quant=quant, seed=5, **fields)
-                digest.update(written(tmp_path / "m.gguf", spec).read_bytes())
-    assert digest.hexdigest() == (
-        "d277b3f23e2cb6edeb0ea6c158ebf382ede71683e9358fadecdc10b2df9cdef4"
-    )
+    found = hashlib.sha256()
+    for name in DIGESTS[digest]:
+        for quant in ("f32", "q4_k_m"):
+            spec = sized_spec("tiny", quant=quant, seed=5, **FAMILIES[name])
+            found.update(written(tmp_path / "m.gguf", spec).read_bytes())
+    assert found.hexdigest() == digest
 
 
 def test_every_architecture_has_every_general_size() -> None:

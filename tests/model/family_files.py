@@ -148,6 +148,7 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
     "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
+    "gpt-oss": {**EXPERT_KEYS, "attention.sliding_window": WINDOW},
     "gemma3": {
         "attention.sliding_window": WINDOW,
         "attention.sliding_window_pattern": 2,
@@ -236,6 +237,21 @@ def _qwen3moe(file: FamilyFile, layer: int) -> None:
     add_experts(file, layer)
 
 
+def _gpt_oss(file: FamilyFile, layer: int) -> None:
+    """Sinks, and a bias for every matrix of a layer."""
+    prefix = f"blk.{layer}"
+    _attention(file, layer)
+    file.vector(f"{prefix}.post_attention_norm")
+    file.vector(f"{prefix}.attn_sinks", HEADS)
+    add_experts(file, layer)
+    for name, heads in {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}.items():
+        file.add(f"{prefix}.attn_{name}.bias", heads * HEAD_DIM)
+    file.add(f"{prefix}.attn_output.bias", HIDDEN)
+    file.add(f"{prefix}.ffn_gate_inp.bias", EXPERTS)
+    for name, width in {"gate": EXPERT_WIDTH, "up": EXPERT_WIDTH, "down": HIDDEN}.items():
+        file.add(f"{prefix}.ffn_{name}_exps.bias", EXPERTS, width)
+
+
 def _mixer(file: FamilyFile, layer: int) -> None:
     prefix = f"blk.{layer}"
     file.vector(f"{prefix}.post_attention_norm")
@@ -322,4 +338,5 @@ _LAYERS = {
     "qwen3next": _qwen3next,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "gpt-oss": _gpt_oss,
 }

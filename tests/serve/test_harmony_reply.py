@@ -38,7 +38,7 @@ WHOLE: dict[str, tuple[str, Told]] = {
         ("", "", [("get_weather", OSLO)]),
     ),
     "thoughts that address a function": (
-        f"<|channel|>analysis to=functions.get-time_2 code<|message|><|call|>",
+        "<|channel|>analysis to=functions.get-time_2 code<|message|><|call|>",
         ("", "", [("get-time_2", "{}")]),
     ),
     "no namespace": (
