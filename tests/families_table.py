@@ -97,6 +97,23 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "qwen3next", **HYBRID, "experts": {**SHARED, "fused": True},
         "recurrent": {**DELTA_NET, "packing": "ssm_in"},
     },
+    "lfm2": {"architecture": "lfm2", **SMALL, "layers": 5, "rope_base": 1e6},
+    "lfm2-untied-long-taps": {
+        "architecture": "lfm2", **SMALL, "layers": 4, "tied": False,
+        "short_conv": {"interval": 2, "kernel": 5},
+    },
+    "granitehybrid": {"architecture": "granitehybrid", **SMALL, "layers": 4},
+    "granitehybrid-groups": {
+        "architecture": "granitehybrid", **SMALL, "layers": 3, "tied": False,
+        "mamba": {"interval": 2, "state": 40, "heads": 4, "groups": 2, "kernel": 3},
+    },
+    "granitehybrid-experts": {
+        "architecture": "granitehybrid", **SMALL, "layers": 3, "experts": SHARED,
+    },
+    "granitehybrid-experts-alone": {
+        "architecture": "granitehybrid", **SMALL, "layers": 3, "experts": EXPERTS,
+        "scales": {"embedding": 1.0, "residual": 1.0, "attention": 0.25, "logits": 3.0},
+    },
 }  # fmt: skip
 
 GEMMAS: Mapping[str, Mapping[str, Any]] = {

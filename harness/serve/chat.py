@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from contract.types import Request
 from harness.host.dialect import Dialect
 from harness.host.dialect.calls import ANY_OBJECT, Function
@@ -20,7 +18,7 @@ from harness.serve.continued import continued_text, cut_after
 from harness.serve.errors import ApiError
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
 from harness.serve.strict_json import BadJson, loads
-from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage
+from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage, plain
 from harness.serve.wire_tools import (
     NamedTool,
     Tool,
@@ -182,7 +180,8 @@ def _content_of(message: Message) -> str | list[Turn] | None:
 def _calls_of(calls: Sequence[ToolCall], message: int) -> list[Turn]:
     rendered = []
     for number, call in enumerate(calls):
-        arguments = call.function.arguments if call.function.arguments.strip() else "{}"
+        arguments = call.function.arguments or ""
+        arguments = arguments if arguments.strip() else "{}"
         _check_arguments(arguments, message, number)
         function = {"name": call.function.name, "arguments": arguments}
         rendered.append({"id": call.id, "type": "function", "function": function})
@@ -291,7 +290,7 @@ def _function_of(tool: Tool) -> Function:
 
 def _without_strict(tool: Tool) -> dict[str, Any]:
     """A tool in the form of chat templates, which do not say whether its calls are enforced."""
-    description: dict[str, Any] = msgspec.to_builtins(tool)
+    description: dict[str, Any] = plain(tool)
     description["function"].pop("strict", None)
     return description
 

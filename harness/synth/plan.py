@@ -19,7 +19,7 @@ from contract.ir.source import RowSlice
 from harness.synth.metadata import architecture_keys
 from harness.synth.planted import EMBEDDING_DEVIATION, planted_mean
 from harness.synth.spec import SynthSpec
-from harness.synth.tensors import SynthTensor, with_types
+from harness.synth.tensors import VECTOR_KINDS, SynthTensor, with_types
 from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import FAMILIES
@@ -40,11 +40,13 @@ LONG_ROPE = ("rope_factors_long", "rope_factors_short")
 
 FILE_ORDER = (
     "token_embd", "rope_freqs", *LONG_ROPE, "per_layer_token_embd", "per_layer_model_proj",
-    "per_layer_proj_norm", "attn_norm", "attn_q", "attn_q.bias", "attn_k", "attn_k.bias", "attn_v",
-    "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm", "attn_k_norm", "attn_output",
-    "attn_output.bias", "attn_sinks", "attn_gate", "ssm_in", "ssm_conv1d", "ssm_dt.bias", "ssm_a",
-    "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "post_attention_norm", "ffn_norm",
-    "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_inp.bias", "ffn_gate_exps",
+    "per_layer_proj_norm", "token_embd_norm", "attn_norm", "attn_q", "attn_q.bias", "attn_k",
+    "attn_k.bias", "attn_v", "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm",
+    "attn_k_norm", "attn_output", "attn_output.bias", "attn_sinks", "attn_gate",
+    "ssm_in", "ssm_conv1d", "ssm_conv1d.bias", "ssm_dt.bias", "ssm_a", "ssm_d",
+    "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "shortconv.conv",
+    "shortconv.in_proj", "shortconv.out_proj", "post_attention_norm", "ffn_norm", "ffn_gate",
+    "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_inp.bias", "ffn_gate_exps",
     "ffn_gate_exps.bias", "ffn_up_exps", "ffn_up_exps.bias", "ffn_gate_up_exps", "ffn_down_exps",
     "ffn_down_exps.bias", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
     "post_ffw_norm", "ffn_gate_inp.scale", "ffn_down_exps.scale", "pre_ffw_norm_2",
@@ -82,6 +84,8 @@ class PlannedTensors(ModelTensors):
                 return spec.has_sinks
             case "ssm_in":
                 return spec.recurrent is not None and spec.recurrent.packing == "ssm_in"
+            case "ssm_conv1d.bias":
+                return spec.mamba is not None
             case "ssm_ba":
                 return spec.architecture == "qwen3next"
             case "ffn_gate_up_exps":
@@ -168,7 +172,7 @@ def _tensor(spec: SynthSpec, name: str, shape: tuple[int, ...]) -> SynthTensor:
     if parts:
         named = tuple((f"blk.{block}.{part}", rows) for part, rows in parts)
         return SynthTensor(name, shape, named, deviation, centre, repeats)
-    rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+    rows = math.prod(shape if kind in VECTOR_KINDS else shape[:-1] or shape)
     return SynthTensor(name, shape, ((name, rows),), deviation, centre)
 
 

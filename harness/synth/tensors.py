@@ -25,7 +25,9 @@ FALLBACK = {
 }  # fmt: skip
 """Types of 32-element blocks for rows that are not whole super-blocks."""
 
-FLOAT_KINDS = ("ffn_gate_inp", "ssm_conv1d")
+VECTOR_KINDS = ("ssm_a", "ssm_d", "ssm_norm")
+"""Vectors that some architectures store as matrices."""
+FLOAT_KINDS = (*VECTOR_KINDS, "ffn_gate_inp", "ssm_conv1d", "conv")
 """Matrices that are never quantized."""
 SENSITIVE_VALUES = ("attn_v", "attn_qkv")
 SENSITIVE_DOWNS = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
@@ -134,7 +136,7 @@ def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
     """The bytes of a tensor in file order, in chunks; binary32 if the specification expands."""
     if tensor.name.startswith("rope_f"):
         yield _rope_divisors(spec, tensor.name)
-    elif len(tensor.shape) == 1:
+    elif len(tensor.shape) == 1 or planted_kind(tensor) in VECTOR_KINDS:
         for name, count in tensor.parts:
             values = normal_like(random_bits(spec.seed, name), count, tensor.deviation)
             values = (np.float32(tensor.centre) + values).astype("<f4")

@@ -19,8 +19,9 @@ MERGES = (
     "Ġ s", "a t", "Ġ w", "Ġ o", "e n", "Ġ c", "i t", "i s",
 )  # fmt: skip
 PRE_TOKENIZER = {
-    **dict.fromkeys(("llama", "granite"), "smollm"),
+    **dict.fromkeys(("llama", "granite", "granitehybrid"), "smollm"),
     "smollm3": "llama-bpe",
+    "lfm2": "lfm2",
     "glm4": "glm4",
     **dict.fromkeys(("phi3", "olmo2"), "dbrx"),
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),

@@ -93,6 +93,12 @@ CONTROLS = (
         mistakes.left_fold,
         f"{SUMS}.fold_segment",
     ),
+    Control(
+        "R4 left fold over a scan's state",
+        Opcode.SSM_SCAN,
+        mistakes.left_fold,
+        f"{SUMS}.fold_segment",
+    ),
     Control("R3 no spans", Opcode.RMS_NORM, mistakes.left_fold, f"{SUMS}.fold_axis"),
     Control("R3 one tree", Opcode.RMS_NORM, mistakes.one_tree, f"{NORM}.sum_axis"),
     Control("R3 no spans in a product", Opcode.MATMUL, mistakes.left_fold, f"{DOT}.fold_axis"),

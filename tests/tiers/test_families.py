@@ -37,6 +37,8 @@ MODELS = {
     "qwen35moe-fused": ("q4_k_m", Q8_0),
     "qwen3next": ("bf16", F16),
     "qwen3next-fused-ssm-in": ("iq4_xs", F32),
+    "lfm2": ("q4_k_m", F16),
+    "granitehybrid": ("q4_k_m", F16),
     "gemma3-untied-softcap-linear": ("q4_0", Q8_0),
     "gemma4-per-layer-embeddings": ("q8_0", F16),
     "gemma4-shared-kv": ("f16", F32),
@@ -60,6 +62,8 @@ STORAGES = (
 TRACED = {
     "qwen35moe-fused": ("q4_k_m", F16),
     "qwen3next-fused-ssm-in": ("q5_1", Q8_0),
+    "lfm2-untied-long-taps": ("q8_0", F32),
+    "granitehybrid-experts": ("q8_0", F32),
     "gemma4-per-layer-embeddings": ("q4_k_m", F32),
     "gemma4-experts": ("mxfp4", F16),
     "gpt-oss-experts": ("mxfp4_moe", F16),

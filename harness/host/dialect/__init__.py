@@ -17,6 +17,7 @@ from harness.host.dialect.json_calls import (
     JsonObjectCalls,
     MistralCalls,
 )
+from harness.host.dialect.python_calls import PythonCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from reference.model.tokenizer import Tokenizer, TokenKind
 
@@ -37,16 +38,21 @@ def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = 
     if speaks_harmony(both):
         return HarmonyDialect(markers=_markers(HARMONY_MARKS, tokenizer))
     reasoning = next((one for one in REASONING if one.open in both and one.close in both), None)
-    calls = _syntax_of(tool_template)
+    calls = _syntax_of(tool_template, tokenizer)
     texts = [] if reasoning is None else [reasoning.open, reasoning.close]
     if calls is not None:
         texts += [calls.begin, *([] if calls.end is None else [calls.end]), *calls.inner]
     return Dialect(calls, reasoning, _markers(texts, tokenizer))
 
 
-def _syntax_of(template: str) -> CallSyntax | None:
+def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
     if "tools" not in template:
         return None
+    # Most of its templates show no call: the vocabulary has tokens for them.
+    if "List of tools: " in template and _control_token(PythonCalls.begin, tokenizer) is not None:
+        return PythonCalls()
+    if PythonCalls.begin in template:
+        return PythonCalls()
     if "<|tool_call>call:" in template:
         return GemmaCalls()
     if FUNCTION_GEMMA.begin in template:

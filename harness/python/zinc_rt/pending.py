@@ -13,6 +13,7 @@ from contract.errors import RequestError, ZincError
 from contract.types import Request, TokenEvent
 from harness.host.answer_text import AnswerText
 from harness.host.driver import EventStream
+from harness.host.expert_choices import ExpertChoices
 from harness.host.harmony_reply import content_of
 from harness.host.reply import Part
 from harness.host.structured.grammars import GrammarBroke, TokenMasks
@@ -35,10 +36,15 @@ class _Choice:
     parts: list[Part] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
     logits: list[NDArray[np.float32]] = field(default_factory=list)
+    experts: ExpertChoices = field(default_factory=ExpertChoices)
 
     def keep(self, first: int, rows: NDArray[np.float32]) -> None:
         """Called on the engine's thread, which uses ``rows`` again."""
         self.logits.extend(rows.copy())
+
+    def _experts_used(self) -> NDArray[np.int32]:
+        answer = self.answer
+        return self.experts.of(len(answer.request.prompt) + len(answer.sampled) - 1)
 
     def message(self) -> dict[str, Any] | None:
         """What a conversation goes on with."""
@@ -62,6 +68,7 @@ class _Choice:
             top_tokens=listed[1],
             top_log_probabilities=listed[2],
             logits=np.array(self.logits[: len(events)]) if parameters.logits else None,
+            experts=self._experts_used() if parameters.experts else None,
             message=self.message(),
         )
 
@@ -127,7 +134,10 @@ class Pending:
         sinks: dict[int, Callable[[int, NDArray[np.float32]], None]] = {}
         if self._parameters.logits:
             sinks = {number: choice.keep for number, choice in self._choices.items()}
-        return Submission(self.requests, sinks, masks=self._masks)
+        experts = {}
+        if self._parameters.experts:
+            experts = {number: choice.experts for number, choice in self._choices.items()}
+        return Submission(self.requests, sinks, masks=self._masks, experts=experts)
 
     def take(self, event: TokenEvent, stream: EventStream) -> Piece | None:
         """What became certain with an event. Raises ZincError when the model fails."""

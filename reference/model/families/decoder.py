@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from contract.ir.graph import Graph, GraphBuilder, View
 from contract.lazy_dataclass import dataclass
-from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.attention import attention, normed_outputs_attention
@@ -56,10 +55,7 @@ class Decoder:
         """x plus the result of a block, normed and scaled as the family does."""
         if self.post_norms:
             y = e.norm(y, norm, layer)
-        if e.config.residual_scale != 1.0:
-            scale = f"{name}_scale[{layer}]"
-            y = e.builder.emit(Opcode.SCALE, scale, x=y, factor=e.config.residual_scale)
-        return e.add(name, layer, x, y)
+        return e.add_scaled(name, layer, x, y)
 
     @property
     def _gates(self) -> Gates:

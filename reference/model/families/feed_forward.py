@@ -7,6 +7,7 @@ from contract.ir.graph import View
 from contract.ir.source import RowSlice
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
+from reference.expert_outputs import expert_output
 from reference.model.config import Experts
 from reference.model.families.emitter import SILU, Emitter
 
@@ -38,12 +39,22 @@ def add_feed_forward(
     e: Emitter, x: View, attended: View, layer: int, norm: str, gates: Gates = PLAIN_GATES
 ) -> View:
     """x + attended, plus the dense block or the experts applied to the norm of that sum."""
-    if e.config.experts is None:
-        x = e.add("attn_residual", layer, x, attended)
-        return e.add("ffn_residual", layer, x, dense(e, x, layer, norm, gates))
+    scaled = e.config.residual_scale != 1.0
+    if e.config.experts is None or scaled:
+        x = e.add_scaled("attn_residual", layer, x, attended)
+        block = dense if e.config.experts is None else _normed_experts
+        return e.add_scaled("ffn_residual", layer, x, block(e, x, layer, norm, gates))
     x, h = e.add_and_norm(x, attended, layer, norm)
     y = experts(e, h, layer, route(e, h, layer), gates.activation, residual=x)
     return shared_expert(e, h, layer, y) if e.config.experts.shared_width else y
+
+
+def _normed_experts(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates) -> View:
+    """The experts of rms(x, norm), the shared one included."""
+    assert norm is not None
+    h = e.norm(x, norm, layer)
+    y = experts(e, h, layer, route(e, h, layer), gates.activation)
+    return shared_expert(e, h, layer, y) if _mixture(e).shared_width else y
 
 
 def dense(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates = PLAIN_GATES) -> View:
@@ -93,6 +104,16 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
         weights=weights,
         used=used,
     )
+    if e.limits.experts:
+        # The same node again, so that steps which are not asked for ids are computed without it.
+        e.builder.emit(
+            Opcode.MOE_GATE_TOPK,
+            f"experts[{layer}]",
+            x=r,
+            gate_weight=e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
+            ids=e.builder.output(expert_output(layer), "tokens", used, dtype=I32),
+            used=used,
+        )
     return Routing(ids, weights)
 
 
@@ -140,7 +161,9 @@ def experts(
 
 
 def shared_expert(e: Emitter, h: View, layer: int, residual: View) -> View:
-    """residual + sigmoid(h.g) * Wdown (silu(Wgate h) * (Wup h))."""
+    """residual + sigmoid(h.g) * Wdown (silu(Wgate h) * (Wup h)), without the sigmoid where
+    no gate weights the expert."""
+    gated = _mixture(e).shared_gate
     width, hidden = _mixture(e).shared_width, e.config.hidden
     return e.builder.emit(
         Opcode.SHARED_EXPERT,
@@ -149,7 +172,7 @@ def shared_expert(e: Emitter, h: View, layer: int, residual: View) -> View:
         gate_weight=e.weight("ffn_gate_shexp", layer, width, hidden),
         up_weight=e.weight("ffn_up_shexp", layer, width, hidden),
         down_weight=e.weight("ffn_down_shexp", layer, hidden, width),
-        router_weight=e.parameters("ffn_gate_inp_shexp.weight", layer, hidden),
+        router_weight=e.parameters("ffn_gate_inp_shexp.weight", layer, hidden) if gated else None,
         residual=residual,
     )
 
