@@ -165,9 +165,9 @@ class ChatTemplate(ContextManager):
         """Render a conversation to a prompt.
 
         ``enable_thinking`` and ``reasoning_effort`` None leave the template's default; ``now`` is
-        the time a template may print, None for the present. Raises RequestError for messages that are not JSON objects with
-        a known role, TemplateError when the template fails, exceeds a limit or tries to leave its
-        sandbox, and TemplateRefused when it refuses the messages.
+        the time a template may print, None for the present. Raises RequestError for messages that
+        are not JSON objects with a known role, TemplateError when the template fails, exceeds a
+        limit or tries to leave its sandbox, and TemplateRefused when it refuses the messages.
         """
         conversation: dict[str, object] = {
             "template": TOOL_USE if tools else DEFAULT,

@@ -65,7 +65,8 @@ def types(spec: SynthSpec) -> dict[str, str]:
 
 LATER = {
     "lfm2": "0a86b0e954af4cf3fbfd1b2e14c3d8f16d995c4135427f960c34863279d9c78f",
-    "granitehybrid": "?",
+    "granitehybrid": "eb2bdd34485e5efe30d8e71682131dbebda76a34c2984fb127e94a85e939dfa6",
+    "gpt-oss": "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257",
 }
 """Digests of the files of architectures that came later, by the beginning of their names."""
 

@@ -149,6 +149,7 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
     "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
+    "gpt-oss": {**EXPERT_KEYS, "attention.sliding_window": WINDOW},
     "granitehybrid": {
         "logit_scale": 4.0,
         "residual_scale": 0.5,
@@ -248,6 +249,21 @@ def _qwen3moe(file: FamilyFile, layer: int) -> None:
     _attention(file, layer, norms=True)
     file.vector(f"blk.{layer}.ffn_norm")
     add_experts(file, layer)
+
+
+def _gpt_oss(file: FamilyFile, layer: int) -> None:
+    """Sinks, and a bias for every matrix of a layer."""
+    prefix = f"blk.{layer}"
+    _attention(file, layer)
+    file.vector(f"{prefix}.post_attention_norm")
+    file.vector(f"{prefix}.attn_sinks", HEADS)
+    add_experts(file, layer)
+    for name, heads in {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}.items():
+        file.add(f"{prefix}.attn_{name}.bias", heads * HEAD_DIM)
+    file.add(f"{prefix}.attn_output.bias", HIDDEN)
+    file.add(f"{prefix}.ffn_gate_inp.bias", EXPERTS)
+    for name, width in {"gate": EXPERT_WIDTH, "up": EXPERT_WIDTH, "down": HIDDEN}.items():
+        file.add(f"{prefix}.ffn_{name}_exps.bias", EXPERTS, width)
 
 
 def _mixer(file: FamilyFile, layer: int) -> None:
@@ -373,4 +389,5 @@ _LAYERS = {
     "granitehybrid": _granitehybrid,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "gpt-oss": _gpt_oss,
 }

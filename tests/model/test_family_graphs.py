@@ -17,6 +17,7 @@ from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.families import FAMILIES
+from reference.model.families.emitter import CLAMPED
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.model.family_files import (
@@ -32,9 +33,11 @@ from tests.model.family_files import (
     TAPS,
     VALUE_HEADS,
     VOCAB,
+    WINDOW,
     FamilyFile,
     family_file,
 )
+from tests.model.family_files import EXPERTS as EXPERT_COUNT
 from tests.model.family_variants import (
     legacy_ssm_in,
     make_gemma4_per_layer,
@@ -124,6 +127,15 @@ COMPOSITION: dict[str, dict[str, int]] = {
     },
     "qwen3": DENSE_DECODER,
     "qwen3moe": {**STEP, **PROJECTED, **EXPERTS},
+    "gpt-oss": {
+        **STEP,
+        **PROJECTED,
+        **EXPERTS,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm": LAYERS + 1,
+        "bias_add": 4 * LAYERS,
+        "matmul": 4 * LAYERS,
+    },
     "qwen35": {
         **STEP,
         **MIXERS,
@@ -257,6 +269,26 @@ def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:
     assert read == {f"attention[{n}]": f"state.kv[{n % 2}]" for n in range(LAYERS)}
     assert counts(graph)["rms_norm_fused_rope_kv_write"] == 2
     assert counts(graph)["rope"] == 2
+
+
+def test_every_bias_and_sink_of_gpt_oss_is_an_operand(tmp_path: Path) -> None:
+    graph = graph_of(family_file("gpt-oss"), tmp_path)
+    nodes = {node.name: node for node in graph.nodes}
+    for layer in range(LAYERS):
+        assert "sinks" in nodes[f"attention[{layer}]"].operands
+        assert nodes[f"attention[{layer}]"].params["window"] == (0 if layer % 2 else WINDOW)
+        assert "bias" in nodes[f"moe_route[{layer}]"].operands
+        assert {"gate_bias", "up_bias"} <= set(nodes[f"moe_gate_up[{layer}]"].operands)
+        assert "bias" in nodes[f"moe_down[{layer}]"].operands
+        assert nodes[f"moe_swiglu[{layer}]"].params["activation"] == CLAMPED
+
+
+def test_a_bias_beside_a_scale_of_experts_is_refused(tmp_path: Path) -> None:
+    """Which of them comes first would be a guess."""
+    file = family_file("gpt-oss")
+    file.add("blk.0.ffn_down_exps.scale", EXPERT_COUNT)
+    with pytest.raises(UnsupportedModel, match=r"blk\.0\.ffn_down_exps\.bias"):
+        graph_of(file, tmp_path)
 
 
 def test_a_rotary_table_for_every_kind_of_layer(tmp_path: Path) -> None:

@@ -107,11 +107,11 @@ def test_a_call_and_its_answer_go_back(client: OpenAI, biased: dict[str, Any]) -
     assert again.usage.prompt_tokens > alone.usage.prompt_tokens
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_tokens_are_an_answer(client: OpenAI, harmony: Running, seed: int) -> None:
     """Marks where none belong break no answer, and the stream says what the whole one says."""
     marks = {mark_of(harmony, mark): 6 for mark in (CHANNEL, END, MESSAGE)}
-    asked = {**ASKED, "tools": TOOLS, "seed": seed, "logit_bias": marks}
+    asked = {**ASKED, "max_tokens": 60, "tools": TOOLS, "seed": seed, "logit_bias": marks}
     choice = client.chat.completions.create(**asked).choices[0]
     streamed = accumulated(client.chat.completions.create(**asked, stream=True))
     assert streamed[0] == (choice.message.content or "")
