@@ -20,7 +20,7 @@ from reference.model.open import Model
 
 log = logging.getLogger("zinc_rt.disk")
 READ_SHARE = 4
-"""At most this part of the available memory holds pages that were read for one prompt."""
+"""At most this part of the available memory holds pages that were read for prompts."""
 
 
 def function_name(model: Model, limits: Limits, digests: Path) -> str:
@@ -52,6 +52,6 @@ def open_disk_cache(folder: Path, most_bytes: int, model: Model, limits: Limits)
         folder,
         most_bytes,
         function_name(model, limits, folder / SUBFOLDER / DIGESTS_FILE),
-        read_bytes=psutil.virtual_memory().available // READ_SHARE,
+        read_bytes=psutil.virtual_memory().available // READ_SHARE // limits.slots,
     )
     return DiskCache(options, log.warning, time.monotonic)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -34,6 +36,10 @@ LEAST_FLUSH_SECONDS = 1.0
 """Fewest seconds in which the disk cache is written when a driver closes."""
 STATISTICS_SECONDS = 0.02
 """Most seconds between two looks at the counts of a working engine."""
+FORKED = (
+    "this process was forked from the one that opened the model, and no thread computes in it; "
+    "open a model in each process, or start processes by multiprocessing's method spawn"
+)
 
 
 class ThreadedDriver(EngineDriver):
@@ -110,6 +116,10 @@ class ThreadedDriver(EngineDriver):
         for command in left:
             command()
 
+    def abandon(self, reason: EngineStopped) -> None:
+        """Raise ``reason`` for every call from now on, without a word to the readers."""
+        self._ended = reason
+
     def close(self, drain_seconds: float = 0.0) -> None:
         """Let the requests in flight end for up to ``drain_seconds``, end the rest, and let the
         thread step the engine no more."""
@@ -161,6 +171,7 @@ class EngineThread(ContextManager):
         self._ended: EngineStopped | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+        THREADS.add(self)
 
     def add(
         self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
@@ -202,6 +213,14 @@ class EngineThread(ContextManager):
             self._closing = True
             self.changed.notify_all()
         self._thread.join()
+
+    def abandon(self) -> None:
+        """Raise EngineStopped for every call from now on, in a process that has no such thread."""
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._ended = EngineStopped(FORKED)
+        for driver in self._drivers.values():
+            driver.abandon(self._ended)
 
     def _run(self) -> None:
         def turn() -> None:
@@ -251,6 +270,19 @@ class EngineThread(ContextManager):
             driver.end(reason)
         for command in left:
             command()
+
+
+THREADS: weakref.WeakSet[EngineThread] = weakref.WeakSet()
+"""Every engine's thread of this process."""
+
+
+def _abandon_all() -> None:
+    for thread in list(THREADS):
+        thread.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
 
 
 def _reason_of_end(

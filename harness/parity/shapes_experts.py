@@ -74,7 +74,7 @@ def _products(inner: str, outputs: str) -> Strategy:
 
 def _absences(count: int, inner: str) -> list[frozenset[str]]:
     """Every combination of the optional operands of MOE_GATE_UP or MOE_DOWN_ACC in turn."""
-    optional = ("bias", "expert_scale", "residual")
+    optional: tuple[str, ...] = ("bias", "expert_scale", "residual")
     if inner == "hidden":
         optional = ("gate_bias", "up_bias")
     choices = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.serve.errors import ApiError
-from harness.serve.hosted import without_hosted_tools
+from harness.serve.hosted import offered_tools
+from harness.serve.strict_json import BadJson, loads
 
 FORMAT, GRAMMAR = "response_format", "grammar"
 STRUCTURED = "structured_outputs"
@@ -16,9 +17,31 @@ NAME = "answer"
 
 
 def own_chat_fields(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """The body of a conversation with the tools that the client runs, and with a form of the answer
-    as ``response_format`` or ``grammar``. Raises ApiError."""
-    return own_format(without_hosted_tools(value, ignored))
+    """The body of a conversation with the tools that the client runs, with refusals as texts, and
+    with a form of the answer as ``response_format`` or ``grammar``. Raises ApiError."""
+    return own_format(_with_refusals(offered_tools(value, ignored)))
+
+
+def _with_refusals(value: dict[str, Any]) -> dict[str, Any]:
+    """A body in which what the model refused to say is text that it said."""
+    messages = value.get("messages")
+    if not isinstance(messages, list):
+        return value
+    return value | {"messages": [_with_refusal(message) for message in messages]}
+
+
+def _with_refusal(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list) or message.get("role") != "assistant":
+        return message
+    return message | {"content": [_text_of_refusal(part) for part in content]}
+
+
+def _text_of_refusal(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "refusal":
+        return part
+    rest = {name: one for name, one in part.items() if name != "refusal"}
+    return rest | {"type": "text", "text": part.get("refusal")}
 
 
 def own_format(value: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +93,7 @@ def _schema(schema: Any) -> dict[str, Any]:
 def _form(kind: str, form: Any, param: str) -> dict[str, Any]:
     """The field that says what ``kind`` says."""
     if kind in ("json", "json_schema"):
-        return {FORMAT: _schema(form)}
+        return {FORMAT: _schema(_read(form, param) if isinstance(form, str) else form)}
     if kind == "json_object":
         return {FORMAT: {"type": "json_object"}} if form is True else {}
     if kind == "regex":
@@ -80,6 +103,14 @@ def _form(kind: str, form: Any, param: str) -> dict[str, Any]:
     if not isinstance(form, list) or not form or not all(isinstance(one, str) for one in form):
         raise ApiError(400, f"{param} must be texts", param=param, code="invalid_value")
     return {GRAMMAR: "root ::= " + " | ".join(map(_literal, form))}
+
+
+def _read(text: str, param: str) -> Any:
+    """A schema that a client wrote as a text. Raises ApiError."""
+    try:
+        return loads(text.encode(), exact=True)
+    except (BadJson, UnicodeEncodeError) as error:
+        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
 
 
 def _literal(text: str) -> str:

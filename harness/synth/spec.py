@@ -129,12 +129,13 @@ class SynthSpec:
     ``head_dim`` need not be ``hidden / heads``. ``feed_forward`` is one width or one per layer;
     layers of a model with ``experts`` have none, except in gemma4, where both are added.
     ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
-    the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter only with
-    ``rope_scaling``. ``long_rope`` gives phi3 two tensors of frequency divisors, for contexts up to
-    ``rope_original_context`` and beyond. ``window`` limits attention, in all layers of phi3 and in
-    all but every fourth of olmo2, in every second of gpt-oss; 0 is off. ``nextn_layers`` are prediction blocks after the last
-    layer, with ``mtp_agreement`` right in so many cases: 0 to 1, None for random ones. With
-    ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not
+    the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
+    only with ``rope_scaling``. ``long_rope`` gives phi3 two tensors of frequency divisors, for
+    contexts up to ``rope_original_context`` and beyond. ``window`` limits attention, in all layers
+    of phi3, in all but every fourth of olmo2, in every second of gpt-oss; 0 is off.
+    ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
+    many cases: 0 to 1, None for random ones. With ``expand_to_f32`` the same weights are written
+    dequantized. ``key_outliers``, if not
     0, is the bias of two channels of every KV head, or their norm weight where keys are normed.
     """
 

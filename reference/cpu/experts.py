@@ -76,17 +76,19 @@ def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, 
         return prepared_matmul(matrices.prepare(bound[weight]), x, threads=threads)
 
     def gate_topk(bound: Operands, params: Parameters) -> None:
-        bound["logits"][...] = product(bound, "gate_weight", bound["x"])
+        logits = bound["logits"]
+        logits[...] = product(bound, "gate_weight", bound["x"])
         if "bias" in bound:
-            bound["logits"] += bound["bias"]
-        bound["ids"][...], bound["weights"][...] = route(bound["logits"], int(params["used"]))
+            logits += bound["bias"]
+        bound["ids"][...], bound["weights"][...] = route(logits, int(params["used"]))
 
     def gate_up(bound: Operands, params: Parameters) -> None:
         weights = [(bound[f"{name}_weight"], bound[name]) for name in ("gate", "up")]
         expert_products(matrices.experts, weights, bound["x"], bound["ids"], threads)
         for name in ("gate", "up"):
-            if f"{name}_bias" in bound:
-                bound[name] += bound[f"{name}_bias"][bound["ids"]]
+            bias, products = bound.get(f"{name}_bias"), bound[name]
+            if bias is not None:
+                products += bias[bound["ids"]]
 
     def down_acc(bound: Operands, params: Parameters) -> None:
         ids, weight = bound["ids"], bound["down_weight"]

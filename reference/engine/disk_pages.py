@@ -95,6 +95,7 @@ class DiskPages(TreeWatch):
         self._copying: deque[_Copied] = deque()
         self._loaded: set[bytes] = set()
         self._readings: dict[int, _Lookup] = {}
+        self._ended: set[int] = set()
         self._known: set[Hashable] = set()
         cache.before_close = self.finish
 
@@ -216,10 +217,14 @@ class DiskPages(TreeWatch):
             lookup = self._readings[sequence.order] = _Lookup(sequence.scope, reading)
         return not self.cache.due(lookup.reading)
 
-    @property
     def arrived(self) -> bool:
-        """Whether a reading has ended."""
-        return any(self.cache.due(lookup.reading) for lookup in self._readings.values())
+        """Whether a reading has ended since the last call."""
+        ended = {
+            order for order, lookup in self._readings.items() if self.cache.due(lookup.reading)
+        }
+        new = ended - self._ended
+        self._ended = ended
+        return bool(new)
 
     @property
     def reading(self) -> bool:
@@ -256,8 +261,8 @@ class DiskPages(TreeWatch):
             if slot is None or reading.state is None:
                 return hit
             self._recurrent.write(slot, HostBytes(reading.state), stop * PAGE_TOKENS)
-        for number in range(first, stop):
-            self._copies.load(HostBytes(reading.pages[number - reading.first]), pages[number])
+        arrived = reading.pages[first - reading.first :]
+        self._copies.load_all([HostBytes(data) for data in arrived], pages[first:stop])
         self._publish(sequence, memory, stop, pages, slot)
         covered = stop * PAGE_TOKENS
         self.cache.count(tokens=covered - hit.tokens)

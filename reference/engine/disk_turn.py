@@ -19,5 +19,5 @@ def use_disk(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> 
     disk.save(pipeline.steps_read)
     if blocked and disk.reading:
         disk.cache.wait(WAIT_SECONDS)
-    if disk.arrived:
+    if disk.arrived():
         pipeline.look_again()

@@ -54,8 +54,8 @@ class Scheduler:
     """Decides who waits and who runs, and what the next step computes.
 
     ``waiting`` are the sequences that wait, by order of arrival; those of them that are not stalled
-    are in the ``queue``. ``unfit`` are those of them that
-    can never have room, since others have reserved too many pages. ``chunk_tokens`` is the most
+    are in the ``queue``. ``unfit`` are those of them that can never have room, since others have
+    reserved too many pages: they are no candidates, and end before the next step. ``chunk_tokens`` is the most
     prompt tokens in a step, ``chunk_while_decoding`` the most in a step that also decodes.
     """
 
@@ -127,14 +127,15 @@ class Scheduler:
         self._push(sequence)
 
     def _push(self, sequence: Sequence) -> None:
-        if not sequence.stalled:
+        fits = self._fits_ever(sequence)
+        if not fits:
+            self.unfit.append(sequence)
+        if fits and not sequence.stalled:
             request, pages = sequence.request, sequence.pages_to_begin
             self.queue.push(
                 WaitingRequest(sequence.order, request.tenant, sequence.since, pages, request.qos)
             )
         self._changed = True
-        if not self._fits_ever(sequence):
-            self.unfit.append(sequence)
 
     def set_stalled(self, sequence: Sequence, stalled: bool) -> None:
         """Note that a sequence's consumer stops or continues to take tokens. While it takes none
@@ -156,7 +157,13 @@ class Scheduler:
 
     def check_room(self) -> None:
         """Find the waiting sequences that can never have room, after reservations changed."""
-        self.unfit = [s for s in self.waiting.values() if not self._fits_ever(s)]
+        before, self.unfit = self.unfit, []
+        for sequence in self.waiting.values():
+            if not self._fits_ever(sequence):
+                self.queue.remove(sequence.order)
+                self.unfit.append(sequence)
+            elif sequence in before:
+                self._push(sequence)
         self._changed = True
 
     def _fits_ever(self, sequence: Sequence) -> bool:

@@ -192,7 +192,7 @@ class SlotManager:
         for sequence in self.running.values():
             self._on_lost(sequence)
         for sequence in live:
-            sequence.slot = -1
+            sequence.slot, sequence.looked_up = -1, False
         self.running.clear()
         self.free_slots = deque(range(len(self.table.computed)))
         self.memory.clear()

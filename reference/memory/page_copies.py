@@ -65,4 +65,4 @@ class PageCopies(RowCopies):
     def copy(self, source: int, target: int) -> None:
         """Queue a copy of page ``source`` to page ``target``, which is another one."""
         assert source != target, f"page {source} is copied to itself"
-        self._last = self._run(self._copy, source, target)
+        self._run(self._copy, [(source, target)])

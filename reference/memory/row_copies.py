@@ -7,8 +7,8 @@ conversion.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,10 @@ SAVED = "saved"
 ONE_ROW = ShapeKey(0, 1)
 LOADS_UNDER_WAY = 8
 """The most loads of rows in flight: the tier has a snapshot of each row."""
+TOGETHER_BYTES, TOGETHER_ROWS = 4 << 20, 16
+"""Most bytes and rows of one load of several rows."""
+TOGETHER_UNDER_WAY = 2
+"""The most loads of several rows in flight."""
 
 
 class Saved(Protocol):
@@ -75,6 +79,8 @@ class RowCopies:
         self._staging = tier.alloc(staging, buffer_bytes(staging, ONE_ROW))
         self._save = self._lowered(saving, {**buffers, SAVED: self._staging})
         self._load = self._lowered(_loading(widths, rows), buffers)
+        self._buffers = buffers
+        self._together: ExecutableGraph | None = None
         self._last: Fence | None = None
         self._loads: deque[Fence] = deque()
 
@@ -85,15 +91,29 @@ class RowCopies:
 
     def save(self, row: int) -> SavedPage:
         """Queue: what is in ``row`` now into host memory. The row may be written at once."""
-        fence = self._last = self._run(self._save, row, 0, requested=(SAVED,))
-        return SavedPage(self._tier, fence)
+        return SavedPage(self._tier, self._run(self._save, [(row, 0)], requested=(SAVED,)))
 
     def load(self, saved: Saved, row: int) -> None:
         """Queue: what was saved into ``row``, for any step submitted from now on."""
-        if len(self._loads) == LOADS_UNDER_WAY:
-            self._tier.wait(self._loads.popleft())
-        self._last = self._run(self._load, 0, row, saved.bytes())
-        self._loads.append(self._last)
+        self._begin_load(LOADS_UNDER_WAY)
+        self._loads.append(self._run(self._load, [(0, row)], [saved]))
+
+    def load_all(self, saved: Sequence[Saved], rows: Sequence[int]) -> None:
+        """``load`` for each of several rows, in fewer submissions."""
+        together = min(TOGETHER_ROWS, TOGETHER_BYTES // self.row_bytes)
+        first = 0
+        while len(rows) - first >= together > 1:
+            part = range(first, first + together)
+            if self._together is None:
+                largest = ShapeKey(0, together)
+                graph = _loading(self._widths, self.rows)
+                self._together = self._lowered(graph, self._buffers, largest)
+            self._begin_load(TOGETHER_UNDER_WAY)
+            pairs = [(number - first, rows[number]) for number in part]
+            self._loads.append(self._run(self._together, pairs, [saved[one] for one in part]))
+            first += together
+        for number in range(first, len(rows)):
+            self.load(saved[number], rows[number])
 
     def close(self) -> None:
         """Wait for the last copy and free the staging buffer."""
@@ -103,8 +123,15 @@ class RowCopies:
         self._loads.clear()
         self._tier.free(self._staging)
 
-    def _lowered(self, graph: Graph, buffers: Mapping[str, Buffer]) -> ExecutableGraph:
-        executable = ExecutableGraph(self._tier, graph, buffers, ONE_ROW)
+    def _begin_load(self, most: int) -> None:
+        """Wait until fewer than ``most`` loads are in flight."""
+        while len(self._loads) >= most:
+            self._tier.wait(self._loads.popleft())
+
+    def _lowered(
+        self, graph: Graph, buffers: Mapping[str, Buffer], largest: ShapeKey = ONE_ROW
+    ) -> ExecutableGraph:
+        executable = ExecutableGraph(self._tier, graph, buffers, largest)
         for bucket in executable.buckets:
             executable.record(bucket)
         return executable
@@ -112,17 +139,20 @@ class RowCopies:
     def _run(
         self,
         graph: ExecutableGraph,
-        source: int,
-        target: int,
-        data: NDArray[np.uint8] | None = None,
+        pairs: Sequence[tuple[int, int]],
+        saved: Sequence[Saved] = (),
         requested: tuple[str, ...] = (),
     ) -> Fence:
-        for row in (source, target):
-            assert 0 <= row < self.rows, f"{self.NOUN} {row} is not one of {self.rows}"
-        arrays: dict[str, NDArray[Any]] = {PAIRS: np.array([[source, target]], np.int32)}
-        if data is not None:
-            arrays[SAVED] = data
-        return graph.replay(pack_inputs(graph.inputs, ONE_ROW, arrays), requested)
+        """Submit copies of ``pairs``, (source, target) each; a load has ``saved`` sources."""
+        for index in {index for pair in pairs for index in pair}:
+            assert 0 <= index < self.rows, f"{self.NOUN} {index} is not one of {self.rows}"
+        step = ShapeKey(0, len(pairs))
+        block = pack_inputs(graph.inputs, step, {PAIRS: np.array(pairs, np.int32)})
+        for number, row in enumerate(saved):
+            start = graph.inputs.offsets[SAVED] + number * self.row_bytes
+            block[start : start + self.row_bytes] = row.bytes()
+        self._last = graph.replay(block, requested)
+        return self._last
 
 
 def copying(widths: Mapping[str, int], rows: int, source_of: Mapping[str, str]) -> Graph:

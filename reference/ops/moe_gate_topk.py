@@ -23,7 +23,8 @@ def moe_gate_topk(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """p = softmax(x gate_weight^T + bias); the ``used`` largest p, renormalized (rules R4, R7).
 
-    x is [tokens, hidden], bias [experts]. Returns logits [tokens, experts], then the ids and weights of ``route``.
+    x is [tokens, hidden], bias [experts]. Returns logits [tokens, experts], then the ids and
+    weights of ``route``.
     """
     logits = matmul(gate_weight.blocks, gate_weight.dtype, x)
     if bias is not None:

@@ -30,4 +30,5 @@ def clamped(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.fl
     g = np.where(gate > LIMIT, LIMIT, gate)
     u = np.where(up > LIMIT, LIMIT, np.where(up < -LIMIT, -LIMIT, up))
     one = np.float32(1.0)
-    return (g / (one + exp(-(STEEPNESS * g)))) * (u + one)
+    y: NDArray[np.float32] = (g / (one + exp(-(STEEPNESS * g)))) * (u + one)
+    return y

@@ -28,6 +28,8 @@ from tests.invariance.engines import TIERS
 CONTEXT = 192
 PLENTY = 1 << 30
 PROMPT = tuple(np.random.default_rng(5).integers(0, 256, 100).tolist())
+WHOLE = len(PROMPT) // 16 * 16
+"""Tokens of the whole pages of the prompt."""
 ANSWER = 8
 
 
@@ -122,3 +124,9 @@ def life(
 def request(id: int, tenant: int = 0) -> Request:
     """A request for an answer to the prompt."""
     return Request(id, PROMPT, ANSWER, GREEDY, tenant=tenant, ignore_end=True)
+
+
+def lived(model: Path, folder: Path) -> str:
+    """The answer of a first life that fills the folder."""
+    with life(model, folder) as first:
+        return first.ask()

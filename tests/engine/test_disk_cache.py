@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SyntheticModel
-from tests.engine.disk_engines import PROMPT, life
+from tests.engine.disk_engines import WHOLE, life
 from tests.families_table import DENSE, GEMMAS, HYBRIDS
 from tests.invariance.engines import TIERS
 
@@ -16,7 +16,6 @@ MODELS = {
     "hybrid": HYBRIDS["qwen35"],
     "window": GEMMAS["gemma3"],
 }
-WHOLE = len(PROMPT) // 16 * 16
 
 
 @pytest.fixture(params=MODELS)

@@ -15,10 +15,9 @@ from reference.memory.disk import names as names_module
 from reference.memory.disk.folder import SUBFOLDER
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
-from tests.engine.disk_engines import CONTEXT, PROMPT, Life, life, request
+from tests.engine.disk_engines import CONTEXT, PROMPT, WHOLE, Life, life, request
 from tests.families_table import DENSE
 
-WHOLE = len(PROMPT) // 16 * 16
 ANN = replace(LOCAL_TENANT, id=1, name="ann")
 BOB = replace(LOCAL_TENANT, id=2, name="bob")
 TEAM = [replace(tenant, isolation_group=7) for tenant in (ANN, BOB)]

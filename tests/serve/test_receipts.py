@@ -294,6 +294,15 @@ def test_the_answer_names_its_receipt(receipt_server: Running) -> None:
     assert {name: answer["usage"][name] for name in counts} == document["payload"]["usage"]
 
 
+def test_the_latest_is_that_of_the_last_answer(receipt_server: Running) -> None:
+    http = Http(receipt_server.url)
+    for _ in range(2):
+        answer = http.post("/v1/completions", SAMPLED).json
+        latest = http.get("/v1/receipts/latest").json
+        assert latest["payload"]["id"] == answer["id"]
+        assert latest == http.get(f"/v1/receipts/{answer['id']}").json
+
+
 def test_a_request_may_do_without(receipt_server: Running, server: Running) -> None:
     http = Http(receipt_server.url)
     before = len(http.get("/v1/receipts").json["data"])

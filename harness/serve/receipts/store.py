@@ -22,6 +22,8 @@ from harness.serve.storage import StorageProblem
 FILE = "receipts.sqlite"
 BUSY_SECONDS = 10.0
 SCHEMA = 1
+LATEST = "latest"
+"""Stands for the id of a tenant's newest receipt."""
 Json = dict[str, Any]
 
 
@@ -81,10 +83,12 @@ class ReceiptStore(ContextManager):
         return document
 
     def find(self, tenant: int, name: str) -> Json | None:
-        """The tenant's latest receipt with this id."""
-        asked = "SELECT document FROM receipts WHERE tenant = ? AND id = ? ORDER BY number DESC"
+        """The tenant's latest receipt with this id, or, for LATEST, its latest one."""
+        named = "" if name == LATEST else " AND id = ?"
+        asked = f"SELECT document FROM receipts WHERE tenant = ?{named} ORDER BY number DESC"
+        values = (tenant, name)[: 2 if named else 1]
         with self._lock:
-            row = self._file.execute(f"{asked} LIMIT 1", (tenant, name)).fetchone()
+            row = self._file.execute(f"{asked} LIMIT 1", values).fetchone()
         return None if row is None else json.loads(row[0])
 
     def listed(self, tenant: int, after: int, most: int) -> list[Json]:

@@ -81,6 +81,8 @@ class DiskCache:
         except OSError as error:
             self._failed("cannot be used", error)
         self.names = PageNames(secret, options.function)
+        if self._folder is not None:
+            self._post(CacheFolder.count)
 
     @property
     def usable(self) -> bool:
@@ -128,7 +130,7 @@ class DiskCache:
                 if entry.scope not in self._forgetting and self._try_now():
                     written = folder.write(entry, payload)
                     self._failures = 0
-                    self._counts = replace(self._counts, problem="")
+                    self._note_problem("")
                     self.count(written=written, written_bytes=payload.nbytes if written else 0)
                 else:
                     self.count(dropped=1)
@@ -323,8 +325,12 @@ class DiskCache:
 
     def _failed(self, what: str, error: OSError) -> None:
         problem = f"{what}: {error.strerror or error}"
-        self._counts = replace(self._counts, problem=problem)
+        self._note_problem(problem)
         self._say(f"{problem}; the server goes on without it", what)
+
+    def _note_problem(self, problem: str) -> None:
+        with self._changed:
+            self._counts = replace(self._counts, problem=problem)
 
     def _say(self, text: str, kind: str | None = None) -> None:
         """Report a problem unless one of its kind was."""

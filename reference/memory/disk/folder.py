@@ -108,6 +108,10 @@ class CacheFolder:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
+    def count(self) -> None:
+        """Count the bytes of all files."""
+        self.nbytes, self._written = sum(file.nbytes for file in self.files()), 0
+
     def files(self) -> list[CachedFile]:
         """All files of the cache, those of other processes too."""
         found: list[CachedFile] = []

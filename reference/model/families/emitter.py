@@ -286,12 +286,6 @@ def emit_tokens(
     )
     if limits.top_log_probabilities:
         _emit_log_probabilities(builder, limits.top_log_probabilities, logits, token)
-    if limits.digests:
-        digest = builder.output("output.row_digest", "rows", digest_words(vocab), dtype=I32)
-        digested = builder.request("request.digested", "rows")
-        builder.emit(
-            Opcode.ROW_DIGEST, "row_digest", logits=logits, digested=digested, digest=digest
-        )
     written = {"token": token, "output_rows": rows, "query": query}
     builder.emit(
         Opcode.STREAM_OUT,
@@ -302,6 +296,13 @@ def emit_tokens(
     )
     slots = _slot_table(builder, limits)
     builder.emit(Opcode.STORE_REQUEST_STATE, "close_step", **written, slot_table=slots)
+    if limits.digests:
+        # Behind the ops that tiers execute together with SAMPLE.
+        digest = builder.output("output.row_digest", "rows", digest_words(vocab), dtype=I32)
+        digested = builder.request("request.digested", "rows")
+        builder.emit(
+            Opcode.ROW_DIGEST, "row_digest", logits=logits, digested=digested, digest=digest
+        )
 
 
 def _emit_log_probabilities(builder: GraphBuilder, top: int, logits: View, token: View) -> None:
