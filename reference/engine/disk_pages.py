@@ -215,6 +215,7 @@ class DiskPages(TreeWatch):
             if reading is None:
                 return False
             lookup = self._readings[sequence.order] = _Lookup(sequence.scope, reading)
+            self._ended.discard(sequence.order)
         return not self.cache.due(lookup.reading)
 
     def arrived(self) -> bool:
