@@ -25,7 +25,7 @@ READERS = 2
 MOST_TOUCHES = 64
 """While more than that waits to be done, uses of files are not noted."""
 Report = Callable[[str], None]
-Work = Callable[[CacheFolder], None]
+Work = Callable[[CacheFolder], object]
 
 
 @dataclass(frozen=True, slots=True)
