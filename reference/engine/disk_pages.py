@@ -26,6 +26,8 @@ from reference.runner import ModelRunner
 
 MOST_SAVED = 64
 """Pages that are copied for the disk after one step."""
+MOST_USED = 64
+"""Most sequences that ended whose use of the cache is not noted on disk yet."""
 MOST_WAITING = 1 << 16
 """Most pages that wait to be copied; then the one that waits for longest is not written."""
 ScopeKey = tuple[str | int, ...]
@@ -93,6 +95,7 @@ class DiskPages(TreeWatch):
         self._folders: dict[Hashable, str] = {}
         self._waiting: deque[_Unsaved] = deque()
         self._copying: deque[_Copied] = deque()
+        self._used: deque[Node] = deque()
         self._loaded: set[bytes] = set()
         self._readings: dict[int, _Lookup] = {}
         self._ended: set[int] = set()
@@ -128,6 +131,7 @@ class DiskPages(TreeWatch):
         """Copy what the first ``read`` steps computed to host memory, as far as there is room, and
         hand over what has arrived there, or, where it ``waits``, will arrive."""
         self._read = read
+        self._touch()
         while self._copying and (waits or self._copying[0].steps <= read):
             copied = self._copying.popleft()
             self.cache.write(copied.entry, copied.saved.bytes())
@@ -159,16 +163,31 @@ class DiskPages(TreeWatch):
 
     def used(self, node: Node) -> None:
         """Note that a sequence that ended used a node and those above it."""
-        path = list(node.upward())
-        above = path[-1].parent if path else None
-        if above is not None:
-            self.cache.touch([self._page(above.scope, one.digest, one.key) for one in path])
+        if len(self._used) == MOST_USED:
+            self._used.popleft()
+        self._used.append(node)
+
+    def _touch(self) -> None:
+        """Note on disk what was used, once it is written. The end of a path makes room first:
+        without the pages above it, it could not be used."""
+        while self._used and not self._waiting and not self._copying:
+            path = list(self._used.popleft().upward())
+            above = path[-1].parent if path else None
+            if above is None:
+                continue
+            entries = []
+            for one in path:
+                if self._stateful:
+                    entries.append(self._state(above.scope, one.digest, one.key))
+                entries.append(self._page(above.scope, one.digest, one.key))
+            self.cache.touch(entries)
 
     def save_all(self, read: int) -> None:
         """Give all that the first ``read`` steps computed to the cache, as far as there is room."""
         before = -1
         while before != (before := 2 * len(self._waiting) + len(self._copying)):
             self.save(read, waits=True)
+        self._touch()
 
     def finish(self) -> None:
         """Give all that was read of steps to the cache, as far as the time for its end allows."""
@@ -182,6 +201,7 @@ class DiskPages(TreeWatch):
             self.cache.release(copied.entry.nbytes)
         self._copying.clear()
         self._waiting.clear()
+        self._used.clear()
         self._loaded.clear()
         for lookup in self._readings.values():
             lookup.reading.cancel()

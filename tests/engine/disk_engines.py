@@ -17,6 +17,7 @@ from reference.engine import Engine, EngineOptions
 from reference.engine.engine import no_clock
 from reference.limits import Limits
 from reference.memory.disk.cache import DiskCache, DiskCacheOptions
+from reference.memory.disk.folder import SUBFOLDER
 from reference.memory.disk.statistics import DiskStatistics
 from reference.model.open import open_model
 from reference.observer import NullObserver
@@ -130,3 +131,15 @@ def lived(model: Path, folder: Path) -> str:
     """The answer of a first life that fills the folder."""
     with life(model, folder) as first:
         return first.ask()
+
+
+def files(folder: Path, ending: str = ".page") -> list[Path]:
+    """The files of the prompt's pages, or of states after them, in the order of the prompt."""
+    ids = np.array(PROMPT, np.int32).tobytes()
+    pages = [ids[start : start + 64] for start in range(0, WHOLE * 4, 64)]
+    found = {}
+    for path in (folder / SUBFOLDER).glob(f"*/*{ending}"):
+        tokens = path.read_bytes()[64:128]
+        if tokens in pages:
+            found[pages.index(tokens)] = path
+    return [found[number] for number in sorted(found)]

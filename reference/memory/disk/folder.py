@@ -81,10 +81,11 @@ class CacheFolder:
         return True
 
     def touch(self, entries: Iterable[Entry], now: int) -> None:
-        """Note that files were used at ``now``, in nanoseconds. Missing files are ignored."""
-        for entry in entries:
+        """Note that files were used at ``now``, in nanoseconds, the first as the least recent one.
+        Missing files are ignored."""
+        for used, entry in enumerate(entries, now):
             with contextlib.suppress(OSError):
-                os.utime(self.path / entry.path, ns=(now, now))
+                os.utime(self.path / entry.path, ns=(used, used))
 
     def remove(self, entry: Entry) -> None:
         """Remove a file. Raises OSError where it stays."""
