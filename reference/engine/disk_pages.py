@@ -87,7 +87,6 @@ class DiskPages(TreeWatch):
         self.cache = cache
         self.steps = 0
         """Steps submitted so far."""
-        self._read = 0
         self._copies, self._recurrent = copies, recurrent
         self._stateful = recurrent.slot_bytes > 0
         self._tenant_of = tenant_of
@@ -100,7 +99,6 @@ class DiskPages(TreeWatch):
         self._readings: dict[int, _Lookup] = {}
         self._ended: set[int] = set()
         self._known: set[Hashable] = set()
-        cache.before_close = self.finish
 
     # What is written.
 
@@ -130,7 +128,6 @@ class DiskPages(TreeWatch):
     def save(self, read: int, *, waits: bool = False) -> None:
         """Copy what the first ``read`` steps computed to host memory, as far as there is room, and
         hand over what has arrived there, or, where it ``waits``, will arrive."""
-        self._read = read
         self._touch()
         while self._copying and (waits or self._copying[0].steps <= read):
             copied = self._copying.popleft()
@@ -189,11 +186,11 @@ class DiskPages(TreeWatch):
             self.save(read, waits=True)
         self._touch()
 
-    def finish(self) -> None:
-        """Give all that was read of steps to the cache, as far as the time for its end allows."""
+    def finish(self, read: int) -> None:
+        """Do ``save_all``, and wait for room as far as the time for the end allows."""
         before = -1
         while before != (before := len(self._waiting)) and self.cache.wait_for_room():
-            self.save_all(self._read)
+            self.save_all(read)
 
     def clear(self) -> None:
         """Forget what is to be written, after a fault: nobody knows what was computed."""

@@ -87,6 +87,7 @@ def life(
     tenants: Sequence[Tenant] = (LOCAL_TENANT,),
     pages: int = 36,
     slots: int = 2,
+    steps_ahead: int | None = None,
     **options: Any,
 ) -> Iterator[Life]:
     """A server's life with a disk cache in ``folder``; None is a cold one without a cache."""
@@ -110,7 +111,7 @@ def life(
         loads = Loads()
         engine = Engine(
             runner,
-            EngineOptions(prefix_cache=folder is not None),
+            EngineOptions(prefix_cache=folder is not None, steps_ahead=steps_ahead),
             tenants=Tenants(tenants, clock=no_clock),
             observer=loads,
             disk=disk,
