@@ -40,6 +40,7 @@ BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "bias_add": ("x", "bias", "y"),
         "soft_cap": ("x", "y"),
         "swiglu": ("gate", "up", "y"),
+        "expert_bias": ("x", "bias", "y"),
         "expert_sum": ("products", "residual", "y"),
         "gated_add": ("residual", "x", "y"),
     }

@@ -92,15 +92,20 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     _add_hooks(app, serving, options)
     app.register_error_handler(Exception, _refused)
 
-    def choose(name: str | None) -> None:
+    def choose(body: bytes) -> None:
+        if not (serving.by_name or g.account.models):
+            return
+        name = serving.permitted(model_named(body), g.account.models)
+        if not serving.by_name:
+            return
         before = g.lease
         g.lease = serving.lease(name)
         g.service = g.lease.service
         before.release()
 
     for route in ROUTES:
-        by_name = serving.by_name and any(hasattr(each, route.name) for each in texts)
-        view = _view(route, _handler(handlers, route.name), choose if by_name else None)
+        reads_text = any(hasattr(each, route.name) for each in texts)
+        view = _view(route, _handler(handlers, route.name), choose if reads_text else None)
         paths = {route.name: route.path}
         if route.name in SHORT:
             paths[f"{route.name}:short"] = route.path.removeprefix(VERSION)
@@ -211,9 +216,9 @@ class _Body:
 
 
 def _view(
-    route: Route, handle: Callable[..., Any], choose: Callable[[str | None], None] | None
+    route: Route, handle: Callable[..., Any], choose: Callable[[bytes], None] | None
 ) -> Callable[..., BaseResponse]:
-    """The view of a route; with ``choose`` the model that a body names answers it."""
+    """The view of a route; ``choose`` selects the model that a body names."""
 
     def view(**arguments: str) -> BaseResponse:
         if route.body is not None:
@@ -221,7 +226,7 @@ def _view(
             raw = request.get_data(cache=False)
             arguments["raw"] = raw  # type: ignore[assignment]
             if choose is not None:
-                choose(model_named(raw))
+                choose(raw)
         answered = handle(**arguments)
         if isinstance(answered, Response):
             return answered

@@ -132,9 +132,13 @@ class Generation:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed for this request."""
+        return self._in_prompts(lambda facts: facts.cached)
+
+    def _in_prompts(self, count: Callable[[RequestFacts], int]) -> int:
+        """The sum of a count over the prompts; one that several choices share counts once."""
         first: dict[tuple[int, ...], int] = {}
         for choice in self.choices:
-            first.setdefault(choice.request.prompt, self.facts_of(choice).cached)
+            first.setdefault(choice.request.prompt, count(self.facts_of(choice)))
         return sum(first.values())
 
     @property
@@ -142,6 +146,9 @@ class Generation:
         """How many prompt tokens came from the cache, and the first token by which the prompt
         differs from a cached one of the same tenant's, where there is one."""
         cached: dict[str, Any] = {"tokens": self.cached_tokens}
+        from_disk = self._in_prompts(lambda facts: facts.from_disk)
+        if from_disk:
+            cached["from_disk"] = from_disk
         for choice in self.choices:
             found = self.facts_of(choice).difference
             if found is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError
-from harness.serve.strict_json import BadJson, loads, parsing
+from harness.serve.strict_json import BadJson, loads, parsing, with_floats
 from harness.serve.wire_fields import served_fields
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
 
@@ -251,6 +252,13 @@ MEDIA = {
     "document": "documents",
 }
 """What parts of messages that are no text hold, by a word of their type."""
+SCHEMA_FIELDS = frozenset(
+    (
+        *("tools", "response_format", "text", "format", "output_config", "structured_outputs"),
+        *("guided_json", "json_schema"),
+    )
+)
+"""Fields of any API in which schemas are: their numbers are kept as they were written."""
 
 
 def decode(
@@ -281,14 +289,20 @@ def _decoded(
     body: bytes, kind: type[Body], ignored: list[str] | None, prepare: Prepare | None
 ) -> Body:
     try:
-        value: Any = loads(body)
+        value: Any = loads(body, exact=True)
     except BadJson as error:
         raise ApiError(400, f"the body {error}", code="invalid_json") from None
     if isinstance(value, dict):
+        value = {k: one if k in SCHEMA_FIELDS else with_floats(one) for k, one in value.items()}
         if prepare is not None and ignored is not None:
             value = prepare(value, ignored)
         value = served_fields(value, kind, ignored)
     return converted(value, kind)
+
+
+def plain(value: Any) -> Any:
+    """A part of a body in JSON's types, its numbers rounded to binary64."""
+    return with_floats(msgspec.to_builtins(value, builtin_types=(Decimal,)))
 
 
 def converted(value: Any, kind: type[Body]) -> Body:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
+from reference.engine.disk_pages import disk_pages_of
+from reference.engine.disk_turn import use_disk
 from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
@@ -27,6 +29,7 @@ from reference.engine.tenant_calls import TenantCalls
 from reference.engine.tenant_changes import TenantChanges
 from reference.expert_outputs import ExpertSink
 from reference.ledger import Ledger
+from reference.memory.disk.cache import DiskCache
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
 from reference.runner import LOGITS, ModelRunner
@@ -50,7 +53,8 @@ class Engine(TenantCalls):
 
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
     every decision and measurement. ``drafter`` proposes tokens for speculative decoding, None for
-    none. ``observer`` is called with every decision and every step.
+    none. ``observer`` is called with every decision and every step. ``disk`` has pages of earlier
+    processes and gets those of this one.
     Not thread-safe: one thread calls it.
     """
 
@@ -63,19 +67,22 @@ class Engine(TenantCalls):
         clock: Clock = no_clock,
         drafter: Drafter | None = None,
         observer: Observer = NOBODY,
+        disk: DiskCache | None = None,
     ) -> None:
         check_sizes(runner.limits)
         self.runner, self.options = runner, options
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
         self.ledger = Ledger()
-        self.memory = memory_of(runner, options)
+        self.disk = disk
+        self._disk = disk_pages_of(disk, runner, self.tenants.__getitem__)
+        self.memory = memory_of(runner, options, self._disk)
         self._clock, self._observer = clock, observer
         self._arrivals, self._blocked = 0, False
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
         self._whole = True
-        self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost)
+        self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost, self._disk)
         cost = StepCost()
         self._speculative = (
             None
@@ -160,6 +167,7 @@ class Engine(TenantCalls):
             speculation=(
                 SpeculationStatistics() if speculative is None else speculative.statistics
             ),
+            disk=None if self.disk is None else self.disk.statistics,
         )
 
     def submit(
@@ -308,6 +316,8 @@ class Engine(TenantCalls):
         tenants' accounts and the ledger: the engine is not used any more, but other engines share
         its tenants."""
         self._output_processor.drop()
+        if self._disk is not None:
+            self._disk.finish()
         self._live.clear()
         self._whole = False
         self._recover(fault=False)
@@ -324,6 +334,8 @@ class Engine(TenantCalls):
                 self._output_processor.take(*read, self._clock())
         self._output_processor.count()
         self._changes.follow()
+        if self._disk is not None:
+            use_disk(self._disk, self._pipeline, not self._live, self._blocked)
 
     @contextmanager
     def _change(self) -> Iterator[None]:

@@ -93,6 +93,7 @@ class Pipeline:
             raise ValueError(f"steps_ahead is {steps_ahead}, not 0 to {RING_STEPS - 1}")
         self.steps_ahead = steps_ahead
         self.steps = 0
+        self.steps_read = 0
         self._runner = runner
         self._scheduler = scheduler
         self._slot_manager = scheduler.slot_manager
@@ -119,7 +120,7 @@ class Pipeline:
     def fill(self) -> None:
         """Submit steps until ``steps_ahead`` are in flight or there is nothing to compute."""
         while self._in_flight and not any(self._in_flight[0].of_current_admission()):
-            self._count(self._in_flight.popleft())
+            self._pass_over()
         while len(self._in_flight) <= self.steps_ahead and self._start():
             pass
 
@@ -131,9 +132,29 @@ class Pipeline:
         step = self._in_flight[0]
         output = self._runner.collect(step.submission)
         self._in_flight.popleft()
+        self.steps_read = step.number + 1
         self._count(step)
         self._observe(step)
         return output, self._computed(step)
+
+    def look_again(self) -> None:
+        """Look at the waiting sequences before the next step, though nothing has changed here."""
+        self._scheduler.look_again()
+
+    def settle(self) -> None:
+        """Wait for the steps in flight, which nobody needs."""
+        while self._in_flight:
+            self._pass_over()
+
+    def _pass_over(self) -> None:
+        """Drop the oldest step. With a disk cache it is waited for, since pages that it computed
+        are not to be written where it fails."""
+        step = self._in_flight[0]
+        if self._slot_manager.disk is not None:
+            self._runner.collect(step.submission)
+            self.steps_read = step.number + 1
+        self._in_flight.popleft()
+        self._count(step)
 
     def _start(self) -> bool:
         """Submit the next step; False when there is nothing to compute."""
@@ -209,6 +230,8 @@ class Pipeline:
             self._counted(sequences, chunks, rows),
         )
         self.steps += 1
+        if self._slot_manager.disk is not None:
+            self._slot_manager.disk.steps = self.steps
         self._in_flight.append(self._latest)
 
     def _count(self, step: Step) -> None:

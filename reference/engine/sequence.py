@@ -53,7 +53,9 @@ class Sequence:
     state slot for the state before drafted tokens. Once it has computed ``quantum`` positions it
     has made progress; until then a ``protected`` sequence cannot lose its slot. Pages of its first
     ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
-    sequence of its tenant continued with another token.
+    sequence of its tenant continued with another token. ``from_disk`` tokens were only in the disk
+    cache then. It was ``looked_up`` in the disk cache
+    since it waits.
     """
 
     request: Request
@@ -88,6 +90,8 @@ class Sequence:
     protected: bool = False
     matched: int = 0
     difference: Difference | None = None
+    from_disk: int = 0
+    looked_up: bool = False
 
     def begin(
         self, slot: int, pages: list[int], hit: PrefixHit, quantum: int, protected: bool
@@ -96,6 +100,7 @@ class Sequence:
         self.pages, self.published, self.states, self.undo = pages, None, [], None
         self.quantum, self.protected = quantum, protected
         self.matched, self.difference = hit.matched, hit.difference
+        self.from_disk = hit.from_disk
         self.admission += 1
         self.slot = slot
 

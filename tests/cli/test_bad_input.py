@@ -155,7 +155,7 @@ def test_empty_prompt(zinc: Zinc, tmp_path: Path, tiny_model: Path) -> None:
         (["run", "hi", "-f", "file"], "give one of them"),
         (["run", "hi", "--raw", "--system", "x"], "--raw"),
         (["run", "hi", "--raw", "--chat"], "not allowed with"),
-        (["chat", "hi"], "unexpected argument 'hi'"),
+        (["chat", "hi"], "no file or catalog entry named 'hi'"),
         (["frob"], "no command 'frob'"),
         (["model"], "required"),
         (["graph", "--format", "png"], "--format"),

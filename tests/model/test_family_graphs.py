@@ -24,8 +24,10 @@ from tests.model.family_files import (
     FULL_HEAD_DIM,
     HEAD_DIM,
     HEADS,
+    HIDDEN,
     KV_HEADS,
     LAYERS,
+    MAMBA_HEADS,
     STATE,
     TAPS,
     VALUE_HEADS,
@@ -132,6 +134,27 @@ COMPOSITION: dict[str, dict[str, int]] = {
     },
     "qwen35moe": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
     "qwen3next": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
+    "lfm2": {
+        **DENSE_DECODER,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "rms_norm": HALF + 1,
+        "matmul": 2 * LAYERS + HALF,
+    },
+    "granitehybrid": {
+        **DENSE_DECODER,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "ssm_scan": HALF,
+        "swiglu": LAYERS + HALF,
+        "rms_norm": LAYERS + 1,
+        "matmul": 2 * LAYERS + HALF,
+        "scale": 2 * LAYERS + 2,
+    },
     "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
     "gemma4": {
         **DENSE_DECODER,
@@ -191,6 +214,35 @@ def test_delta_net_states(tmp_path: Path) -> None:
         "state.delta[2]": (LIMITS.slots, VALUE_HEADS, STATE, STATE),
         "state.kv[3]": kv,
     }
+
+
+def test_short_convolution_states(tmp_path: Path) -> None:
+    """A state in layers that convolve; their gates are parts of one projection."""
+    graph = graph_of(family_file("lfm2"), tmp_path)
+    states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
+    kv, past = (LIMITS.pages, 2, 16, KV_HEADS, HEAD_DIM), (LIMITS.slots, TAPS - 1, HIDDEN)
+    assert {name: shape for name, shape in states.items() if "[" in name} == {
+        "state.conv[0]": past,
+        "state.kv[1]": kv,
+        "state.conv[2]": past,
+        "state.kv[3]": kv,
+    }
+    node = next(node for node in graph.nodes if node.opcode is Opcode.SSM_CONV1D)
+    parts = {name: node.operands[name].columns for name in ("input_gate", "output_gate", "x")}
+    assert list(parts.values()) == [(n * HIDDEN, (n + 1) * HIDDEN) for n in range(3)]
+    assert len({node.operands[name].buffer for name in parts}) == 1
+
+
+def test_mamba_states(tmp_path: Path) -> None:
+    """The past of the convolution, and the state of every head."""
+    graph = graph_of(family_file("granitehybrid"), tmp_path)
+    states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
+    assert states["state.conv[0]"] == (LIMITS.slots, TAPS - 1, 2 * HIDDEN + 2 * STATE)
+    width = 2 * HIDDEN // MAMBA_HEADS
+    assert states["state.scan[2]"] == (LIMITS.slots, MAMBA_HEADS, width, STATE)
+    assert "state.kv[0]" not in states
+    tables = {decl.name for decl in graph.of_kind(BufferKind.CONSTANT)}
+    assert tables == {"constant.rope_table_unrotated"}
 
 
 def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:

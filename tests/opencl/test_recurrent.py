@@ -31,6 +31,7 @@ OPCODES = (
     Opcode.SSM_CONV1D,
     Opcode.SSM_DELTA_NET,
     Opcode.SSM_GATED_NORM,
+    Opcode.SSM_SCAN,
 )
 MOST_GROUPS = 3
 """Fewer than the units of the larger cases, so that groups take several in turn."""

@@ -123,6 +123,24 @@ def test_the_bytes_are_those_of_the_other_way(
     assert set(senders) == {ENGINE}
 
 
+def test_an_answer_that_begins_without_text_is_sent_at_once(
+    server: Running, senders: Senders
+) -> None:
+    """Its first tokens are control tokens; the head of the answer waits for no text."""
+    model = server.service.model.model
+    silent = next(
+        token
+        for token in range(model.config.vocab)
+        if not model.tokenizer.decode_bytes([token]) and token not in model.tokenizer.eog_ids
+    )
+    body = {**STREAMED, "logit_bias": {str(silent): 100.0}}
+    before = by_the_other_way(server, COMPLETIONS, body)
+    assert text_of(before) == ""
+    senders.clear()
+    assert answer_of(server, COMPLETIONS, body) == before
+    assert senders[ENGINE] > 10
+
+
 def test_choices_of_one_request_are_sent_together(server: Running, senders: Senders) -> None:
     """Each has its text, and each its end."""
     body = {**STREAMED, "n": 3, "temperature": 1.0}

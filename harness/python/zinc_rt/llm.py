@@ -260,7 +260,7 @@ class LLM(OpenModel):
         fields: Mapping[str, Any],
     ) -> Pending:
         """A conversation to be answered."""
-        if fields.keys() <= {"enable_thinking"}:
+        if fields.keys() <= {"enable_thinking"} and not self._planner.dialect.framed:
             tokens = self.encode_chat(messages, thinking=fields.get("enable_thinking"))
             return self._plain(index, tokens, parameters)
         plan = self._planner.plan(messages, fields)

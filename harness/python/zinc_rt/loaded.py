@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import weakref
@@ -40,6 +41,16 @@ def _close_all() -> None:
 
 # Before thread pools end, in which a step may still compute: what ``atexit`` calls comes too late.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
+
+
+def _forget_all() -> None:
+    """What another process opened is not this one's to free."""
+    for llm in list(OPEN):
+        llm.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 class OpenModel(ContextManager):
@@ -126,7 +137,12 @@ class OpenModel(ContextManager):
 
     def _check_open(self) -> None:
         if not self._close.alive:
-            raise EngineStopped(WORDS.closed)
+            raise EngineStopped(self._driver.failure or WORDS.closed)
+
+    def forget(self) -> None:
+        """Free nothing, not even at the end of this process."""
+        OPEN.discard(self)
+        self._close.detach()
 
     def close(self) -> None:
         """End what runs and free everything. A second time does nothing."""

@@ -14,6 +14,7 @@ from contract.types import Request, TokenEvent
 from harness.host.answer_text import AnswerText
 from harness.host.driver import EventStream
 from harness.host.expert_choices import ExpertChoices
+from harness.host.harmony_reply import content_of
 from harness.host.reply import Part
 from harness.host.structured.grammars import GrammarBroke, TokenMasks
 from harness.host.submissions import NO_MASKS, Submission
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Choice:
-    """One continuation: its answer so far, and what a completion says of it."""
+    """One continuation: its answer so far, and what a completion says of it. The tokens of a
+    ``framed`` answer are no text for a user: what its parts say is."""
 
     answer: AnswerText
+    framed: bool = False
     parts: list[Part] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
     logits: list[NDArray[np.float32]] = field(default_factory=list)
@@ -57,7 +60,7 @@ class _Choice:
         assert answer.finish is not None
         listed = _listed(events, parameters.listed)
         return Completion(
-            text=answer.text,
+            text=content_of(self.parts) if self.framed else answer.text,
             tokens=tuple(answer.tokens),
             finish_reason=answer.finish,
             stop_string=answer.stop_string,
@@ -103,6 +106,7 @@ class Pending:
         self._parameters = parameters
         self._masks = masks
         shown = frozenset() if plan is None else plan.form.dialect.shown
+        framed = plan is not None and plan.form.dialect.framed
         self._choices = {
             request.id: _Choice(
                 AnswerText(
@@ -112,7 +116,8 @@ class Pending:
                     shown=shown,
                     stop_tokens=parameters.stop_token_ids,
                     masks=masks.get(request.id),
-                )
+                ),
+                framed,
             )
             for request in requests
         }
@@ -147,7 +152,8 @@ class Pending:
         if piece.token is not None:
             choice.events += piece.events
         self._left -= piece.finish is not None
-        return Piece(piece.text, piece.token) if piece.text or piece.token is not None else None
+        text = content_of(piece.parts) if choice.framed else piece.text
+        return Piece(text, piece.token) if text or piece.token is not None else None
 
     def output(self, stream: EventStream) -> Output:
         """The result, once it is done."""

@@ -86,6 +86,7 @@ class RequestUpdate:
     difference: Difference | None = None
     leaves_from: int = 0
     leaves: tuple[str, ...] = ()
+    from_disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
