@@ -3,7 +3,9 @@ one that is sent for ever, and do not notice a client that leaves while it waits
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import socket
 import threading
 import time
@@ -305,6 +307,8 @@ def _bound(host: str, port: int) -> socket.socket:
         )[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
+        problem = os.strerror(error.errno) if (error.errno or -1) > 0 else error.strerror
+        taken = ", see zinc-rt ps" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
+            f"cannot listen on {host}:{port}: {problem}{taken}; choose another --host or --port"
         ) from None
