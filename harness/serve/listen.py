@@ -307,8 +307,10 @@ def _bound(host: str, port: int) -> socket.socket:
         )[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        problem = os.strerror(error.errno) if (error.errno or -1) > 0 else error.strerror
-        taken = ", see zinc-rt ps" if error.errno == errno.EADDRINUSE else ""
+        # The library adds the address to the text; an unknown name has a negative number.
+        number = error.errno or -1
+        problem = os.strerror(number) if number > 0 else error.strerror
+        taken = ", see zinc-rt ps" if number == errno.EADDRINUSE else ""
         raise ConfigError(
             f"cannot listen on {host}:{port}: {problem}{taken}; choose another --host or --port"
         ) from None
