@@ -16,6 +16,8 @@ from contract.lazy_dataclass import dataclass
 MEMORY_CONTEXT_TOKENS = 4096
 MEMORY_OVERHEAD_BYTES = 256 << 20
 DEFAULT_ID = "smollm2-135m-instruct"
+SUGGESTED = 4
+"""Most ids that are suggested for a name that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,9 @@ def suggestion(model_id: str) -> str:
     """A clause that suggests the ids closest to ``model_id``, or the ways to name a model."""
     import difflib
 
-    near = difflib.get_close_matches(model_id.lower().replace(":", "-"), ENTRIES, n=3)
+    word = model_id.lower().replace(":", "-")
+    near = [one for one in ENTRIES if word and one.startswith(word)][:SUGGESTED]
+    near = near or difflib.get_close_matches(word, ENTRIES, n=SUGGESTED)
     if re.fullmatch(r"\w[\w.-]*/(?!\S*\.gguf$)[\w.-]+(:[\w.-]+)?", model_id):
         return f"a repository of the hub is written hf.co/{model_id}, and must have GGUF files"
     if near:

@@ -15,8 +15,14 @@ from typing import Any
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ConfigError, ZincError
 from harness.cli.answer import INTERRUPTED
+from harness.cli.model_argument import take_model
 from harness.cli.parser import EXIT_CODES, Parser, commands, named_parser, search
-from harness.cli.suggestions import refuse_arguments, refuse_command, refuse_foreign_flags
+from harness.cli.suggestions import (
+    refuse_arguments,
+    refuse_command,
+    refuse_foreign_flags,
+    translated,
+)
 from harness.cli.tools_command import TOOLS, run_tool
 from harness.console import complain, silence
 from harness.extras import missing_module
@@ -68,7 +74,8 @@ examples:
 MODELS = """\
 models (GGUF, also split files):
   architectures    llama, smollm3, granite, glm4, phi3, olmo2, qwen2, qwen3,
-                   qwen3moe, qwen35, qwen35moe, qwen3next, gemma3, gemma4
+                   qwen3moe, qwen35, qwen35moe, qwen3next, lfm2, granitehybrid,
+                   gemma3, gemma4, gpt-oss
   weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k,
                    q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
   keys and values  f16, f32, i12, q8_0 (--kv-dtype)
@@ -128,7 +135,7 @@ def build_parser(words: Iterable[str] = COMMANDS) -> Parser:
         epilog=EXAMPLES,
         appendix=f"{MODELS}\n{EXIT_CODES}",
     )
-    parser.add_argument("--version", action=_Version, help="print the version and exit")
+    parser.add_argument("-V", "-v", "--version", action=_Version, help="print the version and exit")
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
     for name in dict.fromkeys(COMMANDS[word] for word in words):
         import_module(f"harness.cli.{name}").add_parser(subparsers)
@@ -198,6 +205,7 @@ def _add_help(subparsers: Any, root: Parser) -> None:
 
 
 def _run(words: list[str]) -> int:
+    words = translated(words)
     if words[:1] == ["help"] and words[1:2] and words[1] in TOOLS:
         words = [words[1], "--help"]
     try:
@@ -223,10 +231,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser = build_parser(words[:1]) if named else build_parser()
     first = next((word for word in words if not word.startswith("-")), None)
     if first is not None and first not in (*COMMANDS, "help"):
-        refuse_command(first, tuple(COMMANDS))
+        refuse_command(words, parser, tuple(COMMANDS))
     command, _ = named_parser(parser, words)
     refuse_foreign_flags(command, words)
     args, rest = parser.parse_known_args(words)
+    rest = take_model(command, args, rest)
     if rest:
         refuse_arguments(command, rest, build_parser(), getattr(args, "prompt", None))
     return args

@@ -19,7 +19,7 @@ exit codes:
   130  interrupted with Ctrl-C"""
 ENVIRONMENT = re.compile(r" \[env [^]]*\]")
 """The part of a help text that names the environment variable."""
-FIRST_GROUPS = ("positional arguments", "commands", "input")
+FIRST_GROUPS = ("arguments", "commands", "input")
 LAST_GROUPS = ("options", "other")
 GROUP_ORDER = {title: number for number, title in enumerate((*FIRST_GROUPS, *GROUPS, *LAST_GROUPS))}
 ALWAYS_RARE = ("config", "debug", "help_all")
@@ -64,6 +64,7 @@ class Parser(argparse.ArgumentParser):
         self.appendix = options.pop("appendix", "")
         self.rare: set[str] = set(ALWAYS_RARE)
         super().__init__(**options)
+        self._positionals.title = "arguments"
         self.add_argument(
             "--help-all", action=_CompleteHelp, nargs=0, help="show every option and exit"
         )

@@ -36,7 +36,7 @@ def read_prompt(argument: str | None, file: str | None, *, append: bool = True) 
     """
     if argument is not None and file is not None:
         raise RequestError("prompt", "is given as an argument and with -f; give one of them")
-    if STANDARD_INPUT in (argument, file) or (argument is file is None and not _is_terminal()):
+    if STANDARD_INPUT in (argument, file) or (argument is file is None and not is_terminal()):
         prompt = _piped_text()
     elif argument is not None:
         prompt = decoded(os.fsencode(argument), "argument")
@@ -51,7 +51,8 @@ def read_prompt(argument: str | None, file: str | None, *, append: bool = True) 
     return prompt
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
+    """Whether standard input is a terminal."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError, RequestError
+from harness.cli.model_argument import add_model_argument
 from harness.cli.serving import RUN_SETTINGS, open_session, sampling_of
 from harness.cli.suggestions import names_model
 from harness.console import note
@@ -21,12 +22,12 @@ examples:
   cat notes.txt | zinc-rt run "Summarise this:" --max-tokens 200
   zinc-rt run -f question.txt                 # or: zinc-rt run - < question.txt
   zinc-rt run --raw "Once upon a time" --temperature 0.8 --seed 7
-  zinc-rt run --model ./model.gguf --json "Name three rivers." | jq .usage
+  zinc-rt run ./model.gguf "Name three rivers." --json | jq .usage
 """
 CHAT_EXAMPLES = """\
 examples:
   zinc-rt chat
-  zinc-rt chat --model qwen3-0.6b --system "Be brief." --thinking off
+  zinc-rt chat qwen3-0.6b --system "Be brief." --thinking off
   zinc-rt chat --server http://127.0.0.1:8080
 """
 
@@ -41,8 +42,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "prompt",
         nargs="?",
-        metavar="PROMPT",
-        help="the prompt; text that is piped in is appended to it; - reads all of it from there",
+        metavar="[MODEL] PROMPT",
+        help="the prompt; text that is piped in is appended to it; - reads all of it from there. "
+        "A model may be named before it instead of with --model; without a prompt, on a "
+        "terminal, that begins a conversation",
     )
     source = parser.add_argument_group("input")
     source.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
@@ -80,6 +83,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.set_defaults(prompt=None, prompt_flag=None, file=None, chat=True, raw=False, json=False)
     parser.set_defaults(receipt=None)
+    add_model_argument(parser)
     _add_common(parser, parser.add_argument_group("output"))
 
 
@@ -123,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
         if args.prompt is not None:
             raise RequestError("prompt", "is given twice; leave out -p")
         args.prompt = args.prompt_flag
+    if _begins_conversation(args):
+        args.chat = True
     if args.raw and settings.sources["system"].startswith("flag"):
         raise RequestError("system", "is not sent with --raw; leave one of them out")
     if args.chat and (args.json or args.receipt):
@@ -138,6 +144,15 @@ def run(args: argparse.Namespace) -> int:
 
         return converse(args, settings)
     return _answer(args, settings)
+
+
+def _begins_conversation(args: argparse.Namespace) -> bool:
+    """Whether a person on a terminal named a model and nothing else."""
+    if not getattr(args, "names_only_model", False) or args.prompt is not None or args.file:
+        return False
+    from harness.cli.prompt import is_terminal
+
+    return is_terminal() and not (args.raw or args.json or args.receipt)
 
 
 def _answer(args: argparse.Namespace, settings: Settings) -> int:
@@ -174,6 +189,7 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
             progress_on(transient=True),
             None if receipt is None else receipt.digests,
             LOGITS if receipt is None else receipt.output,
+            chat=not args.raw,
         )
         if args.json:
             interrupted = follow(generation, lambda text: None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from harness.cli.answer import INTERRUPTED
+from harness.cli.model_argument import add_model_argument
 from harness.cli.receipts_command import (
     add_receipt_flags,
     refuse_receipt_flags,
@@ -48,7 +49,7 @@ LISTED = 20
 EXAMPLES = """\
 examples:
   zinc-rt serve                                the default model on port 8080
-  zinc-rt serve --model qwen3-0.6b --slots 8 --context 8K
+  zinc-rt serve qwen3-0.6b --slots 8 --context 8K
   zinc-rt serve --host 0.0.0.0 --tenants tenants.toml
 
   curl http://127.0.0.1:8080/v1/chat/completions \\
@@ -82,6 +83,7 @@ def add_parser(subparsers: Any) -> None:
         "and Ollama."
     )
     parser = subparsers.add_parser("serve", help=text, description=described, epilog=EXAMPLES)
+    add_model_argument(parser)
     parser.add_argument_group("output").add_argument(
         "-q", "--quiet", action="store_true", help="log problems only, no requests"
     )
@@ -237,6 +239,7 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
         slots=settings["slots"] or SLOTS,
         biases=MOST_BIASES,
         top_log_probabilities=LISTED,
+        experts=settings.get("read_experts") == "on",
     )
     return ModelOptions(
         session,

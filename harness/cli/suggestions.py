@@ -47,26 +47,52 @@ ADVICE: Mapping[str, str] = MappingProxyType(
 """Flags of other programs that have no equal here, and what to do instead."""
 SURE = 0.8
 """Likeness of two flags from which on one is a misspelling of the other."""
-COMMAND_ADVICE: Mapping[str, str] = MappingProxyType(
+NEAR_COMMAND = 0.75
+"""Likeness of a word and a command from which on the command is suggested."""
+SAME_COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "pull": "zinc-rt model pull",
-        "download": "zinc-rt model pull",
-        "list": "zinc-rt model list",
-        "ls": "zinc-rt model list",
-        "models": "zinc-rt model list",
-        "rm": "zinc-rt model rm",
-        "show": "zinc-rt inspect",
-        "info": "zinc-rt inspect",
-        "generate": "zinc-rt run",
-        "complete": "zinc-rt run --raw",
-        "server": "zinc-rt serve",
-        "doctor": "zinc-rt check",
-        "benchmark": "zinc-rt bench",
-        "settings": "zinc-rt config init",
-        "version": "zinc-rt --version",
+        "pull": ("model", "pull"),
+        "list": ("model", "list"),
+        "ls": ("model", "list"),
+        "rm": ("model", "rm"),
+        "show": ("inspect",),
+        "version": ("--version",),
+        "model ls": ("model", "list"),
+        "model remove": ("model", "rm"),
+        "model delete": ("model", "rm"),
+        "model show": ("inspect",),
     }
 )
-"""Commands of other programs, and those that do the same here."""
+"""Commands of other programs that mean the same as ours, and ours."""
+A_FILE_IS_ENOUGH = "a GGUF file is used as it is: zinc-rt run --model FILE.gguf"
+COMMAND_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("create", "cp", "import", "push"), A_FILE_IS_ENOUGH),
+        "download": "use zinc-rt model pull",
+        "models": "use zinc-rt model list",
+        "info": "use zinc-rt inspect",
+        "generate": "use zinc-rt run",
+        "complete": "use zinc-rt run --raw",
+        "server": "use zinc-rt serve",
+        "start": "use zinc-rt serve",
+        "doctor": "use zinc-rt check",
+        "benchmark": "use zinc-rt bench",
+        "settings": "use zinc-rt config init",
+        "login": "models of the hub that need an account are not fetched; download the file",
+        "embed": "zinc-rt serve answers at /v1/embeddings, and LLM.embed in Python",
+        "tokenize": "zinc-rt serve answers at /tokenize, and LLM.tokenize in Python",
+    }
+)
+"""Commands of other programs, and what does the same here."""
+
+
+def translated(words: list[str]) -> list[str]:
+    """The command line with our command where it begins with one of another program."""
+    for count in (2, 1):
+        same = SAME_COMMANDS.get(" ".join(words[:count]))
+        if same is not None:
+            return [*same, *words[count:]]
+    return words
 
 
 def names_model(word: str) -> bool:
@@ -110,7 +136,7 @@ def refuse_arguments(
         if "--model" in flags_of(parser) and names_model(first):
             takes = f"to name a model, write --model {first}"
         elif parser.prog.endswith(" run"):
-            takes = "put a prompt of several words in quotes"
+            takes = _meant_model(first) or "put a prompt of several words in quotes"
         else:
             takes = "leave it out"
         raise ConfigError(f"unexpected argument {rest[0]!r}: {takes}; see {parser.prog} --help")
@@ -126,11 +152,25 @@ def refuse_arguments(
     raise ConfigError(f"unknown flag {unknown}: {hint}; see {parser.prog} --help")
 
 
-def refuse_command(word: str, known: Sequence[str]) -> NoReturn:
-    """Raise ConfigError for a word that is no command."""
-    near = nearest(word, known)
+def _meant_model(word: str) -> str | None:
+    """What to say of a word that is almost the name of a model; None for any other word."""
+    from harness.catalog.entries import suggestion
+
+    hint = suggestion(word) if len(word.split()) == 1 else ""
+    return f"no model is called {word!r}, {hint}" if hint.startswith("did you mean") else None
+
+
+def refuse_command(
+    words: Sequence[str], root: argparse.ArgumentParser, known: Sequence[str]
+) -> NoReturn:
+    """Raise ConfigError for a command line whose first word that is no flag is no command."""
+    word = next(word for word in words if not word.startswith("-"))
+    near = nearest(word, known, NEAR_COMMAND)
+    if words[0] != word and words[0] not in flags_of(root):
+        hint = f"name a command before {words[0]}, such as zinc-rt run {words[0]} {word} ..."
+        raise ConfigError(f"{hint}; see zinc-rt --help")
     if word in COMMAND_ADVICE:
-        hint = f"use {COMMAND_ADVICE[word]}"
+        hint = COMMAND_ADVICE[word]
     elif near is not None:
         hint = f"did you mean zinc-rt {near}?"
     else:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import NoReturn, TypeVar
 
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost
@@ -29,8 +32,14 @@ from reference.sched.tenants import Tenants
 
 T = TypeVar("T")
 log = logging.getLogger("zinc_rt.serve")
+LEAST_FLUSH_SECONDS = 1.0
+"""Fewest seconds in which the disk cache is written when a driver closes."""
 STATISTICS_SECONDS = 0.02
 """Most seconds between two looks at the counts of a working engine."""
+FORKED = (
+    "this process was forked from the one that opened the model, and no thread computes in it; "
+    "open a model in each process, or start processes by multiprocessing's method spawn"
+)
 
 
 class ThreadedDriver(EngineDriver):
@@ -74,13 +83,13 @@ class ThreadedDriver(EngineDriver):
     def call(self, work: Callable[[Engine], T]) -> T:
         """What ``work`` returns for the engine, between two steps; raises what it raises, and
         EngineStopped when the engine has ended."""
-        future, carry_out = _answering(lambda: work(self._engine))
-        with self._thread.changed:
+        wait, carry_out = _answering(lambda: work(self._engine))
+        with self._thread.lock:
             if self._ended is not None:
                 raise self._ended
             self._commands.append(carry_out)
-            self._thread.changed.notify()
-        return future.result()
+            self._thread.changed.notify_all()
+        return wait()
 
     def advance(self) -> bool:
         """Compute nothing: the thread does."""
@@ -99,7 +108,7 @@ class ThreadedDriver(EngineDriver):
 
     def end(self, reason: EngineStopped) -> None:
         """End all requests; their readers get ``reason``, and so does who posted work."""
-        with self._thread.changed:
+        with self._thread.lock:
             self._ended = reason
             left = list(self._commands)
             self._commands.clear()
@@ -107,20 +116,27 @@ class ThreadedDriver(EngineDriver):
         for command in left:
             command()
 
+    def abandon(self, reason: EngineStopped) -> None:
+        """Raise ``reason`` for every call from now on, without a word to the readers."""
+        self._ended = reason
+
     def close(self, drain_seconds: float = 0.0) -> None:
         """Let the requests in flight end for up to ``drain_seconds``, end the rest, and let the
         thread step the engine no more."""
         deadline = time.monotonic() + drain_seconds
         while self._ended is None and self._streams and time.monotonic() < deadline:
             time.sleep(0.05)
+        disk = self._engine.disk
+        if disk is not None and drain_seconds:
+            disk.end_in(max(LEAST_FLUSH_SECONDS, deadline - time.monotonic()))
         with suppress(EngineStopped):
             self._thread.remove(self)
 
     def _post(self, work: Callable[[], None]) -> None:
-        with self._thread.changed:
+        with self._thread.lock:
             if self._ended is None:
                 self._commands.append(work)
-                self._thread.changed.notify()
+                self._thread.changed.notify_all()
 
     def _note_statistics(self) -> None:
         """Let other threads see the engine's counts: when it is idle, and now and then before."""
@@ -140,7 +156,11 @@ class EngineThread(ContextManager):
         self, tenants: Iterable[Tenant] = (LOCAL_TENANT,), words: EndWords | None = None
     ) -> None:
         self.tenants = Tenants(tenants, clock=time.monotonic)
-        self.changed = threading.Condition()
+        # An exception that a signal raises in the main thread, as Ctrl-C does, can hit between any
+        # two lines of Python: this lock has none, and ``notify_all`` makes up for a ``notify`` that
+        # was cut. One of the two threads would else wait for ever.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.ids = itertools.count(1)
         self._words = words or EndWords()
         self._models = Models(no_loader, time.monotonic)
@@ -151,6 +171,7 @@ class EngineThread(ContextManager):
         self._ended: EngineStopped | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+        THREADS.add(self)
 
     def add(
         self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
@@ -178,20 +199,28 @@ class EngineThread(ContextManager):
     def call(self, work: Callable[[Models], T]) -> T:
         """What ``work`` returns for the models, between two steps; raises what it raises, and
         EngineStopped when the thread has ended."""
-        future, carry_out = _answering(lambda: work(self._models))
-        with self.changed:
+        wait, carry_out = _answering(lambda: work(self._models))
+        with self.lock:
             if self._ended is not None:
                 raise self._ended
             self._commands.append(carry_out)
-            self.changed.notify()
-        return future.result()
+            self.changed.notify_all()
+        return wait()
 
     def close(self) -> None:
         """End all requests, and stop."""
-        with self.changed:
+        with self.lock:
             self._closing = True
-            self.changed.notify()
+            self.changed.notify_all()
         self._thread.join()
+
+    def abandon(self) -> None:
+        """Raise EngineStopped for every call from now on, in a process that has no such thread."""
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._ended = EngineStopped(FORKED)
+        for driver in self._drivers.values():
+            driver.abandon(self._ended)
 
     def _run(self) -> None:
         def turn() -> None:
@@ -206,7 +235,7 @@ class EngineThread(ContextManager):
 
     def _wait(self) -> bool:
         """Wait while there is nothing to do; False when it is time to end."""
-        with self.changed:
+        with self.lock:
             while not (self._closing or self._posted or not self._models.idle):
                 self.changed.wait()
             busy = [driver for driver in self._drivers.values() if not driver.engine.idle]
@@ -233,7 +262,7 @@ class EngineThread(ContextManager):
                 driver.deliver(own)
 
     def _end(self, reason: EngineStopped) -> None:
-        with self.changed:
+        with self.lock:
             self._ended = reason
             left = list(self._commands)
             self._commands.clear()
@@ -241,6 +270,19 @@ class EngineThread(ContextManager):
             driver.end(reason)
         for command in left:
             command()
+
+
+THREADS: weakref.WeakSet[EngineThread] = weakref.WeakSet()
+"""Every engine's thread of this process."""
+
+
+def _abandon_all() -> None:
+    for thread in list(THREADS):
+        thread.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
 
 
 def _reason_of_end(
@@ -260,14 +302,24 @@ def _reason_of_end(
     return EngineStopped(words.closed)
 
 
-def _answering(work: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:
-    """The future result of ``work``, and the function that another thread calls to do it."""
-    future: Future[T] = Future()
+def _answering(work: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], None]]:
+    """The function that waits for the result of ``work``, and the one that another thread calls to
+    do it. Unlike a future, a queue has no lock that Ctrl-C could leave locked."""
+    results: SimpleQueue[Callable[[], T]] = SimpleQueue()
 
     def carry_out() -> None:
         try:
-            future.set_result(work())
+            result = work()
         except BaseException as error:
-            future.set_exception(error)
+            results.put(partial(_raise, error))
+        else:
+            results.put(lambda: result)
 
-    return future, carry_out
+    return lambda: results.get()(), carry_out
+
+
+def _raise(error: BaseException) -> NoReturn:
+    try:
+        raise error
+    finally:
+        del error

@@ -10,6 +10,7 @@ from typing import Any
 from contract.types import Request
 from harness.host.dialect import Dialect
 from harness.host.dialect.calls import ANY_OBJECT, Function
+from harness.host.harmony_reply import reply_parser
 from harness.host.reply import ReplyForm, ReplyParser
 from harness.serve.answer_grammar import FORMAT, GRAMMAR, answer_rule, enforced
 from harness.serve.continued import FIELD as CONTINUE
@@ -26,6 +27,8 @@ from harness.serve.wire_tools import (
 from reference.model.chat_template import ChatTemplate, RenderedChat
 
 NO_EFFORT = ("none", "minimal")
+LEVELS = {"none": "low", "minimal": "low", "xhigh": "high"}
+"""The nearest of low, medium and high for the other efforts."""
 Turn = dict[str, Any]
 
 
@@ -50,14 +53,15 @@ class ChatPlan:
     def parser(self, request: Request) -> ReplyParser:
         """The parser of the answer to ``request``."""
         identity = f"{request.prompt} {request.sampling.seed}".encode()
-        return ReplyParser(self.form, hashlib.sha256(identity).digest())
+        return reply_parser(self.form, hashlib.sha256(identity).digest())
 
 
 def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str) -> ChatPlan:
     """The plan of the answer of the model called ``name``. Raises ApiError and TemplateError."""
     tools = _tools_in_force(body)
     think = _thinking(body, template, dialect, name)
-    effort = body.reasoning_effort is not None and not template.has_thinking_toggle
+    effort = body.reasoning_effort
+    ignored = effort and not (template.has_thinking_toggle or template.has_reasoning_effort)
     generic = dialect.calls is None
     continued = continued_text(body)
     rendered = render_chat(
@@ -65,6 +69,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         body.messages,
         tools=tools,
         enable_thinking=think,
+        reasoning_effort=None if effort is None else LEVELS.get(effort, effort),
         generic=generic,
         opens_turn=continued is None and body.add_generation_prompt is not False,
     )
@@ -103,7 +108,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         rendered,
         grammar,
         form,
-        ("reasoning_effort",) if effort else (),
+        ("reasoning_effort",) if ignored else (),
         spoken,
         FORMAT if body.grammar is None else GRAMMAR,
     )
@@ -115,6 +120,7 @@ def render_chat(
     *,
     tools: Sequence[Tool] = (),
     enable_thinking: bool | None = None,
+    reasoning_effort: str | None = None,
     generic: bool = False,
     opens_turn: bool = True,
 ) -> RenderedChat:
@@ -131,6 +137,7 @@ def render_chat(
         turns,
         tools=descriptions or None,
         enable_thinking=enable_thinking,
+        reasoning_effort=reasoning_effort,
         add_generation_prompt=opens_turn,
     )
 
@@ -261,12 +268,14 @@ def _grammar_of(
     answer = answer_rule(body)
     if forced:
         return enforced("tools", lambda: dialect.forced_calls(requested, many)), True
+    if answer is not None:
+        answer = f"answer: {dialect.before_answer}{answer}"
     if answer is not None and tools:
         calls = enforced("tools", lambda: dialect.forced_calls(requested, many))
         either = calls.replace("body: ", "made: ", 1)
-        return f"body: made | answer\nanswer: {answer}\n{either}", False
+        return f"body: made | answer\n{answer}\n{either}", False
     if answer is not None:
-        return f"body: answer\nanswer: {answer}", False
+        return f"body: answer\n{answer}", False
     strict = {tool.function.name for tool in tools if tool.function.strict}
     if generic and tools:
         requested = enforced_functions(requested, strict)

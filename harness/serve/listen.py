@@ -3,6 +3,9 @@ one that is sent for ever, and do not notice a client that leaves while it waits
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 import socket
 import threading
 import time
@@ -19,7 +22,7 @@ from waitress.task import ErrorTask, WSGITask
 from waitress.utilities import Error
 
 from contract.errors import ConfigError
-from harness.serve.caller import SEND_AT_ONCE
+from harness.serve.caller import BEGIN, SEND_AT_ONCE
 from harness.serve.errors import ApiError
 from harness.serve.sending import send_what_fits
 
@@ -84,6 +87,7 @@ class _Task(WSGITask):  # type: ignore[misc]
 
     def get_environment(self) -> dict[str, Any]:
         environ: dict[str, Any] = super().get_environment()
+        environ[BEGIN] = self._begin
         environ[SEND_AT_ONCE] = self._send_at_once
         return environ
 
@@ -92,6 +96,11 @@ class _Task(WSGITask):  # type: ignore[misc]
             self.channel.write_soon(_framed(data))
         else:
             super().write(data)
+
+    def _begin(self) -> None:
+        """See ``Caller.begin``."""
+        if self.complete and not self.wrote_header:
+            self.write(b"")
 
     def _send_at_once(self, make: Callable[[], bytes]) -> bool:
         """See ``SendAtOnce``."""
@@ -225,6 +234,8 @@ class HttpServer:
         self._server.channel_class = _Channel
         self._server.adj.socket_options = [*self._server.adj.socket_options, *_socket_options()]
         self._stopping = threading.Event()
+        self._close_by = math.inf
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     @property
@@ -238,18 +249,19 @@ class HttpServer:
 
     def close(self, seconds: float = 0.0) -> None:
         """Send the rest of the answers for up to ``seconds``, a moment at least, and close all
-        connections. A second time does nothing."""
-        if self._stopping.is_set():
-            return
-        deadline = time.monotonic() + max(seconds, FLUSH_SECONDS)
-        while time.monotonic() < deadline and self._busy():
+        connections. Another call meanwhile may shorten the time; a later one does nothing."""
+        self._close_by = min(self._close_by, time.monotonic() + max(seconds, FLUSH_SECONDS))
+        while time.monotonic() < self._close_by and not self._stopping.is_set() and self._busy():
             time.sleep(0.02)
-        self._stopping.set()
-        self._server.pull_trigger()
-        if self._thread.ident is not None:
-            self._thread.join()
-        self._server.task_dispatcher.shutdown(timeout=FLUSH_SECONDS)
-        wasyncore.close_all(self._map)
+        with self._closing:
+            if self._stopping.is_set():
+                return
+            self._stopping.set()
+            self._server.pull_trigger()
+            if self._thread.ident is not None:
+                self._thread.join()
+            self._server.task_dispatcher.shutdown(timeout=FLUSH_SECONDS)
+            wasyncore.close_all(self._map)
 
     def _busy(self) -> bool:
         channels = list(self._server.active_channels.values())
@@ -301,6 +313,10 @@ def _bound(host: str, port: int) -> socket.socket:
         )[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
+        # The library adds the address to the text; an unknown name has a negative number.
+        number = error.errno or -1
+        problem = os.strerror(number) if number > 0 else error.strerror
+        taken = ", see zinc-rt ps" if number == errno.EADDRINUSE else ""
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
+            f"cannot listen on {host}:{port}: {problem}{taken}; choose another --host or --port"
         ) from None

@@ -63,12 +63,12 @@ def own_format(value: dict[str, Any]) -> dict[str, Any]:
     forms = value[name]
     known = isinstance(forms, dict) and [kind for kind in KINDS if forms.get(kind) is not None]
     if not known or len(known) > 1:
-        told = f"{name} must have one of {', '.join(KINDS)}"
-        raise ApiError(400, told, param=name, code="invalid_value")
+        problem = f"{name} must have one of {', '.join(KINDS)}"
+        raise ApiError(400, problem, param=name, code="invalid_value")
     other = [key for key in forms if key not in KINDS and forms[key] not in (None, False)]
     if other:
-        told = f"{name}.{other[0]} is not served here; leave it out"
-        raise ApiError(400, told, param=f"{name}.{other[0]}", code="unsupported")
+        problem = f"{name}.{other[0]} is not served here; leave it out"
+        raise ApiError(400, problem, param=f"{name}.{other[0]}", code="unsupported")
     return rest | _form(known[0], forms[known[0]], f"{name}.{known[0]}")
 
 
@@ -80,9 +80,9 @@ def _named(value: dict[str, Any]) -> dict[str, Any]:
         return value
     if form.get("type") == "json_object" and form.get("schema") is not None:
         return value | {FORMAT: _schema(form["schema"])}
-    told = form.get("json_schema")
-    if form.get("type") == "json_schema" and isinstance(told, dict) and "name" not in told:
-        return value | {FORMAT: form | {"json_schema": {"name": NAME, **told}}}
+    named = form.get("json_schema")
+    if form.get("type") == "json_schema" and isinstance(named, dict) and "name" not in named:
+        return value | {FORMAT: form | {"json_schema": {"name": NAME, **named}}}
     return value
 
 
@@ -90,19 +90,19 @@ def _schema(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": NAME, "schema": schema}}
 
 
-def _form(kind: str, told: Any, param: str) -> dict[str, Any]:
+def _form(kind: str, form: Any, param: str) -> dict[str, Any]:
     """The field that says what ``kind`` says."""
     if kind in ("json", "json_schema"):
-        return {FORMAT: _schema(_read(told, param) if isinstance(told, str) else told)}
+        return {FORMAT: _schema(_read(form, param) if isinstance(form, str) else form)}
     if kind == "json_object":
-        return {FORMAT: {"type": "json_object"}} if told is True else {}
+        return {FORMAT: {"type": "json_object"}} if form is True else {}
     if kind == "regex":
-        return {FORMAT: {"type": "regex", "regex": told}}
+        return {FORMAT: {"type": "regex", "regex": form}}
     if kind == "grammar":
-        return {GRAMMAR: told}
-    if not isinstance(told, list) or not told or not all(isinstance(one, str) for one in told):
+        return {GRAMMAR: form}
+    if not isinstance(form, list) or not form or not all(isinstance(one, str) for one in form):
         raise ApiError(400, f"{param} must be texts", param=param, code="invalid_value")
-    return {GRAMMAR: "root ::= " + " | ".join(map(_literal, told))}
+    return {GRAMMAR: "root ::= " + " | ".join(map(_literal, form))}
 
 
 def _read(text: str, param: str) -> Any:

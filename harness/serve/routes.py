@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from typing import Any, TypeVar
 
@@ -186,6 +187,7 @@ class Handlers:
             "queued": now.waiting,
             "context": _context_facts(self._model, now),
             "memory": _memory_facts(self._model.plan),
+            **({} if now.disk is None else {"disk_cache": asdict(now.disk)}),
         }
 
     def ready(self) -> Json:

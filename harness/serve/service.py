@@ -80,6 +80,7 @@ class Service:
                 plan,
                 stop_tokens=body.stop_token_ids or (),
                 leaves=VERSION if self._makes_receipt(body) else 0,
+                experts=bool(body.experts),
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)
             self._promise_receipt(answer, "chat", body)
@@ -108,6 +109,7 @@ class Service:
                 stop_tokens=body.stop_token_ids or (),
                 constrained=TextPlan.of(body),
                 leaves=VERSION if self._makes_receipt(body) else 0,
+                experts=bool(body.experts),
             )
             answer = _answer_of(generation, tenant, prefix, body, caller)
             self._promise_receipt(answer, "completion", body)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import threading
 from collections import deque
+from concurrent.futures import Future
 from types import FrameType
 from typing import Self
 
@@ -53,7 +55,8 @@ class Signals:
 
     def serve_until_stopped(self, server: Running, drain_seconds: float) -> bool:
         """Answer until SIGTERM, which drains, or SIGINT, which does not; a second signal cuts a
-        drain. SIGHUP reads the file of tenants again; a server without one drains.
+        drain, and a third one interrupts. SIGHUP reads the file of tenants again; a server
+        without one drains.
 
         Returns whether the signal was SIGINT.
         """
@@ -64,16 +67,42 @@ class Signals:
                 server.serving.accounts.reload(server.serving.tell)
                 number = self._next()
             self._ending = True
-            if self._received:
-                raise KeyboardInterrupt
             interrupted = number == signal.SIGINT
             supervisor.tell("STOPPING=1")
             if not interrupted:
                 log.info("draining for up to %.0f s; another signal ends it", drain_seconds)
-            server.drain(0.0 if interrupted else drain_seconds)
+            cut = self._drain(server, 0.0 if interrupted else drain_seconds)
         except KeyboardInterrupt:
-            interrupted = True
-        return interrupted
+            return True
+        return interrupted or cut
+
+    def _drain(self, server: Running, seconds: float) -> bool:
+        """Drain the server until it is done or a signal cuts it; whether one did.
+
+        A thread of its own drains: an exception that a signal raises in the middle of it could
+        leave a lock held, or a thread that waits unnotified, and the server would never end.
+        """
+        drained: Future[None] = Future()
+
+        def drain() -> None:
+            try:
+                server.drain(seconds)
+            except BaseException as error:
+                drained.set_exception(error)
+            else:
+                drained.set_result(None)
+            self._wakes.send(b"\0")
+
+        thread = threading.Thread(target=drain, name="drain", daemon=True)
+        thread.start()
+        while not (drained.done() or self._received):
+            self._woken.recv(64)
+        cut = bool(self._received)
+        if cut:
+            server.drain(0.0)
+        thread.join()
+        drained.result()
+        return cut
 
     def _next(self) -> int:
         """The next signal, once it arrives."""
@@ -82,6 +111,6 @@ class Signals:
         return self._received.popleft()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._ending or not self._holding:
+        if not self._holding or (self._ending and self._received):
             raise KeyboardInterrupt
         self._received.append(number)

@@ -32,6 +32,10 @@ Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = Annotated[list[str], Meta(max_length=16)]
 StopTokens = Annotated[list[Annotated[int, Meta(ge=0, le=MAX_INT32)]], Meta(max_length=64)]
+ForcedTokens = Annotated[
+    list[Annotated[int, Meta(ge=0, le=MAX_INT32)]],
+    Meta(min_length=1, description="the whole answer, whose log-probabilities are asked for"),
+]
 Tier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
 Id = Annotated[str, Meta(max_length=512)]
 
@@ -119,6 +123,9 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     ``return_token_ids`` asks for the ids of the prompt and of every generated token,
     ``prompt_logprobs`` for the log-probability of each of the prompt's tokens and of so many of the
     likeliest at its position.
+    ``force_tokens`` are the ids of the whole answer: nothing is sampled, and ``logprobs`` lists
+    what the model says of each. ``experts`` asks for those of a mixture that every token of prompt
+    and answer used, in ``x_zinc.experts``.
     ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
     ``max_tokens`` and ``repetition_penalty``.
     """
@@ -144,6 +151,8 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     repeat_penalty: Repetition | None = None
     logits_digest: bool = False
     prompt_logprobs: TopLogprobs | None = None
+    force_tokens: ForcedTokens | None = None
+    experts: bool | None = None
     receipt: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

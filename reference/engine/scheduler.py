@@ -151,6 +151,10 @@ class Scheduler:
         else:
             self._push(sequence)
 
+    def look_again(self) -> None:
+        """Look at the waiting sequences before the next step: pages that one needs were read."""
+        self._changed = True
+
     def check_room(self) -> None:
         """Find the waiting sequences that can never have room, after reservations changed."""
         before, self.unfit = self.unfit, []
@@ -178,6 +182,8 @@ class Scheduler:
         """Take out a sequence that ended."""
         slot = sequence.slot if sequence.running else None
         self.withdraw(sequence)
+        if self.slot_manager.disk is not None:
+            self.slot_manager.disk.drop(sequence)
         self.queue.ended(sequence.order)
         self._observer.finished(self._clock(), sequence.request.id, slot, reason)
 
@@ -213,6 +219,9 @@ class Scheduler:
     def _try(self, waiting: WaitingRequest) -> bool:
         """Admit a waiting sequence if there is room or it can be made."""
         sequence, slot_manager = self.waiting[waiting.order], self.slot_manager
+        disk = slot_manager.disk
+        if disk is not None and disk.reads(sequence, slot_manager.memory, self._limits.slots):
+            return False
         # A tenant that has a slot is not aged any more.
         aged = self.queue.aged(waiting.tenant, waiting.qos)
         quantum = slot_manager.quantum_of(sequence) if aged else 0
@@ -233,6 +242,8 @@ class Scheduler:
         self._note_pages(sequence.tenant)
         if sequence.difference is not None:
             self._observer.differed(self._clock(), sequence.request.id, sequence.difference)
+        if sequence.from_disk:
+            self._observer.loaded(self._clock(), sequence.request.id, sequence.from_disk)
         self._observer.admitted(
             self._clock(), sequence.request.id, sequence.slot, sequence.known, computed
         )

@@ -1,10 +1,10 @@
 """Which forms of messages a chat template takes, found out by trying it.
 
 Templates differ in what the content of a message is: a text, or a list of parts; in what it is
-in a message with tool calls: null, an empty text, or missing; and in what the arguments of calls
-are: an object, or its JSON text. A template silently drops a form that it does not take. So each
-form is rendered once, with texts that nothing else would print, and a form whose texts come out is
-taken.
+in a message with tool calls: null, an empty text, or missing; in what the arguments of calls are:
+an object, or its JSON text; and in the name of thoughts. A template silently drops a form that it
+does not take. So each form is rendered once, with texts that nothing else would print, and a form
+whose texts come out is taken.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ KEY = "zqkey7"
 VALUE = "zqvalue7"
 CALL_ID = "call00007"
 """Texts that no template has of its own."""
+THOUGHTS, OTHER_THOUGHTS = "reasoning_content", "thinking"
+"""Names under which templates look for the thoughts of a message."""
 ABSENT = object()
 """A content that is not there."""
 
@@ -92,7 +94,33 @@ class TemplateForms:
             adapted["content"] = content = "".join(texts)
         if message["role"] == "assistant" and message.get("tool_calls"):
             self._adapt_calls(adapted, content)
+        if adapted.get(THOUGHTS) and self._other_thoughts:
+            self._adapt_thoughts(adapted)
         return adapted
+
+    def _adapt_thoughts(self, message: Turn) -> None:
+        """Thoughts under the other name; none where the template refuses them."""
+        thoughts = message.pop(THOUGHTS)
+        beside = bool(message.get("tool_calls") and message.get("content"))
+        if not beside or self._thinks_beside_content:
+            message[OTHER_THOUGHTS] = thoughts
+
+    @cached_property
+    def _other_thoughts(self) -> bool:
+        """Whether thoughts come out under the other name alone."""
+        own, other = (self._thinking(name, None) for name in (THOUGHTS, OTHER_THOUGHTS))
+        return other is not None and MARK in other and (own is None or MARK not in own)
+
+    @cached_property
+    def _thinks_beside_content(self) -> bool:
+        """Whether a message may have thoughts, content and calls."""
+        return self._thinking(OTHER_THOUGHTS, "hi") is not None
+
+    def _thinking(self, name: str, content: str | None) -> str | None:
+        """What comes out of thoughts in front of a call."""
+        calls = _calling(content or None, as_text=False)
+        turn = self._adapted(calls) | {name: MARK}
+        return self._try_out([self._user("hi"), turn])
 
     def _adapt_calls(self, message: Turn, content: Any) -> None:
         contents, as_text = self._call_forms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from harness.catalog import pasted_name
 from harness.cli.main import COMMANDS, build_parser
 from harness.cli.parser import commands, flags_of
-from harness.cli.suggestions import ADVICE, COMMAND_ADVICE
+from harness.cli.suggestions import ADVICE, COMMAND_ADVICE, SAME_COMMANDS
 from harness.settings_table import SETTINGS
-from tests.cli.conftest import Result
+from tests.cli.conftest import Result, zinc_process
+from tests.cli.terminal import terminal
 
 Zinc = Callable[..., Result]
 
@@ -66,9 +68,52 @@ def test_advice_names_flags_and_commands_that_exist() -> None:
     texts = " ".join((*ADVICE.values(), *COMMAND_ADVICE.values())).replace(",", " ").split()
     for word in texts:
         assert not word.startswith("--") or word in flags, word
-    for words in COMMAND_ADVICE.values():
-        word = words.split()[1]
-        assert word in COMMANDS or word.startswith("--")
+    for words in (*SAME_COMMANDS.values(), *re.findall(r"zinc-rt ([\w-]+)", " ".join(texts))):
+        word = words if isinstance(words, str) else words[0]
+        assert word in COMMANDS or word in flags
+    assert not {*SAME_COMMANDS, *COMMAND_ADVICE} & {*COMMANDS}
+
+
+@pytest.mark.parametrize(("words", "same"), SAME_COMMANDS.items())
+def test_commands_that_mean_the_same(zinc: Zinc, words: str, same: tuple[str, ...]) -> None:
+    more = () if words == "version" else ("--help",)
+    assert zinc(*words.split(), *more) == zinc(*same, *more)
+    assert zinc(*words.split(), *more).code == 0
+
+
+@pytest.mark.parametrize("flag", ["-v", "-V", "--version"])
+def test_the_version(zinc: Zinc, flag: str) -> None:
+    assert zinc(flag).out.startswith("zinc-rt ")
+
+
+class TestModelArgument:
+    """A model may be named without ``--model``, as in ``ollama run`` and ``vllm serve``."""
+
+    def test_before_the_prompt(self, zinc: Zinc, tiny_model: Path) -> None:
+        words = ("-n", 4, "--seed", 5)
+        answer = zinc("run", "hi", "--model", tiny_model, *words).out
+        assert zinc("run", tiny_model, "hi", *words).out == answer
+        assert zinc("run", tiny_model, *words, "hi").out == answer
+        assert zinc("run", *words, tiny_model, "-p", "hi").out == answer
+        assert zinc_process("run", tiny_model, *words, stdin=b"hi\n").out == answer
+
+    def test_alone_on_a_terminal_it_begins_a_conversation(self, tiny_model: Path) -> None:
+        with terminal("run", tiny_model, "-n", 4) as shown:
+            shown.wait_for(">")
+            shown.type("hi\n")
+            shown.wait_for("tok/s")
+
+    def test_of_a_conversation(self, tiny_model: Path) -> None:
+        words = ("-n", 4, "--quiet")
+        named = zinc_process("chat", "--model", tiny_model, *words, stdin=b"hi\n")
+        assert zinc_process("chat", tiny_model, *words, stdin=b"hi\n") == named
+        assert named.code == 0
+
+    def test_a_file_that_is_no_model_is_named(self, zinc: Zinc, tmp_path: Path) -> None:
+        path = tmp_path / "text.gguf"
+        path.write_text("not a model")
+        assert f"{path}: byte offset 0: bad magic" in zinc("run", path, "hi").err
+        assert f"{path}: byte offset 0: bad magic" in zinc("serve", path, "--port", 0).err
 
 
 @pytest.mark.parametrize(
@@ -80,12 +125,22 @@ def test_advice_names_flags_and_commands_that_exist() -> None:
         (("run", "hi", "--slots", "3"), "it is a flag of zinc-rt serve"),
         (("run", "hi", "--qqqq", "3"), "no command has it"),
         (("run", "Why", "is", "it"), "in quotes"),
-        (("run", "smollm2-135m-instruct", "hi"), "write --model smollm2-135m-instruct"),
-        (("chat", "hf.co/org/repo"), "write --model hf.co/org/repo"),
-        (("serve", "./model.gguf"), "write --model ./model.gguf"),
-        (("serve", "model"), "leave it out"),
+        (("run", "smollm2", "hi"), "called 'smollm2', did you mean smollm2-135m-instruct?"),
+        (("run", "qwen3-0.6b", "why", "is"), "write --model qwen3-0.6b"),
+        (("serve", "./model.gguf"), "no file or catalog entry named './model.gguf'"),
+        (("serve", "Qwen/Qwen3-0.6B"), "is written hf.co/Qwen/Qwen3-0.6B"),
+        (("serve", "smollm2"), "did you mean smollm2-135m-instruct?"),
+        (("serve", "smollm"), "did you mean smollm2-135m-instruct?"),
+        (("chat", "qwen3"), "did you mean qwen3-0.6b or qwen3-1.7b or"),
+        (("chat", "a.gguf", "-m", "b.gguf"), "named twice, 'a.gguf' and --model 'b.gguf'"),
+        (("pull", "smollm2"), "did you mean smollm2-135m-instruct?"),
+        (("rm", "qwen3:0.6b"), "did you mean qwen3-0.6b"),
+        (("-m", "a.gguf", "-p", "hi"), "name a command before -m, such as zinc-rt run -m a.gguf"),
+        (("--quiet", "frob"), "there is no command 'frob'"),
         (("serv",), "did you mean zinc-rt serve?"),
-        (("list",), "use zinc-rt model list"),
+        (("models",), "use zinc-rt model list"),
+        (("create", "x"), "a GGUF file is used as it is"),
+        (("login",), "download the file"),
         (("Why is the sky blue?",), "zinc-rt run"),
     ],
 )

@@ -141,3 +141,31 @@ def test_the_name_of_the_model_is_not_cut(chat: Chat, width: int) -> None:
     )
     assert need <= room
     assert chat.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("width", [390, 700, 800, 1024, 1280])
+@pytest.mark.parametrize("settings", [False, True])
+def test_nothing_in_the_header_covers_anything(chat: Chat, width: int, settings: bool) -> None:
+    """Also beside the settings, which take part of the page's width."""
+    chat.page.set_viewport_size({"width": width, "height": 844})
+    chat.ask("Hello")
+    if settings:
+        chat.press("Settings")
+    wrong = chat.page.evaluate(
+        """(name) => {
+          document.querySelector('#model').replaceChildren(new Option(name));
+          const header = document.querySelector('header').getBoundingClientRect();
+          const boxes = [...document.querySelectorAll('header > *')]
+            .map((one) => [one.id, one.getBoundingClientRect()])
+            .filter(([, box]) => box.width > 1 && box.height > 1);
+          const outside = boxes.filter(([, box]) => box.left < header.left - 1
+            || box.right > header.right + 1);
+          const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1
+            && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+          const covered = boxes.filter(([, a], at) =>
+            boxes.some(([, b], other) => other > at && meet(a, b)));
+          return [outside.map(([id]) => id), covered.map(([id]) => id)];
+        }""",
+        LONG_NAME,
+    )
+    assert wrong == [[], []]

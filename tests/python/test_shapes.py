@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import pickle
 import subprocess
@@ -59,6 +60,27 @@ def test_mypy_refuses_what_is_no_setting(tmp_path: Path) -> None:
     assert found["good"].startswith("Success")
     assert 'Unexpected keyword argument "tire"' in found["typo"]
     assert 'Argument "tier" to "LLM" has incompatible type' in found["tier"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"tire": "cpu"}, "LLM has no argument 'tire'; did you mean 'tier'\\?"),
+        ({"max_model_len": 64}, "no argument 'max_model_len'; here it is 'context'"),
+        ({"ctx_size": 64}, "no argument 'ctx_size'; here it is 'context'"),
+        ({"tensor_parallel_size": 2}, "no argument 'tensor_parallel_size'$"),
+        ({"model": 5}, "model: 5 is of type int; give a file, a name or None"),
+    ],
+)
+def test_wrong_arguments_say_the_right_one(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        LLM(**given)
+
+
+def test_the_package_has_a_version() -> None:
+    assert zinc_rt.__version__ == importlib.metadata.version("zinc-rt")
+    with pytest.raises(AttributeError, match="has no attribute 'versoin'"):
+        zinc_rt.versoin  # noqa: B018
 
 
 def test_sampling_parameters_are_values() -> None:

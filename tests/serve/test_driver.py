@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -266,3 +269,51 @@ def test_logits_of_every_position(driven: Driven) -> None:
         assert driver.submit_to(stream, [Submission([asked], sinks, 0)]) == [None]
         tokens_of(stream)
         assert np.concatenate(rows).shape[0] == len(asked.prompt)
+
+
+def interrupted_at(event_number: int, work: Callable[[], object]) -> bool:
+    """Do ``work`` and raise KeyboardInterrupt when it enters or leaves a function of Python, as a
+    signal's handler may; whether it did so ``event_number`` times before."""
+    seen = itertools.count()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if event in ("call", "return") and next(seen) == event_number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def still_answers(thread: EngineThread) -> bool:
+    """Whether the thread still does what another one asks, three times."""
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.extend(thread.call(lambda models, one=one: one) for one in range(3))
+
+    caller = threading.Thread(target=ask, daemon=True)
+    caller.start()
+    caller.join(PATIENCE_SECONDS)
+    return answers == [0, 1, 2]
+
+
+def test_an_interrupt_anywhere_in_a_call_stops_no_later_one() -> None:
+    """Ctrl-C in the main thread leaves no lock held, and the engine's thread takes more work."""
+    number = 0
+    interrupted = True
+    while interrupted:
+        thread = EngineThread()
+        interrupted = interrupted_at(number, lambda t=thread: t.call(lambda models: None))
+        assert still_answers(thread), f"interrupted at event {number}"
+        thread.close()
+        number += 1
+    assert number > 10

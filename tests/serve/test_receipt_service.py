@@ -45,6 +45,8 @@ def test_every_tenant_has_a_chain_of_its_own(keyed: Running) -> None:
         assert [one.payload.number for one in chains[key]] == list(range(1, count + 1))
         assert {one.payload.tenant.name for one in chains[key]} == {name}
         assert chain_verdict(chains[key]) == []
+        latest = http.get("/v1/receipts/latest", **bearer(key)).json
+        assert latest["payload"]["id"] == chains[key][-1].payload.id
     mixed = [*chains[ALICE][:2], *chains[BOB][1:]]
     said = chain_verdict(mixed)
     assert said[0] == (
@@ -54,6 +56,7 @@ def test_every_tenant_has_a_chain_of_its_own(keyed: Running) -> None:
         stolen = f"/v1/receipts/{chains[ALICE][0].payload.id}"
         assert http.get(stolen, **bearer(key)).status == 404
     assert http.get("/v1/receipts").status == 401
+    assert http.get("/v1/receipts/latest", **bearer(OPERATOR)).status == 404
 
 
 def test_a_receipt_that_cannot_be_stored_fails_its_answer(

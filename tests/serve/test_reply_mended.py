@@ -11,6 +11,7 @@ from harness.host.dialect import REASONING, Dialect
 from harness.host.dialect.calls import CallSyntax, Function
 from harness.host.dialect.gemma_calls import GemmaCalls
 from harness.host.dialect.json_calls import BareJsonCall, JsonListCalls, MistralCalls
+from harness.host.dialect.python_calls import PythonCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from harness.host.reply import ReplyForm, ReplyParser, Thought
 from tests.serve.test_reply import HERMES, SYNTAXES, read
@@ -158,6 +159,9 @@ def literal_call(syntax: CallSyntax, value: dict[str, str]) -> str:
         case GemmaCalls():
             inner = ",".join(f'{k}:<|"|>{v}<|"|>' for k, v in value.items())
             return f"<|tool_call>call:write{{{inner}}}<tool_call|>"
+        case PythonCalls():
+            inner = ", ".join(f"{k}={json.dumps(v)}" for k, v in value.items())
+            return f"<|tool_call_start|>[write({inner})]<|tool_call_end|>"
         case BareJsonCall():
             return f'{{"name": "write", "parameters": {arguments}}}'
         case MistralCalls(named=True):

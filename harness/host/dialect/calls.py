@@ -171,8 +171,16 @@ def choice(names: Sequence[str]) -> str:
 
 
 def object_text(value: object) -> str | None:
-    """The JSON text of an object, None for anything else."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
+    """The JSON text of an object; None for anything else, and for numbers that JSON lacks."""
+    if not isinstance(value, dict):
+        return None
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return None
+    # Half of a pair of surrogates, which a model may have written, has no bytes.
+    halved = any("\ud800" <= character <= "\udfff" for character in text)
+    return json.dumps(value) if halved else text
 
 
 def strict_loads(text: str) -> Any:

@@ -5,7 +5,6 @@ A value is the text itself where the parameter may be a string, and JSON where i
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from harness.host.dialect.calls import (
     choice,
     json_rule,
     literal,
+    object_text,
     strict_loads,
 )
 from harness.host.dialect.schemas import (
@@ -98,7 +98,8 @@ class XmlCalls(CallSyntax):
             at = parameter.end()
         if inner[at:].strip():
             return None
-        return [Call(function.name, json.dumps(arguments, ensure_ascii=False))]
+        written = object_text(arguments)
+        return None if written is None else [Call(function.name, written)]
 
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         if exact:
@@ -127,7 +128,8 @@ def _read(body: str, functions: Functions, cut: bool = False) -> Call | bool:
         name: _value_of(text, _schema_of(function, name), function.parameters)
         for name, text in found.parameters.items()
     }
-    return Call(function.name, json.dumps(arguments, ensure_ascii=False))
+    written = object_text(arguments)
+    return written is not None and Call(function.name, written)
 
 
 def _rules_of(function: Function, rule: str) -> list[str]:

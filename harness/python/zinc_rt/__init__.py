@@ -9,6 +9,8 @@
 See docs/python.md.
 """
 
+from typing import Any
+
 from contract.errors import (
     CatalogError,
     ConfigError,
@@ -52,3 +54,12 @@ __all__ = [
     "ZincError",
     "serve",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``__version__``, which is looked up only when someone asks for it."""
+    if name != "__version__":
+        raise AttributeError(f"module 'zinc_rt' has no attribute {name!r}")
+    from importlib.metadata import version
+
+    return version("zinc-rt")

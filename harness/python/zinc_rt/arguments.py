@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from harness.cli.serve_command import SLOTS
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.host.options import SessionOptions
 from harness.settings import Settings, resolve
+from harness.settings_table import SETTINGS
 from harness.toml_file import nearest_of
 
 __all__ = [
@@ -54,6 +56,8 @@ class ModelSettings(TypedDict, total=False):
     prefix_cache: Size | None
     host_cache: Size | None
     state_cache: Size | None
+    disk_cache: str | Path | None
+    disk_cache_size: Size | None
     slots: int | None
     repeat_last_n: int | None
 
@@ -73,6 +77,7 @@ class ServerSettings(ModelSettings, total=False):
     ray: int | None
     record: str | Path | None
     receipts: str | Path | None
+    read_experts: Literal["off", "on"] | None
     unknown_fields: Literal["ignore", "reject"] | None
     cors: str | None
     temperature: float | None
@@ -90,12 +95,26 @@ def settings_of(
     and ConfigError for values that are not accepted."""
     for name in given:
         if name not in (*names, "config"):
-            nearest = nearest_of(name, names)
-            raise TypeError(f"{call} has no argument {name!r}; did you mean {nearest!r}?")
+            raise TypeError(f"{call} has no argument {name!r}{_hint(name, names)}")
+    if model is not None and not isinstance(model, str | os.PathLike):
+        kind = type(model).__name__
+        raise TypeError(f"model: {model!r} is of type {kind}; give a file, a name or None")
     said = {name: str(value) for name, value in given.items() if value is not None}
     if model is not None:
         said["model"] = str(model)
     return resolve(argparse.Namespace(**said), names, flags=False)
+
+
+def _hint(name: str, names: Sequence[str]) -> str:
+    """What the argument of another program is called here, or the setting most like it."""
+    from difflib import SequenceMatcher
+
+    flag = f"--{name.replace('_', '-')}"
+    for known in names:
+        if flag in SETTINGS[known].flags:
+            return f"; here it is {known!r}"
+    near = nearest_of(name, names)
+    return f"; did you mean {near!r}?" if SequenceMatcher(None, name, near).ratio() > 0.6 else ""
 
 
 def opening(model: str | Path | None, given: Mapping[str, Any]) -> tuple[Path, SessionOptions]:

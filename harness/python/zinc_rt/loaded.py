@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import weakref
@@ -42,6 +43,16 @@ def _close_all() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
+def _forget_all() -> None:
+    """What another process opened is not this one's to free."""
+    for llm in list(OPEN):
+        llm.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
 class OpenModel(ContextManager):
     """A model and its engine: opened, asked for tokens and text, closed."""
 
@@ -51,6 +62,7 @@ class OpenModel(ContextManager):
         *,
         log_probabilities: int = 20,
         logit_biases: int = 1024,
+        experts: bool = False,
         progress: bool = True,
         **settings: Unpack[ModelSettings],
     ) -> None:
@@ -62,6 +74,7 @@ class OpenModel(ContextManager):
             masks=True,
             hidden_states=True,
             scores=log_probabilities > 0,
+            experts=experts,
         )
         self._shows = progress
         with ExitStack() as owned:
@@ -124,7 +137,12 @@ class OpenModel(ContextManager):
 
     def _check_open(self) -> None:
         if not self._close.alive:
-            raise EngineStopped(WORDS.closed)
+            raise EngineStopped(self._driver.failure or WORDS.closed)
+
+    def forget(self) -> None:
+        """Free nothing, not even at the end of this process."""
+        OPEN.discard(self)
+        self._close.detach()
 
     def close(self) -> None:
         """End what runs and free everything. A second time does nothing."""

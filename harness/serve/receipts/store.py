@@ -24,6 +24,8 @@ from harness.serve.storage import RETRY_SECONDS, ProblemLog, StorageProblem
 FILE = "receipts.sqlite"
 BUSY_SECONDS = 10.0
 SCHEMA = 1
+LATEST = "latest"
+"""Stands for the id of a tenant's newest receipt."""
 ROOM_FACTOR = 4
 """Free bytes that a receipt needs for each of its own: it goes to the journal and to the file."""
 Json = dict[str, Any]
@@ -116,10 +118,12 @@ class ReceiptStore(ContextManager):
         self._log.note(None if problem is None else str(problem))
 
     def find(self, tenant: int, name: str) -> Json | None:
-        """The tenant's latest receipt with this id."""
-        asked = "SELECT document FROM receipts WHERE tenant = ? AND id = ? ORDER BY number DESC"
+        """The tenant's latest receipt with this id, or, for LATEST, its latest one."""
+        named = "" if name == LATEST else " AND id = ?"
+        asked = f"SELECT document FROM receipts WHERE tenant = ?{named} ORDER BY number DESC"
+        values = (tenant, name)[: 2 if named else 1]
         with self._lock:
-            row = self._file.execute(f"{asked} LIMIT 1", (tenant, name)).fetchone()
+            row = self._file.execute(f"{asked} LIMIT 1", values).fetchone()
         return None if row is None else json.loads(row[0])
 
     def listed(self, tenant: int, after: int, most: int) -> list[Json]:

@@ -6,12 +6,15 @@ const SEEDS = 2 ** 31;
 
 /** What may be set: `low`, `high` and `step` of a number; an empty one is left to the server. */
 const NUMBERS = [
-  ["temperature", "Temperature", 0, 2, 0.05, "0 always takes the likeliest token"],
-  ["top_p", "Top p", 0, 1, 0.01, "Only the likeliest that together have this probability"],
-  ["top_k", "Top k", 0, 1000, 1, "Only so many of the likeliest"],
-  ["min_p", "Min p", 0, 1, 0.01, "Only those with this part of the likeliest's probability"],
-  ["repetition_penalty", "Repetition penalty", 0.1, 2, 0.05, "Above 1 avoids what was said"],
-  ["max_tokens", "Longest answer", 1, 1_000_000, 1, "In tokens"],
+  ["temperature", "Temperature", 0, 2, 0.05,
+    "0 always takes the likeliest token; higher is more varied"],
+  ["top_p", "Top p", 0, 1, 0.01,
+    "Draw among the likeliest that have this probability together; 1 is off"],
+  ["top_k", "Top k", 0, 1000, 1, "Draw among this many of the likeliest; 0 is off"],
+  ["min_p", "Min p", 0, 1, 0.01,
+    "Drop those less probable than this share of the likeliest; 0 is off"],
+  ["repetition_penalty", "Repetition penalty", 0.1, 2, 0.05, "Above 1 repeats less; 1 is off"],
+  ["max_tokens", "Longest answer", 1, 1_000_000, 1, "In tokens, of about four letters each"],
 ];
 
 /** The server's names of its defaults, where they are not those of the request's fields. */

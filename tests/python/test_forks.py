@@ -1,0 +1,69 @@
+"""A process that was forked while a model is open ends by itself, and says what it cannot do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import environment
+from tests.forked import in_a_fork
+from tests.paths import ROOT
+from tests.patience import PATIENCE_SECONDS
+from zinc_rt import LLM, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=4)
+SCRIPT = """
+import multiprocessing
+import sys
+import warnings
+
+from zinc_rt import LLM, SamplingParams
+
+warnings.simplefilter("ignore")
+greedy = SamplingParams(max_tokens=4)
+llm = LLM(sys.argv[1], tier="cpu", context=64, progress=False)
+before = llm.generate("one", greedy)[0].tokens
+child = multiprocessing.get_context("fork").Process(target=print, args=("child",))
+child.start()
+child.join()
+print(child.exitcode, llm.generate("one", greedy)[0].tokens == before)
+"""
+
+
+def test_a_fork_ends_by_itself(tiny_model_path: Path) -> None:
+    """And the process that opened the model goes on as before."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tiny_model_path],
+        env={**environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'harness' / 'python'}"},
+        capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["child", "0 True"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.generate("one", GREEDY),
+        lambda llm: list(llm.stream("one", GREEDY)),
+        lambda llm: llm.chat("one", GREEDY),
+        lambda llm: llm.score("one"),
+        lambda llm: llm.logits("one"),
+        lambda llm: llm.embed("one"),
+    ],
+)
+def test_calls_in_a_fork_say_what_to_do(llm: LLM, call: Callable[[LLM], Any]) -> None:
+    said = str(in_a_fork(lambda: call(llm)))
+    assert said.startswith("EngineStopped: this process was forked")
+    assert "open a model in each process" in said
+    assert llm.generate("one", GREEDY)[0].error is None
+
+
+def test_closing_in_a_fork_frees_nothing(llm: LLM) -> None:
+    assert in_a_fork(lambda: (llm.close(), repr(llm))[1]).endswith(", closed)")  # type: ignore[attr-defined]
+    assert llm.generate("one", GREEDY)[0].error is None
