@@ -13,6 +13,7 @@ import pytest
 from ollama import Client
 
 from harness.serve.keys import key_digest, new_key
+from harness.serve.ollama.parse import plain_schemas
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
 from tests.patience import wait_until
@@ -273,3 +274,10 @@ def test_a_stream_that_fails_ends_with_an_error(
         heard = b"".join(iter(lambda: connection.recv(65536), b""))
     lines = [line for line in heard.splitlines() if line.startswith(b"{")]
     assert list(json.loads(lines[-1])) == ["error"]
+
+
+def test_a_null_that_a_schema_demands_is_no_null_that_says_nothing() -> None:
+    schema = {"properties": {"a": {"const": None, "description": None}, "b": {"enum": [None]}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    plain = plain_schemas({"tools": [tool]}, [])["tools"][0]["function"]["parameters"]
+    assert plain == {"properties": {"a": {"const": None}, "b": {"enum": [None]}}}
