@@ -22,7 +22,7 @@ from contract.errors import TierUnavailable
 from contract.shape_key import ShapeKey
 from tests.cuda import test_delta_net, test_experts
 from tests.cuda.emulated_step import DEVICE, OLDER
-from tests.cuda.product_cases import layer, spans_and_norm
+from tests.cuda.product_cases import layer, one_product, spans_and_norm
 from tests.cuda.test_attention import PARTS, Heads, attention
 from tests.cuda.test_attention_clusters import heads_and_attention
 from tests.cuda.test_head_rows import heads_graph
@@ -56,6 +56,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (layer(1, dtypes.Q6_K).graph, (1, 9, 80)),
         (layer(1, dtypes.Q6_K, biases=True).graph, (9, 24)),
         (spans_and_norm(dtypes.Q4_K, True, 1).graph, (9, 64)),
+        (one_product(dtypes.Q5_K, 4096, 256, 1).graph, (512,)),
         (attention(Heads(4, 1, 128)), (1, 9, 80)),
         (attention(Heads(4, 1, 256)), (80,)),
         (heads_graph(dtypes.I12, 128, 1, True, 1), (1,)),
@@ -164,7 +165,8 @@ def test_tuned_kernels_compile(
         f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
     }
     assert names >= {"sample_bins.cu", "sample_draw.cu"}
-    newer = {"unit_groups.cu", "unit_spans.cu", "attention_clusters.cu", "attention_groups.cu"}
+    newer = {"unit_groups.cu", "unit_spans.cu", "half_groups.cu"}
+    newer |= {"attention_clusters.cu", "attention_groups.cu"}
     of_device = {"unit_matrix.cu", *newer} & names
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)
