@@ -14,12 +14,14 @@ from contract.spec import Access
 
 ON_DEMAND = frozenset({Opcode.LOG_PROBABILITIES, Opcode.ROW_DIGEST})
 """Opcodes that only those steps compute which are asked for their results."""
+HIDDEN_STATES = "output.hidden"
+"""What logits are computed from: an output that only those steps have which are asked for it."""
 
 
 def kinds_of_steps(graph: Graph) -> int:
-    """How many graphs a model is lowered as: with and without the results of each on-demand
-    opcode."""
-    return int(2 ** len(graph.opcodes & ON_DEMAND))
+    """How many graphs a model is lowered as: with and without each result that is made on
+    demand."""
+    return int(2 ** (len(graph.opcodes & ON_DEMAND) + (HIDDEN_STATES in graph.buffers)))
 
 
 def without_outputs(graph: Graph, names: Collection[str]) -> Graph:
