@@ -30,8 +30,8 @@ class ExecutableGraph:
 
     A port is a buffer of the graph that outlives a step: its kind is neither SCRATCH nor REQUEST.
     ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs. A step that
-    requests no output of one of the ``optional`` groups is computed without the nodes that only
-    make those.
+    requests no output of one of the ``optional`` or ``seldom`` groups is computed without the nodes
+    that only make those. A ``seldom`` group is expected to be requested by itself.
     """
 
     def __init__(
@@ -41,10 +41,14 @@ class ExecutableGraph:
         buffers: Mapping[str, Buffer],
         largest: ShapeKey,
         optional: Collection[Collection[str]] = (),
+        seldom: Collection[Collection[str]] = (),
     ) -> None:
         self.tier = tier
         self.graph = graph
-        self._optional = [frozenset(g) for g in optional if without_outputs(graph, g) is not graph]
+        self._optional, self._seldom = (
+            [frozenset(group) for group in groups if without_outputs(graph, group) is not graph]
+            for groups in (optional, seldom)
+        )
         self._graphs: dict[frozenset[str], Graph] = {}
         self.inputs = input_layout(graph, largest)
         self.buckets = tuple(tier.buckets(largest))
@@ -95,13 +99,17 @@ class ExecutableGraph:
 
     def record(self, bucket: ShapeKey) -> None:
         """Lower the graph for ``bucket`` unless that was done before: with and without the nodes
-        of each group of optional outputs.
+        of each group of optional outputs, and with those of each seldom group alone. Other steps
+        are lowered when there is one.
 
         Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises.
         """
+        seldom = NOTHING.union(*self._seldom)
         for count in range(len(self._optional) + 1):
             for left_out in combinations(self._optional, count):
-                self._lowered(bucket, NOTHING.union(*left_out))
+                self._lowered(bucket, seldom.union(*left_out))
+        for group in self._seldom:
+            self._lowered(bucket, seldom.union(*self._optional) - group)
 
     def _lowered(self, bucket: ShapeKey, left_out: frozenset[str]) -> PacketBatch:
         """The batch of a bucket without the nodes that only make the outputs ``left_out``."""
@@ -118,7 +126,7 @@ class ExecutableGraph:
         """The batch for a step with these inputs and ``requested`` outputs, lowered on the first
         step of its kind."""
         left_out = NOTHING
-        for group in self._optional:
+        for group in (*self._optional, *self._seldom):
             if group.isdisjoint(requested):
                 left_out |= group
         return self._lowered(self.bucket_of(step_of(inputs)), left_out)

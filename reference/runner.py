@@ -17,6 +17,7 @@ from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputRows
 from contract.ir.scratch import buffer_bytes
+from contract.ir.unread_outputs import HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Tier, UploadsLater
@@ -30,7 +31,7 @@ from reference.model.weights import constant_bytes, unchecked_weight, weight_byt
 from reference.quant import finite_words
 
 LOGITS = "output.logits"
-HIDDEN = "output.hidden"
+HIDDEN = HIDDEN_STATES
 """What logits are computed from; an output of a graph whose limits have ``hidden_states``."""
 CHOSEN = "output.log_probability"
 TOP_IDS = "output.top_ids"
@@ -177,6 +178,7 @@ class ModelRunner(ContextManager):
             {**self._buffers, **shared},
             limits.largest,
             (LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(self.graph)),
+            ((HIDDEN,),),
         )
         self.expert_outputs = expert_outputs(self.graph)
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)

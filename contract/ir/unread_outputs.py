@@ -14,17 +14,20 @@ from contract.spec import Access
 
 ON_DEMAND = frozenset({Opcode.LOG_PROBABILITIES, Opcode.ROW_DIGEST})
 """Opcodes that only those steps compute which are asked for their results."""
+HIDDEN_STATES = "output.hidden"
+"""What logits are computed from: an output that only those steps have which are asked for it."""
 
 
 def kinds_of_steps(graph: Graph) -> int:
     """How many graphs a model is lowered as: with and without the results of each on-demand
-    opcode, and the experts that its tokens use."""
+    opcode, the hidden states, and the experts that its tokens use."""
     reads_experts = any(
         node.opcode is Opcode.MOE_GATE_TOPK
         and graph.buffers[node.operands["ids"].buffer].kind is BufferKind.OUTPUT
         for node in graph.nodes
     )
-    return int(2 ** (len(graph.opcodes & ON_DEMAND) + reads_experts))
+    reads_hidden = HIDDEN_STATES in graph.buffers
+    return int(2 ** (len(graph.opcodes & ON_DEMAND) + reads_experts + reads_hidden))
 
 
 def without_outputs(graph: Graph, names: Collection[str]) -> Graph:

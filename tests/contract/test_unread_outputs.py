@@ -19,7 +19,7 @@ from contract.shape_key import ShapeKey
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import open_model
-from reference.runner import LOG_PROBABILITIES, ROW_DIGEST
+from reference.runner import HIDDEN, LOG_PROBABILITIES, ROW_DIGEST
 from tests.contract.graphs import decoder
 
 STEP = ShapeKey(2, 0)
@@ -91,6 +91,38 @@ def test_listing_adds_nothing_but_what_can_be_left_out(tiny_model_path: Path) ->
         both = model.graph(replace(limits, top_log_probabilities=3, digests=True))
         kinds = [kinds_of_steps(graph) for graph in (shorter, listing, digesting, both)]
         assert kinds == [1, 2, 2, 4]
+
+
+def test_hidden_states_cost_only_the_steps_that_hand_them_over(tiny_model_path: Path) -> None:
+    limits = Limits(2, 64, 8, step_rows=2)
+    model = open_model(tiny_model_path)
+    with model.file:
+        whole = model.graph(replace(limits, hidden_states=True))
+        plain = model.graph(limits)
+    shorter = without_outputs(whole, [HIDDEN])
+    verify(shorter)
+    assert HIDDEN in whole.buffers.keys() - shorter.buffers.keys()
+    assert [node.opcode for node in shorter.nodes] == [node.opcode for node in plain.nodes]
+    assert len(whole.nodes) == len(plain.nodes) + 1
+    assert (kinds_of_steps(whole), kinds_of_steps(plain)) == (2, 1)
+
+
+def test_a_seldom_group_is_lowered_ahead_by_itself_only() -> None:
+    builder = GraphBuilder("g")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 4))
+    for name in ("y", "one", "two", "rare"):
+        builder.emit(Opcode.SCALE, name, x=x, factor=2.0, y=builder.output(name, "tokens", 4))
+    graph = builder.build()
+    with CpuTier() as tier:
+        buffers = {decl.name: tier.alloc(decl, 32) for decl in graph.of_kind(BufferKind.OUTPUT)}
+        executable = ExecutableGraph(tier, graph, buffers, STEP, [["one"], ["two"]], [["rare"]])
+        executable.record(STEP)
+        ahead = list(executable._batches.values())
+        inputs = pack_inputs(executable.inputs, STEP, {"x": np.zeros((2, 4), np.float32)})
+        for requested in ((), ("one",), ("two",), ("one", "two"), ("rare",), ("rare", "one")):
+            batch = executable.batch(inputs, requested)
+            assert batch.packets == 1 + len(requested)
+            assert (batch in ahead) == (requested != ("rare", "one"))
 
 
 @pytest.mark.parametrize("requested", [(), ("more",)])

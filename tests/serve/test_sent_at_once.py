@@ -33,6 +33,8 @@ STREAMED = {**ASKED, "stream": True}
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 CHATTED = {"messages": MESSAGES, "max_tokens": 24, "ignore_eos": True, "seed": 5, "stream": True}
 RESPONDED = {"input": "abc", "max_output_tokens": 24, "seed": 5, "temperature": 2, "top_k": 0}
+SILENT = 319
+"""A token without text."""
 ENGINE = "engine"
 Senders = Counter[str]
 
@@ -108,6 +110,7 @@ def text_of(body: bytes) -> str:
         (CHAT, CHATTED),
         (CHAT, {**CHATTED, "stream_options": {"include_usage": True}}),
         ("/v1/responses", {**RESPONDED, "stream": True}),
+        (COMPLETIONS, {**STREAMED, "logit_bias": {str(SILENT): 100.0}}),
     ],
 )
 def test_the_bytes_are_those_of_the_other_way(
@@ -120,24 +123,6 @@ def test_the_bytes_are_those_of_the_other_way(
     assert answer_of(server, path, body) == before
     assert senders[ENGINE] > 10
     assert set(senders) == {ENGINE}
-
-
-def test_an_answer_that_begins_without_text_is_sent_at_once(
-    server: Running, senders: Senders
-) -> None:
-    """Its first tokens are control tokens; the head of the answer waits for no text."""
-    model = server.service.model.model
-    silent = next(
-        token
-        for token in range(model.config.vocab)
-        if not model.tokenizer.decode_bytes([token]) and token not in model.tokenizer.eog_ids
-    )
-    body = {**STREAMED, "logit_bias": {str(silent): 100.0}}
-    before = by_the_other_way(server, COMPLETIONS, body)
-    assert text_of(before) == ""
-    senders.clear()
-    assert answer_of(server, COMPLETIONS, body) == before
-    assert senders[ENGINE] > 10
 
 
 def test_choices_of_one_request_are_sent_together(server: Running, senders: Senders) -> None:

@@ -11,6 +11,7 @@ from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.inputs import STEP_BUFFER
 from contract.ir.source import ONES, RowSlice, WeightSource
+from contract.ir.unread_outputs import HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_TABLE
@@ -206,10 +207,10 @@ class Emitter:
         if self.limits.hidden_rows:
             self.store_hidden(self.norm(x, self.final_norm), "tokens")
         x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=self.output_rows)
-        hidden = None
         if self.limits.hidden_states:
-            hidden = builder.output("output.hidden", "rows", config.hidden)
-        self.logits(self.norm(x, self.final_norm, y=hidden), self.output_weight())
+            # A node of its own, which steps leave out that are not asked for it.
+            self.norm(x, self.final_norm, y=builder.output(HIDDEN_STATES, "rows", config.hidden))
+        self.logits(self.norm(x, self.final_norm), self.output_weight())
 
     @property
     def hidden_table(self) -> View:
