@@ -50,3 +50,4 @@ class Opcode(IntEnum):
     COPY_ROWS = 74
     LOG_PROBABILITIES = 75
     ROW_DIGEST = 76
+    SSM_SCAN = 77

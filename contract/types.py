@@ -186,7 +186,8 @@ class Request:
     log-probability of every token of the prompt from position p on, of which the first has none,
     and of the ``score_top`` most likely ones there. ``turns`` are positions of the prompt
     at which turns of a conversation begin: later prompts are likely to differ from there on, so the
-    recurrent state before them is saved. They change no token.
+    recurrent state before them is saved. They change no token. Where ``force_tokens`` are given
+    they are the whole answer, ``max_tokens`` of them, and nothing is sampled.
     """
 
     id: int
@@ -202,6 +203,7 @@ class Request:
     score_from: int | None = None
     score_top: int = 0
     turns: tuple[int, ...] = ()
+    force_tokens: tuple[int, ...] = ()
 
 
 class FinishReason(Enum):

@@ -55,6 +55,14 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q5_k", "experts": {"width": 256, "shared_width": 256}},
         {"quant": "q6_k", "recurrent": {"packing": "ssm_in", "value_heads": 6}},
     ),
+    "lfm2": (
+        {"quant": "q4_k_m", "short_conv": {"kernel": 4}},
+        {"quant": "f32", "tied": False, "layers": 4, "short_conv": {"interval": 2}},
+    ),
+    "granitehybrid": (
+        {"quant": "q4_k_m", "layers": 4},
+        {"quant": "f32", "tied": False, "experts": {"width": 96, "shared_width": 64}},
+    ),
     "gemma3": (
         {"quant": "f16", "gemma": {"window": 12}},
         {
@@ -66,6 +74,7 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         },
         {"quant": "q5_0", "gemma": {"window": 0}},
     ),
+    "gpt-oss": ({"quant": "mxfp4_moe", "tied": False, "window": 12, "rope_scaling": "yarn"},),
     "gemma4": (
         {"quant": "f32", "gemma": {"window": 12}},
         {

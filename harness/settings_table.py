@@ -9,6 +9,7 @@ from types import MappingProxyType
 from accel.user_folders import user_folder
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
 from harness.setting_kinds import (
+    DISK_CACHE_BYTES,
     INT32_MAX,
     MEGABYTE,
     PATH,
@@ -164,7 +165,21 @@ MEMORY = (
         None,
         "bytes of the budget for saved states of recurrent layers, from which a prompt that "
         "begins alike goes on",
-        "one state for each slot, none with one slot",
+        "one state for each slot; with one slot two where there is a disk cache, else none",
+    ),
+    Setting(
+        "disk_cache",
+        PATH,
+        None,
+        "folder for what was computed for prompts, so that one that begins alike is sooner read "
+        "after a restart, too; several processes may share it",
+        "none",
+    ),
+    Setting(
+        "disk_cache_size",
+        size(MEGABYTE),
+        DISK_CACHE_BYTES,
+        "most bytes in that folder; what was used least recently makes room",
     ),
 )
 SPEED = (
@@ -314,6 +329,13 @@ SERVER = (
         "folder for signed receipts of all answers (docs/receipts.md); they contain every prompt "
         "and answer",
         "no receipts are made",
+    ),
+    Setting(
+        "read_experts",
+        choice("off", "on"),
+        "off",
+        "requests may ask which experts of a mixture every token used; more kinds of steps are "
+        "prepared at the start",
     ),
     Setting(
         "ray",

@@ -7,8 +7,9 @@
     keys = ["sha256:..."]
 
 The keys of a table are the fields of ``contract.types.Tenant``, of which only ``id`` has no
-default, and three for the server: ``keys``, the digests of the tenant's API keys; ``operator``, the
-right to see every tenant's usage; ``admin``, the right to change models and tenants.
+default, and four for the server: ``keys``, the digests of the tenant's API keys; ``models``, the
+names of the only models it may use, all models where there are none; ``operator``, the right to see
+every tenant's usage; ``admin``, the right to change models and tenants.
 """
 
 from __future__ import annotations
@@ -29,22 +30,28 @@ KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A tenant, the digests of its API keys, and its rights to see all tenants and to change them.
-    Every admin is an operator."""
+    """A tenant, the digests of its API keys, the only models it may use (all if empty), and its
+    rights to see all tenants and to change them. Every admin is an operator."""
 
     tenant: Tenant
     keys: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
     operator: bool = False
     admin: bool = False
 
 
 RIGHTS = ("operator", "admin")
-KEYS = (*(field.name for field in fields(Tenant) if field.name != "name"), "keys", *RIGHTS)
+OF_TENANT = tuple(field.name for field in fields(Tenant) if field.name != "name")
+KEYS = (*OF_TENANT, "keys", "models", *RIGHTS)
 
 
 def account_facts(account: Account) -> dict[str, Any]:
     """An account as JSON values, with the number of its keys instead of their digests."""
-    facts = asdict(account.tenant) | {"qos": account.tenant.qos.value, "keys": len(account.keys)}
+    facts = asdict(account.tenant) | {
+        "qos": account.tenant.qos.value,
+        "keys": len(account.keys),
+        "models": list(account.models),
+    }
     return facts | {right: getattr(account, right) for right in RIGHTS}
 
 
@@ -116,6 +123,11 @@ def _account(path: Path, name: str, values: Any) -> Account:
             f"{place}: keys is not a list of digests; `zinc-rt tenants key` makes a key "
             'and prints the line keys = ["sha256:..."]'
         )
+    models = values.pop("models", [])
+    if not isinstance(models, list) or not all(type(name) is str and name for name in models):
+        raise ConfigError(
+            f'{place}: models is not a list of names of models, such as ["qwen3-0.6b"]'
+        )
     for which, right in rights.items():
         if type(right) is not bool:
             raise ConfigError(f"{place}: {which} is {right!r}, not true or false")
@@ -125,4 +137,4 @@ def _account(path: Path, name: str, values: Any) -> Account:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     operator, admin = rights.values()
-    return Account(tenant, tuple(keys), operator or admin, admin)
+    return Account(tenant, tuple(keys), tuple(models), operator or admin, admin)

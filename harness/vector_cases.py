@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from contract.arithmetic import DIGEST_WORDS
 from contract.dtypes import BY_NAME, I12, Q8_0, WEIGHT_DTYPES, DType, StorageClass
-from contract.records import LOGIT_BIAS, QUERY_TOKEN, SAMPLING
+from contract.records import LOGIT_BIAS, SAMPLING
 from harness.host.pooling import Pool, Pooling
+from harness.vector_sequences import convolved, delta_rule, scanned
 from reference.exact import elementary
 from reference.exact.activation import quantize_activation
 from reference.exact.attention_rows import exp2, row_integers
@@ -25,16 +26,15 @@ from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.ops.log_probabilities import log_probabilities
 from reference.ops.moe_down_acc import weighted_sum
 from reference.ops.moe_gate_topk import route
+from reference.ops.moe_gate_up import with_bias
 from reference.ops.rms_norm import rms_norm
 from reference.ops.rope import rope
 from reference.ops.row_digest import row_digest
 from reference.ops.sample import sample
 from reference.ops.shared_expert import gated_add
 from reference.ops.soft_cap import soft_cap
-from reference.ops.ssm_conv1d import ssm_conv1d
-from reference.ops.ssm_delta_net import ssm_delta_net
 from reference.ops.ssm_gated_norm import ssm_gated_norm
-from reference.ops.swiglu import swiglu
+from reference.ops.swiglu import CLAMPED, swiglu
 from reference.quant import FORMATS, moderate_scales
 from reference.quant.dot import matmul
 
@@ -79,13 +79,24 @@ def numbers(seed: int, size: int, exponent: int) -> Float32:
 
 
 def cases() -> Iterator[VectorCase]:
-    """All cases, in the order of the rules."""
+    """All cases. Seeds follow the order, so a new part comes last."""
     seeds = count(1)
 
     def make(shape: tuple[int, ...], exponent: int = 0) -> Numbers:
         return Numbers(next(seeds), shape, exponent)
 
-    for part in (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling):
+    parts = (
+        _primitives,
+        _sums,
+        _products,
+        _attention,
+        _experts,
+        _recurrent,
+        _sampling,
+        _biased,
+        _later_recurrent,
+    )
+    for part in parts:
         yield from part(make)
 
 
@@ -254,50 +265,47 @@ def _experts(make: Make) -> Iterator[VectorCase]:
     yield _case("R7", "shared_expert", _shared, residual=make((1, 8)), **inputs)
 
 
+def _biased(make: Make) -> Iterator[VectorCase]:
+    gated = {"gate": make((24,), 4), "up": make((24,), 4), "activation": CLAMPED}
+    yield _case("R2", "swiglu", swiglu, **gated)
+    inputs = {"products": make((1, 3, 8)), "weights": make((1, 3)), "residual": make((1, 8))}
+    yield _case("R7", "mixture", _mixture, **inputs, ids=[4, 0, 2], bias=make((6, 8)))
+
+
+def _later_recurrent(make: Make) -> Iterator[VectorCase]:
+    gates = {"input_gate": make((6, 5), 1), "output_gate": make((6, 5), 1)}
+    taps = {"x": make((6, 5), 1), "weight": make((5, 4)), "bias": make((5,), 1)}
+    yield _case("R8", "gated_convolution", convolved, **taps, **gates)
+    inputs = {"x": make((4, 4 * 3 + 2 * 2 * 8)), "dt": make((4, 4), 1)}
+    fixed = {"decay": make((4,), 1), "dt_bias": make((4,)), "skip": make((4,), 1)}
+    yield _case("R8", "scan", scanned, **inputs, **fixed)
+
+
 def _mixture(
     products: Float32,
     weights: Float32,
     residual: Float32,
     ids: list[int],
     expert_scale: Float32 | None = None,
+    bias: Float32 | None = None,
 ) -> Float32:
-    return weighted_sum(products, np.array([ids], np.int32), weights, expert_scale, residual)
+    chosen = np.array([ids], np.int32)
+    products = with_bias(products, bias, chosen)
+    return weighted_sum(products, chosen, weights, expert_scale, residual)
 
 
 def _shared(x: Float32, router: Float32, down: Float32, residual: Float32) -> Float32:
     return gated_add(residual, x, router, down)
 
 
-def _query(length: int) -> NDArray[np.int32]:
-    query = np.zeros((length, 1), QUERY_TOKEN)
-    query["position"] = np.arange(length)[:, None]
-    return query.view(np.int32).reshape(length, 4)
-
-
 def _recurrent(make: Make) -> Iterator[VectorCase]:
-    def convolved(x: Float32, weight: Float32) -> Float32:
-        state = np.zeros((1, weight.shape[1] - 1, x.shape[1]), np.float32)
-        history = weight.shape[1] - 1
-        return ssm_conv1d(x=x, weight=weight, query=_query(len(x)), state=state, history=history)
-
     yield _case("R8", "convolution", convolved, x=make((6, 5), 1), weight=make((5, 4)))
     for grouped in (0, 1):
         inputs = {"x": make((4, 8 * 8)), "alpha": make((4, 4), 1), "beta": make((4, 4), 1)}
         fixed = {"decay": make((4,), 1), "dt_bias": make((4,))}
-        yield _case("R8", "delta_rule", _delta, **inputs, **fixed, grouped=grouped)
+        yield _case("R8", "delta_rule", delta_rule, **inputs, **fixed, grouped=grouped)
     inputs = {"x": make((1, 64)), "gate": make((1, 64), 1), "weight": make((32,), 1)}
     yield _case("R8", "gated_norm", ssm_gated_norm, **inputs, eps=1e-6, heads=2)
-
-
-def _delta(
-    x: Float32, alpha: Float32, beta: Float32, decay: Float32, dt_bias: Float32, grouped: int
-) -> Float32:
-    """Two key heads and four value heads of eight elements, from an empty state."""
-    return ssm_delta_net(
-        x=x, alpha=alpha, beta=beta, decay=-np.abs(decay), dt_bias=dt_bias, query=_query(len(x)),
-        state=np.zeros((1, 4, 8, 8), np.float32), key_heads=2, value_heads=4, state_size=8,
-        eps=1e-6, grouped=grouped,
-    )  # fmt: skip
 
 
 def _sampling(make: Make) -> Iterator[VectorCase]:

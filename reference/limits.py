@@ -32,7 +32,8 @@ class Limits:
     read too. With ``scores`` every row of a step can give the log-probability of a token of its
     prompt, which needs ``top_log_probabilities``. With ``hidden_rows`` the normed states of the
     last so many positions of every slot stay on the device, for a draft block to read. With
-    ``digests`` rows of logits can be digested where they are (rule R12).
+    ``digests`` rows of logits can be digested where they are (rule R12). With ``experts`` the
+    experts that each token of a mixture uses can be read.
 
     Raises ValueError for a storage type that keys and values cannot have, and for ``masks``,
     ``biases`` or ``top_log_probabilities`` out of range.
@@ -54,6 +55,7 @@ class Limits:
     scores: bool = False
     hidden_rows: int = 0
     digests: bool = False
+    experts: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV:

@@ -48,6 +48,10 @@ class Observer(Protocol):
         """A cached sequence of the same tenant begins as the request's and goes on otherwise.
         Reported before ``admitted``."""
 
+    def loaded(self, at: float, request_id: int, tokens: int) -> None:
+        """Of the request's tokens, so many came from the disk cache. Reported before
+        ``admitted``."""
+
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """The request lost its slot and waits again, with ``known`` tokens."""
 
@@ -68,6 +72,9 @@ class NullObserver:
         """Do nothing."""
 
     def differed(self, at: float, request_id: int, difference: Difference) -> None:
+        """Do nothing."""
+
+    def loaded(self, at: float, request_id: int, tokens: int) -> None:
         """Do nothing."""
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:

@@ -20,6 +20,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Tier, UploadsLater
+from reference.expert_outputs import expert_buffers, expert_outputs
 from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, HIDDEN_TABLE, HiddenRows
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
@@ -175,8 +176,9 @@ class ModelRunner(ContextManager):
             self.graph,
             {**self._buffers, **shared},
             limits.largest,
-            (LOG_PROBABILITIES, (ROW_DIGEST,)),
+            (LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(self.graph)),
         )
+        self.expert_outputs = expert_outputs(self.graph)
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
         self._inputs = np.zeros(self._executable.inputs.nbytes, np.uint8)

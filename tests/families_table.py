@@ -16,6 +16,10 @@ SHARED = {**EXPERTS, "shared_width": 160}
 DELTA_NET = {"interval": 3, "state": 32, "key_heads": 2, "value_heads": 6}
 HYBRID = {**SMALL, "layers": 4, "recurrent": DELTA_NET}
 WINDOWS = {"window": 20, "period": 3}
+GPT_OSS = {
+    "architecture": "gpt-oss", **SMALL, "tied": False, "window": 20, "rope_base": 1.5e5,
+    "experts": EXPERTS,
+}  # fmt: skip
 GEMMA3 = {**SMALL, "architecture": "gemma3", "layers": 4, "gemma": WINDOWS}
 GEMMA4_WINDOWS = {**WINDOWS, "head_dim": 16, "kv_heads": 4, "output_scale": True}
 GEMMA4 = {**SMALL, "architecture": "gemma4", "layers": 4, "gemma": GEMMA4_WINDOWS}
@@ -66,6 +70,8 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
         "architecture": "qwen3moe", **SMALL, "tied": False, "fused_qkv": True,
         "experts": {**EXPERTS, "count": 32, "used": 8},
     },
+    "gpt-oss-experts": {**GPT_OSS, "experts": {**EXPERTS, "used": 4}},
+    "gpt-oss-experts-yarn": {**GPT_OSS, "rope_scaling": "yarn", "rope_factor": 32.0},
 }  # fmt: skip
 
 HYBRIDS: Mapping[str, Mapping[str, Any]] = {
@@ -90,6 +96,23 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
     "qwen3next-fused-ssm-in": {
         "architecture": "qwen3next", **HYBRID, "experts": {**SHARED, "fused": True},
         "recurrent": {**DELTA_NET, "packing": "ssm_in"},
+    },
+    "lfm2": {"architecture": "lfm2", **SMALL, "layers": 5, "rope_base": 1e6},
+    "lfm2-untied-long-taps": {
+        "architecture": "lfm2", **SMALL, "layers": 4, "tied": False,
+        "short_conv": {"interval": 2, "kernel": 5},
+    },
+    "granitehybrid": {"architecture": "granitehybrid", **SMALL, "layers": 4},
+    "granitehybrid-groups": {
+        "architecture": "granitehybrid", **SMALL, "layers": 3, "tied": False,
+        "mamba": {"interval": 2, "state": 40, "heads": 4, "groups": 2, "kernel": 3},
+    },
+    "granitehybrid-experts": {
+        "architecture": "granitehybrid", **SMALL, "layers": 3, "experts": SHARED,
+    },
+    "granitehybrid-experts-alone": {
+        "architecture": "granitehybrid", **SMALL, "layers": 3, "experts": EXPERTS,
+        "scales": {"embedding": 1.0, "residual": 1.0, "attention": 0.25, "logits": 3.0},
     },
 }  # fmt: skip
 

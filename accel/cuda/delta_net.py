@@ -45,6 +45,8 @@ AROUND_WARPS = 8
 """Warps of a block that computes a token before or after the recurrence."""
 RUN = ("ssm_conv1d", "ssm_delta_inputs", "ssm_delta_net", "ssm_gated_norm")
 CONV, INPUTS_OP, NET, NORM = range(len(RUN))
+CONV_EXTRAS = ("bias", "input_gate", "output_gate")
+"""Operands of a convolution that the launch for few tokens does not have."""
 
 
 def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
@@ -58,6 +60,8 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
     if tokens > FEW_TOKENS or size not in STATE_SIZES or not 0 < history <= MOST_HISTORY:
         return None
     heads = 2 * sizes["key_heads"] + sizes["value_heads"]
+    if any(operand_of(conv, name) is not None for name in CONV_EXTRAS):
+        return None
     if conv.most_sizes()["channels"] != heads * size or norm.most_sizes()["width"] != size:
         return None
     if norm.most_sizes()["heads"] != sizes["value_heads"]:
@@ -180,6 +184,7 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
         "QUERY": operand_index(ops, 0, "query"),
         "STATE": operand_index(ops, 0, "state"),
         "Y": operand_index(ops, 0, "y"),
+        **{name.upper(): operand_index(ops, 0, name) for name in CONV_EXTRAS},
         "CONV": 0,
         **size_indices("ssm_conv1d", "channels"),
     }

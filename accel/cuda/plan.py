@@ -63,13 +63,14 @@ class PlannedLaunch:
 class ShortStep:
     """The launches that suffice where nothing changes the logits of a step's only row.
 
-    The first ``launches`` of the step suffice for a greedy row; a drawn row takes ``drawn`` as
-    well. ``sampling`` is the record that says how the row is sampled.
+    The first ``launches`` and the ``last`` ones of the step suffice for a greedy row; a drawn row
+    takes ``drawn`` as well. ``sampling`` is the record that says how the row is sampled.
     """
 
     launches: int
     drawn: tuple[PlannedLaunch, ...]
     sampling: Tensor
+    last: int = 0
 
 
 @dataclass(frozen=True, slots=True)

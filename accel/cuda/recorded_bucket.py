@@ -65,9 +65,10 @@ def recorded_bucket(
     memory.context.when_gone(recording, _give_back, memory, bound.allocations)
     if short is None:
         return RecordedBucket(recording, None)
+    first, last = launches[: short.launches], launches[count - short.last : count]
     found = ShortRecordings(
-        recording.with_launches(launches[: short.launches]),
-        recording.with_launches(launches[: short.launches] + launches[count:behind]),
+        recording.with_launches(first + last),
+        recording.with_launches(first + launches[count:behind] + last),
         bound.sampling,
         None if long is None else recording.with_launches(launches[behind:]),
         0 if long is None else long.position,

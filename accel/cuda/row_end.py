@@ -22,7 +22,9 @@ from accel.packets.step import Op, Tensor
 
 DRAWING = ("sample_bins", "sample_draw")
 ENDING = ("sample_part", "sample", "stream_out", "store_request_state")
-"""The ops that must follow the logits, and no others."""
+"""The ops that must follow the logits."""
+BEHIND = ("row_digest",)
+"""The only ops that may follow those: they read nothing of them and are launched in every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class EndPhase:
     @property
     def done(self) -> range:
         """Indices of the ops that the phase executes for a row that is not drawn."""
-        return range(self.first, len(self.ops))
+        return range(self.first, min(self.first + len(ENDING), len(self.ops)))
 
     def record(self, bound: Bound) -> NDArray[np.void]:
         """END_RECORD[1]."""
@@ -84,8 +86,10 @@ class EndPhase:
 def end_phase(ops: Sequence[Op], first: int, logits: Tensor) -> EndPhase | None:
     """The end of a step whose ``logits`` of one row are complete before op ``first``; None where
     other ops follow."""
-    rest = ops[first:]
+    rest, behind = ops[first : first + len(ENDING)], ops[first + len(ENDING) :]
     if sorted(op.name for op in rest) != sorted(ENDING) or rest[0].name != "sample_part":
+        return None
+    if not all(op.name in BEHIND for op in behind):
         return None
     if source(rest[0]) != logits or rest[0].most_sizes()["rows"] != 1:
         return None
@@ -96,15 +100,17 @@ def short_step(end: EndPhase, launches: int, behind: Sequence[PlannedLaunch]) ->
     """The launches that suffice for a step that ``end`` ends after ``launches`` launches; others
     come ``behind``."""
     drawing = [launch for launch in behind if launch.entry in DRAWING]
+    last = [launch for launch in behind if launch.first >= end.done.stop]
+    sampling = behind[: len(behind) - len(last)]
     # Without kernels that read unchanged logits, a drawn row needs all launches.
-    launched = [_tempered(launch, end) for launch in drawing] if drawing else behind
-    return ShortStep(launches, tuple(launched), end.sampling)
+    launched = [_tempered(launch, end) for launch in drawing] if drawing else sampling
+    return ShortStep(launches, tuple(launched), end.sampling, len(last))
 
 
 def _tempered(launch: PlannedLaunch, end: EndPhase) -> PlannedLaunch:
     """The launch changed to draw from the logits, not from SAMPLE's first half; the last one also
     executes the ops that follow."""
-    ops = end.ops[end.first :]
+    ops = [end.ops[number] for number in end.done]
     changed = {"LOGITS_AT": operand_index(ops, 0, "logits"), "PACKET_COUNT": 2}
     if launch.entry == DRAWING[-1] and len(ops) == len(ENDING):
         changed |= {"PACKET_COUNT": len(ops), **_last_macros(ops)}

@@ -32,7 +32,7 @@ DIGEST_SPANS = 4
 QUANTIZED_SEGMENTS = 4
 """Segments that a group of ``accel/kernels/quantizer.k`` computes at a time."""
 STATE_ROWS = 16
-"""Rows of a head's state that a group of ``accel/kernels/ssm_delta_net.k`` computes."""
+"""Rows of a head's state that a group of ``ssm_delta_net.k`` or ``ssm_scan.k`` computes."""
 GROUP_QUERIES = 8
 GROUP_CHANNELS = 1024
 """Queries of a group of ``accel/kernels/attention_group.k``, and their channels in all."""
@@ -291,6 +291,8 @@ OPS = (
         "ssm_conv1d",
         _columns("x"),
         _any("weight", "int query"),
+        _any("bias?"),
+        _columns("input_gate?", "output_gate?"),
         _to_any("state"),
         _to_columns("y"),
         sizes="tokens channels history",
@@ -320,6 +322,23 @@ OPS = (
         sizes="tokens heads width",
         reals="eps",
         groups=lambda tokens, heads, **_: tokens * heads,
+    ),
+    _op(
+        "ssm_scan_gates",
+        _rows("dt"),
+        _any("decay", "dt_bias"),
+        _to_rows("gates"),
+        sizes="tokens heads",
+        items=lambda tokens, heads, **_: tokens * heads,
+        source="ssm_delta_net",
+    ),
+    _op(
+        "ssm_scan",
+        _any("x", "gates", "skip", "int query"),
+        _to_any("state", "y"),
+        sizes="tokens heads groups head_dim state_size",
+        groups=lambda heads, head_dim, **_: heads * pieces(head_dim, STATE_ROWS),
+        source="ssm_delta_net",
     ),
     _op(
         "expert_topk",
@@ -357,6 +376,13 @@ OPS = (
         _to_any("uint digest"),
         sizes="rows vocab",
         groups=lambda rows, vocab, **_: rows * pieces(vocab, DIGEST_SPANS * SPAN),
+    ),
+    _op(
+        "expert_bias",
+        _columns("x"),
+        _any("int ids", "bias"),
+        _to_columns("y"),
+        sizes="tokens width used",
     ),
 )
 """Every op; ``packet.op`` is an index of this tuple."""

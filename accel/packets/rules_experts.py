@@ -21,7 +21,13 @@ def _gate_topk(low: Lowering, node: Node) -> None:
     names = ("x", "logits", "ids", "weights")
     tensors = {name: low.tensor(node.operands[name]) for name in names}
     experts, used = dims["experts"], dims["used"]
-    low.product(tensors.pop("x"), node.operands["gate_weight"], tensors["logits"], tokens)
+    products = logits = tensors["logits"]
+    if "bias" in node.operands:
+        products = low.new(f"{node.name}.products", tokens.most, experts)
+    low.product(tensors.pop("x"), node.operands["gate_weight"], products, tokens)
+    if products is not logits:
+        bias = low.tensor(node.operands["bias"])
+        low.elementwise("bias_add", tokens, {"x": products, "bias": bias, "y": logits})
     low.add(
         "expert_topk",
         tensors,
@@ -60,10 +66,13 @@ def _most_chunks(pairs: Count, experts: int) -> int:
     return min(pairs.most, experts + pairs.most // SLOTS)
 
 
-def _product(low: Lowering, node: Node, x: str, weight: str, y: Tensor, places: int) -> None:
-    """y = x weight[ids]^T, where ``places`` rows of y share a row of x.
+def _product(
+    low: Lowering, node: Node, x: str, weight: str, bias: str, y: Tensor, places: int
+) -> None:
+    """y = x weight[ids]^T + bias[ids], where ``places`` rows of y share a row of x.
 
-    The experts of a single token are all different, so nothing is grouped.
+    The node may have no operand of the name ``bias``. The experts of a single token are all
+    different, so nothing is grouped.
     """
     dims, tokens = low.dims(node), low.count(node)
     used, experts = dims["used"], dims["experts"]
@@ -76,14 +85,21 @@ def _product(low: Lowering, node: Node, x: str, weight: str, y: Tensor, places: 
     if tokens.most > 1:
         routing["chunks"], routing["order"] = _grouped(low, ids, tokens, experts)
     source = low.tensor(node.operands[x])
-    low.product(source, node.operands[weight], y, pairs, routing, places)
+    if bias not in node.operands:
+        low.product(source, node.operands[weight], y, pairs, routing, places)
+        return
+    products = low.new(f"{node.name}.{weight}.products", pairs.most, y.columns)
+    low.product(source, node.operands[weight], products, pairs, routing, places)
+    biases = low.tensor(node.operands[bias])
+    added = {"x": products, "ids": ids, "bias": biases, "y": y}
+    low.elementwise("expert_bias", pairs, added, used=used)
 
 
 def _gate_up(low: Lowering, node: Node) -> None:
     used = low.dims(node)["used"]
     for name in ("gate", "up"):
         y = low.tensor(node.operands[name])
-        _product(low, node, "x", f"{name}_weight", y, used)
+        _product(low, node, "x", f"{name}_weight", f"{name}_bias", y, used)
 
 
 def _swiglu(low: Lowering, node: Node) -> None:
@@ -95,7 +111,7 @@ def _down_acc(low: Lowering, node: Node) -> None:
     dims, tokens = low.dims(node), low.count(node)
     used, hidden = dims["used"], dims["hidden"]
     products = low.new(f"{node.name}.products", tokens.times(used).most, hidden)
-    _product(low, node, "x", "down_weight", products, 1)
+    _product(low, node, "x", "down_weight", "bias", products, 1)
     names = ("ids", "weights", "expert_scale", "residual", "y")
     tensors = {name: low.tensor(node.operands[name]) for name in names if name in node.operands}
     low.add("expert_sum", tensors, products=products, tokens=tokens, width=hidden, used=used)

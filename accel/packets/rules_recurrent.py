@@ -1,4 +1,4 @@
-"""Lowers the opcodes of gated delta-net layers."""
+"""Lowers the opcodes of recurrent layers."""
 
 from __future__ import annotations
 
@@ -43,6 +43,21 @@ def _delta_net(low: Lowering, node: Node) -> None:
     low.add("ssm_delta_net", shared, results, grouped=dims["grouped"])
 
 
+def _scan(low: Lowering, node: Node) -> None:
+    """Two ops: one prepares each token and is divided by tokens, the recurrence is divided by rows
+    of the state."""
+    dims, tensors, tokens = low.dims(node), low.tensors(node), low.count(node)
+    gates = low.new(f"{node.name}.gates", tokens.most, 2 * dims["heads"])
+    made = {name: tensors[name] for name in ("dt", "decay", "dt_bias")}
+    private = cheap(tokens, gates.columns)
+    low.add(
+        "ssm_scan_gates", made, gates=gates, tokens=tokens, heads=dims["heads"], private=private
+    )
+    read = {name: tensors[name] for name in ("x", "skip", "query", "state", "y")}
+    sizes = {name: dims[name] for name in ("heads", "groups", "head_dim", "state_size")}
+    low.add("ssm_scan", read, sizes, gates=gates, tokens=tokens)
+
+
 def _gated_norm(low: Lowering, node: Node) -> None:
     dims, tensors, tokens = low.dims(node), low.tensors(node), low.count(node)
     low.add(
@@ -62,6 +77,7 @@ RECURRENT_RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProx
         Opcode.SSM_CONV1D: _conv1d,
         Opcode.SSM_DELTA_NET: _delta_net,
         Opcode.SSM_GATED_NORM: _gated_norm,
+        Opcode.SSM_SCAN: _scan,
     }
 )
 """The lowering of each opcode."""

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 
-from contract.ir.nodes import Graph, Node
+from contract.ir.nodes import BufferKind, Graph, Node
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.spec import Access
@@ -18,8 +18,13 @@ ON_DEMAND = frozenset({Opcode.LOG_PROBABILITIES, Opcode.ROW_DIGEST})
 
 def kinds_of_steps(graph: Graph) -> int:
     """How many graphs a model is lowered as: with and without the results of each on-demand
-    opcode."""
-    return int(2 ** len(graph.opcodes & ON_DEMAND))
+    opcode, and the experts that its tokens use."""
+    reads_experts = any(
+        node.opcode is Opcode.MOE_GATE_TOPK
+        and graph.buffers[node.operands["ids"].buffer].kind is BufferKind.OUTPUT
+        for node in graph.nodes
+    )
+    return int(2 ** (len(graph.opcodes & ON_DEMAND) + reads_experts))
 
 
 def without_outputs(graph: Graph, names: Collection[str]) -> Graph:

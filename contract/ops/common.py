@@ -67,7 +67,11 @@ NEOX = Param(
     "neox", int, "pairs (m, m + n/2) if 1, (2m, 2m + 1) if 0", 0, 0, ("interleaved", "neox")
 )
 ACTIVATION_FUNCTION = Param(
-    "activation", int, "what the gate passes through", 0, 0, ("silu", "gelu", "sigmoid")
+    "activation", int, "the gate's function", 0, 0, ("silu", "gelu", "sigmoid", "clamped")
+)
+GATED_FORMULA = (
+    "y = f(gate) * up, f silu, gelu or sigmoid; clamped: with g = min(gate, 7) and u = up within "
+    "+-7, y = (g / (1 + exp(-(1.702 g)))) * (u + 1)"
 )
 
 EXP_FLOPS = 20
@@ -76,6 +80,8 @@ DIGEST_FLOPS = 61
 """Integer operations of R12 per logit: 7 rounds of 8 mixes of 14, of a block of 16, 37 blocks for
 32; and 4 to make a logit's bits canonical."""
 SILU_FLOPS = EXP_FLOPS + 2
+CLAMPED_FLOPS = SILU_FLOPS + 5
+"""Operations of the clamped gate per element: 3 for the bounds, 1 for 1.702 g, 1 for u + 1."""
 TANH_FLOPS = EXP_FLOPS + 4
 GELU_FLOPS = TANH_FLOPS + 8
 NORM_FLOPS = 4
@@ -103,7 +109,7 @@ def gated(*sizes: str) -> Callable[[Work], int]:
     """Cost of an activation function times a second tensor."""
 
     def flops(work: Work) -> int:
-        per_element = 1 + (SILU_FLOPS, GELU_FLOPS, SILU_FLOPS)[work["activation"]]
+        per_element = 1 + (SILU_FLOPS, GELU_FLOPS, SILU_FLOPS, CLAMPED_FLOPS)[work["activation"]]
         return each(per_element, *sizes)(work)
 
     return flops

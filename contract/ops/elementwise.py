@@ -8,6 +8,7 @@ from typing import Any
 from contract.opcodes import Opcode
 from contract.ops.common import (
     ACTIVATION_FUNCTION,
+    GATED_FORMULA,
     TANH_FLOPS,
     WRITE,
     activation,
@@ -73,7 +74,7 @@ ELEMENTWISE = (
         activation("up", "tokens", "width"),
         params=(ACTIVATION_FUNCTION,),
         rule="R0 R2",
-        formula="y = f(gate) * up; f is silu, gelu or sigmoid",
+        formula=GATED_FORMULA,
         flops=gated("tokens", "width"),
     ),
 )

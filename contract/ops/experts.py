@@ -8,6 +8,7 @@ from contract.opcodes import Opcode
 from contract.ops.common import (
     ACTIVATION_FUNCTION,
     EXP_FLOPS,
+    GATED_FORMULA,
     SILU_FLOPS,
     TOKEN_ACTIVATION,
     WRITE,
@@ -23,6 +24,16 @@ def _used_experts(work: Work) -> int:
     """Weight elements read if no two tokens share an expert, at most those of all experts."""
     experts = min(work["experts"], work["tokens"] * work["used"])
     return experts * work["width"] * work["hidden"]
+
+
+def _used_widths(work: Work) -> int:
+    """Elements read of one bias of ``width`` elements an expert."""
+    return min(work["experts"], work["tokens"] * work["used"]) * work["width"]
+
+
+def _used_hidden(work: Work) -> int:
+    """Elements read of one bias of ``hidden`` elements an expert."""
+    return min(work["experts"], work["tokens"] * work["used"]) * work["hidden"]
 
 
 def _routing_flops(work: Work) -> int:
@@ -55,13 +66,14 @@ EXPERTS = (
         (
             TOKEN_ACTIVATION,
             weight("gate_weight", "experts", "hidden"),
+            activation("bias", "experts", optional=True),
             activation("logits", "tokens", "experts", access=WRITE),
             index("ids", "tokens", "used", access=WRITE),
             activation("weights", "tokens", "used", access=WRITE),
         ),
         (Param("used", int, "experts a token", minimum=1),),
         rule="R0 R2 R3 R4 R5 R7",
-        formula="logits = x gate_weight^T; p = softmax(logits); ids = top-k of p; "
+        formula="logits = x gate_weight^T + bias; p = softmax(logits); ids = top-k of p; "
         "weights = p[ids] / max(sum(p[ids]), 2^-14)",
         flops=_routing_flops,
         constraint=_enough_experts,
@@ -72,15 +84,23 @@ EXPERTS = (
             TOKEN_ACTIVATION,
             weight("gate_weight", "experts", "width", "hidden"),
             weight("up_weight", "experts", "width", "hidden"),
+            activation("gate_bias", "experts", "width", optional=True),
+            activation("up_bias", "experts", "width", optional=True),
             index("ids", "tokens", "used"),
             activation("gate", "tokens", "used", "width", access=WRITE),
             activation("up", "tokens", "used", "width", access=WRITE),
         ),
         (),
         rule="R3 R4 R5",
-        formula="gate, up = x gate_weight[ids]^T, x up_weight[ids]^T",
+        formula="gate, up = x gate_weight[ids]^T + gate_bias[ids], "
+        "x up_weight[ids]^T + up_bias[ids]",
         flops=_gate_up_flops,
-        touched={"gate_weight": _used_experts, "up_weight": _used_experts},
+        touched={
+            "gate_weight": _used_experts,
+            "up_weight": _used_experts,
+            "gate_bias": _used_widths,
+            "up_bias": _used_widths,
+        },
     ),
     OpSpec(
         Opcode.MOE_SWIGLU,
@@ -91,7 +111,7 @@ EXPERTS = (
         ),
         (ACTIVATION_FUNCTION,),
         rule="R0 R2",
-        formula="y = f(gate) * up; f is silu, gelu or sigmoid",
+        formula=GATED_FORMULA,
         flops=gated("tokens", "used", "width"),
     ),
     OpSpec(
@@ -99,6 +119,7 @@ EXPERTS = (
         (
             activation("x", "tokens", "used", "width"),
             weight("down_weight", "experts", "hidden", "width"),
+            activation("bias", "experts", "hidden", optional=True),
             index("ids", "tokens", "used"),
             activation("weights", "tokens", "used"),
             activation("expert_scale", "experts", optional=True),
@@ -108,9 +129,10 @@ EXPERTS = (
         (),
         rule="R0 R3 R4 R5 R7",
         formula="y = residual or 0; "
-        "y += weights[e] * ((x[e] down_weight[ids[e]]^T) * expert_scale[ids[e]]), e in order",
+        "y += weights[e] * ((x[e] down_weight[ids[e]]^T + bias[ids[e]]) * expert_scale[ids[e]]), "
+        "e in order",
         flops=_down_flops,
-        touched={"down_weight": _used_experts},
+        touched={"down_weight": _used_experts, "bias": _used_hidden},
     ),
     OpSpec(
         Opcode.SHARED_EXPERT,

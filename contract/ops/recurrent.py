@@ -1,4 +1,4 @@
-"""Rows of the opcode table: gated delta-net layers."""
+"""Rows of the opcode table: recurrent layers."""
 
 from __future__ import annotations
 
@@ -39,6 +39,22 @@ def _delta_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str |
     return None
 
 
+def _scan_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    names = ("heads", "groups", "head_dim", "state_size")
+    heads, groups, head_dim, size = (int(params[name]) for name in names)
+    expected = heads * head_dim + 2 * groups * size
+    if dims["channels"] != expected:
+        return (
+            f"channels is {dims['channels']}, expected {expected} = "
+            "heads head_dim + 2 groups state_size"
+        )
+    if size > SEGMENT:
+        return f"state_size ({size}) is more than the {SEGMENT} elements of a segment"
+    if heads % groups:
+        return f"heads ({heads}) is not a multiple of groups ({groups})"
+    return None
+
+
 def _conv_flops(work: Work) -> int:
     return work["tokens"] * work["channels"] * (2 * work["taps"] + SILU_FLOPS)
 
@@ -48,6 +64,15 @@ def _delta_flops(work: Work) -> int:
     return 7 * work["tokens"] * work["value_heads"] * work["state_size"] ** 2
 
 
+def _scan_state(work: Work) -> int:
+    return work["heads"] * work["head_dim"] * work["state_size"]
+
+
+def _scan_flops(work: Work) -> int:
+    """Operations per state element: decay 1, update 2, read-out 2."""
+    return 5 * work["tokens"] * _scan_state(work)
+
+
 RECURRENT = (
     OpSpec(
         Opcode.SSM_CONV1D,
@@ -55,14 +80,17 @@ RECURRENT = (
             activation("x", "tokens", "channels"),
             activation("weight", "channels", "taps"),
             QUERY,
+            activation("bias", "channels", optional=True),
+            activation("input_gate", "tokens", "channels", optional=True),
+            activation("output_gate", "tokens", "channels", optional=True),
             activation("state", "slots", "history", "channels", access=UPDATE),
             activation("y", "tokens", "channels", access=WRITE),
         ),
         (Param("history", int, "earlier tokens kept", minimum=1),),
         rule="R0 R2 R8",
-        formula="position 0 starts from a zero state; "
-        "y = silu(left fold of weight[:, i] * x[t - history + i]); "
-        "state keeps the last x, oldest first",
+        formula="position 0 starts from a zero state; u = input_gate * x, or x; "
+        "z = left fold of weight[:, i] * u[t - history + i], then + bias; "
+        "y = output_gate * z, or silu(z); state keeps the last u, oldest first",
         flops=_conv_flops,
         touched={"state": lambda work: active_slots(work) * work["history"] * work["channels"]},
         constraint=_taps,
@@ -103,5 +131,31 @@ RECURRENT = (
             "state": lambda work: active_slots(work) * work["value_heads"] * work["state_size"] ** 2
         },
         constraint=_delta_heads,
+    ),
+    OpSpec(
+        Opcode.SSM_SCAN,
+        (
+            activation("x", "tokens", "channels"),
+            activation("dt", "tokens", "heads"),
+            activation("decay", "heads"),
+            activation("dt_bias", "heads"),
+            activation("skip", "heads"),
+            QUERY,
+            activation("state", "slots", "heads", "head_dim", "state_size", access=UPDATE),
+            activation("y", "tokens", "heads*head_dim", access=WRITE),
+        ),
+        (
+            Param("heads", int, "heads of the state", minimum=1),
+            Param("groups", int, "groups of heads that share b and c", minimum=1),
+            Param("head_dim", int, "elements of a head's value", minimum=1),
+            Param("state_size", int, "elements of b and of c", minimum=1),
+        ),
+        rule="R0 R2 R4 R8",
+        formula="position 0 starts from M = 0; v, b, c = split(x); s = softplus(dt + dt_bias); "
+        "g = exp(s * decay); M = g M + (s v) b^T; y = M c + skip v; a row of M is a value; "
+        "head j reads b and c of group j // (heads / groups)",
+        flops=_scan_flops,
+        touched={"state": lambda work: active_slots(work) * _scan_state(work)},
+        constraint=_scan_heads,
     ),
 )

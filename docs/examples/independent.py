@@ -12,6 +12,7 @@ import json
 import math
 import sys
 
+import independent_recurrent as recurrent
 import independent_rules as rules
 import numpy as np
 from independent_gguf import Gguf, Matrix
@@ -194,7 +195,8 @@ def case_attention(q, k, v, storage, scale, window=0, soft_cap=0.0, sinks=None):
 
 
 def case_swiglu(gate, up, activation):
-    return (rules.silu, rules.gelu, rules.sigmoid)[activation](gate) * up
+    gates = (rules.silu, rules.gelu, rules.sigmoid)
+    return rules.clamped(gate, up) if activation == 3 else gates[activation](gate) * up
 
 
 def case_route(logits, used):
@@ -211,10 +213,10 @@ def case_route(logits, used):
     return {"ids": np.array(ids), "weights": np.array(weights)}
 
 
-def case_mixture(products, weights, residual, ids, expert_scale=None):
+def case_mixture(products, weights, residual, ids, expert_scale=None, bias=None):
     y = residual
     for rank, expert in enumerate(ids):
-        part = products[:, rank]
+        part = products[:, rank] if bias is None else products[:, rank] + bias[expert]
         part = part if expert_scale is None else part * expert_scale[expert]
         y = y + weights[:, rank, None] * part
     return y
@@ -222,36 +224,6 @@ def case_mixture(products, weights, residual, ids, expert_scale=None):
 
 def case_shared(residual, x, router, down):
     return residual + rules.sigmoid(rules.total_of(x * router))[:, None] * down
-
-
-def case_convolution(x, weight):
-    taps, y = weight.shape[1], []
-    padded = np.concatenate([np.zeros((taps - 1, x.shape[1]), F), x])
-    for at in range(len(x)):
-        total = np.zeros(x.shape[1], F)
-        for tap in range(taps):
-            total = total + weight[:, tap] * padded[at + tap]
-        y.append(rules.silu(total))
-    return np.array(y)
-
-
-def case_delta(x, alpha, beta, decay, dt_bias, grouped, eps=1e-6):
-    n, key_heads, value_heads = 8, 2, 4
-    rows = x.reshape(len(x), -1, n)
-    unit = lambda z: z * (F(1) / np.sqrt(rules.total_of(z * z) + F(eps)))[..., None]  # noqa: E731
-    q = unit(rows[:, :key_heads]) * F(1 / math.sqrt(n))
-    k, v = unit(rows[:, key_heads : 2 * key_heads]), rows[:, 2 * key_heads :]
-    memory, y = np.zeros((value_heads, n, n), F), np.zeros((len(x), value_heads, n), F)
-    g = rules.exp(rules.softplus(alpha + dt_bias) * -np.abs(decay))
-    b = rules.sigmoid(beta)
-    for t in range(len(x)):
-        for head in range(value_heads):
-            of = head // (value_heads // key_heads) if grouped else head % key_heads
-            decayed = g[t, head] * memory[head]
-            error = v[t, head] - rules.total_of(decayed * k[t, of])
-            memory[head] = decayed + (b[t, head] * error)[:, None] * k[t, of]
-            y[t, head] = rules.total_of(memory[head] * q[t, of])
-    return y.reshape(len(x), -1)
 
 
 def case_embedding(rows, dimensions, pooling):
@@ -311,8 +283,10 @@ OPS = {
     "sum": rules.total_of, "rms_norm": case_norm, "quantize": case_quantize,
     "rotary_table": rules.rotary_table, "rope": case_rope, "product": case_product,
     "rows": case_rows, "exp2": rules.exp2, "attention": case_attention, "route": case_route,
-    "mixture": case_mixture, "shared_expert": case_shared, "convolution": case_convolution,
-    "delta_rule": case_delta, "gated_norm": case_gated_norm, "embedding": case_embedding,
+    "mixture": case_mixture, "shared_expert": case_shared,
+    "convolution": recurrent.case_convolution,
+    "gated_convolution": recurrent.case_gated_convolution, "scan": recurrent.case_scan,
+    "delta_rule": recurrent.case_delta, "gated_norm": case_gated_norm, "embedding": case_embedding,
     "philox": lambda key, counter: {"words": np.array(philox(key, counter))},
     "sample": case_sample, "log_probabilities": log_probabilities,
     "row_digest": rules.span_digests,
@@ -361,14 +335,19 @@ def check_receipt(path, receipt):
     with open(receipt) as file:
         document = json.load(file)
     payload, wrong = document["payload"], 0
-    form = payload["receipt"]
+    form, forced = payload["receipt"], json.loads(payload["request"]).get("force_tokens")
     for choice, leaves in zip(payload["choices"], document["leaves"], strict=True):
         text, sampling = list(payload["prompts"][choice["prompt"]]), dict(choice["sampling"])
         model, window = Model(path, len(text) + len(leaves)), sampling.pop("repeat_last_n")
         rows, good = [model.step(token) for token in text][-1:], [0, 0]
         for token, leaf in zip(choice["tokens"], leaves, strict=True):
             recent = text[-window:] if window else []
-            chosen = sample(rows[0], len(text), recent=recent, seed=int(choice["seed"]), **sampling)
+            step = len(text) - len(payload["prompts"][choice["prompt"]])
+            chosen = (
+                forced[step]
+                if forced
+                else sample(rows[0], len(text), recent=recent, seed=int(choice["seed"]), **sampling)
+            )
             good[0], good[1] = (
                 good[0] + (leaf_of(rows[0], form) == leaf),
                 good[1] + (chosen == token),

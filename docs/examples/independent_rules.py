@@ -19,7 +19,7 @@ EXP = bits("39506967", "3ab743ce", "3c088908", "3d2aa9c1", "3e2aaaaa", "3f000000
 LOG = bits("3d9021bb", "bdebd1b8", "3def251a", "bdfe5d4f", "3e11e9bf", "be2aae50", "3e4cceac",
            "be7ffffc", "3eaaaaaa")  # fmt: skip
 LOG2E, LN2_HIGH, LN2_LOW, ROOT_HALF = bits("3fb8aa3b", "3f318000", "b95e8083", "3f3504f3")
-GELU_SLOPE, GELU_CUBIC = bits("3f4c422a", "3d372713")
+GELU_SLOPE, GELU_CUBIC, STEEPNESS = bits("3f4c422a", "3d372713", "3fd9db23")
 EXP2 = bits("3d61fbb0", "3e786f0d", "3f31798d", "3f7ffb49")
 # fmt: off
 SIN = (1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.75573137070700676789e-06,
@@ -70,6 +70,11 @@ def sigmoid(x):
 
 def silu(x):
     return x / (F(1) + exp(-x))
+
+
+def clamped(gate, up):
+    g, u = np.minimum(gate, F(7)), np.clip(up, F(-7), F(7))
+    return (g / (F(1) + exp(-(STEEPNESS * g)))) * (u + F(1))
 
 
 def tanh(x):

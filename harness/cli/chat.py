@@ -73,6 +73,7 @@ class LocalPartner:
             settings["max_tokens"],
             self.stop,
             progress_on(transient=True),
+            chat=True,
         )
         interrupted = show_answer(generation)
         note(closing_line(generation, session))

@@ -25,7 +25,7 @@ def layer_facts(model: Model, kv_dtype: DType) -> dict[str, list[dict[str, Any]]
     recurrent = [n for n in range(config.layers) if config.is_recurrent(n)]
     return {
         "attention": _alike(config.attention_layers, lambda n: _attention(config, n, kv_dtype)),
-        "recurrent": _alike(recurrent, lambda n: _delta_net(config)),
+        "recurrent": _alike(recurrent, lambda n: _recurrent(config)),
         "feed_forward": _alike(range(config.layers), lambda n: _feed_forward(model, n)),
     }
 
@@ -91,10 +91,21 @@ def _rope(rope: Rope) -> dict[str, Any]:
     }
 
 
-def _delta_net(config: ModelConfig) -> dict[str, Any]:
+def _recurrent(config: ModelConfig) -> dict[str, Any]:
+    if (short := config.short_conv) is not None:
+        return {"kind": "short convolution", "taps": short.taps}
+    if (mamba := config.mamba) is not None:
+        return {
+            "kind": "mamba",
+            "heads": mamba.heads,
+            "head_dim": mamba.head_dim,
+            "state_size": mamba.state_size,
+            "taps": mamba.taps,
+        }
     net = config.delta_net
     assert net is not None
     return {
+        "kind": "delta net",
         "value_heads": net.value_heads,
         "key_heads": net.key_heads,
         "head_dim": net.state_size,

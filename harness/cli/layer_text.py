@@ -14,12 +14,13 @@ def layer_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("layers", f"{count} of width {run['hidden']:,}"), ("drafts", _drafts(run["drafts"]))]
     for label, name, describe in (
         ("attention", "attention", _attention),
-        ("delta net", "recurrent", _delta_net),
+        ("", "recurrent", _recurrent),
         ("feed-forward", "feed_forward", _feed_forward),
     ):
         for index, entry in enumerate(run[name]):
             which = _which(entry["layers"], count)
-            rows.append(("" if index else label, f"{which}: {describe(entry)}"))
+            shown = "" if index else label or entry["kind"]
+            rows.append((shown, f"{which}: {describe(entry)}"))
     return rows
 
 
@@ -70,7 +71,14 @@ def _rope(rope: Mapping[str, Any]) -> str:
     return text
 
 
-def _delta_net(entry: Mapping[str, Any]) -> str:
+def _recurrent(entry: Mapping[str, Any]) -> str:
+    if entry["kind"] == "short convolution":
+        return f"gated convolution of {entry['taps']} tokens"
+    if entry["kind"] == "mamba":
+        return (
+            f"{entry['heads']} heads of {entry['head_dim']} with states of "
+            f"{entry['state_size']}, convolution of {entry['taps']} tokens"
+        )
     return (
         f"{entry['value_heads']} value heads and {entry['key_heads']} key heads of "
         f"{entry['head_dim']}, convolution of {entry['taps']} tokens"

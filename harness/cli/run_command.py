@@ -189,6 +189,7 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
             progress_on(transient=True),
             None if receipt is None else receipt.digests,
             LOGITS if receipt is None else receipt.output,
+            chat=not args.raw,
         )
         if args.json:
             interrupted = follow(generation, lambda text: None)

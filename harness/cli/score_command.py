@@ -16,6 +16,7 @@ from harness.console import printable, table
 from harness.settings import add_flags, resolve
 
 if TYPE_CHECKING:
+    from harness.host.expert_choices import ExpertChoices
     from harness.host.session import Session
     from reference.sched.scores import TokenScores
 
@@ -26,6 +27,7 @@ examples:
   zinc-rt score --prompt "The sky is blue."
   zinc-rt score essay.txt --json --top 5       with the likeliest tokens
   zinc-rt score --tokens 1,2,3,4 --from 3      of the token at position 3 only
+  zinc-rt score --prompt "2 + 2 =" --force-tokens 216,36   of an answer, token by token
 """
 
 
@@ -37,6 +39,16 @@ def add_parser(subparsers: Any) -> None:
     given.add_argument("file", nargs="?", metavar="FILE", help="text file; - is standard input")
     given.add_argument("--prompt", metavar="TEXT", help="the text itself")
     given.add_argument("--tokens", metavar="1,2,3", help="token ids")
+    parser.add_argument(
+        "--force-tokens",
+        metavar="1,2,3",
+        help="token ids of an answer to the text, of which alone there are scores",
+    )
+    parser.add_argument(
+        "--experts",
+        action="store_true",
+        help="with --json: the experts of a mixture that every token used, layer by layer",
+    )
     parser.add_argument(
         "--from",
         dest="start",
@@ -59,6 +71,8 @@ def add_parser(subparsers: Any) -> None:
 
 def score(args: argparse.Namespace) -> int:
     """Print the scores; they depend only on model and tokens."""
+    from harness.host.expert_choices import ExpertChoices
+
     settings = resolve(args, NAMES)
     if not 1 <= args.top <= MOST_LISTED:
         raise ConfigError(f"flag --top: {args.top} is not from 1 to {MOST_LISTED}")
@@ -66,9 +80,18 @@ def score(args: argparse.Namespace) -> int:
         raise ConfigError(f"flag --from: {args.start} is not 1 or more")
     text = _text_of(args)
     ids = None if args.tokens is None else token_ids(args.tokens)
-    with open_session(settings, scores=args.top) as session:
+    said = None if args.force_tokens is None else token_ids(args.force_tokens)
+    if said is not None and args.start != 1:
+        raise ConfigError("flag --from: --force-tokens says what is scored; give one of them")
+    if args.experts and not args.json:
+        raise ConfigError("flag --experts: needs --json")
+    with open_session(settings, scores=args.top, experts=args.experts) as session:
         tokens = session.model.tokenizer.encode(text) if ids is None else ids
-        document = _document(session, tokens, args.start, args.top)
+        start = args.start if said is None else len(tokens)
+        scored = tokens + (said or [])
+        document = _document(
+            session, scored, start, args.top, ExpertChoices() if args.experts else None
+        )
         print(json.dumps(document) if args.json else _shown(session, document))
     return 0
 
@@ -87,16 +110,20 @@ def _text_of(args: argparse.Namespace) -> str:
         raise ConfigError(f"{args.file}: byte {error.start} is not UTF-8") from None
 
 
-def _document(session: Session, tokens: list[int], start: int, top: int) -> dict[str, Any]:
+def _document(
+    session: Session, tokens: list[int], start: int, top: int, experts: ExpertChoices | None
+) -> dict[str, Any]:
     from reference.sched.scores import perplexity
 
     if len(tokens) < 2:
         count = "is empty" if not tokens else "is one token"
         raise RequestError("prompt", f"{count}; give at least two, since the first has no score")
+    if start < 1:
+        raise RequestError("prompt", "is empty; an answer comes after at least one token")
     if start >= len(tokens):
         raise ConfigError(f"flag --from: {start} is not below the {len(tokens)} tokens of the text")
     scored: list[dict[str, Any]] = []
-    for part in _scores(session, tokens, start, top):
+    for part in _scores(session, tokens, start, top, experts):
         bits = part.log_probability.view("<u4").tolist()
         logs = part.log_probability.tolist()
         listed = zip(part.top_ids.tolist(), part.top_log_probabilities.tolist(), strict=True)
@@ -117,6 +144,7 @@ def _document(session: Session, tokens: list[int], start: int, top: int) -> dict
                 }
             )
     total = math.fsum(one["log_probability"] for one in scored)
+    used = {} if experts is None else {"experts": experts.of(len(tokens)).tolist()}
     return {
         "model": session.model.config.name,
         "tier": session.tier.info.name,
@@ -124,10 +152,13 @@ def _document(session: Session, tokens: list[int], start: int, top: int) -> dict
         "scored": scored,
         "sum": total,
         "perplexity": perplexity(total, len(scored)),
+        **used,
     }
 
 
-def _scores(session: Session, tokens: list[int], start: int, top: int) -> list[TokenScores]:
+def _scores(
+    session: Session, tokens: list[int], start: int, top: int, experts: ExpertChoices | None
+) -> list[TokenScores]:
     """The log-probabilities of the tokens from position ``start`` on. Raises RequestError, and
     NonFiniteLogits for a model that fails."""
     from contract.types import Request, SamplingParams
@@ -142,7 +173,8 @@ def _scores(session: Session, tokens: list[int], start: int, top: int) -> list[T
         score_from=start,
         score_top=top,
     )
-    session.driver.read(Submission([request], scores={request.id: found.append}))
+    read = {} if experts is None else {request.id: experts}
+    session.driver.read(Submission([request], scores={request.id: found.append}, experts=read))
     return found
 
 

@@ -239,6 +239,7 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
         slots=settings["slots"] or SLOTS,
         biases=MOST_BIASES,
         top_log_probabilities=LISTED,
+        experts=settings.get("read_experts") == "on",
     )
     return ModelOptions(
         session,

@@ -57,12 +57,14 @@ def open_session(
     scores: int = 0,
     chat: bool = False,
     digests: bool = False,
+    experts: bool = False,
     recording: Recording | None = None,
 ) -> Session:
     """Open the session the settings describe, with progress on standard error.
 
     A setting the command does not have keeps its default. With ``scores`` texts can be scored, with
-    so many likely tokens listed; with ``digests`` rows of logits are digested.
+    so many likely tokens listed; with ``digests`` rows of logits are digested, and with ``experts``
+    those of a mixture can be read.
     """
     from harness.host.session import Session
     from harness.progress import progress_on
@@ -70,7 +72,7 @@ def open_session(
     options = session_options(settings, all_logits=all_logits, chat=chat)
     if scores:
         options = replace(options, scores=True, top_log_probabilities=scores)
-    options = replace(options, digests=digests)
+    options = replace(options, digests=digests, experts=experts)
     if recording is not None:
         options = replace(options, recording=recording)
     return Session.open(model_file(settings), options, progress_on(transient=True))

@@ -67,6 +67,8 @@ def add_parser(subparsers: Any) -> None:
     for name, kind in NUMBERS.items():
         flag = "--" + name.replace("_", "-")
         add.add_argument(flag, type=kind, metavar="N", help=LIMIT_HELP[name])
+    models = "the only models it may use [all]"
+    add.add_argument("--models", type=names_of, metavar="NAME[,NAME]", help=models)
     for right, what in zip(
         RIGHTS, ("read the usage of all tenants", "change models and tenants"), strict=True
     ):
@@ -112,9 +114,14 @@ def _add_without_file(verbs: Any) -> None:
     check.set_defaults(func=check_file)
 
 
+def names_of(text: str) -> list[str]:
+    """The names of a list with commas."""
+    return [name for name in map(str.strip, text.split(",")) if name]
+
+
 def add_one(args: argparse.Namespace) -> int:
     """Add a tenant and print its key."""
-    given = {name: getattr(args, name) for name in (*NUMBERS, "qos")}
+    given = {name: getattr(args, name) for name in (*NUMBERS, "qos", "models")}
     values = {name: value for name, value in given.items() if value is not None}
     values |= {right: True for right in RIGHTS if getattr(args, right)}
     settings = resolve(args, ["tenants", "ledger"])

@@ -209,6 +209,7 @@ class EngineDriver(Submits[EventStream]):
                     mask,
                     output=submission.output,
                     on_scores=submission.scores.get(request.id),
+                    on_experts=submission.experts.get(request.id),
                 )
                 accepted.append(request.id)
                 if mask is not None:

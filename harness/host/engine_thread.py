@@ -32,6 +32,8 @@ from reference.sched.tenants import Tenants
 
 T = TypeVar("T")
 log = logging.getLogger("zinc_rt.serve")
+LEAST_FLUSH_SECONDS = 1.0
+"""Fewest seconds in which the disk cache is written when a driver closes."""
 STATISTICS_SECONDS = 0.02
 """Most seconds between two looks at the counts of a working engine."""
 FORKED = (
@@ -124,6 +126,9 @@ class ThreadedDriver(EngineDriver):
         deadline = time.monotonic() + drain_seconds
         while self._ended is None and self._streams and time.monotonic() < deadline:
             time.sleep(0.05)
+        disk = self._engine.disk
+        if disk is not None and drain_seconds:
+            disk.end_in(max(LEAST_FLUSH_SECONDS, deadline - time.monotonic()))
         with suppress(EngineStopped):
             self._thread.remove(self)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request, SamplingParams
@@ -14,6 +16,9 @@ from harness.progress import NullProgress, Progress
 from reference.engine.sequence import LogitsSink
 from reference.model.tokenizer import Tokenizer
 from reference.runner import LOGITS
+
+if TYPE_CHECKING:
+    from harness.host.harmony_reply import FramedAnswer
 
 SILENT = NullProgress()
 
@@ -61,13 +66,21 @@ class TextGeneration(Iterator[Piece]):
         progress: Progress = SILENT,
         on_logits: LogitsSink | None = None,
         output: str = LOGITS,
+        framed: FramedAnswer | None = None,
     ) -> None:
         """Submits ``request``; raises RequestError when it cannot be served. ``on_logits`` receives
-        the logits that its tokens are sampled from, or ``output`` of them."""
+        the logits that its tokens are sampled from, or ``output`` of them. ``framed`` takes an
+        answer apart whose tokens are no text for a user."""
         self._engine = driver.engine
         self._request = request
         self._progress = progress
-        self._answer = AnswerText(tokenizer, request)
+        self._framed = framed
+        if framed is None:
+            self._answer = AnswerText(tokenizer, request)
+        else:
+            self._answer = AnswerText(
+                tokenizer, request, parser=framed.parser, shown=framed.shown_tokens
+            )
         self._read = 0
         self._reading = False
         self._drafts_before = driver.engine.statistics.speculation
@@ -97,7 +110,7 @@ class TextGeneration(Iterator[Piece]):
     @property
     def text(self) -> str:
         """The text so far."""
-        return self._answer.text
+        return self._answer.text if self._framed is None else self._framed.content
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -142,6 +155,8 @@ class TextGeneration(Iterator[Piece]):
         while self.finish_reason is None:
             for at, event in self._events():
                 piece = self._answer.receive(event, self._stream, at)
+                if piece is not None and self._framed is not None:
+                    piece = replace(piece, text=self._framed.take(piece.parts))
                 if piece is not None and (piece.text or piece.token is not None):
                     yield piece
 

@@ -19,6 +19,7 @@ from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import Drafter
 from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits
+from reference.memory.disk.cache import DiskCache
 from reference.memory.planner import MemoryPlan
 from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.open import Model, open_model
@@ -80,14 +81,15 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in the memory of a tier. ``recorded`` is the tier that writes its trace, if there is
-    one."""
+    """A model in the memory of a tier. ``recorded`` is the tier that writes its trace, and ``disk``
+    has what was computed for prompts, if there are such."""
 
     prepared: Prepared
     options: SessionOptions
     runner: ModelRunner
     drafter: Drafter | None
     recorded: RecordedTier | None
+    disk: DiskCache | None = None
 
     def engine(
         self,
@@ -113,7 +115,14 @@ class LoadedModel:
             stall_steps=stall_steps,
             draft_tokens=options.draft,
         )
-        return Engine(self.runner, engine_options, drafter=self.drafter, observer=observer, **more)
+        return Engine(
+            self.runner,
+            engine_options,
+            drafter=self.drafter,
+            observer=observer,
+            disk=self.disk,
+            **more,
+        )
 
 
 def load_model(
@@ -135,7 +144,16 @@ def load_model(
     tier: Tier = prepared.tier if recorded is None else recorded
     runner = owned.enter_context(load_runner(prepared.model, tier, prepared.limits, progress))
     drafter = load_drafter(prepared.drafting, runner, options.draft, owned, progress)
-    return LoadedModel(prepared, options, runner, drafter, recorded)
+    disk = None
+    if options.disk_cache is not None and options.prefix_cache != 0:
+        # Imported here because most starts have no disk cache.
+        from harness.host.disk import open_disk_cache
+
+        disk = open_disk_cache(
+            options.disk_cache, options.disk_cache_size, prepared.model, prepared.limits
+        )
+        owned.callback(disk.close)
+    return LoadedModel(prepared, options, runner, drafter, recorded, disk)
 
 
 def load_runner(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:

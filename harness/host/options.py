@@ -12,6 +12,7 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from harness.memory import LimitsAt, prompt_steps, room_for_prompts
+from harness.setting_kinds import DISK_CACHE_BYTES
 from harness.tiers import DEFAULT_OPTIONS, TierOptions
 from reference.engine.draft_block import drafting_limits
 from reference.limits import Limits, whole_contexts
@@ -28,6 +29,8 @@ class Recording:
     timeline: Path | None = None
 
 
+ALONE_STATES = 2
+"""Recurrent states that a single slot saves for the disk cache."""
 READ_ROWS = 16
 """Fewest rows of a step where every position of a text is read, for its vector or its
 log-probabilities: with fewer such a text takes many steps."""
@@ -47,7 +50,8 @@ class SessionOptions:
     holds, at most ``prefix_cache`` bytes stay for that, None for all, 0 for none at all,
     and ``host_cache`` bytes more in memory of the host besides the budget. What recurrent layers
     remember at ends of pages has room in ``state_cache`` bytes of the budget, None for one
-    state a slot where there are several.
+    state a slot where there are several. All of it also goes to the folder ``disk_cache``, up to
+    ``disk_cache_size`` bytes, where a later process finds it; None for no folder.
 
     Logits of every position, as ``Session.logits`` gives them, need ``all_logits``. At most
     ``draft`` tokens are guessed ahead, from the prompt or by the model in the file ``draft_model``,
@@ -55,7 +59,7 @@ class SessionOptions:
     with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
     ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
     computed from, with ``scores`` the log-probabilities of prompts, with ``digests`` digests of
-    rows of logits.
+    rows of logits, with ``experts`` those that a mixture's tokens use.
     """
 
     tier: str = "auto"
@@ -70,6 +74,8 @@ class SessionOptions:
     chat: bool = False
     prefix_cache: int | None = None
     state_cache: int | None = None
+    disk_cache: Path | None = None
+    disk_cache_size: int = DISK_CACHE_BYTES
     draft: int = 0
     draft_model: Path | None = None
     slots: int = 1
@@ -79,6 +85,7 @@ class SessionOptions:
     hidden_states: bool = False
     scores: bool = False
     digests: bool = False
+    experts: bool = False
     recording: Recording = Recording()
 
     def chunks(self, tier: Tier) -> Sequence[int]:
@@ -88,6 +95,13 @@ class SessionOptions:
         if self.chunk is not None:
             return (self.chunk,)
         return prompt_steps(PROMPT_TOKENS if self.all_logits else tier.info.prompt_tokens)
+
+    @property
+    def _saved_states(self) -> int:
+        """How many recurrent states are saved unless ``state_cache`` says it."""
+        if self.slots == 1:
+            return 0 if self.disk_cache is None else ALONE_STATES
+        return self.slots
 
     def limits(self, context: int) -> Limits:
         """The sizes of a session of so many positions."""
@@ -105,13 +119,14 @@ class SessionOptions:
         )
         return replace(
             limits,
-            saved_states=self.slots if self.slots > 1 else 0,
+            saved_states=self._saved_states,
             masks=self.slots if self.masks else 0,
             biases=self.biases,
             top_log_probabilities=self.top_log_probabilities,
             hidden_states=self.hidden_states,
             scores=self.scores,
             digests=self.digests,
+            experts=self.experts,
         )
 
 

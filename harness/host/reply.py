@@ -169,7 +169,10 @@ class ReplyParser:
     def _starts(self, marks: Sequence[str]) -> list[int]:
         """Where calls may begin in what is held."""
         pattern = "|".join(map(re.escape, marks))
-        return [found.start() for found in re.finditer(pattern, self._held)][:MOST_STARTS]
+        starts = [found.start() for found in re.finditer(pattern, self._held)][:MOST_STARTS]
+        syntax, functions = self._syntax, self._form.functions
+        assert syntax is not None
+        return [at for at in starts if syntax.may_begin(self._held[at:], functions)]
 
     def _is_call(self, start: int) -> bool:
         """Whether a call begins there in the rest of an answer."""
@@ -288,8 +291,8 @@ class ReplyParser:
     def _unfinished(self, call: _OpenCall) -> Iterator[Part]:
         """A call whose end is missing, or the text that it is instead."""
         assert self._syntax is not None
-        calls, rest = self._parsed(call.body), ""
-        if calls is None and self._tolerant:
+        calls, rest = None if call.bare else self._parsed(call.body), ""
+        if calls is None and self._tolerant and not call.bare:
             calls, rest = self._syntax.mended(call.body, self._form.functions) or (None, "")
         if calls is not None:
             yield from self._made(calls)
@@ -302,8 +305,10 @@ class ReplyParser:
 
     def _parsed(self, body: str) -> list[Call] | None:
         assert self._syntax is not None
-        parse = self._syntax.parse if self._tolerant else self._syntax.parse_exactly
-        return parse(body, self._form.functions)
+        if not self._tolerant:
+            return self._syntax.parse_exactly(body, self._form.functions)
+        calls = self._syntax.parse(body, self._form.functions)
+        return self._syntax.several(body, self._form.functions) if calls is None else calls
 
     def _as_text(self, text: str, rest: str) -> Content:
         """What looked like a call and is none."""

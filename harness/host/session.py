@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ from reference.model.chat_template import ChatTemplate
 from reference.model.open import Model
 from reference.observer import NOBODY, Observer
 from reference.runner import LOGITS, ModelRunner
+
+if TYPE_CHECKING:
+    from harness.host.harmony_reply import FramedAnswer
 
 
 class Session(ContextManager):
@@ -91,17 +95,32 @@ class Session(ContextManager):
         progress: Progress = SILENT,
         on_logits: LogitsSink | None = None,
         output: str = LOGITS,
+        chat: bool = False,
     ) -> TextGeneration:
         """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
 
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
         shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
-        sampled from, or ``output`` of them. Raises RequestError.
+        sampled from, or ``output`` of them. In a ``chat``, what frames an answer is left out of its
+        text. Raises RequestError.
         """
         request = Request(self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
         tokenizer = self.model.tokenizer
-        self._latest = TextGeneration(self.driver, tokenizer, request, progress, on_logits, output)
+        framed = self._framed_answer() if chat else None
+        self._latest = TextGeneration(
+            self.driver, tokenizer, request, progress, on_logits, output, framed
+        )
         return self._latest
+
+    def _framed_answer(self) -> FramedAnswer | None:
+        """What takes answers apart whose tokens are no text for a user; None for other models."""
+        template = self.template
+        if template is None or not template.frames_messages:
+            return None
+        from harness.host.dialect import dialect_of
+        from harness.host.harmony_reply import FramedAnswer
+
+        return FramedAnswer.of(dialect_of(template.text, self.model.tokenizer, template.tool_text))
 
     def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
         """Write the logits of every position to ``out``, f32[len(tokens), vocab]; the session needs

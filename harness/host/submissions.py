@@ -15,6 +15,7 @@ from contract.types import Request
 from harness.host.answer_text import failure_of
 from harness.host.event_queue import Delivered
 from reference.engine.sequence import LogitsSink
+from reference.expert_outputs import ExpertSink
 from reference.runner import LOGITS
 from reference.sched.scores import ScoreSink
 
@@ -27,6 +28,7 @@ WAIT_SECONDS = 0.5
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
 NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
 NO_SCORES: Mapping[int, ScoreSink] = MappingProxyType({})
+NO_EXPERTS: Mapping[int, ExpertSink] = MappingProxyType({})
 
 
 class EngineStopped(ZincError):
@@ -40,7 +42,8 @@ class Submission:
     ``logits`` receive, by request id and on the engine's thread, those of every position from
     ``logits_from`` on, by default those that tokens are sampled from, or else the rows of
     ``output``; each before the event with the last such token. ``masks``, by request id, say which
-    token may come next, and ``scores`` receive the log-probabilities of prompts.
+    token may come next, ``scores`` receive the log-probabilities of prompts, and ``experts`` what
+    experts of a mixture every position uses.
     """
 
     requests: Sequence[Request]
@@ -49,6 +52,7 @@ class Submission:
     output: str = LOGITS
     masks: Mapping[int, TokenMasks] = field(default_factory=dict)
     scores: Mapping[int, ScoreSink] = field(default_factory=dict)
+    experts: Mapping[int, ExpertSink] = field(default_factory=dict)
 
     def first_row_of(self, request: Request) -> int:
         """The first position of a request whose row ``logits`` receive."""
@@ -83,13 +87,16 @@ class Submits(Protocol[Stream]):
         masks: Mapping[int, TokenMasks] = NO_MASKS,
         scores: Mapping[int, ScoreSink] = NO_SCORES,
         output: str = LOGITS,
+        experts: Mapping[int, ExpertSink] = NO_EXPERTS,
     ) -> Stream:
         """Queue requests that belong together, on a stream of their own; see ``Submission``.
 
         Raises RequestError, QueueFull and EngineStopped.
         """
         stream = self.open_stream()
-        submission = Submission(requests, logits, output=output, masks=masks, scores=scores)
+        submission = Submission(
+            requests, logits, output=output, masks=masks, scores=scores, experts=experts
+        )
         (error,) = self.submit_to(stream, [submission])
         if error is not None:
             raise error

@@ -18,15 +18,16 @@ class RequestFacts:
     writes it.
 
     ``tenant`` is its tenant when it was submitted. ``cached`` prompt tokens came from the prefix
-    cache at its first admission, and ``difference`` is where a cached prompt of its tenant went on
-    otherwise. ``tokens`` were put on its stream; tokens past the end of its answer count until the
-    reader cancels the request.
+    cache at its first admission, ``from_disk`` of them from the disk cache, and ``difference`` is
+    where a cached prompt of its tenant went on otherwise. ``tokens`` were put on its stream; those
+    past the end of its answer count until the reader cancels the request.
     """
 
     submitted: float
     tenant: Tenant
     admitted: float | None = None
     cached: int = 0
+    from_disk: int = 0
     difference: Difference | None = None
     preempted: int = 0
     tokens: int = 0
@@ -78,6 +79,12 @@ class StreamWatch(Observer):
         if stream is not None and stream.facts[request_id].admitted is None:
             stream.facts[request_id].difference = difference
         self.then.differed(at, request_id, difference)
+
+    def loaded(self, at: float, request_id: int, tokens: int) -> None:
+        stream = self.streams.get(request_id)
+        if stream is not None and stream.facts[request_id].admitted is None:
+            stream.facts[request_id].from_disk = tokens
+        self.then.loaded(at, request_id, tokens)
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
         stream = self.streams.get(request_id)

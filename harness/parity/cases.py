@@ -57,7 +57,8 @@ class Case:
     @property
     def may_break(self) -> bool:
         """Whether NaN or an infinity can be a correct result."""
-        return self.kind in (NONFINITE | BREAKS_ROWS if _has_pages(self.opcode) else NONFINITE)
+        overflows = _has_pages(self.opcode) or self.opcode is Opcode.SSM_SCAN
+        return self.kind in (NONFINITE | BREAKS_ROWS if overflows else NONFINITE)
 
     def __str__(self) -> str:
         return f"{self.name}-seed{self.seed}"

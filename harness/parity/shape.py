@@ -82,7 +82,7 @@ def grid(names: str, *rows: Sequence[int], label: str = "", **params: Scalar) ->
 
 def activations(names: str, *rows: Sequence[int], silu: str = "silu-") -> Strategy:
     """Every row of sizes with every activation function; labels of silu begin with ``silu``."""
-    labels = (silu, "gelu-", "sigmoid-")
+    labels = (silu, "gelu-", "sigmoid-", "clamped-")
     return lambda dtype: tuple(
         shape
         for number, label in enumerate(labels)

@@ -29,8 +29,9 @@ def _gate_topk(dtype: DType | None) -> tuple[OpShape, ...]:
             f"{tokens}x{experts}x{hidden}",
             {"tokens": tokens, "experts": experts, "hidden": hidden},
             {"used": used},
+            absent=frozenset() if index % 2 else frozenset(("bias",)),
         )
-        for tokens, experts, hidden, used in sizes
+        for index, (tokens, experts, hidden, used) in enumerate(sizes)
     )
 
 
@@ -72,11 +73,15 @@ def _products(inner: str, outputs: str) -> Strategy:
 
 
 def _absences(count: int, inner: str) -> list[frozenset[str]]:
-    """Every combination of MOE_DOWN_ACC's optional operands in turn; none for MOE_GATE_UP."""
+    """Every combination of the optional operands of MOE_GATE_UP or MOE_DOWN_ACC in turn."""
+    optional: tuple[str, ...] = ("bias", "expert_scale", "residual")
     if inner == "hidden":
-        return [frozenset()] * count
-    choices = [(), ("expert_scale",), ("residual",), ("expert_scale", "residual")]
-    return [frozenset(choices[index % len(choices)]) for index in range(count)]
+        optional = ("gate_bias", "up_bias")
+    choices = [
+        frozenset(name for bit, name in enumerate(optional) if index >> bit & 1)
+        for index in range(1 << len(optional))
+    ]
+    return [choices[index % len(choices)] for index in range(count)]
 
 
 def _shared_expert(dtype: DType | None) -> tuple[OpShape, ...]:

@@ -1,4 +1,4 @@
-"""The sizes and parameters that delta-net opcodes are tested with."""
+"""The sizes and parameters that opcodes of recurrent layers are tested with."""
 
 from __future__ import annotations
 
@@ -21,9 +21,14 @@ RESTART: tuple[Run, ...] = ((1, 7, 3), (0, 0, 2), (1, 0, 2), (0, 2, 3))
 """Runs of a step in which slot 1 begins a new sequence in the middle."""
 
 
-def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int) -> OpShape:
+CONV_EXTRAS = frozenset(("bias", "input_gate", "output_gate"))
+
+
+def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int, *extras: str) -> OpShape:
+    """A convolution with these of its optional operands."""
     dims = {"channels": channels, "taps": history + 1}
-    return OpShape(f"{label}-{channels}x{history}", dims, {"history": history}, runs)
+    absent = CONV_EXTRAS - set(extras)
+    return OpShape(f"{label}-{channels}x{history}", dims, {"history": history}, runs, absent)
 
 
 def _delta(
@@ -41,6 +46,14 @@ def _delta(
     return OpShape(f"{label}-{size}x{keys}x{values}-{order}", dims, params, runs)
 
 
+def _scan(
+    label: str, runs: tuple[Run, ...], heads: int, groups: int, head_dim: int, size: int
+) -> OpShape:
+    params = {"heads": heads, "groups": groups, "head_dim": head_dim, "state_size": size}
+    dims = {"channels": heads * head_dim + 2 * groups * size}
+    return OpShape(f"{label}-{heads}x{groups}x{head_dim}x{size}", dims, params, runs)
+
+
 def _gated_norm(label: str, tokens: int, heads: int, width: int) -> OpShape:
     return OpShape(label, {"tokens": tokens, "width": width}, {"eps": 1e-5, "heads": heads})
 
@@ -54,6 +67,11 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _conv("restart", RESTART, 33, 9),
         _conv("start", SHORT, 8, 2),
         _conv("empty", EMPTY, 16, 3),
+        _conv("biased", MIXED, 72, 3, "bias"),
+        _conv("gated", MIXED, 257, 2, "input_gate", "output_gate"),
+        _conv("gated-one", DECODE_ONE, 40, 2, "input_gate", "output_gate"),
+        _conv("input-gated", RESTART, 33, 3, "input_gate"),
+        _conv("all", CHUNK_LONG, 48, 9, *CONV_EXTRAS),
     ),
     Opcode.SSM_DELTA_NET: always(
         _delta("one", DECODE_ONE, 128, 1, 2, 0),
@@ -72,6 +90,16 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _gated_norm("odd", 17, 3, 40),
         _gated_norm("span", 2, 2, 1300),
         _gated_norm("empty", 0, 2, 16),
+    ),
+    Opcode.SSM_SCAN: always(
+        _scan("one", DECODE_ONE, 4, 1, 64, 128),
+        _scan("many", DECODE_MANY, 6, 2, 16, 16),
+        _scan("chunk", CHUNK_LONG, 4, 4, 24, 40),
+        _scan("mixed", MIXED, 4, 1, 32, 128),
+        _scan("restart", RESTART, 6, 3, 40, 33),
+        _scan("start", SHORT, 2, 1, 8, 256),
+        _scan("odd", RESTART, 1, 1, 131, 131),
+        _scan("empty", EMPTY, 2, 1, 16, 16),
     ),
     Opcode.SCALE_COLUMNS: grid(
         "tokens width factors",

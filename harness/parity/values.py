@@ -63,4 +63,5 @@ NONFINITE = frozenset({"nan", "inf"})
 OF_PAGES = frozenset({"scales"})
 """Kinds used only for opcodes that access KV pages."""
 BREAKS_ROWS = frozenset({"huge"})
-"""Kinds whose rows rule R6 treats as broken, so opcodes that access KV pages may give NaN."""
+"""Kinds whose rows rule R6 treats as broken, so opcodes that access KV pages may give NaN; so may
+SSM_SCAN, which multiplies four large numbers."""

@@ -58,9 +58,11 @@ class TokenDifference(Struct):
 
 
 class CachedPrompt(Struct):
-    """Prompt tokens that came from the cache, and where a cached prompt went on otherwise."""
+    """Prompt tokens that came from the cache, those of them that were only on disk, if any, and
+    where a cached prompt went on otherwise."""
 
     tokens: int
+    from_disk: int | UnsetType = UNSET
     first_difference: TokenDifference | UnsetType = UNSET
 
 
@@ -267,6 +269,7 @@ class TenantFacts(Struct):
     name: str
     qos: str
     keys: int
+    models: list[str]
     operator: bool
     admin: bool
 

@@ -181,6 +181,8 @@ class Answer:
         body["x_zinc"] = self.extra
         if generation.logits_digests is not None:
             body["x_zinc"]["logits_sha256"] = generation.logits_digests
+        if generation.experts is not None:
+            body["x_zinc"]["experts"] = generation.experts
         if generation.receipt is not None:
             body["x_zinc"]["receipt"] = generation.receipt
         return body

@@ -92,15 +92,20 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     _add_hooks(app, serving, options)
     app.register_error_handler(Exception, _refused)
 
-    def choose(name: str | None) -> None:
+    def choose(body: bytes) -> None:
+        if not (serving.by_name or g.account.models):
+            return
+        name = serving.permitted(model_named(body), g.account.models)
+        if not serving.by_name:
+            return
         before = g.lease
         g.lease = serving.lease(name)
         g.service = g.lease.service
         before.release()
 
     for route in ROUTES:
-        by_name = serving.by_name and any(hasattr(each, route.name) for each in texts)
-        view = _view(route, _handler(handlers, route.name), choose if by_name else None)
+        reads_text = any(hasattr(each, route.name) for each in texts)
+        view = _view(route, _handler(handlers, route.name), choose if reads_text else None)
         paths = {route.name: route.path}
         if route.name in SHORT:
             paths[f"{route.name}:short"] = route.path.removeprefix(VERSION)
@@ -166,6 +171,13 @@ def _shared(origin: str) -> dict[str, str]:
     }
 
 
+NO_SLOTS = (
+    ". Slots have no numbers here and are not saved: what was computed for a prompt is found by "
+    "its tokens, after a restart too if the server has --disk-cache DIR"
+)
+"""What serves the purpose of llama.cpp's routes that save and restore a slot."""
+
+
 def _listed(names: Iterable[str]) -> str:
     """Names of fields as a header may have them, whatever characters a client put into them."""
     return ", ".join(quote(name, safe="[]().") for name in names)[:MOST_LISTED]
@@ -211,9 +223,9 @@ class _Body:
 
 
 def _view(
-    route: Route, handle: Callable[..., Any], choose: Callable[[str | None], None] | None
+    route: Route, handle: Callable[..., Any], choose: Callable[[bytes], None] | None
 ) -> Callable[..., BaseResponse]:
-    """The view of a route; with ``choose`` the model that a body names answers it."""
+    """The view of a route; ``choose`` selects the model that a body names."""
 
     def view(**arguments: str) -> BaseResponse:
         if route.body is not None:
@@ -221,7 +233,7 @@ def _view(
             raw = request.get_data(cache=False)
             arguments["raw"] = raw  # type: ignore[assignment]
             if choose is not None:
-                choose(model_named(raw))
+                choose(raw)
         answered = handle(**arguments)
         if isinstance(answered, Response):
             return answered
@@ -248,6 +260,8 @@ def _refusal_of(error: Exception) -> ApiError:
         status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
         code = HTTPStatus(status).name.lower()
         text = f"{request.method} {request.path[:256]}: {error.name}"
+        if status == HTTPStatus.NOT_FOUND and request.path.split("/")[1] == "slots":
+            text += NO_SLOTS
         methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
         return ApiError(status, text, code=code, allow=tuple(sorted(methods or ())))
     return as_api_error(error) or internal_error()

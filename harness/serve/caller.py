@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 SEND_AT_ONCE = "zinc_rt.send_at_once"
 """Where the WSGI environment has what sends at once."""
 
+BEGIN = "zinc_rt.begin"
+"""Where the WSGI environment has what begins the answer."""
+
 Gone = Callable[[], bool]
 """Whether the client has left."""
 SendAtOnce = Callable[[Callable[[], bytes]], bool]
@@ -17,6 +20,10 @@ the bytes. False where they have to go the ordinary way, and then nothing was ma
 
 def _stays() -> bool:
     return False
+
+
+def _nothing() -> None:
+    pass
 
 
 def _never(make: Callable[[], bytes]) -> bool:
@@ -36,6 +43,9 @@ class Caller:
     """
 
     gone: Gone = _stays
+    begin: Callable[[], None] = _nothing
+    """Sends the head of an answer whose body has begun without bytes, so that the first ones can be
+    sent at once. For the thread that iterates the body."""
     send_at_once: SendAtOnce = _never
     ignored: list[str] = field(default_factory=list)
     client_name: Callable[[str], str] = _same

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from contract.types import Request
 from harness.host.dialect import Dialect
 from harness.host.dialect.calls import ANY_OBJECT, Function
+from harness.host.harmony_reply import reply_parser
 from harness.host.reply import ReplyForm, ReplyParser
 from harness.serve.answer_grammar import FORMAT, GRAMMAR, answer_rule, enforced
 from harness.serve.continued import FIELD as CONTINUE
@@ -19,7 +18,7 @@ from harness.serve.continued import continued_text, cut_after
 from harness.serve.errors import ApiError
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
 from harness.serve.strict_json import BadJson, loads
-from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage
+from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage, plain
 from harness.serve.wire_tools import (
     NamedTool,
     Tool,
@@ -28,6 +27,8 @@ from harness.serve.wire_tools import (
 from reference.model.chat_template import ChatTemplate, RenderedChat
 
 NO_EFFORT = ("none", "minimal")
+LEVELS = {"none": "low", "minimal": "low", "xhigh": "high"}
+"""The nearest of low, medium and high for the other efforts."""
 Turn = dict[str, Any]
 
 
@@ -52,14 +53,15 @@ class ChatPlan:
     def parser(self, request: Request) -> ReplyParser:
         """The parser of the answer to ``request``."""
         identity = f"{request.prompt} {request.sampling.seed}".encode()
-        return ReplyParser(self.form, hashlib.sha256(identity).digest())
+        return reply_parser(self.form, hashlib.sha256(identity).digest())
 
 
 def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str) -> ChatPlan:
     """The plan of the answer of the model called ``name``. Raises ApiError and TemplateError."""
     tools = _tools_in_force(body)
     think = _thinking(body, template, dialect, name)
-    effort = body.reasoning_effort is not None and not template.has_thinking_toggle
+    effort = body.reasoning_effort
+    ignored = effort and not (template.has_thinking_toggle or template.has_reasoning_effort)
     generic = dialect.calls is None
     continued = continued_text(body)
     rendered = render_chat(
@@ -67,6 +69,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         body.messages,
         tools=tools,
         enable_thinking=think,
+        reasoning_effort=None if effort is None else LEVELS.get(effort, effort),
         generic=generic,
         opens_turn=continued is None and body.add_generation_prompt is not False,
     )
@@ -105,7 +108,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         rendered,
         grammar,
         form,
-        ("reasoning_effort",) if effort else (),
+        ("reasoning_effort",) if ignored else (),
         spoken,
         FORMAT if body.grammar is None else GRAMMAR,
     )
@@ -117,6 +120,7 @@ def render_chat(
     *,
     tools: Sequence[Tool] = (),
     enable_thinking: bool | None = None,
+    reasoning_effort: str | None = None,
     generic: bool = False,
     opens_turn: bool = True,
 ) -> RenderedChat:
@@ -133,6 +137,7 @@ def render_chat(
         turns,
         tools=descriptions or None,
         enable_thinking=enable_thinking,
+        reasoning_effort=reasoning_effort,
         add_generation_prompt=opens_turn,
     )
 
@@ -175,7 +180,8 @@ def _content_of(message: Message) -> str | list[Turn] | None:
 def _calls_of(calls: Sequence[ToolCall], message: int) -> list[Turn]:
     rendered = []
     for number, call in enumerate(calls):
-        arguments = call.function.arguments if call.function.arguments.strip() else "{}"
+        arguments = call.function.arguments or ""
+        arguments = arguments if arguments.strip() else "{}"
         _check_arguments(arguments, message, number)
         function = {"name": call.function.name, "arguments": arguments}
         rendered.append({"id": call.id, "type": "function", "function": function})
@@ -262,12 +268,14 @@ def _grammar_of(
     answer = answer_rule(body)
     if forced:
         return enforced("tools", lambda: dialect.forced_calls(requested, many)), True
+    if answer is not None:
+        answer = f"answer: {dialect.before_answer}{answer}"
     if answer is not None and tools:
         calls = enforced("tools", lambda: dialect.forced_calls(requested, many))
         either = calls.replace("body: ", "made: ", 1)
-        return f"body: made | answer\nanswer: {answer}\n{either}", False
+        return f"body: made | answer\n{answer}\n{either}", False
     if answer is not None:
-        return f"body: answer\nanswer: {answer}", False
+        return f"body: answer\n{answer}", False
     strict = {tool.function.name for tool in tools if tool.function.strict}
     if generic and tools:
         requested = enforced_functions(requested, strict)
@@ -282,7 +290,7 @@ def _function_of(tool: Tool) -> Function:
 
 def _without_strict(tool: Tool) -> dict[str, Any]:
     """A tool in the form of chat templates, which do not say whether its calls are enforced."""
-    description: dict[str, Any] = msgspec.to_builtins(tool)
+    description: dict[str, Any] = plain(tool)
     description["function"].pop("strict", None)
     return description
 

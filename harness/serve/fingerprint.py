@@ -7,12 +7,8 @@ import json
 from pathlib import Path
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from harness.digest import file_digest
-from harness.toml_file import FILE_BYTES_MAX
+from harness.file_digests import file_digests
 from reference.model.open import Model
-
-MOST_CACHED = 256
-"""Most files whose digests the cache file holds."""
 
 
 def system_fingerprint(model: Model, kv_dtype: str, cache_file: Path) -> str:
@@ -23,44 +19,3 @@ def system_fingerprint(model: Model, kv_dtype: str, cache_file: Path) -> str:
     """
     says = json.dumps([ARITHMETIC_VERSION, kv_dtype, file_digests(model, cache_file)]).encode()
     return f"exact-{ARITHMETIC_VERSION}-{hashlib.sha256(says).hexdigest()[:16]}"
-
-
-def file_digests(model: Model, cache_file: Path) -> list[str]:
-    """SHA-256 of each file of a model, hex; see ``system_fingerprint``."""
-    return [cached_digest(shard.path, cache_file) for shard in model.file.shards]
-
-
-def cached_digest(path: Path, cache_file: Path) -> str:
-    """SHA-256 of a file, hex, computed once for each state of it."""
-    path = path.resolve()
-    state = path.stat()
-    stamp = [state.st_size, state.st_mtime_ns, state.st_ino]
-    known = _read(cache_file)
-    entry = known.get(str(path))
-    if isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp:
-        return str(entry[1])
-    digest = file_digest(path)
-    known.pop(str(path), None)
-    known[str(path)] = [stamp, digest]
-    _write(cache_file, dict(list(known.items())[-MOST_CACHED:]))
-    return digest
-
-
-def _read(cache_file: Path) -> dict[str, object]:
-    try:
-        with cache_file.open("rb") as file:
-            value = json.loads(file.read(FILE_BYTES_MAX))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _write(cache_file: Path, known: dict[str, object]) -> None:
-    partial = cache_file.with_suffix(".partial")
-    try:
-        cache_file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(known))
-        partial.replace(cache_file)
-    except OSError:
-        # Digests that are not stored only cost the time to compute them again.
-        return

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from flask import Request, g, request
 from werkzeug.datastructures import Headers
 
-from harness.serve.caller import SEND_AT_ONCE, Caller
+from harness.serve.caller import BEGIN, SEND_AT_ONCE, Caller
 from harness.serve.errors import ApiError
 from harness.serve.wire import Body, Prepare, decode
 
@@ -95,7 +95,11 @@ def check_body(headers: Headers) -> None:
 
 def caller_of_request() -> Caller:
     """The client of the request at hand; where nobody can tell, it has not left."""
-    ways = {"gone": "waitress.client_disconnected", "send_at_once": SEND_AT_ONCE}
+    ways = {
+        "gone": "waitress.client_disconnected",
+        "begin": BEGIN,
+        "send_at_once": SEND_AT_ONCE,
+    }
     environ = request.environ
     known = {way: environ[name] for way, name in ways.items() if name in environ}
     return Caller(**known, ignored=[] if g.ignored is None else g.ignored)

@@ -24,6 +24,7 @@ from harness.digest import RowDigests, RunningDigest
 from harness.host.answer_text import AnswerText, Piece, joined_pieces
 from harness.host.driver import EventStream
 from harness.host.event_queue import Delivered
+from harness.host.expert_choices import ExpertChoices
 from harness.host.prompt_scores import PromptScores
 from harness.host.structured.grammars import GrammarBroke
 from harness.host.submissions import joined_sinks
@@ -62,8 +63,9 @@ class Generation:
     ``plan`` says what the answers of a chat are made of, ``constrained`` what texts that are no
     chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. With
     ``leaves``, the form of a receipt's leaves, it has the ``step_digests`` of a receipt, which
-    ``make_receipt`` makes once. Raises RequestError, QueueFull, EngineStopped and ApiError when it
-    cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
+    ``make_receipt`` makes once; with ``experts`` those of a mixture. Raises RequestError,
+    QueueFull, EngineStopped and ApiError when it cannot begin. Iterate ``pieces``, and ``cancel``
+    whatever happens.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Generation:
         constrained: Constrained | None = None,
         stop_tokens: Collection[int] = (),
         leaves: int = 0,
+        experts: bool = False,
     ) -> None:
         self.began = time.monotonic()
         self.model = model
@@ -106,8 +109,10 @@ class Generation:
         self._scores = {
             request.id: PromptScores(request) for request in requests if request.score_from
         }
+        self._experts = {request.id: ExpertChoices() for request in requests if experts}
+        rows = joined_sinks(self._digests, self._rows)
         self._events: EventStream = model.driver.submit(
-            requests, joined_sinks(self._digests, self._rows), self._masks, self._scores, output
+            requests, rows, self._masks, self._scores, output, self._experts
         )
 
     @property
@@ -127,9 +132,13 @@ class Generation:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed for this request."""
+        return self._in_prompts(lambda facts: facts.cached)
+
+    def _in_prompts(self, count: Callable[[RequestFacts], int]) -> int:
+        """The sum of a count over the prompts; one that several choices share counts once."""
         first: dict[tuple[int, ...], int] = {}
         for choice in self.choices:
-            first.setdefault(choice.request.prompt, self.facts_of(choice).cached)
+            first.setdefault(choice.request.prompt, count(self.facts_of(choice)))
         return sum(first.values())
 
     @property
@@ -137,6 +146,9 @@ class Generation:
         """How many prompt tokens came from the cache, and the first token by which the prompt
         differs from a cached one of the same tenant's, where there is one."""
         cached: dict[str, Any] = {"tokens": self.cached_tokens}
+        from_disk = self._in_prompts(lambda facts: facts.from_disk)
+        if from_disk:
+            cached["from_disk"] = from_disk
         for choice in self.choices:
             found = self.facts_of(choice).difference
             if found is not None:
@@ -175,6 +187,18 @@ class Generation:
     def step_digests(self) -> list[list[str]]:
         """For each choice the digests of the logits its tokens were sampled from, row by row."""
         return [self._rows[one.request.id].first(len(one.sampled)) for one in self.choices]
+
+    @property
+    def experts(self) -> list[Any] | None:
+        """For each choice the experts of every position, layer by layer; None unasked."""
+        if not self._experts:
+            return None
+        return [
+            self._experts[one.request.id]
+            .of(len(one.request.prompt) + len(one.sampled) - 1)
+            .tolist()
+            for one in self.choices
+        ]
 
     @property
     def receipt(self) -> dict[str, str] | None:
@@ -266,9 +290,11 @@ def requests_of(
     """The engine requests of a body: ``n`` choices of each prompt, in which turns of a conversation
     begin at the positions ``turns``. Without ``max_tokens`` an answer may fill the context, or have
     ``most`` tokens. Where ``scored`` is not None the tokens of the prompts have log-probabilities,
-    with so many likely ones listed. Raises ApiError."""
+    with so many likely ones listed. Raises ApiError and RequestError."""
     n = body.n or 1
     check_choices(len(prompts), n)
+    forced = _forced_answer(body)
+    max_tokens = len(forced) or max_tokens
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     vocab = model.model.config.vocab
@@ -293,10 +319,25 @@ def requests_of(
             score_from=1 if scored is not None and len(prompt) > 1 else None,
             score_top=scored or 0,
             turns=turns,
+            force_tokens=forced,
         )
         for prompt in prompts
         for choice in range(n)
     ]
+
+
+def _forced_answer(body: Sampled) -> tuple[int, ...]:
+    """The tokens of an answer that the body gives, empty where it is sampled. Raises RequestError
+    for fields that contradict it."""
+    tokens = tuple(body.force_tokens or ())
+    for name in ("max_tokens", "max_completion_tokens", "n_predict") if tokens else ():
+        limit = getattr(body, name, None)
+        if limit not in (None, -1, len(tokens)):
+            raise RequestError(name, f"is {limit}, and force_tokens are {len(tokens)}")
+    for name in ("n", "stop", "stop_token_ids") if tokens else ():
+        if getattr(body, name) not in (None, 1, "", []):
+            raise RequestError(name, "changes nothing where force_tokens are given; leave it out")
+    return tokens
 
 
 def check_choices(prompts: int, n: int = 1) -> None:

@@ -1,15 +1,53 @@
-"""Tools that other servers run themselves; this server offers none of them to a model."""
+"""Which of the tools of a body a model is offered: none that other servers run themselves, and
+those that the choice among them allows."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from harness.serve.errors import ApiError
 
 HOSTED = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp"),
     *("namespace", "tool_search", "web_fetch", "code_execution", "memory"),
 )
 """How the types of such tools begin."""
+FREE_FORM = ("custom", "local_shell", "shell", "apply_patch")
+"""Tools of the client whose input is no JSON object, which no call can be held to here."""
 CHOICES = ("auto", "none")
+ALLOWED = "allowed_tools"
+
+
+def offered_tools(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
+    """A body of OpenAI's with the tools that a model is offered. Raises ApiError."""
+    return _allowed_tools(without_hosted_tools(value, ignored, (*HOSTED, *FREE_FORM)))
+
+
+def _allowed_tools(value: dict[str, Any]) -> dict[str, Any]:
+    """A body whose choice of ``allowed_tools`` became the tools that it allows and its mode."""
+    choice, tools = value.get("tool_choice"), value.get("tools")
+    if not isinstance(choice, dict) or choice.get("type") != ALLOWED:
+        return value
+    form = choice.get(ALLOWED, choice)
+    listed = form.get("tools") if isinstance(form, dict) else None
+    if not isinstance(listed, list) or form.get("mode") not in ("auto", "required"):
+        problem = "tool_choice of allowed_tools needs tools, and a mode: auto or required"
+        raise ApiError(400, problem, param="tool_choice", code="invalid_value")
+    names = [_name_of(tool) for tool in listed]
+    known = tools if isinstance(tools, list) else []
+    for name in names:
+        if name is None or name not in map(_name_of, known):
+            problem = f"tool_choice allows {str(name)[:64]!r}, which is not among the tools"
+            raise ApiError(400, problem, param="tool_choice", code="invalid_value")
+    own = [tool for tool in known if _name_of(tool) in names]
+    return value | {"tools": own, "tool_choice": form["mode"]}
+
+
+def _name_of(tool: Any) -> str | None:
+    """The name of a function in either of OpenAI's forms of a tool."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def without_hosted_tools(

@@ -22,7 +22,7 @@ from waitress.task import ErrorTask, WSGITask
 from waitress.utilities import Error
 
 from contract.errors import ConfigError
-from harness.serve.caller import SEND_AT_ONCE
+from harness.serve.caller import BEGIN, SEND_AT_ONCE
 from harness.serve.errors import ApiError
 from harness.serve.sending import send_what_fits
 
@@ -87,6 +87,7 @@ class _Task(WSGITask):  # type: ignore[misc]
 
     def get_environment(self) -> dict[str, Any]:
         environ: dict[str, Any] = super().get_environment()
+        environ[BEGIN] = self._begin
         environ[SEND_AT_ONCE] = self._send_at_once
         return environ
 
@@ -95,6 +96,11 @@ class _Task(WSGITask):  # type: ignore[misc]
             self.channel.write_soon(_framed(data))
         else:
             super().write(data)
+
+    def _begin(self) -> None:
+        """See ``Caller.begin``."""
+        if self.complete and not self.wrote_header:
+            self.write(b"")
 
     def _send_at_once(self, make: Callable[[], bytes]) -> bool:
         """See ``SendAtOnce``."""

@@ -15,6 +15,7 @@ from harness.host.submissions import EngineStopped
 from harness.serve.generation import Generation
 from harness.serve.histograms import Histogram
 from reference.engine import Engine, EngineStatistics
+from reference.memory.disk.statistics import DiskStatistics
 from reference.sched.tenants import Usage
 
 NAMESPACE = "zinc_rt:"
@@ -143,6 +144,14 @@ COUNTERS: tuple[tuple[str, str, Callable[[EngineStatistics], float]], ...] = (
     ("engine_steps", "Steps of the engine.", lambda now: now.steps),
 )
 """The metrics of the engine of every model, each with its text and its value."""
+DISK_COUNTERS: tuple[tuple[str, str, Callable[[DiskStatistics], float]], ...] = (
+    ("disk_cache_hits", "Prompt tokens that came from disk.", lambda disk: disk.tokens),
+    ("disk_cache_read_bytes", "Bytes read from disk.", lambda disk: disk.read_bytes),
+    ("disk_cache_written_bytes", "Bytes written to disk.", lambda disk: disk.written_bytes),
+    ("disk_cache_dropped", "Pages and states not written.", lambda disk: disk.dropped),
+    ("disk_cache_ignored", "Files that were not valid.", lambda disk: disk.ignored),
+)
+"""The metrics of every model with a disk cache."""
 
 
 def _used(now: EngineStatistics) -> int:
@@ -182,6 +191,12 @@ class _EngineGauges(Collector):
             counter = CounterMetricFamily(NAMESPACE + name, text, labels=OF_MODEL)
             for model, statistics in now:
                 counter.add_metric((model,), value(statistics))
+            yield counter
+        disks = [(model, here.disk) for model, here in now if here.disk is not None]
+        for name, text, of_disk in DISK_COUNTERS if disks else ():
+            counter = CounterMetricFamily(NAMESPACE + name, text, labels=OF_MODEL)
+            for model, disk in disks:
+                counter.add_metric((model,), of_disk(disk))
             yield counter
         yield from self._of_tenants()
 

@@ -12,6 +12,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness import catalog
+from harness.file_digests import file_digests
 from harness.host.dialect import Dialect, dialect_of
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread
@@ -22,7 +23,7 @@ from harness.progress import Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
 from harness.serve.errors import ApiError
-from harness.serve.fingerprint import file_digests, system_fingerprint
+from harness.serve.fingerprint import system_fingerprint
 from harness.serve.storage import ProblemLog, StorageProblem
 from harness.serve.wire import ChatRequest, Message, TemplateOptions
 from harness.serve.wire_tools import Tool
@@ -200,9 +201,10 @@ class ServedModel(HostedModel):
 
 
 def other_names(path: Path) -> tuple[str, ...]:
-    """The names that a model has by its file: the stem of the file and the catalog's id."""
+    """The names that a model has by its file: the file's, with its ending and without, and the
+    catalog's id."""
     entry = catalog.entry_of_file(path)
-    return (path.stem,) if entry is None else (path.stem, entry.id)
+    return (path.stem, path.name, *(() if entry is None else (entry.id,)))
 
 
 def _sampling_of_file(path: Path, model: Model, options: ModelOptions) -> SamplingDefaults:

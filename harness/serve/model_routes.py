@@ -73,15 +73,20 @@ class ModelHandlers:
         self._pulls = pulls
 
     def models(self) -> Json:
-        """OpenAI's list is of the models that requests may name, the one that answers first."""
+        """OpenAI's list is of the models that the tenant's requests may name, the one that answers
+        first."""
         tenant = g.account.tenant
-        data = [_described(g.service.model), *self._background()]
+        data = [
+            described
+            for described in (_described(g.service.model), *self._background())
+            if self._serving.is_permitted(described["id"], g.account.models)
+        ]
         return {
             "object": "list",
             "data": data,
             "has_more": False,
-            "first_id": data[0]["id"],
-            "last_id": data[-1]["id"],
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
             "x_zinc": {
                 "managed": list(self._managed()),
                 "memory_available_bytes": _memory_available(g.service.model),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.serve.errors import ApiError
-from harness.serve.hosted import without_hosted_tools
+from harness.serve.hosted import offered_tools
+from harness.serve.strict_json import BadJson, loads
 
 FORMAT, GRAMMAR = "response_format", "grammar"
 STRUCTURED = "structured_outputs"
@@ -16,9 +17,31 @@ NAME = "answer"
 
 
 def own_chat_fields(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """The body of a conversation with the tools that the client runs, and with a form of the answer
-    as ``response_format`` or ``grammar``. Raises ApiError."""
-    return own_format(without_hosted_tools(value, ignored))
+    """The body of a conversation with the tools that the client runs, with refusals as texts, and
+    with a form of the answer as ``response_format`` or ``grammar``. Raises ApiError."""
+    return own_format(_with_refusals(offered_tools(value, ignored)))
+
+
+def _with_refusals(value: dict[str, Any]) -> dict[str, Any]:
+    """A body in which what the model refused to say is text that it said."""
+    messages = value.get("messages")
+    if not isinstance(messages, list):
+        return value
+    return value | {"messages": [_with_refusal(message) for message in messages]}
+
+
+def _with_refusal(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list) or message.get("role") != "assistant":
+        return message
+    return message | {"content": [_text_of_refusal(part) for part in content]}
+
+
+def _text_of_refusal(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "refusal":
+        return part
+    rest = {name: one for name, one in part.items() if name != "refusal"}
+    return rest | {"type": "text", "text": part.get("refusal")}
 
 
 def own_format(value: dict[str, Any]) -> dict[str, Any]:
@@ -40,12 +63,12 @@ def own_format(value: dict[str, Any]) -> dict[str, Any]:
     forms = value[name]
     known = isinstance(forms, dict) and [kind for kind in KINDS if forms.get(kind) is not None]
     if not known or len(known) > 1:
-        told = f"{name} must have one of {', '.join(KINDS)}"
-        raise ApiError(400, told, param=name, code="invalid_value")
+        problem = f"{name} must have one of {', '.join(KINDS)}"
+        raise ApiError(400, problem, param=name, code="invalid_value")
     other = [key for key in forms if key not in KINDS and forms[key] not in (None, False)]
     if other:
-        told = f"{name}.{other[0]} is not served here; leave it out"
-        raise ApiError(400, told, param=f"{name}.{other[0]}", code="unsupported")
+        problem = f"{name}.{other[0]} is not served here; leave it out"
+        raise ApiError(400, problem, param=f"{name}.{other[0]}", code="unsupported")
     return rest | _form(known[0], forms[known[0]], f"{name}.{known[0]}")
 
 
@@ -57,9 +80,9 @@ def _named(value: dict[str, Any]) -> dict[str, Any]:
         return value
     if form.get("type") == "json_object" and form.get("schema") is not None:
         return value | {FORMAT: _schema(form["schema"])}
-    told = form.get("json_schema")
-    if form.get("type") == "json_schema" and isinstance(told, dict) and "name" not in told:
-        return value | {FORMAT: form | {"json_schema": {"name": NAME, **told}}}
+    named = form.get("json_schema")
+    if form.get("type") == "json_schema" and isinstance(named, dict) and "name" not in named:
+        return value | {FORMAT: form | {"json_schema": {"name": NAME, **named}}}
     return value
 
 
@@ -67,19 +90,27 @@ def _schema(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": NAME, "schema": schema}}
 
 
-def _form(kind: str, told: Any, param: str) -> dict[str, Any]:
+def _form(kind: str, form: Any, param: str) -> dict[str, Any]:
     """The field that says what ``kind`` says."""
     if kind in ("json", "json_schema"):
-        return {FORMAT: _schema(told)}
+        return {FORMAT: _schema(_read(form, param) if isinstance(form, str) else form)}
     if kind == "json_object":
-        return {FORMAT: {"type": "json_object"}} if told is True else {}
+        return {FORMAT: {"type": "json_object"}} if form is True else {}
     if kind == "regex":
-        return {FORMAT: {"type": "regex", "regex": told}}
+        return {FORMAT: {"type": "regex", "regex": form}}
     if kind == "grammar":
-        return {GRAMMAR: told}
-    if not isinstance(told, list) or not told or not all(isinstance(one, str) for one in told):
+        return {GRAMMAR: form}
+    if not isinstance(form, list) or not form or not all(isinstance(one, str) for one in form):
         raise ApiError(400, f"{param} must be texts", param=param, code="invalid_value")
-    return {GRAMMAR: "root ::= " + " | ".join(map(_literal, told))}
+    return {GRAMMAR: "root ::= " + " | ".join(map(_literal, form))}
+
+
+def _read(text: str, param: str) -> Any:
+    """A schema that a client wrote as a text. Raises ApiError."""
+    try:
+        return loads(text.encode(), exact=True)
+    except (BadJson, UnicodeEncodeError) as error:
+        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
 
 
 def _literal(text: str) -> str:

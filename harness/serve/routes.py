@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from typing import Any, TypeVar
 
@@ -120,7 +121,7 @@ class Handlers:
         return self._generate(raw, CompletionRequest, self._service.complete)
 
     def tokenize(self, raw: bytes) -> Json:
-        body = decoded(raw, TokenizeRequest)
+        body = decoded(raw, TokenizeRequest, own_chat_fields)
         self._model.check_name(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("prompt", "or messages is needed, and not both")
@@ -166,7 +167,7 @@ class Handlers:
         return {"prompt": text.decode(errors="replace")}
 
     def apply_template(self, raw: bytes) -> Json:
-        body = decoded(raw, TemplateRequest)
+        body = decoded(raw, TemplateRequest, own_chat_fields)
         self._model.check_name(body.model)
         chat = self._model.render(body.messages, body.chat_template_kwargs, body.tools)
         return {"prompt": chat.text}
@@ -186,6 +187,7 @@ class Handlers:
             "queued": now.waiting,
             "context": _context_facts(self._model, now),
             "memory": _memory_facts(self._model.plan),
+            **({} if now.disk is None else {"disk_cache": asdict(now.disk)}),
         }
 
     def ready(self) -> Json:

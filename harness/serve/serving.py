@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,6 +139,36 @@ class Serving:
         short = name.removesuffix(LATEST)
         return short if short in self.by_name else self._by_other_name.get(short, name)
 
+    def permitted(self, name: str | None, models: Sequence[str]) -> str | None:
+        """The name that ``lease`` takes for a request of a tenant that may use these models, all
+        where there are none. A request without a name gets the tenant's first model that the server
+        has. Raises ApiError 403 before anything is loaded."""
+        if not models:
+            return name
+        canonical = [own for own in map(self.canonical, models) if own in self.by_name]
+        if name is None and canonical:
+            return canonical[0]
+        name = self.canonical(name)
+        if name in canonical:
+            return name
+        answers = self.service.model
+        if name not in self.by_name and any(map(answers.is_called, models)):
+            return name
+        raise ApiError(
+            403,
+            f"this key may use {', '.join(models)} alone, not {name or answers.name}",
+            param="model",
+            code="model_not_allowed",
+        )
+
+    def is_permitted(self, name: str, models: Sequence[str]) -> bool:
+        """Whether a tenant that may use ``models``, all if there are none, may use this one."""
+        try:
+            self.permitted(name, models)
+        except ApiError:
+            return False
+        return True
+
     def lease(self, name: str | None = None) -> Lease:
         """The model of this name, or the one that answers now, for one request. A model that is not
         in memory is loaded first. Raises ApiError."""
@@ -202,7 +232,7 @@ class Serving:
                 retry=True,
             )
         try:
-            self.service.check_accepting()
+            self.service.check_accepting(receipt=False)
             before = self._active
             if path.resolve() != before.service.model.model.file.path.resolve():
                 with self._loading:
@@ -287,7 +317,7 @@ class Serving:
 
     def _load_in_background(self, name: str) -> _LeasedModel:
         """Load a model that a request names. Raises ApiError."""
-        self.service.check_accepting()
+        self.service.check_accepting(receipt=False)
         try:
             loaded = self._load(self.by_name[name], name)
         except (DoesNotFit, OutOfMemory) as error:

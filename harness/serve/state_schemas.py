@@ -19,6 +19,7 @@ class Health(Status, omit_defaults=True):
     queued: int = 0
     context: dict[str, int] = {}
     memory: dict[str, int] = {}
+    disk_cache: dict[str, int | str] = {}
 
 
 class Version(Struct):

@@ -49,7 +49,10 @@ def event_stream(
         for pieces in generation.pieces(LOOK_SECONDS, send):
             if not pieces and caller.gone():
                 return
-            yield lines(pieces)
+            data = lines(pieces)
+            if not data:
+                caller.begin()
+            yield data
         end(None)
         yield shape.end(usage)
     except Exception as error:

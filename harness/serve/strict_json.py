@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
 
 MAX_DEPTH = 64
@@ -26,14 +27,15 @@ class BadJson(ValueError):
     """What is wrong with a body; fit to show its sender."""
 
 
-def loads(body: bytes) -> Any:
-    """The value ``body`` holds. Raises BadJson for anything but one strict JSON value in UTF-8."""
+def loads(body: bytes, exact: bool = False) -> Any:
+    """The value ``body`` holds. With ``exact`` a number that would be another one in binary64 is a
+    Decimal. Raises BadJson for anything but one strict JSON value in UTF-8."""
     try:
         value = json.loads(
             body.decode(),
             object_pairs_hook=_distinct,
             parse_constant=_refused,
-            parse_float=_finite,
+            parse_float=_exact if exact else _finite,
         )
     except UnicodeDecodeError as error:
         raise BadJson(f"byte {error.start} is not UTF-8") from None
@@ -77,6 +79,24 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise BadJson(f"holds the number {text[:32]}, which is too large")
     return value
+
+
+def _exact(text: str) -> float | Decimal:
+    value = _finite(text)
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        raise BadJson(f"holds the number {text[:32]}, whose exponent is too large") from None
+    return value if Decimal(repr(value)) == number else number
+
+
+def with_floats(value: Any) -> Any:
+    """``value`` with every number that is no integer rounded to binary64."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, dict):
+        return {name: with_floats(one) for name, one in value.items()}
+    return [with_floats(one) for one in value] if isinstance(value, list) else value
 
 
 def _check(value: Any, *, may_hold_surrogates: bool) -> None:

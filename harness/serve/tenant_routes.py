@@ -45,6 +45,7 @@ class AddTenant(Struct, forbid_unknown_fields=True, omit_defaults=True):
     max_context: Quota | None = None
     max_waiting: Quota | None = None
     reserved_pages: Pages | None = None
+    models: list[Annotated[str, Meta(min_length=1)]] = []
     operator: bool = False
     admin: bool = False
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError
-from harness.serve.strict_json import BadJson, loads, parsing
+from harness.serve.strict_json import BadJson, loads, parsing, with_floats
 from harness.serve.wire_fields import served_fields
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
 
@@ -31,6 +32,10 @@ Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = Annotated[list[str], Meta(max_length=16)]
 StopTokens = Annotated[list[Annotated[int, Meta(ge=0, le=MAX_INT32)]], Meta(max_length=64)]
+ForcedTokens = Annotated[
+    list[Annotated[int, Meta(ge=0, le=MAX_INT32)]],
+    Meta(min_length=1, description="the whole answer, whose log-probabilities are asked for"),
+]
 Tier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
 Id = Annotated[str, Meta(max_length=512)]
 
@@ -118,6 +123,9 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     ``return_token_ids`` asks for the ids of the prompt and of every generated token,
     ``prompt_logprobs`` for the log-probability of each of the prompt's tokens and of so many of the
     likeliest at its position.
+    ``force_tokens`` are the ids of the whole answer: nothing is sampled, and ``logprobs`` lists
+    what the model says of each. ``experts`` asks for those of a mixture that every token of prompt
+    and answer used, in ``x_zinc.experts``.
     ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
     ``max_tokens`` and ``repetition_penalty``.
     """
@@ -143,6 +151,8 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     repeat_penalty: Repetition | None = None
     logits_digest: bool = False
     prompt_logprobs: TopLogprobs | None = None
+    force_tokens: ForcedTokens | None = None
+    experts: bool | None = None
     receipt: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -242,6 +252,13 @@ MEDIA = {
     "document": "documents",
 }
 """What parts of messages that are no text hold, by a word of their type."""
+SCHEMA_FIELDS = frozenset(
+    (
+        *("tools", "response_format", "text", "format", "output_config", "structured_outputs"),
+        *("guided_json", "json_schema"),
+    )
+)
+"""Fields of any API in which schemas are: their numbers are kept as they were written."""
 
 
 def decode(
@@ -272,14 +289,20 @@ def _decoded(
     body: bytes, kind: type[Body], ignored: list[str] | None, prepare: Prepare | None
 ) -> Body:
     try:
-        value: Any = loads(body)
+        value: Any = loads(body, exact=True)
     except BadJson as error:
         raise ApiError(400, f"the body {error}", code="invalid_json") from None
     if isinstance(value, dict):
+        value = {k: one if k in SCHEMA_FIELDS else with_floats(one) for k, one in value.items()}
         if prepare is not None and ignored is not None:
             value = prepare(value, ignored)
         value = served_fields(value, kind, ignored)
     return converted(value, kind)
+
+
+def plain(value: Any) -> Any:
+    """A part of a body in JSON's types, its numbers rounded to binary64."""
+    return with_floats(msgspec.to_builtins(value, builtin_types=(Decimal,)))
 
 
 def converted(value: Any, kind: type[Body]) -> Body:

@@ -42,7 +42,7 @@ nothing."""
 FOREIGN = frozenset(
     (
         *("top_a", "top_n", "min_p_keep", "n_probs", "n_keep", "n_ctx", "id_slot", "images"),
-        "return_tokens",
+        *("return_tokens", "speed"),
         *("skip_special_tokens", "add_special_tokens", "truncate", "priority", "id", "status"),
     )
 )

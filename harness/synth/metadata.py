@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.synth.recurrent import MambaSpec, ShortConvSpec
 from harness.synth.spec import ExpertSpec, Gemma, Recurrent, SynthSpec
 
 RMS_EPSILON = 1e-6
@@ -49,6 +50,10 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         keys |= _expert_keys(spec, spec.experts)
     if spec.recurrent is not None:
         keys |= _recurrent_keys(spec, spec.recurrent)
+    if spec.short_conv is not None:
+        keys |= _short_conv_keys(spec, spec.short_conv)
+    if spec.mamba is not None:
+        keys |= _mamba_keys(spec, spec.mamba)
     if spec.gemma is not None:
         keys |= _gemma_keys(spec, spec.gemma)
     return keys
@@ -56,8 +61,9 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
 
 def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
     keys = {"expert_count": experts.count, "expert_used_count": experts.used}
-    # Experts of the llama architecture have the width of its dense layers.
-    width = "feed_forward_length" if spec.architecture == "llama" else "expert_feed_forward_length"
+    # Experts of these architectures have the width of their dense layers.
+    like_dense = spec.architecture in ("llama", "granitehybrid")
+    width = "feed_forward_length" if like_dense else "expert_feed_forward_length"
     keys[width] = experts.width
     if experts.shared_width:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
@@ -80,6 +86,28 @@ def _recurrent_keys(spec: SynthSpec, recurrent: Recurrent) -> dict[str, Any]:
     if spec.architecture != "qwen3next":
         keys["rope.dimension_sections"] = list(ROPE_SECTIONS)
     return keys
+
+
+def _short_conv_keys(spec: SynthSpec, short: ShortConvSpec) -> dict[str, Any]:
+    return {"attention.head_count_kv": _kv_heads(spec), "shortconv.l_cache": short.kernel}
+
+
+def _mamba_keys(spec: SynthSpec, mamba: MambaSpec) -> dict[str, Any]:
+    return {
+        "attention.head_count_kv": _kv_heads(spec),
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": mamba.kernel,
+        "ssm.inner_size": 2 * spec.hidden,
+        "ssm.state_size": mamba.state,
+        "ssm.time_step_rank": mamba.heads,
+        "ssm.group_count": mamba.groups,
+    }
+
+
+def _kv_heads(spec: SynthSpec) -> list[int]:
+    """Heads for keys and values of every block, none in recurrent ones."""
+    blocks = range(spec.blocks)
+    return [0 if spec.is_recurrent(block) else spec.kv_heads for block in blocks]
 
 
 def _gemma_keys(spec: SynthSpec, gemma: Gemma) -> dict[str, Any]:

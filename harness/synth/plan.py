@@ -19,7 +19,7 @@ from contract.ir.source import RowSlice
 from harness.synth.metadata import architecture_keys
 from harness.synth.planted import EMBEDDING_DEVIATION, planted_mean
 from harness.synth.spec import SynthSpec
-from harness.synth.tensors import SynthTensor, with_types
+from harness.synth.tensors import VECTOR_KINDS, SynthTensor, with_types
 from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import FAMILIES
@@ -30,6 +30,8 @@ from reference.model.gguf.writer import HOLE, TensorSource, write_gguf
 NORM_DEVIATION = 0.1
 BIAS_DEVIATION = 0.1
 MIX_DEVIATION = 0.1
+GATE_BIAS_DEVIATION = 3.0
+"""Deviation of the biases of experts' gates, so that some exceed the bounds of the clamped gate."""
 ROUTER_SPREAD = 2.0
 """Deviation of router logits, so that probabilities differ and several experts matter."""
 
@@ -38,12 +40,15 @@ LONG_ROPE = ("rope_factors_long", "rope_factors_short")
 
 FILE_ORDER = (
     "token_embd", "rope_freqs", *LONG_ROPE, "per_layer_token_embd", "per_layer_model_proj",
-    "per_layer_proj_norm", "attn_norm", "attn_q", "attn_q.bias", "attn_k", "attn_k.bias", "attn_v",
-    "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm", "attn_k_norm", "attn_output",
-    "attn_output.bias", "attn_gate", "ssm_in", "ssm_conv1d", "ssm_dt.bias", "ssm_a", "ssm_ba",
-    "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "post_attention_norm", "ffn_norm", "ffn_gate",
-    "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps",
-    "ffn_down_exps", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
+    "per_layer_proj_norm", "token_embd_norm", "attn_norm", "attn_q", "attn_q.bias", "attn_k",
+    "attn_k.bias", "attn_v", "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm",
+    "attn_k_norm", "attn_output", "attn_output.bias", "attn_sinks", "attn_gate",
+    "ssm_in", "ssm_conv1d", "ssm_conv1d.bias", "ssm_dt.bias", "ssm_a", "ssm_d",
+    "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "shortconv.conv",
+    "shortconv.in_proj", "shortconv.out_proj", "post_attention_norm", "ffn_norm", "ffn_gate",
+    "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_inp.bias", "ffn_gate_exps",
+    "ffn_gate_exps.bias", "ffn_up_exps", "ffn_up_exps.bias", "ffn_gate_up_exps", "ffn_down_exps",
+    "ffn_down_exps.bias", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
     "post_ffw_norm", "ffn_gate_inp.scale", "ffn_down_exps.scale", "pre_ffw_norm_2",
     "post_ffw_norm_1", "post_ffw_norm_2", "inp_gate", "proj", "post_norm", "layer_output_scale",
     "nextn.eh_proj", "nextn.embed_tokens", "nextn.enorm", "nextn.hnorm",
@@ -72,9 +77,15 @@ class PlannedTensors(ModelTensors):
             case "attn_q.bias" | "attn_k.bias" | "attn_v.bias" | "attn_qkv.bias":
                 return spec.has_qkv_bias
             case "attn_output.bias":
-                return spec.attention_output_bias
+                return spec.attention_output_bias or spec.has_sinks
+            case "attn_sinks" | "ffn_gate_inp.bias":
+                return spec.has_sinks
+            case "ffn_gate_exps.bias" | "ffn_up_exps.bias" | "ffn_down_exps.bias":
+                return spec.has_sinks
             case "ssm_in":
                 return spec.recurrent is not None and spec.recurrent.packing == "ssm_in"
+            case "ssm_conv1d.bias":
+                return spec.mamba is not None
             case "ssm_ba":
                 return spec.architecture == "qwen3next"
             case "ffn_gate_up_exps":
@@ -161,7 +172,7 @@ def _tensor(spec: SynthSpec, name: str, shape: tuple[int, ...]) -> SynthTensor:
     if parts:
         named = tuple((f"blk.{block}.{part}", rows) for part, rows in parts)
         return SynthTensor(name, shape, named, deviation, centre, repeats)
-    rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+    rows = math.prod(shape if kind in VECTOR_KINDS else shape[:-1] or shape)
     return SynthTensor(name, shape, ((name, rows),), deviation, centre)
 
 
@@ -178,6 +189,10 @@ def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, 
             return -3.0, 0.5
         case "ssm_a":  # always negative, since values lie within 3.5 deviations
             return -4.0, 1.0
+        case "ffn_gate_exps.bias" | "ffn_up_exps.bias":
+            return 0.0, GATE_BIAS_DEVIATION
+        case "attn_sinks":  # as large as scores
+            return 0.0, 1.0
         case "per_layer_token_embd":
             return 0.0, 1.0 / math.sqrt(shape[-1] // spec.layers)
         case "ffn_gate_inp":

@@ -10,6 +10,11 @@ from harness.synth.spec import DENSE, GROUPS, SynthSpec, refused, spec_of
 _QWEN3 = {"head_dim": 128, "kv_heads": 8, "vocab": 151936, "context": 40960, "rope_base": 1e6}
 _QWEN35 = {"head_dim": 256, "vocab": 248320, "context": 262144, "rope_base": 1e7}
 _GEMMA4 = {"head_dim": 512, "vocab": 262144, "context": 262144, "rope_base": 1e6}
+_GPT_OSS = {
+    "kv_heads": 8, "head_dim": 64, "vocab": 201088, "context": 131072, "rope_base": 150000.0,
+    "rope_scaling": "yarn", "rope_factor": 32.0, "rope_original_context": 4096, "window": 128,
+    "feed_forward": 2880, "tied": False,
+}  # fmt: skip
 _GEMMA4_WINDOWS = {"window": 1024, "head_dim": 256, "values_from_keys": True, "output_scale": True}
 
 
@@ -41,6 +46,15 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         | {"experts": {"count": 256, "used": 8, "width": 512, "shared_width": 512}}
         | {"recurrent": {"state": 128, "key_heads": 16, "value_heads": 32}},
     },
+    "gpt-oss": {
+        size: _shape(layers, 2880, 64, **_GPT_OSS)
+        | {"experts": {"count": experts, "used": 4, "width": 2880}}
+        for size, layers, experts in (("20b", 24, 32), ("120b", 36, 128))
+    },
+    "lfm2": {
+        "1.2b": _shape(16, 2048, 32, kv_heads=8, feed_forward=8192, vocab=65536)
+        | {"context": 128000, "rope_base": 1e6, "short_conv": {"interval": 3, "kernel": 3}},
+    },
     "gemma4": {
         "26b-a4b": _shape(30, 2816, 16, kv_heads=2, feed_forward=2112, **_GEMMA4)
         | {"experts": {"count": 128, "used": 8, "width": 704, "fused": True}}
@@ -50,15 +64,19 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """Further sizes by architecture. Dense models have the sizes of Qwen 3; 35b-a3b is that of Qwen
-3.6, 26b-a4b and 31b are those of Gemma 4; 1b has about a billion weights."""
+3.6, 20b and 120b are those of gpt-oss, 26b-a4b and 31b those of Gemma 4, 1.2b is that of LFM 2 but
+for the layers that attend; 1b has about a billion weights."""
 
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granite": {"scales": {}},
     "phi3": {"fused_qkv": True},
     "qwen3moe": {"experts": {}},
+    "gpt-oss": {"experts": {}, "window": 32},
     "qwen35": {"recurrent": {}, "layers": 4},
     "qwen35moe": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},
     "qwen3next": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},
+    "lfm2": {"short_conv": {}, "layers": 3},
+    "granitehybrid": {"scales": {}, "mamba": {}, "layers": 3},
     "gemma3": {"gemma": {"period": 2}},
     "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},
 }

@@ -8,19 +8,25 @@ from typing import Any
 
 from contract.dtypes import WEIGHT_DTYPES
 from contract.errors import ConfigError
+from harness.synth.recurrent import MambaSpec, ShortConvSpec
 
 GENERATOR_VERSION = 1
 """Raised whenever the bytes of some specification change."""
 
 DENSE = ("llama", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3")
-WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next")
+WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
+GRANITES = ("granite", "granitehybrid")
 GEMMAS = ("gemma3", "gemma4")
-ARCHITECTURES = (*DENSE, "qwen3moe", *HYBRIDS, *GEMMAS)
+ARCHITECTURES = (
+    *DENSE, "qwen3moe", "gpt-oss", *HYBRIDS, "lfm2", "granitehybrid", *GEMMAS,
+)  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
-QUANTS = (*(dtype.name for dtype in WEIGHT_DTYPES), MIXED_QUANT)
+EXPERTS_QUANT = "mxfp4_moe"
+"""Experts in MXFP4, all other matrices in Q8_0."""
+QUANTS = (*(dtype.name for dtype in WEIGHT_DTYPES), MIXED_QUANT, EXPERTS_QUANT)
 ROPE_SCALINGS = ("none", "linear", "yarn")
 SSM_PACKINGS = ("split", "ssm_in")
 
@@ -29,7 +35,9 @@ LEAST: Mapping[str, int] = {
     "layers": 1, "hidden": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "context": 1,
     "seed": 0, "nextn_layers": 0, "experts.count": 1, "experts.used": 1, "experts.width": 1,
     "recurrent.interval": 1, "recurrent.state": 1, "recurrent.key_heads": 1,
-    "recurrent.value_heads": 1, "recurrent.kernel": 2, "gemma.window": 0, "gemma.period": 1,
+    "recurrent.value_heads": 1, "recurrent.kernel": 2, "short_conv.interval": 1,
+    "short_conv.kernel": 2, "mamba.interval": 1, "mamba.state": 1, "mamba.heads": 1,
+    "mamba.groups": 1, "mamba.kernel": 2, "gemma.window": 0, "gemma.period": 1,
     "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
     "gemma.per_layer_width": 0, "window": 0,
 }  # fmt: skip
@@ -121,12 +129,13 @@ class SynthSpec:
     ``head_dim`` need not be ``hidden / heads``. ``feed_forward`` is one width or one per layer;
     layers of a model with ``experts`` have none, except in gemma4, where both are added.
     ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
-    the mixture ``q4_k_m``. ``rope_factor`` and ``rope_original_context`` matter only with
-    ``rope_scaling``. ``long_rope`` gives phi3 two tensors of frequency divisors, for contexts up to
-    ``rope_original_context`` and beyond. ``window`` limits attention, in all layers of phi3 and in
-    all but every fourth of olmo2; 0 is off. ``nextn_layers`` are prediction blocks after the last
-    layer, with ``mtp_agreement`` right in so many cases: 0 to 1, None for random ones. With
-    ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not
+    the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
+    only with ``rope_scaling``. ``long_rope`` gives phi3 two tensors of frequency divisors, for
+    contexts up to ``rope_original_context`` and beyond. ``window`` limits attention, in all layers
+    of phi3, in all but every fourth of olmo2, in every second of gpt-oss; 0 is off.
+    ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
+    many cases: 0 to 1, None for random ones. With ``expand_to_f32`` the same weights are written
+    dequantized. ``key_outliers``, if not
     0, is the bias of two channels of every KV head, or their norm weight where keys are normed.
     """
 
@@ -158,6 +167,8 @@ class SynthSpec:
     mtp_agreement: float | None = None
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
+    short_conv: ShortConvSpec | None = None
+    mamba: MambaSpec | None = None
     gemma: Gemma | None = None
     scales: Scales | None = None
 
@@ -182,7 +193,13 @@ class SynthSpec:
     @property
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        return self.architecture == "qwen2" if self.qkv_bias is None else self.qkv_bias
+        biased = self.architecture in ("qwen2", "gpt-oss")
+        return biased if self.qkv_bias is None else self.qkv_bias
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether attention has sinks, and every projection of experts a bias."""
+        return self.architecture == "gpt-oss"
 
     @property
     def rope_dims(self) -> int:
@@ -192,10 +209,11 @@ class SynthSpec:
         return self.head_dim // 4 if self.recurrent else self.head_dim
 
     def is_recurrent(self, block: int) -> bool:
-        """Whether this block is a delta-net layer."""
-        if self.recurrent is None or block >= self.layers:
+        """Whether this block keeps a recurrent state instead of attending."""
+        kind = self.recurrent or self.short_conv or self.mamba
+        if kind is None or block >= self.layers:
             return False
-        return (block + 1) % self.recurrent.interval != 0
+        return (block + 1) % kind.interval != 0
 
     def is_windowed(self, block: int) -> bool:
         """Whether this block attends only to a window."""
@@ -235,6 +253,8 @@ class SynthSpec:
 GROUPS: Mapping[str, type] = {
     "experts": ExpertSpec,
     "recurrent": Recurrent,
+    "short_conv": ShortConvSpec,
+    "mamba": MambaSpec,
     "gemma": Gemma,
     "scales": Scales,
 }
@@ -299,10 +319,12 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     ):
         yield name, getattr(spec, name) not in known, f"one of {', '.join(known)}"
     for name, needing, allowing in (
-        ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "gemma4")),
+        ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "granitehybrid", "gemma4")),
         ("recurrent", HYBRIDS, HYBRIDS),
+        ("short_conv", ("lfm2",), ("lfm2",)),
+        ("mamba", ("granitehybrid",), ("granitehybrid",)),
         ("gemma", GEMMAS, GEMMAS),
-        ("scales", ("granite",), ("granite",)),
+        ("scales", GRANITES, GRANITES),
     ):
         missing = getattr(spec, name) is None
         yield name, missing and architecture in needing, f"given for {architecture}"
@@ -314,8 +336,9 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     yield "kv_heads", spec.heads % spec.kv_heads, f"a divisor of {spec.heads} heads"
     yield "head_dim", spec.head_dim % 2, "even"
     yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
-    windowed = architecture in ("phi3", "olmo2")
+    windowed = architecture in ("phi3", "olmo2", "gpt-oss")
     yield "window", spec.window and not windowed, f"0 for {architecture}"
+    yield "window", not spec.window and architecture == "gpt-oss", "at least 1 for gpt-oss"
     yield "fused_qkv", spec.fused_qkv and architecture == "olmo2", "False for olmo2"
     yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
     yield "nextn_layers", spec.nextn_layers and not hybrid, f"0 for {architecture}"
@@ -329,8 +352,9 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     if (experts := spec.experts) is not None:
         yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
         accepted = f"{'at least 1' if hybrid else '0'} for {architecture}"
-        yield "experts.shared_width", (experts.shared_width > 0) != hybrid, accepted
-        unfused = architecture in ("llama", "qwen3moe")
+        wrong = (experts.shared_width > 0) != hybrid and architecture != "granitehybrid"
+        yield "experts.shared_width", wrong, accepted
+        unfused = architecture in ("llama", "qwen3moe", "gpt-oss", "granitehybrid")
         yield "experts.fused", experts.fused and unfused, f"False for {architecture}"
     if (recurrent := spec.recurrent) is not None:
         broken = recurrent.value_heads % recurrent.key_heads
@@ -339,6 +363,9 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         broken = recurrent.packing not in packings
         yield "recurrent.packing", broken, f"one of {', '.join(packings)}"
         yield "head_dim", spec.head_dim % 8, "a multiple of 8, a quarter of it rotates"
+    if (mamba := spec.mamba) is not None:
+        yield "mamba.heads", 2 * spec.hidden % mamba.heads, f"a divisor of {2 * spec.hidden}"
+        yield "mamba.groups", mamba.heads % mamba.groups, f"a divisor of {mamba.heads} heads"
     if (gemma := spec.gemma) is not None:
         yield from _gemma_rules(spec, gemma)
 

@@ -1,7 +1,7 @@
 """The tensors of a synthetic model: their storage types and the source of their values.
 
-Shapes are row-major. The mixture ``q4_k_m``, and the types used for rows of odd lengths, are those
-of llama.cpp's quantizer.
+Shapes are row-major. The mixtures ``q4_k_m`` and ``mxfp4_moe``, and the types used for rows of odd
+lengths, are those of llama.cpp's quantizer.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from itertools import chain
 
 import numpy as np
 
-from contract.dtypes import BF16, BY_NAME, F16, F32, Q4_K, Q5_K, Q6_K, Q8_0, DType
+from contract.dtypes import BF16, BY_NAME, F16, F32, MXFP4, Q4_K, Q5_K, Q6_K, Q8_0, DType
 from harness.synth.draw import Bytes, draw_matrix, normal_like, random_bits, random_bytes
 from harness.synth.planted import COPIED, planted_rows, planted_type
-from harness.synth.spec import MIXED_QUANT, SynthSpec
+from harness.synth.spec import EXPERTS_QUANT, MIXED_QUANT, SynthSpec
 from reference.quant import FORMATS
 
 FALLBACK = {
@@ -25,7 +25,9 @@ FALLBACK = {
 }  # fmt: skip
 """Types of 32-element blocks for rows that are not whole super-blocks."""
 
-FLOAT_KINDS = ("ffn_gate_inp", "ssm_conv1d")
+VECTOR_KINDS = ("ssm_a", "ssm_d", "ssm_norm")
+"""Vectors that some architectures store as matrices."""
+FLOAT_KINDS = (*VECTOR_KINDS, "ffn_gate_inp", "ssm_conv1d", "conv")
 """Matrices that are never quantized."""
 SENSITIVE_VALUES = ("attn_v", "attn_qkv")
 SENSITIVE_DOWNS = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
@@ -92,9 +94,14 @@ def planted_kind(tensor: SynthTensor) -> str:
 
 
 def _dtype(spec: SynthSpec, tensor: SynthTensor, values: Sequence[str]) -> DType:
-    if len(tensor.shape) == 1 or tensor.kind in FLOAT_KINDS:
+    if len(tensor.shape) == 1 or tensor.kind in FLOAT_KINDS or tensor.name.endswith(".bias"):
         return F32
-    dtype = BY_NAME[spec.quant] if spec.quant != MIXED_QUANT else _mixed(spec, tensor, values)
+    if spec.quant == EXPERTS_QUANT:
+        dtype = MXFP4 if tensor.kind.endswith("_exps") else Q8_0
+    elif spec.quant == MIXED_QUANT:
+        dtype = _mixed(spec, tensor, values)
+    else:
+        dtype = BY_NAME[spec.quant]
     if tensor.kind == "per_layer_model_proj" and dtype not in (F32, F16):
         return BF16
     columns = tensor.shape[-1]
@@ -129,7 +136,7 @@ def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
     """The bytes of a tensor in file order, in chunks; binary32 if the specification expands."""
     if tensor.name.startswith("rope_f"):
         yield _rope_divisors(spec, tensor.name)
-    elif len(tensor.shape) == 1:
+    elif len(tensor.shape) == 1 or planted_kind(tensor) in VECTOR_KINDS:
         for name, count in tensor.parts:
             values = normal_like(random_bits(spec.seed, name), count, tensor.deviation)
             values = (np.float32(tensor.centre) + values).astype("<f4")

@@ -19,12 +19,14 @@ MERGES = (
     "Ġ s", "a t", "Ġ w", "Ġ o", "e n", "Ġ c", "i t", "i s",
 )  # fmt: skip
 PRE_TOKENIZER = {
-    **dict.fromkeys(("llama", "granite"), "smollm"),
+    **dict.fromkeys(("llama", "granite", "granitehybrid"), "smollm"),
     "smollm3": "llama-bpe",
+    "lfm2": "lfm2",
     "glm4": "glm4",
     **dict.fromkeys(("phi3", "olmo2"), "dbrx"),
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
+    "gpt-oss": "gpt-4o",
 }
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

@@ -12,7 +12,7 @@ from harness.progress import NullProgress, Progress
 from harness.synth.draw import Bytes
 from harness.synth.metadata import architecture_keys
 from harness.synth.plan import plan_tensors
-from harness.synth.spec import GENERATOR_VERSION, MIXED_QUANT, SynthSpec
+from harness.synth.spec import EXPERTS_QUANT, GENERATOR_VERSION, MIXED_QUANT, SynthSpec
 from harness.synth.tensors import SynthTensor, tensor_data
 from harness.synth.vocabulary import TOKENS_KEY, copied_tokenizer, own_tokenizer
 from reference.model.gguf.writer import HOLE, TensorSource, write_gguf
@@ -20,7 +20,7 @@ from reference.model.gguf.writer import HOLE, TensorSource, write_gguf
 FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10,
     "q3_k": 11, "q4_k": 14, MIXED_QUANT: 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30,
-    "bf16": 32, "mxfp4": 38,
+    "bf16": 32, "mxfp4": 38, EXPERTS_QUANT: 38,
 }  # fmt: skip
 """Values of ``general.file_type``: the nearest of llama.cpp's numbers, for information only."""
 

@@ -61,6 +61,9 @@ class Timeline(ContextManager):
         args = {"prompt": len(request.prompt), "max_tokens": request.max_tokens}
         self._span("b", WAITING, at, request.id, args)
 
+    def loaded(self, at: float, request_id: int, tokens: int) -> None:
+        """Only the number of tokens that were not computed is shown."""
+
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
         """Show that a request got a slot."""
         self._slot_manager[slot] = _Resident(request_id, at, known)

@@ -18,6 +18,7 @@ from reference.cpu.threads import for_each
 from reference.matrix import Matrix
 from reference.ops.moe_down_acc import weighted_sum
 from reference.ops.moe_gate_topk import route
+from reference.ops.moe_gate_up import with_bias
 from reference.ops.shared_expert import gated_add
 from reference.ops.swiglu import swiglu
 from reference.quant.formats import Float32
@@ -75,17 +76,25 @@ def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, 
         return prepared_matmul(matrices.prepare(bound[weight]), x, threads=threads)
 
     def gate_topk(bound: Operands, params: Parameters) -> None:
-        bound["logits"][...] = product(bound, "gate_weight", bound["x"])
-        bound["ids"][...], bound["weights"][...] = route(bound["logits"], int(params["used"]))
+        logits = bound["logits"]
+        logits[...] = product(bound, "gate_weight", bound["x"])
+        if "bias" in bound:
+            logits += bound["bias"]
+        bound["ids"][...], bound["weights"][...] = route(logits, int(params["used"]))
 
     def gate_up(bound: Operands, params: Parameters) -> None:
         weights = [(bound[f"{name}_weight"], bound[name]) for name in ("gate", "up")]
         expert_products(matrices.experts, weights, bound["x"], bound["ids"], threads)
+        for name in ("gate", "up"):
+            bias, products = bound.get(f"{name}_bias"), bound[name]
+            if bias is not None:
+                products += bias[bound["ids"]]
 
     def down_acc(bound: Operands, params: Parameters) -> None:
         ids, weight = bound["ids"], bound["down_weight"]
         products = np.empty((*ids.shape, weight.shape[1]), np.float32)
         expert_products(matrices.experts, [(weight, products)], bound["x"], ids, threads)
+        products = with_bias(products, bound.get("bias"), ids)
         optional = bound.get("expert_scale"), bound.get("residual")
         bound["y"][...] = weighted_sum(products, ids, bound["weights"], *optional)
 

@@ -14,7 +14,7 @@ from reference.cpu.attention import AttentionShape, paged_attention
 from reference.cpu.experts import Call, Kernel, Operands, Parameters, expert_kernels
 from reference.cpu.matmul import PreparedActivation, prepared_matmul
 from reference.cpu.prepared import PreparedMatrices
-from reference.cpu.recurrent import DeltaShape, conv1d, delta_net
+from reference.cpu.recurrent import DeltaShape, ScanShape, conv1d, delta_net, scan
 from reference.ops.rms_norm import rms_norm
 
 PREPARED: Mapping[Opcode, tuple[str, ...]] = {
@@ -48,6 +48,7 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
         Opcode.FLASH_ATTN_BATCHED: attention,
         Opcode.SSM_CONV1D: partial(_convolution, threads),
         Opcode.SSM_DELTA_NET: partial(_recurrence, threads),
+        Opcode.SSM_SCAN: partial(_scan, threads),
         **expert_kernels(matrices, threads),
     }
 
@@ -95,7 +96,14 @@ def _attention(threads: int, bound: Operands, params: Parameters) -> Call:
 
 def _convolution(threads: int, bound: Operands, params: Parameters) -> Call:
     operands = {name: bound[name] for name in ("x", "weight", "query", "state", "y")}
-    return partial(conv1d, **operands, threads=threads)
+    return partial(
+        conv1d,
+        **operands,
+        bias=bound.get("bias"),
+        input_gate=bound.get("input_gate"),
+        output_gate=bound.get("output_gate"),
+        threads=threads,
+    )
 
 
 def _recurrence(threads: int, bound: Operands, params: Parameters) -> Call:
@@ -109,3 +117,11 @@ def _recurrence(threads: int, bound: Operands, params: Parameters) -> Call:
     )
     operands = {name: bound[name] for name in names}
     return partial(delta_net, **operands, shape=shape, threads=threads)
+
+
+def _scan(threads: int, bound: Operands, params: Parameters) -> Call:
+    names = ("x", "dt", "decay", "dt_bias", "skip", "query", "state", "y")
+    sizes = ("heads", "groups", "head_dim", "state_size")
+    shape = ScanShape(*(int(params[name]) for name in sizes))
+    operands = {name: bound[name] for name in names}
+    return partial(scan, **operands, shape=shape, threads=threads)

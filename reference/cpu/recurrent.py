@@ -1,4 +1,4 @@
-"""Delta-net layers of the CPU tier: the bits of SSM_CONV1D and SSM_DELTA_NET, in fewer passes.
+"""Recurrent layers of the CPU tier: SSM_CONV1D, SSM_DELTA_NET and SSM_SCAN in fewer passes.
 
 The convolution computes all tokens of a run at once. The recurrence loops over tokens for a few
 heads at a time, whose state stays in a core's cache with the key axis first, so that a sum over
@@ -19,6 +19,7 @@ from contract.arithmetic import SEGMENT
 from reference.cpu.threads import Scratch, for_each
 from reference.exact.elementary import exp, sigmoid, silu, softplus
 from reference.ops.ssm_delta_net import key_head_of, l2_norm, split_heads
+from reference.ops.ssm_scan import split_values
 
 Float32 = NDArray[np.float32]
 
@@ -67,6 +68,10 @@ def conv1d(
     state: Float32,
     y: Float32,
     threads: int | None = None,
+    *,
+    bias: Float32 | None = None,
+    input_gate: Float32 | None = None,
+    output_gate: Float32 | None = None,
 ) -> None:
     """Compute ``y`` and update ``state``; the operands are those of
     ``reference.ops.ssm_conv1d``."""
@@ -82,12 +87,18 @@ def conv1d(
             past = state[run.slot, :, channels]
             if run.starts:
                 past[...] = 0.0
-            window = np.concatenate([past, x[run.tokens, channels]])
+            now = x[run.tokens, channels]
+            if input_gate is not None:
+                now = input_gate[run.tokens, channels] * now
+            window = np.concatenate([past, now])
             tokens = run.tokens.stop - run.tokens.start
             total = taps[0] * window[:tokens]
             for tap in range(1, len(taps)):
                 total += taps[tap] * window[tap : tap + tokens]
-            y[run.tokens, channels] = silu(total)
+            if bias is not None:
+                total += bias[channels]
+            gate = None if output_gate is None else output_gate[run.tokens, channels]
+            y[run.tokens, channels] = silu(total) if gate is None else gate * total
             past[...] = window[tokens:]
 
     for_each(piece, range(0, x.shape[1], width), threads)
@@ -141,6 +152,62 @@ def delta_net(
             state[run.slot, heads] = np.moveaxis(memory, 0, -1)
 
     for_each(advance, range(0, shape.value_heads, count), threads)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanShape:
+    """The parameters of one SSM_SCAN node."""
+
+    heads: int
+    groups: int
+    head_dim: int
+    state_size: int
+
+
+def scan(
+    x: Float32,
+    dt: Float32,
+    decay: Float32,
+    dt_bias: Float32,
+    skip: Float32,
+    query: NDArray[np.int32],
+    state: Float32,
+    y: Float32,
+    shape: ScanShape,
+    threads: int | None = None,
+) -> None:
+    """Compute ``y`` and update ``state``; the operands are those of ``reference.ops.ssm_scan``."""
+    size, width = shape.state_size, shape.head_dim
+    v, b, c = split_values(x, shape.heads, shape.groups, size)
+    step = softplus(dt + dt_bias)
+    g = exp(step * decay)
+    group_of = np.arange(shape.heads) // (shape.heads // shape.groups)
+    runs = list(runs_of(query))
+    result = y.reshape(len(y), shape.heads, width)
+    count = max(1, STATE_ELEMENTS // (size * width))
+
+    @np.errstate(all="ignore")
+    def advance(first: int) -> None:
+        heads = slice(first, first + count)
+        keys, queries = (np.moveaxis(part[:, group_of[heads], None], -1, 1) for part in (b, c))
+        decays, values = g[:, heads, None], v[:, heads]
+        changes, skipped = step[:, heads, None] * values, skip[heads, None] * values
+        memory = _scratch.take("memory", (size, values.shape[1], width))
+        products = _scratch.take("products", memory.shape)
+        for run in runs:
+            if run.starts:
+                memory[...] = 0.0
+            else:
+                memory[...] = np.moveaxis(state[run.slot, heads], -1, 0)
+            for t in range(run.tokens.start, run.tokens.stop):
+                memory *= decays[t]
+                np.multiply(changes[t], keys[t], out=products)
+                memory += products
+                np.multiply(memory, queries[t], out=products)
+                result[t, heads] = _fold(products) + skipped[t]
+            state[run.slot, heads] = np.moveaxis(memory, 0, -1)
+
+    for_each(advance, range(0, shape.heads, count), threads)
 
 
 def _fold(products: Float32) -> Float32:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contract.errors import RequestError
 from contract.types import QosClass, Request, Tenant
 from reference.limits import Limits, pages_for
-from reference.runner import ModelRunner
-from reference.sched.constraints import check_constraints
+from reference.runner import HIDDEN, ROW_DIGEST, ModelRunner
+from reference.sched.constraints import check_constraints, check_forced
 
 
 def check_sizes(limits: Limits) -> None:
@@ -40,12 +40,30 @@ def check_request(
     if not isinstance(request.qos, QosClass | None):
         raise RequestError("qos", f"is {request.qos!r}, not a QosClass")
     check_constraints(request, limits, vocab, masked=masked)
+    check_forced(request, limits, vocab, masked=masked)
+    if len(request.prompt) + len(request.force_tokens) > most:
+        answer = f"is {len(request.force_tokens)} tokens"
+        raise RequestError(
+            "force_tokens", f"{answer}, which with the prompt exceed the context, {most}"
+        )
     most = min(tenant.max_kv_pages, pages)
     needed = pages_for(reach_of(request, tenant, limits))
     if needed > most:
         raise RequestError(
             "max_tokens", f"with the prompt needs {needed} KV pages, there are {most}"
         )
+
+
+def check_outputs(runner: ModelRunner, output: str, *, experts: bool) -> None:
+    """Raise RequestError for an ``output`` or ``experts`` that the engine's steps do not have."""
+    if output == HIDDEN and not runner.limits.hidden_states:
+        raise RequestError("output", "cannot be hidden states: the limits have none")
+    if output == ROW_DIGEST and not runner.limits.digests:
+        raise RequestError("output", "cannot be digests: the limits have none")
+    if experts and not runner.expert_outputs:
+        mixture = runner.model.config.experts is not None
+        why = "this engine was built without them" if mixture else "the model has none"
+        raise RequestError("experts", f"cannot be read: {why}")
 
 
 def reach_of(request: Request, tenant: Tenant, limits: Limits) -> int:

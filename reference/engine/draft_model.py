@@ -51,7 +51,7 @@ def check_vocabularies(draft: Model, target: Model) -> None:
 
     Sizes may differ by padding, which files of one family have in different numbers.
     """
-    if draft.config.delta_net is not None:
+    if draft.config.recurrent is not None:
         raise RequestError(
             "draft_model", "has recurrent layers, which cannot take guesses back; take one without"
         )

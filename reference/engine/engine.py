@@ -13,7 +13,9 @@ from contextlib import contextmanager
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
-from reference.engine.checks import check_request, check_sizes, reach_of
+from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
+from reference.engine.disk_pages import disk_pages_of
+from reference.engine.disk_turn import end_disk, use_disk
 from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
@@ -25,10 +27,12 @@ from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.statistics import EngineStatistics
 from reference.engine.tenant_calls import TenantCalls
 from reference.engine.tenant_changes import TenantChanges
+from reference.expert_outputs import ExpertSink
 from reference.ledger import Ledger
+from reference.memory.disk.cache import DiskCache
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
-from reference.runner import HIDDEN, LOGITS, ROW_DIGEST, ModelRunner
+from reference.runner import LOGITS, ModelRunner
 from reference.sched.cost import StepCost
 from reference.sched.queue_depth import may_wait
 from reference.sched.scores import ScoreSink
@@ -49,7 +53,8 @@ class Engine(TenantCalls):
 
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
     every decision and measurement. ``drafter`` proposes tokens for speculative decoding, None for
-    none. ``observer`` is called with every decision and every step.
+    none. ``observer`` is called with every decision and every step. ``disk`` has pages of earlier
+    processes and gets those of this one.
     Not thread-safe: one thread calls it.
     """
 
@@ -62,19 +67,22 @@ class Engine(TenantCalls):
         clock: Clock = no_clock,
         drafter: Drafter | None = None,
         observer: Observer = NOBODY,
+        disk: DiskCache | None = None,
     ) -> None:
         check_sizes(runner.limits)
         self.runner, self.options = runner, options
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
         self.ledger = Ledger()
-        self.memory = memory_of(runner, options)
+        self.disk = disk
+        self._disk = disk_pages_of(disk, runner, self.tenants.__getitem__)
+        self.memory = memory_of(runner, options, self._disk)
         self._clock, self._observer = clock, observer
         self._arrivals, self._blocked = 0, False
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
         self._whole = True
-        self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost)
+        self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost, self._disk)
         cost = StepCost()
         self._speculative = (
             None
@@ -159,6 +167,7 @@ class Engine(TenantCalls):
             speculation=(
                 SpeculationStatistics() if speculative is None else speculative.statistics
             ),
+            disk=None if self.disk is None else self.disk.statistics,
         )
 
     def submit(
@@ -169,6 +178,7 @@ class Engine(TenantCalls):
         allowed: MaskProvider | None = None,
         output: str = LOGITS,
         on_scores: ScoreSink | None = None,
+        on_experts: ExpertSink | None = None,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run in this engine, or when a
         request with its id waits or runs. Raises QueueFull when the queue is full, and
@@ -177,7 +187,8 @@ class Engine(TenantCalls):
         ``on_logits`` is called with the logits of every position from ``logits_from`` on, chunk by
         chunk. Where ``output`` is HIDDEN and the limits have ``hidden_states``, it receives hidden
         states instead, and where it is ROW_DIGEST and they have ``digests`` the bits of digests.
-        ``on_scores`` is called with what ``score_from`` of the request asks for.
+        ``on_scores`` is called with what ``score_from`` of the request asks for, and ``on_experts``
+        with the experts that a mixture uses at every position, where the limits have ``experts``.
         ``allowed`` is called before every token and gives the mask of the tokens that it may be.
         The request ends with an error where no token may come or the call fails.
         """
@@ -188,10 +199,7 @@ class Engine(TenantCalls):
         try:
             pages = self.memory.reservations.most_for(tenant.id)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
-            if output == HIDDEN and not self.runner.limits.hidden_states:
-                raise RequestError("output", "cannot be hidden states: the limits have none")
-            if output == ROW_DIGEST and not self.runner.limits.digests:
-                raise RequestError("output", "cannot be digests: the limits have none")
+            check_outputs(self.runner, output, experts=on_experts is not None)
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             self._check_queue(tenant)
@@ -209,6 +217,7 @@ class Engine(TenantCalls):
             output=output,
             allowed=allowed,
             on_scores=on_scores,
+            on_experts=on_experts,
         )
         with self._change():
             self.ledger.prompted(tenant.id, len(request.prompt))
@@ -307,6 +316,8 @@ class Engine(TenantCalls):
         tenants' accounts and the ledger: the engine is not used any more, but other engines share
         its tenants."""
         self._output_processor.drop()
+        if self._disk is not None:
+            end_disk(self._disk, self._pipeline)
         self._live.clear()
         self._whole = False
         self._recover(fault=False)
@@ -323,6 +334,8 @@ class Engine(TenantCalls):
                 self._output_processor.take(*read, self._clock())
         self._output_processor.count()
         self._changes.follow()
+        if self._disk is not None:
+            use_disk(self._disk, self._pipeline, not self._live, self._blocked)
 
     @contextmanager
     def _change(self) -> Iterator[None]:

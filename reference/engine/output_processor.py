@@ -15,6 +15,7 @@ from reference.engine.pipeline import Computed, Pipeline
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
+from reference.expert_outputs import expert_ids
 from reference.ledger import Ledger
 from reference.runner import StepOutput
 from reference.sched.scores import scores_in
@@ -114,6 +115,8 @@ class OutputProcessor:
             elif event.token >= 0:
                 sequence.tokens[event.position] = event.token
                 sequence.known = max(sequence.known, event.position + 1)
+                if sequence.request.force_tokens:
+                    sequence.next_score = max(sequence.next_score, event.position + 1)
         self._intervals.clear()
         return ends
 
@@ -163,13 +166,17 @@ class OutputProcessor:
 
     def _take(self, part: Computed, tokens: list[int], output: StepOutput, now: float) -> None:
         """Process what a step computed for one sequence."""
-        sequence, _, stop, first_row, end_row = part
+        sequence, stop, first_row, end_row = part.sequence, part.stop, part.first_row, part.end_row
         if sequence.on_logits is not None:
             _hand_over(sequence, part, output)
             if not sequence.running:
                 # The sink has cancelled the request.
                 return
-        if sequence.on_scores is not None and not self._score(part, output):
+        if sequence.on_experts is not None:
+            _hand_over_experts(sequence, part, output)
+            if not sequence.running:
+                return
+        if sequence.scored_to and not self._score(part, output, now):
             return
         if stop < sequence.known:
             return
@@ -185,27 +192,48 @@ class OutputProcessor:
         if self._speculative is not None or sequence.masked:
             self._after_tokens(part)
 
-    def _score(self, part: Computed, output: StepOutput) -> bool:
-        """Hand over the log-probabilities of the prompt's tokens that a step computed, those of a
-        token once. False where a row was not finite, or the sequence lost its slot."""
+    def _score(self, part: Computed, output: StepOutput, now: float) -> bool:
+        """Hand over the log-probabilities of given tokens that a step computed, those of a token
+        once. False where a row was not finite, or the sequence ended or lost its slot."""
         sequence = part.sequence
-        assert sequence.on_scores is not None
-        first, stop = sequence.next_score, min(part.stop + 1, len(sequence.request.prompt))
+        first, stop = sequence.next_score, min(part.stop + 1, sequence.scored_to)
         if first >= stop:
             return True
         row = part.end_row - (part.stop + 1 - first)
-        tokens = sequence.tokens[first:stop]
-        scores = scores_in(
-            output, slice(row, row + len(tokens)), first, tokens, sequence.request.score_top
-        )
-        # One line, so that an interrupt comes before both assignments or after both.
-        sequence.next_score, _ = stop, sequence.on_scores(scores)
+        behind = min(stop, max(first, len(sequence.request.prompt)))
+        if first < behind and sequence.on_scores is not None:
+            tokens, rows = sequence.tokens[first:behind], slice(row, row + behind - first)
+            scores = scores_in(output, rows, first, tokens, sequence.request.score_top)
+            # One line, so that an interrupt comes before both assignments or after both.
+            sequence.next_score, _ = behind, sequence.on_scores(scores)
+            if sequence.running and np.isnan(scores.log_probability).any():
+                self.end_early(sequence, FinishReason.ERROR)
+        for position in range(behind, stop):
+            if sequence.running:
+                self._say(sequence, position, output, row + position - first)
+        if behind < stop:
+            self._note_tokens(sequence, now)
         if sequence.running:
             # Tokens that are computed again after wrong drafts need no row each.
             self._slot_manager.table.rows_from[sequence.slot] = sequence.rows_from
-        if sequence.running and np.isnan(scores.log_probability).any():
-            self.end_early(sequence, FinishReason.ERROR)
         return sequence.running
+
+    def _say(self, sequence: Sequence, position: int, output: StepOutput, row: int) -> None:
+        """Make an event of the forced token at ``position``, whose log-probability is in ``row``;
+        the last one ends the sequence, and so does a row that is not finite."""
+        request, token = sequence.request, int(sequence.tokens[position])
+        if output.token[row] != token:
+            self.end_early(sequence, FinishReason.ERROR)
+            return
+        reason = None
+        if position == sequence.scored_to - 1:
+            ends = token in self._end_of_generation and not request.ignore_end
+            reason = FinishReason.STOP if ends else FinishReason.LENGTH
+        event = TokenEvent(request.id, token, position, reason, *listed_of(request, output, row))
+        self._append(event, request.tenant)
+        sequence.next_score = position + 1
+        if reason is not None:
+            self._finish(sequence, reason)
 
     def _take_drafted(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
         """Take the tokens up to the first that differs from its draft; returns their number."""
@@ -270,6 +298,17 @@ class OutputProcessor:
             self._pipeline.changed()
         if self._speculative is not None and self._speculative.consider(sequence):
             self._pipeline.changed()
+
+
+def _hand_over_experts(sequence: Sequence, part: Computed, output: StepOutput) -> None:
+    """Give the experts of a step to the sequence's sink, those of each position once."""
+    assert sequence.on_experts is not None
+    first = max(sequence.routed, part.start)
+    if first < part.stop:
+        shift = part.first_token - part.start
+        ids = expert_ids(output.outputs, part.tokens, first + shift, part.stop + shift)
+        # One line, so that an interrupt comes before both assignments or after both.
+        sequence.routed, _ = part.stop, sequence.on_experts(first, ids)
 
 
 def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:

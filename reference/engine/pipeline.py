@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import NamedTuple
 
 from contract.types import Clock
@@ -52,14 +53,17 @@ class Step(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What a step did for one sequence: positions ``start`` to ``stop`` - 1, and rows ``first_row``
-    to ``end_row`` - 1 of the step's output."""
+    """What a step did for one sequence: positions ``start`` to ``stop`` - 1, which are the step's
+    tokens from ``first_token`` on, of ``tokens``, and rows ``first_row`` to ``end_row`` - 1 of its
+    output."""
 
     sequence: Sequence
     start: int
     stop: int
     first_row: int
     end_row: int
+    first_token: int
+    tokens: int
 
     @property
     def drafted(self) -> bool:
@@ -89,6 +93,7 @@ class Pipeline:
             raise ValueError(f"steps_ahead is {steps_ahead}, not 0 to {RING_STEPS - 1}")
         self.steps_ahead = steps_ahead
         self.steps = 0
+        self.steps_read = 0
         self._runner = runner
         self._scheduler = scheduler
         self._slot_manager = scheduler.slot_manager
@@ -115,7 +120,7 @@ class Pipeline:
     def fill(self) -> None:
         """Submit steps until ``steps_ahead`` are in flight or there is nothing to compute."""
         while self._in_flight and not any(self._in_flight[0].of_current_admission()):
-            self._count(self._in_flight.popleft())
+            self._pass_over()
         while len(self._in_flight) <= self.steps_ahead and self._start():
             pass
 
@@ -127,9 +132,29 @@ class Pipeline:
         step = self._in_flight[0]
         output = self._runner.collect(step.submission)
         self._in_flight.popleft()
+        self.steps_read = step.number + 1
         self._count(step)
         self._observe(step)
         return output, self._computed(step)
+
+    def look_again(self) -> None:
+        """Look at the waiting sequences before the next step, though nothing has changed here."""
+        self._scheduler.look_again()
+
+    def settle(self) -> None:
+        """Wait for the steps in flight, which nobody needs."""
+        while self._in_flight:
+            self._pass_over()
+
+    def _pass_over(self) -> None:
+        """Drop the oldest step. With a disk cache it is waited for, since pages that it computed
+        are not to be written where it fails."""
+        step = self._in_flight[0]
+        if self._slot_manager.disk is not None:
+            self._runner.collect(step.submission)
+            self.steps_read = step.number + 1
+        self._in_flight.popleft()
+        self._count(step)
 
     def _start(self) -> bool:
         """Submit the next step; False when there is nothing to compute."""
@@ -159,6 +184,8 @@ class Pipeline:
         sequences = [running[slot] for slot, _, _ in chunks]
         inputs = table.step_input(chunks, rows, [sequence.tokens for sequence in sequences])
         inputs = with_masks(inputs, sequences, chunks, rows, self._mask_words)
+        if any(sequence.on_experts is not None for sequence in sequences):
+            inputs = replace(inputs, requested=inputs.requested + self._runner.expert_outputs)
         submission = self._submit(inputs, sequences, chunks)
         for slot, start, count in chunks:
             table.computed[slot] = start + count
@@ -203,6 +230,8 @@ class Pipeline:
             self._counted(sequences, chunks, rows),
         )
         self.steps += 1
+        if self._slot_manager.disk is not None:
+            self._slot_manager.disk.steps = self.steps
         self._in_flight.append(self._latest)
 
     def _count(self, step: Step) -> None:
@@ -256,11 +285,11 @@ class Pipeline:
         )
 
     def _computed(self, step: Step) -> Iterator[Computed]:
-        end = 0
+        end, token, tokens = 0, 0, sum([count for _, _, count in step.chunks])
         for sequence, (_, start, count), rows, current in zip(
             step.sequences, step.chunks, step.rows, step.of_current_admission(), strict=True
         ):
-            first, end = end, end + rows
+            first, end, token = end, end + rows, token + count
             # A sequence that ended or was preempted may be in steps in flight.
             if current:
-                yield Computed(sequence, start, start + count, first, end)
+                yield Computed(sequence, start, start + count, first, end, token - count, tokens)

@@ -54,8 +54,8 @@ class Scheduler:
     """Decides who waits and who runs, and what the next step computes.
 
     ``waiting`` are the sequences that wait, by order of arrival; those of them that are not stalled
-    are in the ``queue``. ``unfit`` are those of them that
-    can never have room, since others have reserved too many pages. ``chunk_tokens`` is the most
+    are in the ``queue``. ``unfit`` are those of them that can never have room, since others have
+    reserved too many pages: they are no candidates, and end before the next step. ``chunk_tokens`` is the most
     prompt tokens in a step, ``chunk_while_decoding`` the most in a step that also decodes.
     """
 
@@ -127,14 +127,15 @@ class Scheduler:
         self._push(sequence)
 
     def _push(self, sequence: Sequence) -> None:
-        if not sequence.stalled:
+        fits = self._fits_ever(sequence)
+        if not fits:
+            self.unfit.append(sequence)
+        if fits and not sequence.stalled:
             request, pages = sequence.request, sequence.pages_to_begin
             self.queue.push(
                 WaitingRequest(sequence.order, request.tenant, sequence.since, pages, request.qos)
             )
         self._changed = True
-        if not self._fits_ever(sequence):
-            self.unfit.append(sequence)
 
     def set_stalled(self, sequence: Sequence, stalled: bool) -> None:
         """Note that a sequence's consumer stops or continues to take tokens. While it takes none
@@ -150,9 +151,19 @@ class Scheduler:
         else:
             self._push(sequence)
 
+    def look_again(self) -> None:
+        """Look at the waiting sequences before the next step: pages that one needs were read."""
+        self._changed = True
+
     def check_room(self) -> None:
         """Find the waiting sequences that can never have room, after reservations changed."""
-        self.unfit = [s for s in self.waiting.values() if not self._fits_ever(s)]
+        before, self.unfit = self.unfit, []
+        for sequence in self.waiting.values():
+            if not self._fits_ever(sequence):
+                self.queue.remove(sequence.order)
+                self.unfit.append(sequence)
+            elif sequence in before:
+                self._push(sequence)
         self._changed = True
 
     def _fits_ever(self, sequence: Sequence) -> bool:
@@ -171,6 +182,8 @@ class Scheduler:
         """Take out a sequence that ended."""
         slot = sequence.slot if sequence.running else None
         self.withdraw(sequence)
+        if self.slot_manager.disk is not None:
+            self.slot_manager.disk.drop(sequence)
         self.queue.ended(sequence.order)
         self._observer.finished(self._clock(), sequence.request.id, slot, reason)
 
@@ -206,6 +219,9 @@ class Scheduler:
     def _try(self, waiting: WaitingRequest) -> bool:
         """Admit a waiting sequence if there is room or it can be made."""
         sequence, slot_manager = self.waiting[waiting.order], self.slot_manager
+        disk = slot_manager.disk
+        if disk is not None and disk.reads(sequence, slot_manager.memory, self._limits.slots):
+            return False
         # A tenant that has a slot is not aged any more.
         aged = self.queue.aged(waiting.tenant, waiting.qos)
         quantum = slot_manager.quantum_of(sequence) if aged else 0
@@ -226,6 +242,8 @@ class Scheduler:
         self._note_pages(sequence.tenant)
         if sequence.difference is not None:
             self._observer.differed(self._clock(), sequence.request.id, sequence.difference)
+        if sequence.from_disk:
+            self._observer.loaded(self._clock(), sequence.request.id, sequence.from_disk)
         self._observer.admitted(
             self._clock(), sequence.request.id, sequence.slot, sequence.known, computed
         )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from contract.lazy_dataclass import dataclass
 from contract.types import Request
+from reference.expert_outputs import ExpertSink
 from reference.limits import RING_STEPS, pages_for
 from reference.memory.prefix import Difference, PathEnd, PrefixHit
 from reference.runner import LOGITS
@@ -35,8 +36,10 @@ class Sequence:
 
     Its tokens: ``tokens`` int32 has room for all of them. The host knows the first ``known``: the
     prompt, and what was sampled and read. ``last`` is the largest position a token may have.
-    ``on_logits`` has received the first ``scored`` positions, and ``on_scores`` the
-    log-probabilities of the prompt's tokens before position ``next_score``.
+    ``on_logits`` has received the first ``scored`` positions. The log-probabilities of its given
+    tokens, the prompt and the forced ones, have come of positions before ``next_score``: those of
+    the prompt went to ``on_scores``, those of forced tokens to events. ``on_experts`` has received
+    the experts of the first ``routed`` positions.
 
     Its history: ``order`` numbers requests by arrival. It was submitted at ``arrived``, has waited
     ``since``, and its latest token was read at ``read_at``, in seconds. ``faults`` counts the steps
@@ -50,7 +53,9 @@ class Sequence:
     state slot for the state before drafted tokens. Once it has computed ``quantum`` positions it
     has made progress; until then a ``protected`` sequence cannot lose its slot. Pages of its first
     ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
-    sequence of its tenant continued with another token.
+    sequence of its tenant continued with another token. ``from_disk`` tokens were only in the disk
+    cache then. It was ``looked_up`` in the disk cache
+    since it waits.
     """
 
     request: Request
@@ -66,6 +71,8 @@ class Sequence:
     scored: int = 0
     on_scores: ScoreSink | None = None
     next_score: int = 0
+    on_experts: ExpertSink | None = None
+    routed: int = 0
     faults: int = 0
     stalled: bool = False
     stalled_steps: int = 0
@@ -83,6 +90,8 @@ class Sequence:
     protected: bool = False
     matched: int = 0
     difference: Difference | None = None
+    from_disk: int = 0
+    looked_up: bool = False
 
     def begin(
         self, slot: int, pages: list[int], hit: PrefixHit, quantum: int, protected: bool
@@ -91,6 +100,7 @@ class Sequence:
         self.pages, self.published, self.states, self.undo = pages, None, [], None
         self.quantum, self.protected = quantum, protected
         self.matched, self.difference = hit.matched, hit.difference
+        self.from_disk = hit.from_disk
         self.admission += 1
         self.slot = slot
 
@@ -112,16 +122,18 @@ class Sequence:
     @property
     def cacheable(self) -> int:
         """How many of its tokens may come from the prefix cache. The last known token is computed,
-        since its logits are needed; so are tokens whose logits ``on_logits`` has not received, and
-        those that penalties look at, since only a computed token enters the slot's recent ones."""
+        since its logits are needed; so are tokens whose logits ``on_logits`` or whose experts
+        ``on_experts`` has not received, and those that penalties look at, since only a computed
+        token enters the slot's recent ones."""
         sampling = self.request.sampling
         recent = sampling.repeat_last_n if sampling.penalizes else 0
-        return max(0, min(self.known - max(1, recent), self.rows_from))
+        routed = NO_ROWS if self.on_experts is None else self.routed
+        return max(0, min(self.known - max(1, recent), self.rows_from, routed))
 
     @property
     def rows_from(self) -> int:
         """The first position of those that each have a row."""
-        scoring = self.on_scores is not None and self.next_score < len(self.request.prompt)
+        scoring = self.next_score < self.scored_to
         return min(
             NO_ROWS if self.on_logits is None else self.scored,
             self.next_score - 1 if scoring else NO_ROWS,
@@ -151,12 +163,19 @@ class Sequence:
 
     def drafted(self, start: int, rows: int) -> bool:
         """Whether a chunk from position ``start`` on with so many rows has guessed tokens."""
-        return rows > 1 and self.on_logits is None and start >= len(self.request.prompt) - 1
+        given = start < len(self.request.prompt) - 1 or self.request.force_tokens
+        return rows > 1 and self.on_logits is None and not given
 
     @property
     def samples(self) -> bool:
-        """Whether any token is generated."""
-        return self.request.max_tokens > 0
+        """Whether any token is sampled."""
+        return self.request.max_tokens > len(self.request.force_tokens)
+
+    @property
+    def scored_to(self) -> int:
+        """The position behind the given tokens that have log-probabilities, 0 for none."""
+        prompt, forced = len(self.request.prompt), len(self.request.force_tokens)
+        return prompt + forced if forced or self.on_scores is not None else 0
 
 
 def new_sequence(
@@ -171,25 +190,29 @@ def new_sequence(
     output: str,
     allowed: MaskProvider | None,
     on_scores: ScoreSink | None,
+    on_experts: ExpertSink | None,
 ) -> Sequence:
     """The state of a request that was just accepted and can come to ``reach`` positions."""
     tokens = np.empty(reach, np.int32)
-    tokens[: len(request.prompt)] = request.prompt
-    # Of a prompt that is only scored nothing is read behind the last token.
+    given = (*request.prompt, *request.force_tokens)
+    tokens[: len(given)] = given
+    # Of tokens that are only scored nothing is read behind the last one.
     only_scored = on_scores is not None and on_logits is None and not request.max_tokens
+    first_score = len(request.prompt) if request.force_tokens else 0
     return Sequence(
         request=request,
         order=order,
         since=0.0,
         scope=scope,
         tokens=tokens,
-        known=len(request.prompt) - only_scored,
+        known=len(given) - (only_scored or bool(request.force_tokens)),
         last=reach - 1,
         on_logits=on_logits,
         output=output,
         allowed=allowed,
         scored=logits_from,
         on_scores=on_scores,
-        next_score=request.score_from or 0,
+        on_experts=on_experts,
+        next_score=first_score if request.score_from is None else request.score_from,
         arrived=arrived,
     )

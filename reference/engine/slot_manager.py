@@ -6,10 +6,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from contract.arithmetic import PAGE_TOKENS
+from reference.engine.disk_pages import DiskPages
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
+from reference.memory.prefix import UNWATCHED
 from reference.runner import ModelRunner
 from reference.sched.constraints import bias_records
 from reference.sched.quantum import goal
@@ -21,7 +23,8 @@ class SlotManager:
     """The running sequences of one model, by slot, in order of admission.
 
     All changes of slots and pages are made here, so that slot table, memory and the tenants'
-    accounts agree. ``on_lost`` is called with every sequence that loses its slot.
+    accounts agree. ``on_lost`` is called with every sequence that loses its slot. ``disk`` has
+    pages that the memory has not.
     """
 
     def __init__(
@@ -30,10 +33,11 @@ class SlotManager:
         memory: KvMemory,
         tenants: Tenants,
         on_lost: Callable[[Sequence], None],
+        disk: DiskPages | None = None,
     ) -> None:
         self._runner = runner
         self._tenants = tenants
-        self.memory = memory
+        self.memory, self.disk = memory, disk
         self.table = SlotTable(runner.limits)
         self.free_slots = deque(range(runner.limits.slots))
         self.running: dict[int, Sequence] = {}
@@ -95,10 +99,13 @@ class SlotManager:
         if protected and not self._tenants.within_quota(tenant, whole):
             return False
         hit = memory.adopt(sequence.scope, tokens, most, tenant, slot)
-        pages = memory.take(whole - len(hit.pages), tenant, slot)
-        assert pages is not None, "it fits"
+        taken = memory.take(whole - len(hit.pages), tenant, slot)
+        assert taken is not None, "it fits"
+        pages = [*hit.pages, *taken]
+        if self.disk is not None:
+            hit = self.disk.load(sequence, memory, hit, pages)
         self.free_slots.popleft()
-        sequence.begin(slot, [*hit.pages, *pages], hit, quantum, protected)
+        sequence.begin(slot, pages, hit, quantum, protected)
         self.running[slot] = sequence
         self._note_slots(sequence, 1)
         self._note_pages(tenant)
@@ -173,6 +180,8 @@ class SlotManager:
         self.free_slots.append(slot)
         self._note_slots(sequence, -1, served)
         self.memory.release(pages, sequence.tenant)
+        if self.disk is not None and sequence.published is not None:
+            self.disk.used(sequence.published.node)
         # Another holder of a shared page may pay for it now.
         for tenant in tuple(self._payers):
             self._note_pages(tenant)
@@ -183,10 +192,12 @@ class SlotManager:
         for sequence in self.running.values():
             self._on_lost(sequence)
         for sequence in live:
-            sequence.slot = -1
+            sequence.slot, sequence.looked_up = -1, False
         self.running.clear()
         self.free_slots = deque(range(len(self.table.computed)))
         self.memory.clear()
+        if self.disk is not None:
+            self.disk.clear()
         self._payers.clear()
         self._tenants.let_go(self, Counter([sequence.tenant for sequence in live]))
 
@@ -210,7 +221,7 @@ class SlotManager:
             end=sequence.end,
             sampling=request.sampling,
             rows_from=sequence.rows_from,
-            scored_to=len(request.prompt) if sequence.on_scores is not None else 0,
+            scored_to=sequence.scored_to,
             output=None if sequence.on_logits is None else sequence.output,
             samples=sequence.samples,
             lockstep=sequence.masked,
@@ -279,10 +290,12 @@ def whole_pages(tokens: int) -> int:
     return tokens // PAGE_TOKENS * PAGE_TOKENS
 
 
-def memory_of(runner: ModelRunner, options: EngineOptions) -> KvMemory:
-    """The pages and saved states of a runner."""
+def memory_of(
+    runner: ModelRunner, options: EngineOptions, disk: DiskPages | None = None
+) -> KvMemory:
+    """The pages and saved states of a runner; ``disk`` hears of every change of what is cached."""
     limits = runner.limits
-    copies = options.copy_pages or options.host_pages > 0
+    copies = options.copy_pages or options.host_pages > 0 or disk is not None
     return KvMemory(
         limits.pages,
         order=options.page_order,
@@ -291,4 +304,5 @@ def memory_of(runner: ModelRunner, options: EngineOptions) -> KvMemory:
         cached_pages=options.cached_pages,
         copies=runner.page_copies() if copies else None,
         host_pages=options.host_pages,
+        watch=UNWATCHED if disk is None else disk,
     )

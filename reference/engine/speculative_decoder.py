@@ -163,7 +163,8 @@ class SpeculativeDecoder:
 
     def _may(self, sequence: Sequence) -> bool:
         """Whether tokens can be drafted for a sequence at all."""
-        return sequence.samples and sequence.on_logits is None and not sequence.masked
+        read = sequence.on_logits is not None or sequence.on_experts is not None
+        return sequence.samples and not read and not sequence.masked
 
     def _bound(self, sequence: Sequence) -> int:
         """The most drafted tokens for one sequence now."""

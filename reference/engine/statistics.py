@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contract.lazy_dataclass import dataclass
 from reference.engine.drafter import SpeculationStatistics
+from reference.memory.disk.statistics import DiskStatistics
 from reference.memory.prefix import PrefixStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Counts of an engine: requests and pages now, steps and preemptions since it was made."""
+    """Counts of an engine: requests and pages now, steps and preemptions since it was made. Without
+    a disk cache ``disk`` is None."""
 
     slots: int
     running: int
@@ -22,3 +24,4 @@ class EngineStatistics:
     preempted: int
     prefix: PrefixStatistics
     speculation: SpeculationStatistics
+    disk: DiskStatistics | None = None

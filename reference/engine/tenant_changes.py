@@ -100,7 +100,10 @@ class TenantChanges:
             memory.reservations.set_all(tenants.reservations)
         for sequence in tuple(self._live()):
             self._follow_scope(sequence)
-        memory.forget_others({scope_of(t) for t in tenants}, {t.id for t in tenants})
+        scopes = {scope_of(t) for t in tenants}
+        memory.forget_others(scopes, {t.id for t in tenants})
+        if self._scheduler.slot_manager.disk is not None:
+            self._scheduler.slot_manager.disk.only(scopes)
         gone = [id for id in self._ledger.tenants if id not in tenants]
         self._output_processor.disown(gone)
         for id in gone:

@@ -16,9 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from reference.memory.kv_check import check_trees
 from reference.memory.page_copies import Copies
 from reference.memory.pages import PagePool
-from reference.memory.prefix import Node, PathEnd, PrefixHit, PrefixStatistics, PrefixTrees
+from reference.memory.prefix import (
+    UNWATCHED,
+    Node,
+    PathEnd,
+    PrefixHit,
+    PrefixStatistics,
+    PrefixTrees,
+    TreeWatch,
+)
 from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
 
@@ -33,6 +42,7 @@ class KvMemory:
     the number of state slots, None for a model without recurrent layers: with them a hit ends where
     a state was saved. Where ``cache`` is False nothing is shared. ``cached_pages`` is the most
     cached pages. With ``copies``, up to ``host_pages`` evicted pages are saved in host memory.
+    ``watch`` hears of every change of what is cached.
     """
 
     def __init__(
@@ -45,6 +55,7 @@ class KvMemory:
         cached_pages: int | None = None,
         copies: Copies | None = None,
         host_pages: int = 0,
+        watch: TreeWatch = UNWATCHED,
     ) -> None:
         if host_pages and copies is None:
             raise ValueError("pages can be saved in host memory only with copies")
@@ -55,10 +66,11 @@ class KvMemory:
         self._most_cached = pages if cached_pages is None else cached_pages
         self._copies = copies
         self._host_pages = host_pages
-        self._state_slots = None if states is None else StateSlots(states)
+        self._watch = watch
+        self._state_slots = None if states is None else StateSlots(states, watch)
         self.reservations = Reservations(pages)
         self._pool = PagePool(pages, self._order)
-        self._trees = PrefixTrees()
+        self._trees = PrefixTrees(watch)
         self._cached: OrderedDict[Node, None] = OrderedDict()
         self._spilled: OrderedDict[Node, None] = OrderedDict()
 
@@ -228,12 +240,12 @@ class KvMemory:
 
     def clear(self) -> None:
         """Forget everything but reservations and statistics: no page is held or cached."""
-        self._trees = PrefixTrees()
+        self._trees = PrefixTrees(self._watch)
         self._pool = PagePool(self.total, self._order)
         self._cached.clear()
         self._spilled.clear()
         if self._state_slots is not None:
-            self._state_slots = StateSlots(self._state_slots.count)
+            self._state_slots = StateSlots(self._state_slots.count, self._watch)
 
     def check(
         self,
@@ -263,27 +275,10 @@ class KvMemory:
         assert self.free + held + self.cached == self.total, (
             f"{self.free} free, {held} held and {self.cached} cached pages of {self.total}"
         )
-        self._check_trees(scope_of)
-
-    def _check_trees(self, scope_of: Callable[[int], Hashable] | None) -> None:
-        cached, spilled, stateful = set(), set(), set()
-        for scope, node in self._trees.check():
-            if node.state is not None:
-                stateful.add(node)
-            if node.page is None:
-                spilled.add(node)
-                continue
-            holders = self._pool.holders(node.page)
-            if not holders:
-                cached.add(node)
-            strangers = [t for t in holders if scope_of is not None and scope_of(t) != scope]
-            assert not strangers, f"tenants {strangers} hold a page of {scope}"
-        assert cached == self._cached.keys(), "the cached pages are not those without holders"
-        assert spilled == self._spilled.keys(), "the pages in host memory are others"
+        cached, spilled = self._cached.keys(), self._spilled.keys()
+        check_trees(self._trees, self._pool, self._state_slots, cached, spilled, scope_of)
         assert len(spilled) <= self._host_pages
         assert len(cached) <= self._most_cached
-        if self._state_slots is not None:
-            self._state_slots.check(stateful)
 
     def _usable(self, path: list[Node], room: int | None = None) -> list[Node]:
         """The part of a path that can be adopted: within ``room`` pages, and up to a saved state

@@ -39,7 +39,8 @@ class Node:
     ``page`` is its number, None for a root and for a page in host memory, ``saved``. ``state`` is
     the slot of the recurrent state after its last token, if one is saved. ``parent`` is None for a
     root and for a node that was taken out of the tree; only a root has a ``scope``. ``tenants`` are
-    those whose own sequences began with these tokens.
+    those whose own sequences began with these tokens. ``digest`` is its name on disk, where there
+    is a disk cache.
     """
 
     key: bytes
@@ -49,6 +50,7 @@ class Node:
     state: int | None = None
     scope: Hashable = None
     tenants: frozenset[int] = NO_TENANTS
+    digest: bytes = b""
     children: dict[bytes, Node] = field(default_factory=dict)
 
     def upward(self) -> Iterator[Node]:
@@ -57,6 +59,20 @@ class Node:
         while node.parent is not None:
             yield node
             node = node.parent
+
+
+class TreeWatch:
+    """Is called with every change of the trees that a copy of them follows. This one does
+    nothing."""
+
+    def added(self, scope: Hashable, node: Node) -> None:
+        """A node is new; it gets its page next."""
+
+    def state_saved(self, node: Node) -> None:
+        """The recurrent state after a node was saved."""
+
+
+UNWATCHED = TreeWatch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +104,8 @@ class PrefixHit:
     ``state`` is the slot of the recurrent state after them, where the model has any. Where
     ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own. Whole
     pages of its first ``matched`` tokens are cached, with or without a state. ``difference`` is
-    where a cached sequence of the same tenant went on otherwise.
+    where a cached sequence of the same tenant went on otherwise. Of the tokens, ``from_disk`` were
+    on disk only.
     """
 
     pages: tuple[int, ...]
@@ -96,6 +113,7 @@ class PrefixHit:
     state: int | None = None
     matched: int = 0
     difference: Difference | None = None
+    from_disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +132,10 @@ class PrefixStatistics:
 
 
 class PrefixTrees:
-    """The trees of all scopes, and the node of each page."""
+    """The trees of all scopes, and the node of each page. ``watch`` hears of every new node."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: TreeWatch = UNWATCHED) -> None:
+        self._watch = watch
         self._roots: dict[Hashable, Node] = {}
         self._nodes: dict[int, Node] = {}
         self._alone: dict[int, frozenset[int]] = {}
@@ -191,6 +210,7 @@ class PrefixTrees:
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = Node(key, node)
+                self._watch.added(scope, child)
             if not alone <= child.tenants:
                 child.tenants = child.tenants | alone if child.tenants else alone
             node = child

@@ -23,8 +23,8 @@ from contract.ops.recurrent import RECURRENT
 from contract.shape_key import ShapeKey
 from contract.spec import Access
 from contract.tier import Buffer, Fence, Tier
+from reference.memory.row_copies import PAIRS, RowCopies, Saved, SavedPage
 
-PAIRS = "request.pairs"
 RECURRENT_OPCODES = frozenset(spec.opcode for spec in RECURRENT)
 
 
@@ -74,6 +74,7 @@ class RecurrentMemory:
         self._saving: ExecutableGraph | None = None
         self._loading: ExecutableGraph | None = None
         self._last: Fence | None = None
+        self._copies: RowCopies | None = None
         if slots and places:
             widths = {name: nbytes // F32.block_bytes for name, nbytes in self._nbytes.items()}
             self._pool = {
@@ -140,9 +141,34 @@ class RecurrentMemory:
         self._last = _copy(self._loading, place, slot)
         self._positions[slot] = self._saved_positions[place]
 
+    def read(self, place: int) -> SavedPage:
+        """Queue: the state in state slot ``place`` into host memory. The slot may be written at
+        once."""
+        self._check_place(place)
+        return self._host_copies().save(place)
+
+    def write(self, place: int, saved: Saved, position: int) -> None:
+        """Queue: a state that ``read`` gave, after ``position`` tokens, into a state slot."""
+        self._check_place(place)
+        self._host_copies().load(saved, place)
+        self._saved_positions[place] = position
+
+    def _host_copies(self) -> RowCopies:
+        """The copies to host memory, made when first needed: they lower two graphs."""
+        if self._copies is None:
+            widths = {
+                _saved(name): nbytes // F32.block_bytes for name, nbytes in self._nbytes.items()
+            }
+            places = len(self._saved_positions)
+            self._copies = RowCopies(self._tier, self._pool, widths, places)
+        return self._copies
+
     def close(self) -> None:
         """Free the state slots."""
         self._settle()
+        if self._copies is not None:
+            self._copies.close()
+            self._copies = None
         for buffer in self._pool.values():
             self._tier.free(buffer)
         self._pool = {}

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Set
 
 from contract.lazy_dataclass import dataclass
-from reference.memory.prefix import Node
+from reference.memory.prefix import UNWATCHED, Node, TreeWatch
 
 PASSED_BY = 8
 """How many times less likely a prompt goes on from a state in the middle of one cached sequence
@@ -31,11 +31,12 @@ class StateSlots:
     The value of a state is the number of tokens that would be computed again without it, less
     where few prompts go on from it, plus its credit. The credit grows with what is evicted, so a
     state that nobody uses loses in the end (the rule of GreedyDual caches). All states have one
-    size, so their bytes do not matter.
+    size, so their bytes do not matter. ``watch`` hears of every state that is attached.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, watch: TreeWatch = UNWATCHED) -> None:
         self.count = count
+        self._watch = watch
         self._free = deque(range(count))
         self._taken: set[int] = set()
         self._attached: dict[Node, _Attached] = {}
@@ -69,6 +70,7 @@ class StateSlots:
                 attached.above = node
         node.state = slot
         self._attached[node] = _Attached(tokens, above, self._credit)
+        self._watch.state_saved(node)
 
     def drop(self, slot: int) -> None:
         """Give a taken slot back."""

@@ -56,6 +56,9 @@ PROBE_TOOL = {
 }
 """What templates are tried with that are given tools."""
 
+HARMONY_HEADER = ("<|start|>", "<|channel|>", "<|message|>")
+"""What the headers of OpenAI's harmony format are made of."""
+
 Message = Mapping[str, object]
 
 
@@ -135,6 +138,16 @@ class ChatTemplate(ContextManager):
         return "enable_thinking" in self.text + self.tool_text
 
     @property
+    def frames_messages(self) -> bool:
+        """Whether the model writes messages with headers, in OpenAI's harmony format."""
+        return all(mark in self.text + self.tool_text for mark in HARMONY_HEADER)
+
+    @property
+    def has_reasoning_effort(self) -> bool:
+        """Whether the template reads ``reasoning_effort``."""
+        return "reasoning_effort" in self.text + self.tool_text
+
+    @property
     def takes_system(self) -> bool:
         """Whether the text of a system message reaches the model."""
         return self._forms_of(tools=False).takes_system
@@ -146,14 +159,15 @@ class ChatTemplate(ContextManager):
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         enable_thinking: bool | None = None,
+        reasoning_effort: str | None = None,
         now: datetime | None = None,
     ) -> RenderedChat:
         """Render a conversation to a prompt.
 
-        ``enable_thinking`` None leaves the template's default; ``now`` is the time a template may
-        print, None for the present. Raises RequestError for messages that are not JSON objects with
-        a known role, TemplateError when the template fails, exceeds a limit or tries to leave its
-        sandbox, and TemplateRefused when it refuses the messages.
+        ``enable_thinking`` and ``reasoning_effort`` None leave the template's default; ``now`` is
+        the time a template may print, None for the present. Raises RequestError for messages that
+        are not JSON objects with a known role, TemplateError when the template fails, exceeds a
+        limit or tries to leave its sandbox, and TemplateRefused when it refuses the messages.
         """
         conversation: dict[str, object] = {
             "template": TOOL_USE if tools else DEFAULT,
@@ -165,6 +179,8 @@ class ChatTemplate(ContextManager):
             conversation["tools"] = list(tools)
         if enable_thinking is not None:
             conversation["enable_thinking"] = enable_thinking
+        if reasoning_effort is not None:
+            conversation["reasoning_effort"] = reasoning_effort
         rendered = self._rendered(conversation)
         if not add_generation_prompt:
             return rendered

@@ -1,16 +1,16 @@
 """Which forms of messages a chat template takes, found out by trying it.
 
 Templates differ in what the content of a message is: a text, or a list of parts; in what it is
-in a message with tool calls: null, an empty text, or missing; and in what the arguments of calls
-are: an object, or its JSON text. A template silently drops a form that it does not take. So each
-form is rendered once, with texts that nothing else would print, and a form whose texts come out is
-taken.
+in a message with tool calls: null, an empty text, or missing; in what the arguments of calls are:
+an object, or its JSON text; and in the name of thoughts. A template silently drops a form that it
+does not take. So each form is rendered once, with texts that nothing else would print, and a form
+whose texts come out is taken.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,10 @@ MARK = "zqmark7"
 NAME = "zqname7"
 KEY = "zqkey7"
 VALUE = "zqvalue7"
+CALL_ID = "call00007"
 """Texts that no template has of its own."""
+THOUGHTS, OTHER_THOUGHTS = "reasoning_content", "thinking"
+"""Names under which templates look for the thoughts of a message."""
 ABSENT = object()
 """A content that is not there."""
 
@@ -91,7 +94,33 @@ class TemplateForms:
             adapted["content"] = content = "".join(texts)
         if message["role"] == "assistant" and message.get("tool_calls"):
             self._adapt_calls(adapted, content)
+        if adapted.get(THOUGHTS) and self._other_thoughts:
+            self._adapt_thoughts(adapted)
         return adapted
+
+    def _adapt_thoughts(self, message: Turn) -> None:
+        """Thoughts under the other name; none where the template refuses them."""
+        thoughts = message.pop(THOUGHTS)
+        beside = bool(message.get("tool_calls") and message.get("content"))
+        if not beside or self._thinks_beside_content:
+            message[OTHER_THOUGHTS] = thoughts
+
+    @cached_property
+    def _other_thoughts(self) -> bool:
+        """Whether thoughts come out under the other name alone."""
+        own, other = (self._thinking(name, None) for name in (THOUGHTS, OTHER_THOUGHTS))
+        return other is not None and MARK in other and (own is None or MARK not in own)
+
+    @cached_property
+    def _thinks_beside_content(self) -> bool:
+        """Whether a message may have thoughts, content and calls."""
+        return self._thinking(OTHER_THOUGHTS, "hi") is not None
+
+    def _thinking(self, name: str, content: str | None) -> str | None:
+        """What comes out of thoughts in front of a call."""
+        calls = _calling(content or None, as_text=False)
+        turn = self._adapted(calls) | {name: MARK}
+        return self._try_out([self._user("hi"), turn])
 
     def _adapt_calls(self, message: Turn, content: Any) -> None:
         contents, as_text = self._call_forms
@@ -108,52 +137,84 @@ class TemplateForms:
     @cached_property
     def _call_forms(self) -> tuple[Sequence[Any], bool]:
         """The contents with which calls are printed, and whether their arguments are texts."""
-        other = self._try_out(self._calling(MARK, as_text=False))
-        others = 0 if other is None else other.count("None")
-        for as_text in (False, True):
-            contents = [
-                content
-                for content in EMPTY_CONTENTS
-                if _shows_call(self._try_out(self._calling(content, as_text)), others)
-            ]
-            if contents:
-                return contents, as_text
-        fails = self._try_out(self._calling("", as_text=False)) is None
+        for around in self._call_contexts():
+            other = self._try_out(around(_calling(MARK, as_text=False)))
+            others = 0 if other is None else other.count("None")
+            for as_text in (False, True):
+                contents = [
+                    content
+                    for content in EMPTY_CONTENTS
+                    if _shows_call(self._try_out(around(_calling(content, as_text))), others)
+                ]
+                if contents:
+                    return contents, as_text
+        fails = self._try_out([self._user("hi"), _calling("", as_text=False)]) is None
         return ([None, ABSENT] if fails else [""]), False
 
-    def _calling(self, content: Any, as_text: bool) -> list[Turn]:
-        arguments: Any = {KEY: VALUE}
-        function = {"name": NAME, "arguments": json.dumps(arguments) if as_text else arguments}
-        call = {"id": "call00007", "type": "function", "function": function}
-        turn: Turn = {"role": "assistant", "tool_calls": [call]}
-        return [self._user("hi"), turn if content is ABSENT else {**turn, "content": content}]
+    def _call_contexts(self) -> list[Callable[[Turn], list[Turn]]]:
+        """Conversations around a turn with calls: some templates print it at the end only, some
+        with its results only, and some with a system message only."""
+        user, system = self._user("hi"), self._system("hi")
+        return [
+            lambda turn: [user, turn],
+            lambda turn: [user, turn, RESULT],
+            lambda turn: [system, user, turn, RESULT],
+        ]
 
     def _prints(self, role: str, content: Any) -> bool:
-        """Whether the content of a message of a role comes out."""
+        """Whether the content of a message of a role comes out, in whatever case."""
         message = {"role": role, "content": content}
-        if role == "user":
-            turns = [message]
-        elif role == "assistant":
-            turns = [self._user("hi"), message, self._user("hi")]
-        elif role == "tool":
-            calls = self.adapted([self._calling(None, as_text=False)[1]])
-            message |= {"tool_call_id": "call00007", "name": NAME}
-            turns = [self._user("hi"), *calls, message]
-            if self._try_out(turns) is None:
-                turns = [self._user("hi"), message]
-        else:
-            turns = [message, self._user("hi")]
-        text = self._try_out(turns)
-        return text is not None and MARK in text
+        if role == "tool":
+            message |= {"tool_call_id": CALL_ID, "name": NAME}
+        texts = map(self._try_out, self._contexts(message))
+        return any(text is not None and MARK in text.lower() for text in texts)
+
+    def _contexts(self, message: Turn) -> Iterator[list[Turn]]:
+        """Conversations with a message, the plainest one first: a template may refuse one that does
+        not begin with a system message, or is too short. Turns of roles whose form is not known
+        have a text, and then parts."""
+        role = message["role"]
+        if role not in ("user", "system", "assistant"):
+            calls = self.adapted([_calling(None, as_text=False)]) if role == "tool" else []
+            yield [self._user("hi"), *calls, message] if calls else [message, self._user("hi")]
+            yield [self._user("hi"), message]
+            yield [self._system("hi"), self._user("hi"), *calls, message]
+            return
+        for parts in (False, True):
+            system, user, said = (
+                {"role": one, "content": _parts("hi") if self._parts_for(one, parts) else "hi"}
+                for one in ("system", "user", "assistant")
+            )
+            if role == "user":
+                yield from ([message], [system, message], [system, user, said, message])
+            elif role == "system":
+                yield from ([message, user], [message, user, said, user])
+            else:
+                yield from ([user, message, user], [user, message], [system, user, message, user])
+
+    def _parts_for(self, role: str, unknown: bool) -> bool:
+        """Whether the form of a role is a list of parts, ``unknown`` where that is not known."""
+        known = self._takes_text.get(role)
+        return unknown if known is None else not known
 
     def _user(self, text: str) -> Turn:
         return {"role": "user", "content": text if self.takes_text("user") else _parts(text)}
+
+
+def _calling(content: Any, as_text: bool) -> Turn:
+    """A turn with a call, whose arguments are a text or an object."""
+    arguments: Any = {KEY: VALUE}
+    function = {"name": NAME, "arguments": json.dumps(arguments) if as_text else arguments}
+    call = {"id": CALL_ID, "type": "function", "function": function}
+    turn: Turn = {"role": "assistant", "tool_calls": [call]}
+    return turn if content is ABSENT else {**turn, "content": content}
 
 
 def _parts(text: str) -> list[Turn]:
     return [{"type": "text", "text": text}]
 
 
+RESULT: Turn = {"role": "tool", "content": "hi", "tool_call_id": CALL_ID, "name": NAME}
 EMPTY_CONTENTS: tuple[Any, ...] = (None, "", ABSENT, [], _parts(""))
 
 

@@ -10,7 +10,7 @@ Imports the standard library only: the process that renders templates starts fas
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from string import Formatter
 from typing import Any
 
@@ -153,10 +153,20 @@ class Text(str):
         return concat([_repeated(fill, start), self, _repeated(fill, after)])
 
     def expandtabs(self, tabsize: Any = 8) -> str:
-        raise Untracked("'expandtabs' of a text of the template's is not supported")
+        return self._of_data("expandtabs").expandtabs(tabsize)
 
     def translate(self, table: Any) -> str:
-        raise Untracked("'translate' of a text of the template's is not supported")
+        return self._of_data("translate").translate(table)
+
+    def encode(self, *args: Any, **kwargs: Any) -> bytes:
+        return self._of_data("encode").encode(*args, **kwargs)
+
+    def _of_data(self, operation: str) -> str:
+        """This text as a plain str, which it may only become where the template wrote none of it.
+        Raises Untracked."""
+        if 1 in self._trusted:
+            raise Untracked(f"{operation!r} of a text of the template's is not supported")
+        return str.__getitem__(self, slice(None))
 
     def __mod__(self, values: Any) -> str:
         return checked(percent_formatted(self, values), super().__mod__(values), "%")
@@ -170,6 +180,50 @@ def trusted_characters(value: str) -> bytes:
 def literal(value: str) -> Text:
     """A Text whose characters are all trusted."""
     return Text(value, b"\1" * len(value))
+
+
+def untrusted(value: Any) -> Any:
+    """``value``, of JSON's types, in which every text is a Text that the template did not write:
+    what the template puts into such a text stays trusted."""
+    if isinstance(value, str):
+        return Text(value, bytes(len(value)))
+    if isinstance(value, dict):
+        return {name: untrusted(one) for name, one in value.items()}
+    return [untrusted(one) for one in value] if isinstance(value, list) else value
+
+
+def written_with(write: Callable[[Any], str], value: Any) -> str:
+    """``write(value)``, a value as JSON, in which the template's characters stay trusted."""
+    written = write(value)
+    mark = "@"
+    while mark in written:
+        mark += "@"
+    texts: list[Text] = []
+    marked = _marked(value, mark, texts)
+    if not texts:
+        return written
+    parts = re.split(f"{mark}([0-9]+){mark}", write(marked))
+    parts[1::2] = [_escaped(texts[int(index)], write) for index in parts[1::2]]
+    return checked(concat(parts), written, "tojson")
+
+
+def _marked(value: Any, mark: str, texts: list[Text]) -> Any:
+    """``value`` with a mark for each text that the template wrote some of; they go to ``texts``."""
+    if isinstance(value, Text) and 1 in value._trusted:
+        texts.append(value)
+        return f"{mark}{len(texts) - 1}{mark}"
+    if isinstance(value, dict):
+        return {name: _marked(one, mark, texts) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_marked(one, mark, texts) for one in value]
+    return value
+
+
+def _escaped(text: Text, write: Callable[[Any], str]) -> str:
+    """A text as it stands within quotation marks in JSON."""
+    written = [write(character)[1:-1] for character in text]
+    flags = zip(written, text._trusted, strict=True)
+    return concat(Text(piece, bytes([flag]) * len(piece)) for piece, flag in flags)
 
 
 def concat(pieces: Iterable[str]) -> Text:

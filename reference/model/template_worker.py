@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -36,6 +37,8 @@ from reference.model.template_text import (
     concat,
     literal,
     trusted_characters,
+    untrusted,
+    written_with,
 )
 
 TEMPLATE_NAME = "<template>"
@@ -145,12 +148,14 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    written = json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    write = partial(
+        json.dumps,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
-    if isinstance(value, Text) and len(written) == len(value) + 2:
-        return concat(['"', value, '"'])
-    return written
+    return written_with(write, value)
 
 
 def _title(s: str) -> str:
@@ -225,7 +230,7 @@ class Renderer:
         variables = {
             "tools": None,
             "documents": None,
-            **conversation,
+            **untrusted(conversation),
             **{name: literal(text) for name, text in self._setup["variables"].items()},
             "strftime_now": now.strftime,
         }

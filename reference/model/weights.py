@@ -32,7 +32,7 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
     source = parse_source(decl.source)
     if source.tensor == ONES:
         return source.scaled(np.ones((1, len(source.powers)), np.float32)).view(np.uint8)
-    data = _stored(file, source)
+    data = _stored(file, decl, source)
     broken = _first_broken(decl.dtype, data)
     if broken is not None:
         raise ModelFileError(
@@ -47,7 +47,7 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
 def unchecked_weight(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the WEIGHT buffer ``decl``; the caller must check that its numbers are finite."""
     source = parse_source(decl.source)
-    return weight_bytes(file, decl) if source.powers else _stored(file, source)
+    return weight_bytes(file, decl) if source.powers else _stored(file, decl, source)
 
 
 def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
@@ -75,9 +75,10 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     return table.reshape(-1, table.shape[-1]).view(np.uint8)
 
 
-def _stored(file: GgufFile, source: WeightSource) -> NDArray[np.uint8]:
+def _stored(file: GgufFile, decl: BufferDecl, source: WeightSource) -> NDArray[np.uint8]:
     data = file.tensor_bytes(source.tensor)
-    return data if source.rows is None else source.rows.take(data)
+    data = data if source.rows is None else source.rows.take(data)
+    return data if len(decl.shape) > 1 else data.reshape(1, -1)
 
 
 def _first_broken(dtype: DType, data: NDArray[np.uint8]) -> tuple[int, int] | None:

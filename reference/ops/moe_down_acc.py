@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.matrix import Matrix
-from reference.ops.moe_gate_up import expert_products
+from reference.ops.moe_gate_up import expert_products, with_bias
 
 
 def moe_down_acc(
@@ -15,17 +15,19 @@ def moe_down_acc(
     down_weight: Matrix,
     ids: NDArray[np.int32],
     weights: NDArray[np.float32],
+    bias: NDArray[np.float32] | None = None,
     expert_scale: NDArray[np.float32] | None = None,
     residual: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """y = residual (+0 when absent), then y += weights[e] * (x[e] down[ids[e]]^T * scale[ids[e]]).
+    """y = residual (+0 when absent), then
+    y += weights[e] * ((x[e] down[ids[e]]^T + bias[ids[e]]) * scale[ids[e]]).
 
     The experts are added in the order of ``ids`` (rule R7). x is [tokens, used, width],
-    down_weight [experts, hidden, width], ids and weights [tokens, used], expert_scale [experts],
-    residual and the result [tokens, hidden].
+    down_weight [experts, hidden, width], bias [experts, hidden], ids and weights [tokens, used],
+    expert_scale [experts], residual and the result [tokens, hidden].
     """
     products = expert_products(down_weight, x.reshape(-1, x.shape[-1]), ids)
-    return weighted_sum(products, ids, weights, expert_scale, residual)
+    return weighted_sum(with_bias(products, bias, ids), ids, weights, expert_scale, residual)
 
 
 def weighted_sum(

@@ -15,13 +15,20 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 def moe_gate_topk(
-    *, x: NDArray[np.float32], gate_weight: Matrix, used: int
+    *,
+    x: NDArray[np.float32],
+    gate_weight: Matrix,
+    used: int,
+    bias: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
-    """p = softmax(x gate_weight^T); the ``used`` largest p, renormalized (rules R4, R7).
+    """p = softmax(x gate_weight^T + bias); the ``used`` largest p, renormalized (rules R4, R7).
 
-    x is [tokens, hidden]. Returns logits [tokens, experts], then the ids and weights of ``route``.
+    x is [tokens, hidden], bias [experts]. Returns logits [tokens, experts], then the ids and
+    weights of ``route``.
     """
     logits = matmul(gate_weight.blocks, gate_weight.dtype, x)
+    if bias is not None:
+        logits = logits + bias
     return (logits, *route(logits, used))
 
 

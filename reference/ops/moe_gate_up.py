@@ -15,13 +15,24 @@ def moe_gate_up(
     gate_weight: Matrix,
     up_weight: Matrix,
     ids: NDArray[np.int32],
+    gate_bias: NDArray[np.float32] | None = None,
+    up_bias: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """gate, up = x W[ids]^T; x is [tokens, hidden], the weights [experts, width, hidden].
+    """gate, up = x W[ids]^T + b[ids].
 
-    Returns two arrays [tokens, used, width].
+    x is [tokens, hidden], a weight [experts, width, hidden], a bias [experts, width]. Returns two
+    arrays [tokens, used, width].
     """
     pairs = np.repeat(x, ids.shape[1], axis=0)
-    return expert_products(gate_weight, pairs, ids), expert_products(up_weight, pairs, ids)
+    gate = with_bias(expert_products(gate_weight, pairs, ids), gate_bias, ids)
+    return gate, with_bias(expert_products(up_weight, pairs, ids), up_bias, ids)
+
+
+def with_bias(
+    products: NDArray[np.float32], bias: NDArray[np.float32] | None, ids: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    """products[t, e] + bias[ids[t, e]]; the products alone without a bias."""
+    return products if bias is None else products + bias[ids]
 
 
 def expert_products(

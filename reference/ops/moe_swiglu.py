@@ -11,5 +11,5 @@ from reference.ops.swiglu import swiglu
 def moe_swiglu(
     *, gate: NDArray[np.float32], up: NDArray[np.float32], activation: int = 0
 ) -> NDArray[np.float32]:
-    """y = f(gate) * up, [tokens, used, width] (rule R2)."""
+    """y of ``swiglu``, [tokens, used, width] (rule R2)."""
     return swiglu(gate=gate, up=up, activation=activation)

@@ -1,4 +1,4 @@
-"""SSM_CONV1D: the short causal convolution of a delta-net layer."""
+"""SSM_CONV1D: the short causal convolution of a recurrent layer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,30 @@ def ssm_conv1d(
     query: NDArray[np.int32],
     state: NDArray[np.float32],
     history: int,
+    bias: NDArray[np.float32] | None = None,
+    input_gate: NDArray[np.float32] | None = None,
+    output_gate: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """y[t] = silu(sum_i weight[:, i] * x[t - history + i]), added from left to right (rule R8).
+    """y[t] = silu(sum_i weight[:, i] * u[t - history + i] + bias), u = x, added from left to right
+    (rule R8).
 
-    x is [tokens, channels], weight [channels, history + 1]. state [slots, history, channels] holds
-    the last inputs of each slot, oldest first, and is updated in place. The tokens of a slot come
-    in order of position; position 0 starts from zeros.
+    x is [tokens, channels], weight [channels, history + 1]. With ``input_gate`` u is input_gate *
+    x; with ``output_gate`` the sum is multiplied by it instead of passing through silu. state
+    [slots, history, channels] holds the last u of each slot, oldest first, and is updated in
+    place. The tokens of a slot come in order of position; position 0 starts from zeros.
     """
     y = np.empty_like(x)
+    u = x if input_gate is None else input_gate * x
     for t, token in enumerate(query.view(QUERY_TOKEN)[:, 0]):
         past = state[token["slot"]]
         if token["position"] == 0:
             past[...] = 0.0
-        window = np.concatenate([past, x[t : t + 1]])
+        window = np.concatenate([past, u[t : t + 1]])
         total = np.zeros(x.shape[1], np.float32)
         for tap in range(history + 1):
             total = total + weight[:, tap] * window[tap]
-        y[t] = silu(total)
+        if bias is not None:
+            total = total + bias
+        y[t] = silu(total) if output_gate is None else output_gate[t] * total
         past[...] = window[1:]
     return y

@@ -5,11 +5,30 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.exact.elementary import gelu, sigmoid, silu
+from reference.exact.elementary import exp, gelu, sigmoid, silu
+
+CLAMPED = 3
+"""The value of ``activation`` for the gate with bounds."""
+LIMIT = np.float32(7.0)
+STEEPNESS = np.float32(1.702)
 
 
 def swiglu(
     *, gate: NDArray[np.float32], up: NDArray[np.float32], activation: int = 0
 ) -> NDArray[np.float32]:
-    """y = f(gate) * up with f = silu, gelu or sigmoid (rule R2); any shape."""
+    """y = f(gate) * up with f = silu, gelu or sigmoid (rule R2), or the clamped gate; any shape."""
+    if activation == CLAMPED:
+        return clamped(gate, up)
     return (silu, gelu, sigmoid)[activation](gate) * up
+
+
+def clamped(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.float32]:
+    """y = (g / (1 + exp(-(1.702 g)))) * (u + 1) with g = min(gate, 7) and u = up within +-7.
+
+    A comparison with NaN is false, so NaN passes both bounds.
+    """
+    g = np.where(gate > LIMIT, LIMIT, gate)
+    u = np.where(up > LIMIT, LIMIT, np.where(up < -LIMIT, -LIMIT, up))
+    one = np.float32(1.0)
+    y: NDArray[np.float32] = (g / (one + exp(-(STEEPNESS * g)))) * (u + one)
+    return y

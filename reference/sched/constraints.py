@@ -61,6 +61,25 @@ def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: b
         raise RequestError("allowed", "this engine was built without masks; use None")
 
 
+def check_forced(request: Request, limits: Limits, vocab: int, *, masked: bool) -> None:
+    """Raise RequestError for an answer of given tokens that is not possible or contradicts other
+    fields."""
+    forced = request.force_tokens
+    if not forced:
+        return
+    if not limits.scores:
+        raise RequestError("force_tokens", "this engine was built without scores; give no tokens")
+    if min(forced) < 0 or max(forced) >= vocab:
+        raise RequestError("force_tokens", f"holds a token id outside 0 to {vocab - 1}")
+    if request.max_tokens != len(forced):
+        raise RequestError("max_tokens", f"is {request.max_tokens}, not {len(forced)} as forced")
+    if masked or request.stop:
+        what = "a grammar" if masked else "stop strings"
+        raise RequestError(
+            "force_tokens", f"is a whole answer; {what} would change nothing: leave it out"
+        )
+
+
 def _check_bias(pairs: tuple[tuple[int, float], ...], most: int, vocab: int) -> None:
     if len(pairs) > most:
         raise RequestError("logit_bias", f"has {len(pairs)} tokens, this engine takes {most}")

@@ -128,10 +128,13 @@ class DraftPolicy:
         alone, step = self._seconds(running, 0), self._step(running, drafted)
         if alone is None or step is None or seconds <= 0:
             return
-        self._timed = min(self._timed + 1, DRAFT_STEPS)
         # A step that something else held up counts as a few times what is usual.
         usual = max(self._draft_seconds, alone / OUTLIER_FACTOR)
         each = min(max(0.0, seconds - step) / drafted, OUTLIER_FACTOR * usual)
+        if OUTLIER_FACTOR * each < self._draft_seconds:
+            # All before were held up, as the first ones are by kernels that are built for them.
+            self._timed = 0
+        self._timed = min(self._timed + 1, DRAFT_STEPS)
         seconds = min(seconds, step + drafted * each)
         self._draft_seconds += (each - self._draft_seconds) / self._timed
         redone = alone if self._redone and gained <= drafted else 0.0

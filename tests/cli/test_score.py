@@ -16,6 +16,8 @@ import pytest
 from reference.ops.log_probabilities import log_probabilities
 from tests.cli.conftest import Result
 from tests.cli.test_bad_input import refused
+from tests.conftest import SyntheticModel
+from tests.families_table import FAMILIES
 
 Zinc = Callable[..., Result]
 TEXT = "the quick brown fox"
@@ -64,6 +66,25 @@ def test_a_part_of_a_text(zinc: Zinc, tiny_model: Path) -> None:
     assert part == whole[4:]
 
 
+def test_an_answer_of_given_tokens(zinc: Zinc, tiny_model: Path) -> None:
+    """The scores of its tokens alone, which are those of the whole text's."""
+    whole = scored(zinc, "--prompt", TEXT, "--model", tiny_model)
+    ids = whole["tokens"]
+    for given in (("--tokens", ",".join(map(str, ids[:6]))), ("--prompt", TEXT[:7])):
+        said = ",".join(map(str, ids[6:]))
+        found = scored(zinc, *given, "--force-tokens", said, "--model", tiny_model)
+        assert found["tokens"] == ids
+        assert found["scored"] == whole["scored"][5:]
+
+
+def test_experts_of_a_mixture(zinc: Zinc, synthetic_model: SyntheticModel) -> None:
+    path = synthetic_model(**FAMILIES["qwen3moe"], quant="q4_k_m")
+    words = ("--tokens", "1,2,3,4,5,6", "--experts", "--model", path)
+    found = scored(zinc, *words, "--tier", "cpu")
+    assert np.array(found["experts"]).shape == (5, 2, 3)
+    assert scored(zinc, *words, "--tier", "native")["experts"] == found["experts"]
+
+
 def test_scores_for_people(zinc: Zinc, tiny_model: Path) -> None:
     result = zinc("score", "--prompt", TEXT, "--model", tiny_model)
     lines = result.out.splitlines()
@@ -86,6 +107,11 @@ def test_scores_for_people(zinc: Zinc, tiny_model: Path) -> None:
         (("--prompt", "abc", "--from", 0), "--from"),
         (("--prompt", "abc", "--from", 3), "--from"),
         (("--tokens", "1,2,3" * 9, "--context", 16), "context"),
+        (("--tokens", "1,2,3", "--force-tokens", "5", "--from", 2), "--from"),
+        (("--prompt", "abc", "--force-tokens", "5,x"), "'x'"),
+        (("--prompt", "", "--force-tokens", "5,6"), "empty"),
+        (("--prompt", "abc", "--experts"), "--json"),
+        (("--prompt", "abc", "--experts", "--json"), "the model has none"),
         (("/no/such/file",), "cannot read"),
         (("The sky is blue.",), "give a text with --prompt"),
     ],

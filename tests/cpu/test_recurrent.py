@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reference.cpu import recurrent
-from reference.cpu.recurrent import DeltaShape, Run, conv1d, delta_net, runs_of
+from reference.cpu.recurrent import DeltaShape, Run, ScanShape, conv1d, delta_net, runs_of, scan
 from reference.ops.ssm_conv1d import ssm_conv1d
 from reference.ops.ssm_delta_net import ssm_delta_net
+from reference.ops.ssm_scan import ssm_scan
 
 SLOTS = 3
 Float32 = NDArray[np.float32]
@@ -43,24 +44,34 @@ def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return bool(((a == b) | (np.isnan(a) & np.isnan(b))).all())
 
 
-@given(query=queries(), seed=st.integers(0, 2**32 - 1), history=st.integers(1, 5))
+CONV_EXTRAS = ("bias", "input_gate", "output_gate")
+
+
+@given(
+    query=queries(),
+    seed=st.integers(0, 2**32 - 1),
+    history=st.integers(1, 5),
+    extras=st.sets(st.sampled_from(CONV_EXTRAS)),
+)
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_convolution_equals_definition(
-    query: NDArray[np.int32], seed: int, history: int, threads: int
+    query: NDArray[np.int32], seed: int, history: int, extras: set[str], threads: int
 ) -> None:
-    """Any step; more channels than a thread takes at a time."""
+    """Any step, with any of the optional operands; more channels than a thread takes at a time."""
     rng = np.random.default_rng(seed)
     channels = 300
     x, weight = normal(rng, len(query), channels), normal(rng, channels, history + 1)
     state = rng.standard_normal((SLOTS, history, channels), dtype=np.float32)
     state[rng.integers(SLOTS)] = np.nan
+    shapes = {name: x.shape[name == "bias" :] for name in sorted(extras)}
+    given = {name: normal(rng, *shape) for name, shape in shapes.items()}
     expected_state, y = state.copy(), np.empty_like(x)
     with np.errstate(all="ignore"):
         expected = ssm_conv1d(
-            x=x, weight=weight, query=query, state=expected_state, history=history
+            x=x, weight=weight, query=query, state=expected_state, history=history, **given
         )
-    conv1d(x, weight, query, state, y, threads)
+    conv1d(x, weight, query, state, y, threads, **given)
     assert same(y, expected)
     assert same(state, expected_state)
 
@@ -137,3 +148,34 @@ def test_blocks_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     for state, y in results[1:]:
         assert (state == results[0][0]).all()
         assert (y == results[0][1]).all()
+
+
+@given(
+    query=queries(),
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from((1, 16, 40, 131)),
+    width=st.sampled_from((1, 24, 200)),
+    ratio=st.integers(1, 3),
+)
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_scan_equals_definition(
+    query: NDArray[np.int32], seed: int, size: int, width: int, ratio: int, threads: int
+) -> None:
+    """Any step; all heads at once or a few at a time."""
+    rng = np.random.default_rng(seed)
+    groups, heads = 2, 2 * ratio
+    x = normal(rng, len(query), heads * width + 2 * groups * size)
+    dt, (decay, dt_bias, skip) = normal(rng, len(query), heads), normal(rng, 3, heads)
+    state = rng.standard_normal((SLOTS, heads, width, size), dtype=np.float32)
+    state[rng.integers(SLOTS)] = np.nan
+    expected_state, y = state.copy(), np.empty((len(query), heads * width), np.float32)
+    shape = ScanShape(heads, groups, width, size)
+    with np.errstate(all="ignore"):
+        expected = ssm_scan(
+            x=x, dt=dt, decay=-np.abs(decay), dt_bias=dt_bias, skip=skip, query=query,
+            state=expected_state, heads=heads, groups=groups, head_dim=width, state_size=size,
+        )  # fmt: skip
+        scan(x, dt, -np.abs(decay), dt_bias, skip, query, state, y, shape, threads)
+    assert same(y, expected)
+    assert same(state, expected_state)

@@ -123,6 +123,28 @@ def test_many_tokens(name: str, folder: Path) -> None:
     run(steps, positions, slots)
 
 
+def gated(folder: Path, key: ShapeKey) -> RecordedModel:
+    """A model of one gated short convolution, whose slots have a past."""
+    path = folder / "short-conv.gguf"
+    shape = {**SHAPE, "layers": 1, "short_conv": {"interval": 2, "kernel": 4}}
+    write_synthetic(path, sized_spec("tiny", architecture="lfm2", quant="q8_0", **shape))
+    limits = Limits(20, 96, 120, I12, step_tokens=FEW_TOKENS + 16, step_rows=4)
+    model = RecordedModel(open_model(path), limits, key)
+    state = model.raw["state.conv[0]"].view(np.float32)
+    state[:] = np.random.default_rng(12).standard_normal(len(state)).astype(np.float32)
+    return model
+
+
+def test_gated_convolution(folder: Path) -> None:
+    """Slots whose tokens lie behind each other and far apart, one that begins anew."""
+    key, bucket = ShapeKey(45, 1), ShapeKey(48, 2)
+    steps = TunedSteps(gated(folder, key), bucket, DEVICE, FILES, folder)
+    assert [[launch.source.name for launch in run] for run in steps.runs] == [["delta_conv.cu"] * 2]
+    slots = [3] + [0] * 34 + [1, 2] * 4 + [0, 1]
+    positions = [4, *range(34), *(p for n in range(4) for p in (n + 5, n + 8)), 34, 0]
+    run(steps, positions, slots)
+
+
 def test_another_size_keeps_the_plain_kernels(folder: Path) -> None:
     """State that eight lanes do not hold."""
     path = folder / "delta-other.gguf"

@@ -45,6 +45,10 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "qwen3next", **SHAPE, "recurrent": RECURRENT,
         "experts": {"count": 3, "used": 2, "width": 256, "shared_width": 512},
     },
+    "gpt-oss": {
+        "architecture": "gpt-oss", **SHAPE, "window": 8,
+        "experts": {"count": 6, "used": 2, "width": 256},
+    },
     "gemma4": {
         "architecture": "gemma4", **SHAPE, "gemma": {"period": 1, "head_dim": 64, "kv_heads": 1},
         "experts": {"count": 4, "used": 2, "width": 256, "fused": True},
@@ -128,10 +132,10 @@ def test_tokens_that_share_experts(
     run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])
 
 
-@pytest.mark.parametrize("name", ["other-shared", "gemma4"])
+@pytest.mark.parametrize("name", ["other-shared", "gemma4", "gpt-oss"])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_products_by_themselves(name: str, tokens: int, folder: Path) -> None:
-    """Where what stands around them has no rule."""
+    """Where what stands around them has no rule, such as biases."""
     key = ShapeKey(tokens, 1)
     files = frozenset({"expert_product.cu"})
     model = recorded(name, folder, key, "q5_k")

@@ -11,8 +11,12 @@ from accel.cuda.persistent import compose
 from accel.cuda.plan import plan_launches
 from accel.cuda.step_choice import BLOCKS, FASTEST, NEVER, VARIABLE, StepChoice, chosen_step
 from accel.packets.rules import lower_graph
+from contract.dtypes import I12
 from contract.errors import ConfigError
 from contract.shape_key import ShapeKey
+from harness.synth import sized_spec, write_synthetic
+from reference.limits import Limits
+from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE
 from tests.cuda.test_persistent import recorded
 
@@ -52,6 +56,24 @@ def test_launches_are_put_together_where_that_is_faster(
     assert any(launch.table for launch in composed.launches) == together
     longer = plan.launches if together and name == "qwen3" else None
     assert (composed.long and composed.long.launches) == longer
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_a_digested_row_ends_in_the_same_launch(digests: bool, folder: Path) -> None:
+    """What digests it is launched in every step, behind what draws it."""
+    key = ShapeKey(1, 1)
+    path = folder / "digested.gguf"
+    write_synthetic(path, sized_spec("tiny", architecture="qwen3", quant="q8_0"))
+    model = open_model(path)
+    with model.file:
+        limits = Limits(1, 96, 6, I12, step_tokens=1, step_rows=1, digests=digests)
+        step = lower_graph(model.graph(limits), key, 64, "cuda")
+    plan = plan_launches(step.ops, DEVICE, step.scratch)
+    composed = compose(plan, step.ops, DEVICE, FASTEST, step.scratch)
+    assert composed.short is not None
+    last = [launch.entry for launch in composed.launches[len(composed.launches) - digests :]]
+    assert (composed.short.last, last) == (int(digests), ["launch_row_digest"] * digests)
+    assert [launch.entry for launch in composed.short.drawn] == ["sample_bins", "sample_draw"]
 
 
 def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:

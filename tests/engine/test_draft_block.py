@@ -28,7 +28,6 @@ from tests.invariance.engines import TIERS
 from tests.peer.float64_hybrid import Float64Hybrid
 
 ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")
-ON = ("cpu", "late", "native", "opencl", "vulkan")
 LIMITS = Limits(
     slots=3, context=112, pages=9, step_tokens=48, step_rows=24, saved_states=6, masks=3,
     biases=4, top_log_probabilities=4, hidden_states=True,
@@ -59,7 +58,7 @@ def drafting(
 @pytest.fixture(
     scope="module",
     params=[
-        *((name, tier) for name in ARCHITECTURES for tier in ("cpu", "native")),
+        *((name, tier) for name in ARCHITECTURES for tier in ("cpu", "native", "cuda")),
         *(("qwen35", tier) for tier in ("late", "opencl", "vulkan")),
         ("qwen35moe", "opencl"),
     ],

@@ -65,6 +65,36 @@ def test_what_fits_in_what_is_left_is_served() -> None:
     assert set(ends(engine, clock).values()) == {FinishReason.LENGTH}
 
 
+def test_what_can_never_come_back_is_not_admitted_again() -> None:
+    """However often reservations change: a request that lost its slot ends within a step."""
+    engine, clock = engine_of(OWNER, OTHER, LATE, slots=1, pages=8)
+    engine.submit(wide(1, 4, tokens=30))
+    while engine.progress(1) < 40:
+        engine.step()
+    engine.put_tenant(replace(OTHER, reserved_pages=5))
+    found: dict[int, FinishReason] = {}
+    preempted = 0
+    for number in range(200):
+        engine.put_tenant(replace(LATE, weight=1.0 + number % 2))
+        for event in engine.step():
+            if event.finish_reason is not None:
+                found[event.request_id] = event.finish_reason
+        preempted = engine.statistics.preempted
+    assert found == {1: FinishReason.ERROR}
+    assert engine.idle
+    assert (preempted, engine.statistics.admitted) == (1, 1)
+
+
+def test_what_has_room_again_before_it_ended_goes_on() -> None:
+    engine, clock = engine_of(OWNER, OTHER, slots=2, pages=12)
+    engine.submit(wide(1, 4, tokens=30, tenant=2))
+    engine.step()
+    engine.submit(wide(2, 10))
+    engine.put_tenant(replace(OTHER, reserved_pages=5))
+    engine.put_tenant(replace(OTHER, reserved_pages=0))
+    assert set(ends(engine, clock).values()) == {FinishReason.LENGTH}
+
+
 def test_one_that_runs_keeps_what_it_has_and_is_told_when_it_lost_it() -> None:
     """A reservation takes nothing from anybody; what is preempted and can never come back ends."""
     hurried = Tenant(4, "hurried", qos=QosClass.INTERACTIVE)

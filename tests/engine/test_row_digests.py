@@ -16,7 +16,7 @@ from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
-from reference.engine import Engine
+from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.ops.row_digest import row_digest
@@ -37,6 +37,7 @@ TIERS: dict[str, Callable[[], Tier]] = {
     "native": lambda: need_device(partial(open_tier, "native")),
     "opencl": lambda: need_device(partial(open_tier, "opencl")),
     "vulkan": lambda: need_device(partial(open_tier, "vulkan")),
+    "cuda": lambda: need_device(partial(open_tier, "cuda")),
 }
 PROMPTS = (tuple((i * 37) % 250 for i in range(50)), (7, 8, 9), (3, 1, 4, 1, 5, 9, 2, 6))
 TOKENS = 9
@@ -118,6 +119,21 @@ def test_digests_are_those_of_the_rows_in_any_mix(runner: Recorded) -> None:
         found = run(runner, *outputs)
         for output, rows, whole, digests in zip(outputs, found, logits, expected, strict=True):
             assert rows.bits == {LOGITS: whole.bits, ROW_DIGEST: digests, None: []}[output]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_request_alone_has_the_same_digests(runner: Recorded, temperature: float) -> None:
+    """Steps of one row end in other launches on some tiers, greedy ones and drawn ones."""
+    found = []
+    for output in (LOGITS, ROW_DIGEST):
+        engine, rows = Engine(runner, EngineOptions(prefix_cache=False)), Rows()
+        sampling = SamplingParams(temperature=temperature, repeat_last_n=0, seed=7)
+        request = Request(0, PROMPTS[0], TOKENS, sampling, ignore_end=True)
+        engine.submit(request, rows, len(PROMPTS[0]) - 1, output=output)
+        found.append((rows, [event.token for event in engine.run()]))
+    (logits, tokens), (digests, again) = found
+    assert again == tokens
+    assert digests.bits == of_rows(logits)
 
 
 def test_only_rows_that_are_asked_for_are_digested(runner: Recorded) -> None:

@@ -27,9 +27,9 @@ CONTEXT, INTERVAL = 256, 32
 PROMPT = tuple(np.random.default_rng(3).integers(0, 256, 200).tolist())
 
 
-@pytest.fixture
-def path(synthetic_model: SyntheticModel) -> Path:
-    return synthetic_model(**HYBRIDS["qwen35"] | {"quant": "q8_0"})
+@pytest.fixture(params=["qwen35", "lfm2", "granitehybrid"])
+def path(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Path:
+    return synthetic_model(**HYBRIDS[request.param] | {"quant": "q8_0"})
 
 
 @contextmanager

@@ -29,6 +29,8 @@ LIMITS = Limits(slots=3, context=96, pages=12, step_tokens=48, step_rows=32, sav
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},
     "qwen35": dict(HYBRIDS["qwen35"]),
+    "lfm2": dict(HYBRIDS["lfm2"]),
+    "granitehybrid": dict(HYBRIDS["granitehybrid"]),
 }
 
 
@@ -63,6 +65,8 @@ class Told(Drafter):
     params=[
         *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
         ("qwen35", "cpu"),
+        ("lfm2", "cpu"),
+        ("granitehybrid", "cpu"),
         ("qwen35", "native"),
         ("qwen35", "opencl"),
     ],

@@ -26,6 +26,7 @@ from harness.serve.model import ModelOptions
 from harness.serve.run import ServeOptions, running
 from reference.engine.draft_block import DraftBlock
 from reference.engine.output_processor import OutputProcessor
+from tests.named_tiers import open_by_name
 from tests.serve.http import Http
 
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
@@ -42,9 +43,10 @@ def options(tier: str, draft: int, **more: object) -> SessionOptions:
     return replace(SessionOptions(tier=tier, context=128, draft=draft), **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("tier", ["cpu", "native"])
+@pytest.mark.parametrize("tier", ["cpu", "native", "cuda"])
 def test_answers_are_those_without_it(model: Path, tier: str) -> None:
     """Greedy, sampled, and cut at a stop string."""
+    open_by_name(tier).close()
     said = []
     for draft in (0, 6):
         with Session.open(model, options(tier, draft)) as session:
@@ -61,10 +63,11 @@ def test_answers_are_those_without_it(model: Path, tier: str) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("tier", ["cpu", "native"])
+@pytest.mark.parametrize("tier", ["cpu", "native", "cuda"])
 def test_its_memory_is_planned(model: Path, tier: str) -> None:
     """The plan has the block's own buffers and none that it shares with the model; it is part of
     the budget."""
+    open_by_name(tier).close()
     with ExitStack() as owned:
         prepared = prepare_session(model, options(tier, 6), owned)
         runner = owned.enter_context(

@@ -66,11 +66,13 @@ def logits_of(path: Path, tokens: tuple[int, ...] = (72, 101, 108, 108, 111)) ->
 
 
 LATER_QUANTS = ("q2_k", "q3_k", "iq4_nl", "iq4_xs", "mxfp4")
+LAST_QUANTS = ("mxfp4_moe",)
 DIGESTS = {
     "7d6278d3b5dfbf9c2516c060b1ed4b1526d8e9f8c0a9aad8df704e580f28dd5a": tuple(
-        quant for quant in QUANTS if quant not in LATER_QUANTS
+        quant for quant in QUANTS if quant not in (*LATER_QUANTS, *LAST_QUANTS)
     ),
     "fa49147ad1df325f716c1486359d98dae9df78b359550274c8817e8ce64cdb44": LATER_QUANTS,
+    "87efd3bc03cbac5592a6d04bf326ade47ed1f956f111bba38d328cd55f54f3ba": LAST_QUANTS,
 }
 """Of the files of these types, one after the other."""
 

@@ -28,6 +28,7 @@ reserved_pages = 64
 keys = ["sha256:0000000000000000000000000000000000000000000000000000000000000000"]
 operator = true
 admin = false
+models = ["tiny"]
 isolation_group = 3
 
 [tenant."alice w."]

@@ -173,9 +173,9 @@ def test_the_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         assert main(["tenants", *words, *where]) == 0
         return capsys.readouterr().out
 
-    key = run("add", "bob", "--qos", "batch", "--weight", "0.5", "--ledger", str(ledger)).split()[
-        -1
-    ]
+    more = ("--models", "qwen3-0.6b, tiny", "--ledger", str(ledger))
+    key = run("add", "bob", "--qos", "batch", "--weight", "0.5", *more).split()[-1]
+    assert accounts(path)["bob"].models == ("qwen3-0.6b", "tiny")
     assert owner(path, key) == accounts(path)["bob"].tenant.id == 8
     assert accounts(path)["bob"].tenant.weight == 0.5
     run("add", "dora", "--id", "7")

@@ -39,10 +39,13 @@ MODELS = {
     "olmo2-windows": ("q5_1", F32),
     "qwen3moe": ("f32", F32),
     "qwen3moe-untied-fused-qkv": ("q5_1", F16),
+    "gpt-oss-experts": ("mxfp4_moe", F16),
     "qwen35": ("q8_0", F16),
     "qwen35moe-fused": ("q4_k_m", F32),
     "qwen3next": ("f32", F32),
     "qwen3next-fused-ssm-in": ("bf16", F16),
+    "lfm2": ("q4_k_m", F16),
+    "granitehybrid-groups": ("q8_0", F16),
     "gemma3": ("q4_k_m", F32),
     "gemma4-values-from-keys": ("q8_0", F16),
     "gemma4-experts-fused-values-from-keys": ("q4_k_m", F32),
@@ -60,7 +63,14 @@ def pool_of(bench: Bench) -> tuple[Request, ...]:
     return POOL[1:4] + POOL[5:6] if bench.emulated else POOL
 
 
-ON_EVERY_TIER = ("qwen3moe", "qwen35", "qwen3next", "gemma4-shared-kv")
+ON_EVERY_TIER = (
+    "qwen3moe",
+    "qwen35",
+    "qwen3next",
+    "lfm2",
+    "granitehybrid-groups",
+    "gemma4-shared-kv",
+)
 ON_VULKAN = ("qwen35",)
 """A processor that plays a graphics card takes long for each."""
 VARIANTS = ("qwen3moe-untied-fused-qkv", "qwen3next-fused-ssm-in", "gemma4-values-from-keys")

@@ -34,6 +34,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "attention-i12": {"fields": {"architecture": "qwen3", "quant": "q4_k_m"}, "kv_dtype": I12},
     "attention-q8_0": {"fields": {"architecture": "qwen3", "quant": "q4_k_m"}, "kv_dtype": Q8_0},
     "hybrid": {"fields": HYBRIDS["qwen35"], "kv_dtype": I12},
+    "mamba": {"fields": HYBRIDS["granitehybrid"], "kv_dtype": I12},
+    "short-convolutions": {"fields": HYBRIDS["lfm2"], "kv_dtype": I12},
 }
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from contract.dtypes import I12
 from contract.tier import Tier
 from reference.memory.kv import KvMemory
-from reference.memory.page_copies import SavedPage
+from reference.memory.row_copies import SavedPage
 from tests.memory.test_page_copies import PAGES, Pools
 from tests.memory.test_recurrent import WAYS, open_way
 

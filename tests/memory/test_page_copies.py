@@ -18,7 +18,9 @@ from contract.opcodes import Opcode
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Tier
-from reference.memory.page_copies import LOADS_UNDER_WAY, PageCopies
+from reference.memory import row_copies
+from reference.memory.page_copies import PageCopies
+from reference.memory.row_copies import LOADS_UNDER_WAY
 from tests.memory.recurrent_layers import graph as recurrent_layers
 from tests.memory.test_recurrent import WAYS, open_way
 
@@ -199,3 +201,30 @@ def test_a_page_there_is_not_is_a_broken_caller(pools: Pools) -> None:
 def test_a_graph_without_pools_has_no_pages(tier: Tier) -> None:
     with pytest.raises(ValueError, match="no KV pools"):
         PageCopies(tier, recurrent_layers(1), {})
+
+
+def test_pages_loaded_together_are_those_loaded_one_by_one(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two submissions of two pages, then one of the page that is left."""
+    monkeypatch.setattr(row_copies, "TOGETHER_ROWS", 2)
+    one, two, three = written(pools, 1, 2, 3)
+    saved = [pools.copies.save(page) for page in (2, 1, 0)]
+    pools.write(1, 3)
+    pools.copies.load_all([*saved, *saved[:2]], [0, 1, 2, 3, 1])
+    assert pools.read()[:4] == [three, two, one, three]
+    pools.copies.load_all(saved[2:], [3])
+    assert pools.read()[3] == one
+
+
+def test_several_pages_are_loaded_by_one_submission(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The property above is about something."""
+    monkeypatch.setattr(row_copies, "TOGETHER_ROWS", 2)
+    written(pools, 1, 2, 3)
+    saved = [pools.copies.save(page) for page in range(3)]
+    pools.copies.load_all(saved, [0, 1, 2])
+    together = pools.copies._together
+    assert together is not None
+    assert together.recorded == (ShapeKey(0, 2),)

@@ -19,6 +19,7 @@ HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 4, 2, 16, 112
 EXPERTS, USED, EXPERT_WIDTH, SHARED_WIDTH = 6, 2, 48, 32
 STATE, KEY_HEADS, VALUE_HEADS, TAPS = 16, 2, 4, 4
 CHANNELS, VALUE_WIDTH = STATE * (2 * KEY_HEADS + VALUE_HEADS), STATE * VALUE_HEADS
+MAMBA_HEADS = 8
 WINDOW, FULL_HEAD_DIM, FULL_KV_HEADS, PER_LAYER = 5, 32, 1, 24
 
 Array = np.ndarray
@@ -148,6 +149,20 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
     "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
+    "gpt-oss": {**EXPERT_KEYS, "attention.sliding_window": WINDOW},
+    "granitehybrid": {
+        "logit_scale": 4.0,
+        "residual_scale": 0.5,
+        "embedding_scale": 3.0,
+        "attention.head_count_kv": [0, KV_HEADS] * 2,
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": TAPS,
+        "ssm.inner_size": 2 * HIDDEN,
+        "ssm.state_size": STATE,
+        "ssm.time_step_rank": MAMBA_HEADS,
+        "ssm.group_count": 1,
+    },
+    "lfm2": {"attention.head_count_kv": [0, KV_HEADS] * 2, "shortconv.l_cache": TAPS},
     "gemma3": {
         "attention.sliding_window": WINDOW,
         "attention.sliding_window_pattern": 2,
@@ -236,6 +251,21 @@ def _qwen3moe(file: FamilyFile, layer: int) -> None:
     add_experts(file, layer)
 
 
+def _gpt_oss(file: FamilyFile, layer: int) -> None:
+    """Sinks, and a bias for every matrix of a layer."""
+    prefix = f"blk.{layer}"
+    _attention(file, layer)
+    file.vector(f"{prefix}.post_attention_norm")
+    file.vector(f"{prefix}.attn_sinks", HEADS)
+    add_experts(file, layer)
+    for name, heads in {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}.items():
+        file.add(f"{prefix}.attn_{name}.bias", heads * HEAD_DIM)
+    file.add(f"{prefix}.attn_output.bias", HIDDEN)
+    file.add(f"{prefix}.ffn_gate_inp.bias", EXPERTS)
+    for name, width in {"gate": EXPERT_WIDTH, "up": EXPERT_WIDTH, "down": HIDDEN}.items():
+        file.add(f"{prefix}.ffn_{name}_exps.bias", EXPERTS, width)
+
+
 def _mixer(file: FamilyFile, layer: int) -> None:
     prefix = f"blk.{layer}"
     file.vector(f"{prefix}.post_attention_norm")
@@ -276,6 +306,41 @@ def _qwen3next(file: FamilyFile, layer: int) -> None:
         file.interleave(
             f"{prefix}_ba.weight", KEY_HEADS, f"{prefix}_beta.weight", f"{prefix}_alpha.weight"
         )
+
+
+def _lfm2(file: FamilyFile, layer: int) -> None:
+    """Every second layer attends, the others convolve."""
+    prefix = f"blk.{layer}"
+    file.vector(f"{prefix}.ffn_norm")
+    add_dense(file, layer)
+    if layer % 2:
+        _attention(file, layer, norms=True)
+    else:
+        file.vector(f"{prefix}.attn_norm")
+        file.rows(f"{prefix}.shortconv.conv", HIDDEN, TAPS)
+        file.rows(f"{prefix}.shortconv.in_proj", 3 * HIDDEN)
+        file.rows(f"{prefix}.shortconv.out_proj", HIDDEN)
+    if layer == 0:
+        file.values["token_embd_norm.weight"] = file.values.pop("output_norm.weight")
+
+
+def _granitehybrid(file: FamilyFile, layer: int) -> None:
+    """Every second layer attends, the others are Mamba-2."""
+    prefix, inner, channels = f"blk.{layer}", 2 * HIDDEN, 2 * HIDDEN + 2 * STATE
+    file.vector(f"{prefix}.ffn_norm")
+    add_dense(file, layer)
+    if layer % 2:
+        _attention(file, layer)
+        return
+    file.vector(f"{prefix}.attn_norm")
+    file.rows(f"{prefix}.ssm_in", inner + channels + MAMBA_HEADS)
+    file.rows(f"{prefix}.ssm_conv1d", channels, TAPS)
+    file.add(f"{prefix}.ssm_conv1d.bias", channels)
+    file.add(f"{prefix}.ssm_dt.bias", MAMBA_HEADS)
+    file.add(f"{prefix}.ssm_a", MAMBA_HEADS, 1)
+    file.add(f"{prefix}.ssm_d", MAMBA_HEADS, 1)
+    file.rows(f"{prefix}.ssm_norm", 1, inner)
+    file.rows(f"{prefix}.ssm_out", HIDDEN, inner)
 
 
 def _gemma3(file: FamilyFile, layer: int) -> None:
@@ -320,6 +385,9 @@ _LAYERS = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
+    "lfm2": _lfm2,
+    "granitehybrid": _granitehybrid,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "gpt-oss": _gpt_oss,
 }

@@ -17,6 +17,7 @@ from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.families import FAMILIES
+from reference.model.families.emitter import CLAMPED
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.model.family_files import (
@@ -24,15 +25,19 @@ from tests.model.family_files import (
     FULL_HEAD_DIM,
     HEAD_DIM,
     HEADS,
+    HIDDEN,
     KV_HEADS,
     LAYERS,
+    MAMBA_HEADS,
     STATE,
     TAPS,
     VALUE_HEADS,
     VOCAB,
+    WINDOW,
     FamilyFile,
     family_file,
 )
+from tests.model.family_files import EXPERTS as EXPERT_COUNT
 from tests.model.family_variants import (
     legacy_ssm_in,
     make_gemma4_per_layer,
@@ -122,6 +127,15 @@ COMPOSITION: dict[str, dict[str, int]] = {
     },
     "qwen3": DENSE_DECODER,
     "qwen3moe": {**STEP, **PROJECTED, **EXPERTS},
+    "gpt-oss": {
+        **STEP,
+        **PROJECTED,
+        **EXPERTS,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm": LAYERS + 1,
+        "bias_add": 4 * LAYERS,
+        "matmul": 4 * LAYERS,
+    },
     "qwen35": {
         **STEP,
         **MIXERS,
@@ -132,6 +146,27 @@ COMPOSITION: dict[str, dict[str, int]] = {
     },
     "qwen35moe": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
     "qwen3next": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
+    "lfm2": {
+        **DENSE_DECODER,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "rms_norm": HALF + 1,
+        "matmul": 2 * LAYERS + HALF,
+    },
+    "granitehybrid": {
+        **DENSE_DECODER,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "ssm_scan": HALF,
+        "swiglu": LAYERS + HALF,
+        "rms_norm": LAYERS + 1,
+        "matmul": 2 * LAYERS + HALF,
+        "scale": 2 * LAYERS + 2,
+    },
     "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
     "gemma4": {
         **DENSE_DECODER,
@@ -193,6 +228,35 @@ def test_delta_net_states(tmp_path: Path) -> None:
     }
 
 
+def test_short_convolution_states(tmp_path: Path) -> None:
+    """A state in layers that convolve; their gates are parts of one projection."""
+    graph = graph_of(family_file("lfm2"), tmp_path)
+    states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
+    kv, past = (LIMITS.pages, 2, 16, KV_HEADS, HEAD_DIM), (LIMITS.slots, TAPS - 1, HIDDEN)
+    assert {name: shape for name, shape in states.items() if "[" in name} == {
+        "state.conv[0]": past,
+        "state.kv[1]": kv,
+        "state.conv[2]": past,
+        "state.kv[3]": kv,
+    }
+    node = next(node for node in graph.nodes if node.opcode is Opcode.SSM_CONV1D)
+    parts = {name: node.operands[name].columns for name in ("input_gate", "output_gate", "x")}
+    assert list(parts.values()) == [(n * HIDDEN, (n + 1) * HIDDEN) for n in range(3)]
+    assert len({node.operands[name].buffer for name in parts}) == 1
+
+
+def test_mamba_states(tmp_path: Path) -> None:
+    """The past of the convolution, and the state of every head."""
+    graph = graph_of(family_file("granitehybrid"), tmp_path)
+    states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
+    assert states["state.conv[0]"] == (LIMITS.slots, TAPS - 1, 2 * HIDDEN + 2 * STATE)
+    width = 2 * HIDDEN // MAMBA_HEADS
+    assert states["state.scan[2]"] == (LIMITS.slots, MAMBA_HEADS, width, STATE)
+    assert "state.kv[0]" not in states
+    tables = {decl.name for decl in graph.of_kind(BufferKind.CONSTANT)}
+    assert tables == {"constant.rope_table_unrotated"}
+
+
 def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:
     graph = graph_of(make_gemma4_per_layer(family_file("gemma4")), tmp_path)
     states = {decl.name for decl in graph.of_kind(BufferKind.STATE)}
@@ -205,6 +269,26 @@ def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:
     assert read == {f"attention[{n}]": f"state.kv[{n % 2}]" for n in range(LAYERS)}
     assert counts(graph)["rms_norm_fused_rope_kv_write"] == 2
     assert counts(graph)["rope"] == 2
+
+
+def test_every_bias_and_sink_of_gpt_oss_is_an_operand(tmp_path: Path) -> None:
+    graph = graph_of(family_file("gpt-oss"), tmp_path)
+    nodes = {node.name: node for node in graph.nodes}
+    for layer in range(LAYERS):
+        assert "sinks" in nodes[f"attention[{layer}]"].operands
+        assert nodes[f"attention[{layer}]"].params["window"] == (0 if layer % 2 else WINDOW)
+        assert "bias" in nodes[f"moe_route[{layer}]"].operands
+        assert {"gate_bias", "up_bias"} <= set(nodes[f"moe_gate_up[{layer}]"].operands)
+        assert "bias" in nodes[f"moe_down[{layer}]"].operands
+        assert nodes[f"moe_swiglu[{layer}]"].params["activation"] == CLAMPED
+
+
+def test_a_bias_beside_a_scale_of_experts_is_refused(tmp_path: Path) -> None:
+    """Which of them comes first would be a guess."""
+    file = family_file("gpt-oss")
+    file.add("blk.0.ffn_down_exps.scale", EXPERT_COUNT)
+    with pytest.raises(UnsupportedModel, match=r"blk\.0\.ffn_down_exps\.bias"):
+        graph_of(file, tmp_path)
 
 
 def test_a_rotary_table_for_every_kind_of_layer(tmp_path: Path) -> None:

@@ -99,6 +99,19 @@ def without(name: str) -> Callable[[Any], None]:
     return lambda oracle: oracle._tensors.pop(name)
 
 
+def without_biases(oracle: Any) -> None:
+    bias = oracle._bias
+    oracle._bias = lambda prefix, name: 0.0 * bias(prefix, name)
+
+
+def spoil_windowed(oracle: Any) -> None:
+    oracle.windowed = [not windowed for windowed in oracle.windowed]
+
+
+def without_sinks(oracle: Any) -> None:
+    oracle._sinks = lambda prefix: np.full(oracle.heads, -np.inf)
+
+
 FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "interleaved pairs taken for halves": ("llama", spoil_pairs),
     "divisors of frequencies left out": ("llama-rope-freqs", without("rope_freqs.weight")),
@@ -112,6 +125,14 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "the keys of an earlier windowed layer": ("gemma4-shared-kv", spoil_donor),
     "divisors in sliding layers only": ("gemma4", without("rope_freqs.weight")),
     "no output scale": ("gemma4", without("blk.1.layer_output_scale.weight")),
+    "no sinks": ("gpt-oss-experts", without_sinks),
+    "no biases of experts": ("gpt-oss-experts", without_biases),
+    "up alone, without its one": (
+        "gpt-oss-experts",
+        lambda oracle: setattr(oracle, "one", 0.0),
+    ),
+    "gates without a limit": ("gpt-oss-experts", lambda oracle: setattr(oracle, "limit", np.inf)),
+    "windows in the other layers": ("gpt-oss-experts", spoil_windowed),
     "no soft-cap": ("gemma4-softcap", spoil_key("final_logit_softcapping", lambda cap: 0.0)),
 }
 

@@ -166,3 +166,61 @@ def test_empty_arguments_are_an_empty_object() -> None:
 def test_whether_a_template_takes_a_system_message(body: str, takes: bool) -> None:
     with ChatTemplate(body, source="m.gguf") as template:
         assert template.takes_system == takes
+
+
+def refusing(condition: str) -> str:
+    """The beginning of a template that refuses conversations."""
+    return "{% if " + condition + " %}{{ raise_exception('no') }}{% endif %}"
+
+
+DEMANDING = {
+    "a system message first": refusing("messages[0].role != 'system'"),
+    "three turns": refusing("messages | length < 3"),
+    "a user's turn last": refusing("messages[-1].role != 'user'"),
+}
+"""Beginnings of templates that refuse short conversations."""
+
+
+@pytest.mark.parametrize("name", DEMANDING)
+@pytest.mark.parametrize("body", [PARTS, PLAIN, PARTS.replace("p['text']", "p.text | upper")])
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_template_that_refuses_short_conversations_is_tried_with_longer_ones(
+    name: str, body: str, parts: bool
+) -> None:
+    roles = ["system", "user", "assistant", "user"]
+    texts = ["SYS", "ONE", "TWO", "SIX"]
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
+        for role, text in zip(roles, texts, strict=True)
+    ]
+    rendered = text_of(DEMANDING[name] + every(body), messages)
+    assert rendered == "".join(f"[{r}]{t}" for r, t in zip(roles, texts, strict=True))
+
+
+SHOWN = (
+    "{% if m.tool_calls and m.content is none %}" + CALLS + "{% else %}{{ m.content }}{% endif %}"
+)
+AROUND_CALLS = {
+    "a result follows": "{% for m in messages %}"
+    + refusing("m.tool_calls and (loop.last or messages[loop.index0 + 1].role != 'tool')")
+    + "{% endfor %}"
+    + every(SHOWN),
+    "not at the end": every(SHOWN.replace("is none", "is none and not loop.last")),
+    "a system message first": refusing("messages[0].role != 'system'") + every(SHOWN),
+}
+
+
+@pytest.mark.parametrize("name", AROUND_CALLS)
+@pytest.mark.parametrize("content", [None, "", "absent"])
+def test_calls_are_printed_whatever_has_to_stand_around_them(name: str, content: Any) -> None:
+    turn: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": [CALL]}
+    if content == "absent":
+        del turn["content"]
+    messages = [
+        {"role": "system", "content": "be"},
+        {"role": "user", "content": "go"},
+        turn,
+        {"role": "tool", "content": "done", "tool_call_id": "abcdefghi", "name": "f"},
+    ]
+    rendered = text_of(AROUND_CALLS[name], messages)
+    assert rendered == '[system]be[user]go[assistant]<f {"a": 1}>[tool]done'

@@ -114,6 +114,12 @@ OPENINGS = [
     "'x<|im_start|>'.partition('x')[2] ~ m.role",
     "'<|IM_START|>'.swapcase() ~ m.role",
     "(('<|im_start|>' ~ m.role) | tojson)[1:-1]",
+    "('Q' ~ m.content[:0] ~ m.role).replace('Q', '<|im_start|>')",
+    "(m.content[:0] ~ 'Q') | replace('Q', '<|im_start|>') ~ m.role",
+    "m.content[:0].join(['<|im_start|>', m.role])",
+    "(m.content[:0].center(1)).replace(' ', '<|im_start|>') ~ m.role",
+    "({'a': ['<|im_start|>' ~ m.role], 'b': m.content} | tojson)[8:24]",
+    "([m.content, '<|im_start|>' ~ m.role] | tojson(ensure_ascii=true)).split('\"')[3]",
 ]
 
 
@@ -133,6 +139,34 @@ def test_a_control_token_that_a_template_builds_is_one(opening: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("expression", "trusted"),
+    [
+        ("c.replace('x', '<s>')", "<s>"),
+        ("c | replace('x', c)", ""),
+        ("c.split('x') | join('<s>')", "<s>"),
+        ("c.join(['<s>', '<e>'])", "<s><e>"),
+        ("'%s%s' % (c, '<s>')", "<s>"),
+        ("c.ljust(5, '.')", ".."),
+        ("c.expandtabs() ~ c.translate({}) ~ c.encode().decode()", ""),
+        ("{'a': c, 'b': ['<s>', {'c': '<e>'}]} | tojson", "<s><e>"),
+        ("['<s>\"\n', c] | tojson(indent=2)", '<s>\\"\\n'),
+        ("[c, 'ä'] | tojson(ensure_ascii=true)", "\\u00e4"),
+        ("{'b': '<s>', 'a': '<e>', 'c': c} | tojson(sort_keys=true)", "<e><s>"),
+    ],
+)
+@pytest.mark.parametrize("content", ["axb", "@0@xb", '@x"@@1@@'])
+def test_what_a_template_puts_into_a_text_of_the_conversation_is_its_own(
+    expression: str, trusted: str, content: str
+) -> None:
+    source = "{% set c = messages[0].content %}{{ " + expression + " }}"
+    rendered = render(source, [{"role": "user", "content": content}])
+    found = "".join(rendered.text[start:end] for start, end in rendered.template_spans)
+    if "ljust" in expression:
+        trusted = "." * (5 - len(content))
+    assert found == trusted
+
+
+@pytest.mark.parametrize(
     ("expression", "names"),
     [
         ("'{:{}}'.format('<a>', 5)", "format"),
@@ -140,6 +174,7 @@ def test_a_control_token_that_a_template_builds_is_one(opening: str) -> None:
         ("'<a>\t'.expandtabs()", "expandtabs"),
         ("'<a>'.translate({})", "translate"),
         ("'<a> b' | wordwrap(2)", "wordwrap"),
+        ("'<a>'.encode()", "encode"),
     ],
 )
 def test_an_operation_that_cannot_be_followed_is_named(expression: str, names: str) -> None:

@@ -92,3 +92,14 @@ def overlapping_expert(matrix: Matrix, index: int) -> Matrix:
 def unopened_gate(residual: Float32, x: Float32, router: Any, down: Float32) -> Float32:
     """The shared expert in full, its router forgotten."""
     return residual + down
+
+
+def bias_of_place(products: Float32, bias: Float32 | None, ids: Ids) -> Float32:
+    """The bias taken by place instead of by expert."""
+    return products if bias is None else products + bias[np.arange(ids.shape[1]) % len(bias)]
+
+
+def unclamped(gate: Float32, up: Float32) -> Float32:
+    """The clamped gate without its bounds."""
+    one = np.float32(1.0)
+    return (gate / (one + exp(-(np.float32(1.702) * gate)))) * (up + one)

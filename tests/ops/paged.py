@@ -62,13 +62,16 @@ def softmax_attention(
     values: NDArray[Any],
     scale: float,
     soft_cap: float = 0.0,
+    sink: float = -np.inf,
 ) -> NDArray[np.float64]:
-    """One query and one head in binary64: softmax(cap(scale q k^T)) v."""
+    """One query and one head in binary64: softmax(cap(scale q k^T)) v, with a score of no value."""
     scores = keys.astype(np.float64) @ q.astype(np.float64) * scale
     if soft_cap:
         scores = soft_cap * np.tanh(scores / soft_cap)
-    weights = np.exp(scores - scores.max())
-    return weights @ values.astype(np.float64) / weights.sum()
+    largest = max(scores.max(), sink)
+    weights = np.exp(scores - largest)
+    total = weights.sum() + np.exp(sink - largest)
+    return weights @ values.astype(np.float64) / total
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Gated delta-net layers in binary64, one sequence and one head at a time, as papers write them.
+"""Recurrent layers in binary64, one sequence and one head at a time, as papers write them.
 
 ``mistake`` breaks one formula on purpose, so that a test can show that it would have noticed.
 """
@@ -21,6 +21,13 @@ DELTA_MISTAKES = (
     "eps outside the root",
     "decay not by softplus",
     "raw beta",
+)
+SCAN_MISTAKES = (
+    "decay after update",
+    "step not by softplus",
+    "step not in the update",
+    "read before update",
+    "skip times the step",
 )
 NORM_MISTAKES = ("gate first", "sigmoid", "all heads together", "eps outside the root")
 
@@ -94,6 +101,32 @@ def delta_head(
         updated = decayed + (update.T if mistake == "key and value transposed" else update)
         outputs[t] = query @ (decayed if mistake == "read before update" else updated)
         memory = g * updated if mistake == "decay after update" else updated
+    return outputs
+
+
+def scan_head(
+    v: Float64,
+    b: Float64,
+    c: Float64,
+    rate: Float64,
+    parameters: tuple[float, float],
+    mistake: str = "",
+) -> Float64:
+    """One head of Mamba-2 over a whole sequence; v is [tokens, values], b and c are [tokens,
+    state], ``rate`` is dt + dt_bias, ``parameters`` are decay and skip."""
+    decay, skip = parameters
+    memory = np.zeros((v.shape[1], b.shape[1]))
+    outputs = np.zeros_like(v)
+    for t in range(len(v)):
+        step = np.exp(rate[t]) if mistake == "step not by softplus" else np.log1p(np.exp(rate[t]))
+        g = np.exp(step * decay)
+        written = v[t] if mistake == "step not in the update" else step * v[t]
+        update = np.outer(written, b[t])
+        before, memory = memory, g * memory + update
+        if mistake == "decay after update":
+            memory = g * (before + update)
+        passed = skip * (step * v[t] if mistake == "skip times the step" else v[t])
+        outputs[t] = (before if mistake == "read before update" else memory) @ c[t] + passed
     return outputs
 
 

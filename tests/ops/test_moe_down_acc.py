@@ -15,7 +15,8 @@ from tests.ops.scalar import F
 @pytest.mark.parametrize("dtype", [Q8_0, Q4_K], ids=str)
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("added", [False, True])
-def test_every_bit(dtype: DType, scaled: bool, added: bool) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_every_bit(dtype: DType, scaled: bool, added: bool, biased: bool) -> None:
     """Products in rational arithmetic, then scalars in the order of ``ids``."""
     rng = np.random.default_rng(1)
     tokens, experts, used, hidden = 2, 5, 3, 4
@@ -25,11 +26,13 @@ def test_every_bit(dtype: DType, scaled: bool, added: bool) -> None:
     weights = rng.random((tokens, used), dtype=np.float32)
     scale = rng.standard_normal(experts, dtype=np.float32)
     residual = rng.standard_normal((tokens, hidden), dtype=np.float32)
+    bias = rng.standard_normal((experts, hidden), dtype=np.float32)
     got = moe_down_acc(
         x=x,
         down_weight=down,
         ids=ids,
         weights=weights,
+        bias=bias if biased else None,
         expert_scale=scale if scaled else None,
         residual=residual if added else None,
     )
@@ -39,6 +42,8 @@ def test_every_bit(dtype: DType, scaled: bool, added: bool) -> None:
             products = exact_product(x[token, place][None], down.expert(int(expert)))[0]
             for column, product in enumerate(products):
                 value = F(float(product))
+                if biased:
+                    value = F(value + bias[expert, column])
                 if scaled:
                     value = F(value * scale[expert])
                 total[column] = F(total[column] + F(weights[token, place] * value))

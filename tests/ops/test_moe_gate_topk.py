@@ -130,3 +130,14 @@ def test_no_tokens() -> None:
     """Empty results of the right shapes."""
     logits, ids, weights = of_logits(np.zeros((0, 6)), used=2)
     assert (logits.shape, ids.shape, weights.shape) == ((0, 6), (0, 2), (0, 2))
+
+
+def test_the_bias_chooses_too() -> None:
+    """It is added before the softmax, so it changes ids and weights."""
+    x = np.array([[1.0, 2.0, 3.0]], np.float32)
+    bias = np.array([5.0, 0.0, -9.0], np.float32)
+    identity = stored(np.eye(3, dtype=np.float32))
+    logits, ids, weights = moe_gate_topk(x=x, gate_weight=identity, used=2, bias=bias)
+    assert logits.tolist() == [[6.0, 2.0, -6.0]]
+    assert ids.tolist() == [[0, 1]]
+    assert (weights == of_logits(logits, 2)[2]).all()

@@ -59,3 +59,25 @@ def test_broken_token_breaks_no_other() -> None:
     gate, _ = moe_gate_up(x=x, gate_weight=weights, up_weight=weights, ids=ids)
     assert np.isnan(gate[1]).all()
     assert (gate[[0, 2]] == clean[[0, 2]]).all()
+
+
+def test_the_biases_are_those_of_the_experts() -> None:
+    """One rounding behind the product; gate and up have their own."""
+    rng = np.random.default_rng(10)
+    x = rng.standard_normal((3, 64), dtype=np.float32)
+    weights = stored(rng.standard_normal((4, 5, 64), dtype=np.float32))
+    biases = rng.standard_normal((2, 4, 5), dtype=np.float32)
+    ids = routing(3, 4, 2, 11)
+    plain, _ = moe_gate_up(x=x, gate_weight=weights, up_weight=weights, ids=ids)
+    results = moe_gate_up(
+        x=x,
+        gate_weight=weights,
+        up_weight=weights,
+        ids=ids,
+        gate_bias=biases[0],
+        up_bias=biases[1],
+    )
+    for result, bias in zip(results, biases, strict=True):
+        for token, chosen in enumerate(ids):
+            for place, expert in enumerate(chosen):
+                assert (result[token, place] == plain[token, place] + bias[expert]).all()

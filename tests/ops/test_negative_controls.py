@@ -47,6 +47,7 @@ DOT = "reference.quant.dot"
 SUMS = "reference.exact.sums"
 ROUTE = "reference.ops.moe_gate_topk.route"
 DOWN_SUM = "reference.ops.moe_down_acc.weighted_sum"
+GATE_UP = "reference.ops.moe_gate_up"
 EXPERT = "reference.matrix.Matrix.expert"
 SHARED = "reference.ops.shared_expert"
 CONTROLS = (
@@ -89,6 +90,12 @@ CONTROLS = (
     Control(
         "R4 left fold over keys",
         Opcode.SSM_DELTA_NET,
+        mistakes.left_fold,
+        f"{SUMS}.fold_segment",
+    ),
+    Control(
+        "R4 left fold over a scan's state",
+        Opcode.SSM_SCAN,
         mistakes.left_fold,
         f"{SUMS}.fold_segment",
     ),
@@ -211,6 +218,13 @@ CONTROLS = (
     Control(
         "expert stride, down", Opcode.MOE_DOWN_ACC, mistakes_experts.overlapping_expert, EXPERT
     ),
+    Control(
+        "bias of a place",
+        Opcode.MOE_GATE_UP,
+        mistakes_experts.bias_of_place,
+        f"{GATE_UP}.with_bias",
+    ),
+    Control("no bounds", Opcode.MOE_SWIGLU, mistakes_experts.unclamped, f"{SWIGLU}.clamped"),
     Control("R2 reciprocal", Opcode.MOE_SWIGLU, mistakes.reciprocal_silu, f"{SWIGLU}.silu"),
     Control("R3 router", Opcode.SHARED_EXPERT, mistakes.one_tree, f"{SHARED}.sum_axis"),
     Control(

@@ -66,6 +66,43 @@ def test_scalar_rule() -> None:
     assert sequence(x, weight)[-1, 0] == silu(np.array([total]))[0]
 
 
+def test_bias_and_gates() -> None:
+    """The gate of the input before the taps, the bias after them, the gate of the output last and
+    without silu: bit by bit from the convolution without them."""
+    x, weight = inputs(8, 9)
+    rng = np.random.default_rng(9)
+    query = np.array([(7, 0, p, 0) for p in range(9)], np.int32)
+    before, after = rng.standard_normal((2, 9, CHANNELS), dtype=np.float32)
+    bias = rng.standard_normal(CHANNELS, dtype=np.float32)
+
+    def convolved(**extras: Float32) -> tuple[Float32, Float32]:
+        state = np.full((1, HISTORY, CHANNELS), np.nan, np.float32)
+        y = ssm_conv1d(x=x, weight=weight, query=query, state=state, history=HISTORY, **extras)
+        return y, state[0]
+
+    ones = np.ones_like(x)
+    sums, kept = convolved(output_gate=ones)
+    assert (silu(sums) == sequence(x, weight)).all()
+    assert (kept == x[-HISTORY:]).all()
+    assert (convolved(output_gate=after)[0] == after * sums).all()
+    assert (convolved(bias=bias)[0] == silu(sums + bias)).all()
+    both, kept = convolved(input_gate=before, output_gate=ones)
+    assert (both == advance_gated(before * x, weight)).all()
+    assert (kept == (before * x)[-HISTORY:]).all()
+    everything, _ = convolved(bias=bias, input_gate=before, output_gate=after)
+    assert (everything == after * (both + bias)).all()
+    assert (everything != after * both + bias).any()
+
+
+def advance_gated(u: Float32, weight: Float32) -> Float32:
+    """The sums of the taps over a whole sequence, one rounding an operation."""
+    padded = np.concatenate([np.zeros((HISTORY, CHANNELS), np.float32), u])
+    total = np.zeros_like(u)
+    for tap in range(HISTORY + 1):
+        total = total + weight[:, tap] * padded[tap : tap + len(u)]
+    return total
+
+
 @given(steps=schedules(SLOTS))
 @settings(max_examples=60, deadline=None)
 def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]) -> None:

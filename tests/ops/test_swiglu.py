@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from reference.exact import elementary
-from reference.ops.swiglu import swiglu
+from reference.ops.swiglu import CLAMPED, swiglu
 
 SILU_RELATIVE = 3.5 * 2.0**-24 * 2
 """silu within 2.5 units in the last place, the product one rounding more."""
@@ -36,3 +36,22 @@ def test_saturates() -> None:
     got = swiglu(gate=gate, up=np.array([[2.0, 2.0]], np.float32))[0]
     assert got[0] == 200.0
     assert abs(got[1]) < 1e-30
+
+
+def test_the_clamped_gate_against_binary64() -> None:
+    """Far beyond both bounds of the gate and of up, which keeps its one."""
+    rng = np.random.default_rng(4)
+    gate, up = rng.uniform(-20, 20, (2, 4, 5000)).astype(np.float32)
+    g, u = np.minimum(gate.astype(np.float64), 7), np.clip(up.astype(np.float64), -7, 7)
+    exact = g / (1 + np.exp(-float(np.float32(1.702)) * g)) * (u + 1)
+    got = swiglu(gate=gate, up=up, activation=CLAMPED)
+    assert np.allclose(got, exact, rtol=2e-6, atol=1e-6)
+    assert (gate > 7).any()
+    assert (np.abs(up) > 7).any()
+
+
+def test_bounds_hide_no_nan() -> None:
+    nan = np.array([np.nan], np.float32)
+    one = np.ones(1, np.float32)
+    assert np.isnan(swiglu(gate=nan, up=one, activation=CLAMPED)).all()
+    assert np.isnan(swiglu(gate=one, up=nan, activation=CLAMPED)).all()

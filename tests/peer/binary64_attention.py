@@ -34,7 +34,6 @@ def _attention(
     sinks: NDArray[np.float32] | None = None,
     threads: int | None = None,
 ) -> None:
-    assert sinks is None
     group = shape.heads // shape.kv_heads
     rows = q.reshape(len(q), shape.heads, shape.head_dim)
     for token, (_, slot, position, _) in enumerate(query):
@@ -50,5 +49,6 @@ def _attention(
                 values[:, head // group],
                 shape.scale,
                 shape.soft_cap,
+                -np.inf if sinks is None else float(sinks[head]),
             )
             out[token, head * shape.head_dim : (head + 1) * shape.head_dim] = y

@@ -46,7 +46,7 @@ class Float64Dense(Float64Llama):
         return self._norm(x, name) if self.architecture in POST_NORMS else x
 
     def _gated(self, h: Float64, prefix: str, suffix: str = "") -> Float64:
-        if f"{prefix}gate.weight" in self._tensors:
+        if f"{prefix}gate{suffix}.weight" in self._tensors:
             return super()._gated(h, prefix, suffix)
         gate, up = np.split(self._linear(h, f"{prefix}up"), 2, axis=1)
         return self._linear(silu(gate) * up, f"{prefix}down")

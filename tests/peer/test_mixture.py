@@ -13,7 +13,8 @@ from tests.families_table import DENSE, FAMILIES
 
 pytestmark = pytest.mark.peer
 
-FILE_TYPE_Q4_K_M = 15
+FILE_TYPES = {"q4_k_m": 15, "mxfp4_moe": 38}
+"""Numbers of llama.cpp's file types."""
 WIDE = {"hidden": 256}
 """Rows of whole super-blocks, where the table's models fall back to smaller blocks."""
 SPARSE_AND_HYBRID = {name: FAMILIES[name] for name in FAMILIES if name not in DENSE}
@@ -38,13 +39,16 @@ def types_of(path: Path) -> dict[str, str]:
         return {name: str(tensor.ggml_type) for name, tensor in file.tensors.items()}
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_types_are_those_of_llama_cpps_quantizer(peer, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "quant"),
+    [*((name, "q4_k_m") for name in MODELS), ("gpt-oss-experts", "mxfp4_moe")],
+)
+def test_types_are_those_of_llama_cpps_quantizer(peer, tmp_path, name, quant):
     """Types follow from names and shapes, so that the weights may be zeros."""
     source, mixed = tmp_path / "source.gguf", tmp_path / "mixed.gguf"
-    for path, quant in ((source, "f32"), (mixed, "q4_k_m")):
-        write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]), sparse=True)
-    theirs = types_of(peer.quantize(source, tmp_path / "peer.gguf", FILE_TYPE_Q4_K_M))
+    for path, stored in ((source, "f32"), (mixed, quant)):
+        write_synthetic(path, sized_spec("tiny", quant=stored, **MODELS[name]), sparse=True)
+    theirs = types_of(peer.quantize(source, tmp_path / "peer.gguf", FILE_TYPES[quant]))
     ours = types_of(mixed)
     if AS_CONVERTED in ours:
         assert (ours.pop(AS_CONVERTED), theirs.pop(AS_CONVERTED)) == ("bf16", "f32")

@@ -38,10 +38,18 @@ MODELS = {
     "qwen35": Limit(),
     "qwen35moe": ROUTED_HYBRID,
     "qwen3next": ROUTED_HYBRID,
+    "lfm2": Limit(),
+    "granitehybrid": Limit(),
     "gemma3": Limit(),
     "gemma4-experts": Limit(),
     "gemma4-per-layer-embeddings": Limit(),
+    "gpt-oss-experts": Limit(),
 }
+QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
+    "gpt-oss-experts": ("q4_k_m", "q8_0", "mxfp4_moe")
+}
+AS_WIDE = ("phi3", "olmo2", "lfm2", "granitehybrid")
+"""Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 CLOSER = 3.0
 """How much smaller our KL is than llama.cpp's on the same quantized file, at least."""
 
@@ -50,11 +58,12 @@ def top1(a: np.ndarray, b: np.ndarray) -> float:
     return float((a.argmax(axis=1) == b.argmax(axis=1)).mean())
 
 
-@pytest.mark.parametrize("quant", ["q4_k_m", "q8_0"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "quant"), [(name, quant) for name, quants in QUANTS.items() for quant in quants]
+)
 def test_quantized_model_is_close_to_its_expanded_twin(synthetic_model, peer, name, quant):
     fields = {**FAMILIES[name], "hidden": 256, "quant": quant, "seed": 11}
-    if fields["architecture"] in ("phi3", "olmo2"):  # heads as wide as the residual, together
+    if fields["architecture"] in AS_WIDE:
         fields["head_dim"] = 64
     path, twin = synthetic_model(**fields), synthetic_model(**fields, expand_to_f32=True)
     truth = peer.logits(twin, TOKENS, chunk=CHUNK)

@@ -98,6 +98,18 @@ def test_a_step_that_something_held_up_counts_little() -> None:
     assert policy.count(own, 1, 8) > 3
 
 
+def test_drafts_whose_first_steps_were_held_up_are_worth_it_later() -> None:
+    """The first drafts wait until kernels are built; one that does not shows what a draft takes."""
+    policy = DraftPolicy(measured(0.9, 0.1), redone=False)
+    own = compared(policy, 80, 20)
+    for seconds in (30.0, 60.0, 40.0):
+        policy.note(1, 2, 1, seconds)
+    assert not policy._best(own, 1, 8)
+    policy.note(1, 2, 1, 1.1 + DRAFT)
+    assert policy._draft_seconds == pytest.approx(DRAFT)
+    assert policy._best(own, 1, 8)
+
+
 def test_sequences_are_read_where_drafts_are_worth_it_and_now_and_then_elsewhere() -> None:
     policy = DraftPolicy(measured(0.1, 0.9), redone=True)
     assert sum(policy.follows(1, 5) for _ in range(160)) == 10

@@ -43,8 +43,8 @@ RUNNING: list[Running] = []
 @pytest.fixture(scope="session")
 def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
     """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, tier=,
-    aliases=, sampling=, **ServeOptions)``: a server of its own. The tier ``null`` computes
-    nothing: every token is NULL_TOKEN."""
+    aliases=, sampling=, experts=, disk_cache=, **ServeOptions)``: a server of its own. The tier
+    ``null`` computes nothing: every token is NULL_TOKEN."""
     folder, numbers = tmp_path_factory.mktemp("serve"), itertools.count()
     session = SessionOptions(context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20)
 
@@ -59,10 +59,13 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         tier: str = "cpu",
         aliases: tuple[str, ...] = (),
         sampling: Mapping[str, float] = ALL_TOKENS,
+        experts: bool = False,
+        disk_cache: Path | None = None,
         **options: object,
     ) -> Iterator[Running]:
+        sizes = {"slots": slots, "context": context, "draft": draft, "experts": experts}
         model = ModelOptions(
-            replace(session, tier=tier, slots=slots, context=context, draft=draft),
+            replace(session, tier=tier, disk_cache=disk_cache, **sizes),
             "tiny",
             folder / "digests.json",
             queue_depth,

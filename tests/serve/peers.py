@@ -9,6 +9,7 @@ from typing import Any
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, EMBEDDINGS = "/v1/messages", "/v1/embeddings"
 PASS, ABSENT, REFUSED = "pass", "n/a", "refused by design"
+IGNORED, UNBUILT = "ignored and named", "not built"
 TURN = {"role": "user", "content": "Why is the sky blue?"}
 TALK = {"messages": [{"role": "system", "content": "Be brief."}, TURN], "max_tokens": 8, "seed": 1}
 ASKED = {"prompt": "The sky is", "max_tokens": 8, "seed": 1}
@@ -46,6 +47,17 @@ def passes(test: str, path: str, body: Any = None, status: int = 200, **has: Any
 def refused(test: str, why: str, path: str, body: Any = None, status: int = 400, **has: Any) -> Row:
     """A request that this server refuses by design."""
     return Row(test, REFUSED, path, body, places(has), status, why)
+
+
+def ignored(test: str, why: str, path: str, body: Any, *names: str, **has: Any) -> Row:
+    """A request that is answered as it would be without the fields that the answer names."""
+    place = "0.x_zinc.ignored" if body.get("stream") else "x_zinc.ignored"
+    return Row(test, IGNORED, path, body, {**places(has), place: [*names]}, 200, why)
+
+
+def unbuilt(test: str, why: str, path: str, body: Any = None, status: int = 404, **has: Any) -> Row:
+    """A request for something that this server could have and does not."""
+    return Row(test, UNBUILT, path, body, places(has), status, why)
 
 
 def absent(test: str, why: str, path: str = "", body: Any = None, **has: Any) -> Row:

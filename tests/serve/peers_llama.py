@@ -15,8 +15,10 @@ from tests.serve.peers import (
     WEATHER,
     Row,
     absent,
+    ignored,
     passes,
     refused,
+    unbuilt,
 )
 
 COUNT = f"{MESSAGES}/count_tokens"
@@ -25,7 +27,6 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA
 OWN_ROUTE = "llama.cpp's own route; /v1/completions gives the same answers"
 SLOTS = "slots have no numbers here: a request gets any, and prefixes are found by their tokens"
 ONE_KIND = "a test of command line options of llama.cpp's server"
-LORA = "adapters are not served"
 MEDIA = "this server takes text"
 ANTHROPIC = {"model": "tiny", "max_tokens": 8, "messages": [TURN]}
 CALL = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Oslo"}}
@@ -93,9 +94,9 @@ ROWS: tuple[Row, ...] = (
              error=...)
       for messages in (None, "text", [1], [{}], [{"role": 1}], [{"role": "system", "content": 1}],
                        [{"role": "system", "content": "x"}, {}], [])),
-    refused("chat_completion::chat_completion_with_timings_per_token",
+    ignored("chat_completion::chat_completion_with_timings_per_token",
             "an answer's bytes depend on the request alone; times are in /metrics", CHAT,
-            {**TALK, "timings_per_token": True}, 200, x_zinc__ignored=["timings_per_token"]),
+            {**TALK, "timings_per_token": True}, "timings_per_token"),
     passes("chat_completion::logprobs", CHAT, {**TALK, "logprobs": True, "top_logprobs": 10},
            choices__0__logprobs__content__7__top_logprobs__9__logprob=...),
     passes("chat_completion::logprobs_stream", CHAT,
@@ -129,9 +130,9 @@ ROWS: tuple[Row, ...] = (
     absent("completion::completion_response_fields", OWN_ROUTE),
     passes("completion::n_probs", TEXT, {**ASKED, "logprobs": 10, "temperature": 0.0},
            choices__0__logprobs__top_logprobs=..., choices__0__logprobs__token_logprobs__7=...),
-    refused("completion::n_probs_post_sampling",
+    ignored("completion::n_probs_post_sampling",
             "log-probabilities are the model's, before any sampling parameter", TEXT,
-            {**ASKED, "post_sampling_probs": True}, 200, x_zinc__ignored=["post_sampling_probs"]),
+            {**ASKED, "post_sampling_probs": True}, "post_sampling_probs"),
     absent("ctx_shift::ctx_shift_enabled", "a context is never shifted: its answer ends by length"),
     passes("ctx_shift::ctx_shift_disabled_long_prompt", TEXT, {"prompt": "abcdefgh" * 400}, 400,
            error=...),
@@ -205,7 +206,7 @@ ROWS: tuple[Row, ...] = (
            {"input": "a", "encoding_format": "base64"}, data__0__embedding=...),
     refused("infill::infill", "only where the vocabulary has tokens for it, as test_infill.py has",
             "/infill", {"input_prefix": "a", "input_suffix": "b"}, error=...),
-    absent("lora::lora", LORA, "GET /lora-adapters"),
+    unbuilt("lora::lora", "adapters are not served", "GET /lora-adapters"),
     refused("rerank::rerank", "only for models made for it, as test_rerank.py has", "/v1/rerank",
             {"query": "a", "documents": ["b"]}, error=...),
     passes("security::access_public_endpoint", "GET /health"),
@@ -214,8 +215,8 @@ ROWS: tuple[Row, ...] = (
             None, 405),
     refused("security::local_media_file", MEDIA, CHAT,
             {"messages": [{"role": "user", "content": [PICTURE]}]}, error__code="unsupported"),
-    absent("slot_save::slot_save_restore", SLOTS, "/slots/1?action=save", {"filename": "s.bin"}),
-    absent("slot_save::slot_erase", SLOTS, "/slots/1?action=erase", {}),
+    unbuilt("slot_save::slot_save_restore", SLOTS, "/slots/1?action=save", {"filename": "s.bin"}),
+    unbuilt("slot_save::slot_erase", SLOTS, "/slots/1?action=erase", {}),
     absent("sleep::server_sleep", ONE_KIND),
     absent("speculative::different_draft_min_draft_max", "drafts have tests/engine"),
     absent("kv_keep_only_active::clear_and_restore", SLOTS),

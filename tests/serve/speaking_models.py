@@ -31,7 +31,12 @@ def speaking_model(folder: Path, family: str) -> Path:
 
 
 def templated_model(
-    folder: Path, name: str, template: str, marks: Sequence[str] = (), **keys: object
+    folder: Path,
+    name: str,
+    template: str,
+    marks: Sequence[str] = (),
+    kind: TokenKind = TokenKind.USER_DEFINED,
+    **keys: object,
 ) -> Path:
     """The same with any template, marks that are tokens of their own, and further keys."""
     spec = sized_spec("tiny", architecture="qwen3", quant="q4_k_m", context=CONTEXT)
@@ -39,7 +44,7 @@ def templated_model(
     tokens, kinds = list(keys[TOKENS_KEY]), np.array(keys[TYPES_KEY])
     unused = [n for n, kind in enumerate(kinds) if kind == TokenKind.UNUSED]
     for token, mark in zip(unused, marks, strict=False):
-        tokens[token], kinds[token] = mark.encode(), TokenKind.USER_DEFINED
+        tokens[token], kinds[token] = mark.encode(), kind
     keys |= {TOKENS_KEY: tokens, TYPES_KEY: kinds, "tokenizer.chat_template": template}
     vocabulary = folder / f"{name}.vocab.gguf"
     write_gguf(vocabulary, keys, {})

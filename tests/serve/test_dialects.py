@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,15 +19,17 @@ from harness.host.dialect.json_calls import (
     JsonObjectCalls,
     MistralCalls,
 )
+from harness.host.dialect.python_calls import PythonCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from harness.host.reply import CallArguments, CallBegin, Content, ReplyForm, ReplyParser
 from harness.host.structured.grammars import Grammars
 from harness.host.structured.schema_tree import SchemaRefused
 from reference.model.gguf import open_gguf
 from reference.model.open import Model
-from reference.model.tokenizer import load_tokenizer
+from reference.model.tokenizer import TokenKind, load_tokenizer
 from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES, VOCAB
+from tests.serve.speaking_models import templated_model
 from tests.serve.test_structured import allowed, walk
 
 SYNTAXES: dict[str, CallSyntax] = {
@@ -35,10 +38,12 @@ SYNTAXES: dict[str, CallSyntax] = {
     "gemma": GemmaCalls(),
     "function gemma": FUNCTION_GEMMA,
     "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"),
+    "lfm2": PythonCalls(),
     "llama": BareJsonCall(),
     "mistral": MistralCalls(),
     "new mistral": MistralCalls(named=True),
 }
+PYTHON_MARKS = (PythonCalls.begin, PythonCalls.end)
 CLOSED = {"type": "object", "additionalProperties": False}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "nothing": {**CLOSED, "properties": {}},
@@ -101,6 +106,8 @@ MARKS = [
     b"<parameter=b>\n",
     b"</function>",
     b"</tool_call>",
+    b"<|tool_call_end|>",
+    b"', b='",
     b"<tool",
 ]
 """What a text may hold that means something else elsewhere."""
@@ -164,6 +171,9 @@ def test_what_is_enforced_is_read_as_calls_that_obey(
         ("gemma", {"properties": {"a": {"enum": [{}]}}}, "enum"),
         ("hermes", {"properties": {"a": {"not": {}}}}, "not"),
         ("mistral", {"uniqueItems": True}, "uniqueItems"),
+        ("lfm2", {"properties": {"a b": {"type": "integer"}}}, "'a b'"),
+        ("lfm2", {"anyOf": [{"required": ["a"]}]}, "anyOf"),
+        ("lfm2", {"required": ["a"]}, "required"),
         ("hermes", {"properties": {"a": {"const": 2**53 + 1}}}, "const"),
         ("xml", {"properties": {"a": {"enum": [0, 2**63]}}}, "enum"),
         ("xml", {"properties": {"a": {"type": "integer", "maximum": 2**64 - 1}}}, "maximum"),
@@ -207,6 +217,9 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     assert type(dialect_of(listed, model.tokenizer).calls) is JsonListCalls
     bare = "{{ tools }}<start_function_call>call:{{ name }}<end_function_call>"
     assert dialect_of(bare, model.tokenizer).calls == FUNCTION_GEMMA
+    python = "{{ tools }}<|tool_call_start|>[{{ calls }}]<|tool_call_end|>"
+    assert type(dialect_of(python, model.tokenizer).calls) is PythonCalls
+    assert dialect_of("List of tools: {{ tools }}", model.tokenizer).calls is None
     template = "{{ tools }}[TOOL_CALLS][THINK][/THINK]<|im_start|>"
     dialect = dialect_of(template, model.tokenizer)
     assert isinstance(dialect.calls, MistralCalls)
@@ -215,6 +228,17 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     marked = Dialect(MistralCalls(begin="<|im_start|>"), None, {"<|im_start|>": control})
     assert marked.shown == {control}
     assert f"body: <[{control}]> calls" in marked.forced_calls([FUNCTIONS["nothing"]], False)
+
+
+def test_a_vocabulary_shows_calls_that_a_template_does_not(tmp_path: Path) -> None:
+    """LFM 2's templates list tools and show no call; its vocabulary has the tokens."""
+    path = templated_model(tmp_path, "lfm2", "", PYTHON_MARKS, TokenKind.CONTROL)
+    with open_gguf(path) as file:
+        tokenizer = load_tokenizer(file.metadata, str(path))
+    dialect = dialect_of("{{ 'List of tools: [' }}{{ tools }}", tokenizer)
+    assert type(dialect.calls) is PythonCalls
+    assert dialect.markers.keys() == set(PYTHON_MARKS)
+    assert dialect_of("{{ messages }}", tokenizer).calls is None
 
 
 def test_all_marks_of_a_call_may_be_control_tokens(model: Model, grammars: Grammars) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contract.arithmetic import PAGE_TOKENS
-from harness.serve.fingerprint import cached_digest
+from harness.file_digests import cached_digest
 from harness.serve.page import HEADERS, read_page
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
@@ -132,7 +132,7 @@ def test_a_digest_is_kept_until_the_file_changes(
     file.write_bytes(b"one")
     first = cached_digest(file, kept)
     with monkeypatch.context() as patch:
-        patch.setattr("harness.serve.fingerprint.file_digest", lambda path: pytest.fail("computed"))
+        patch.setattr("harness.file_digests.file_digest", lambda path: pytest.fail("computed"))
         assert cached_digest(file, kept) == first
     file.write_bytes(b"other")
     assert cached_digest(file, kept) != first

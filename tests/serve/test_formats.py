@@ -293,15 +293,18 @@ def test_a_regular_expression_means_what_it_says(hermes: Running, regex: str, te
 def test_empty_arguments_of_an_earlier_call_are_none(hermes: Running) -> None:
     """As some clients send them back; anything else that is no object is refused."""
 
-    def prompt_of(arguments: str) -> str:
-        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    def prompt_of(*arguments: str | None) -> str:
+        function: dict[str, Any] = {"name": "f"}
+        if arguments:
+            function["arguments"] = arguments[0]
+        call = {"id": "a", "type": "function", "function": function}
         turn = {"role": "assistant", "content": None, "tool_calls": [call]}
         reply = Http(hermes.url).post("/apply-template", {"messages": [*MESSAGES, turn]})
         assert reply.status == 200
         prompt: str = reply.json["prompt"]
         return prompt
 
-    assert prompt_of("") == prompt_of(" ") == prompt_of("{}")
+    assert prompt_of("") == prompt_of(" ") == prompt_of("{}") == prompt_of(None) == prompt_of()
     assert '"arguments": {}' in prompt_of("")
 
 

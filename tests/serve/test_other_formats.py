@@ -41,6 +41,8 @@ SAME: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
             {"response_format": {"type": "json_object", "schema": SCHEMA}},
             {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
             {"guided_json": SCHEMA, "response_format": {"type": "text"}},
+            {"guided_json": json.dumps(SCHEMA)},
+            {"structured_outputs": {"json": json.dumps(SCHEMA)}},
         ],
     ),
     (
@@ -97,7 +99,7 @@ def test_every_way_to_say_a_form_means_the_same(hermes: Running, path: str) -> N
         ({"guided_choice": ["a", 1]}, "guided_choice", "texts"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "texts"),
         ({"guided_json": {"const": 2**53 + 1}}, "response_format", "const"),
-        ({"guided_json": "{"}, None, "schema"),
+        ({"guided_json": "{"}, "guided_json", "is not JSON"),
         ({"guided_regex": "("}, "response_format", "cannot be"),
         ({"guided_grammar": "root ::= ("}, "grammar", "grammar"),
         ({"min_tokens": 3}, "min_tokens", "not served"),

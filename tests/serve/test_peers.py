@@ -1,5 +1,5 @@
-"""The server tests of llama.cpp, vLLM and Ollama as requests: each passes, is refused by design, or
-is about something that is not there."""
+"""The server tests of llama.cpp, vLLM and Ollama as requests: each passes, is refused by design,
+has fields that are ignored and named, or is about something that is not there or not built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from harness.serve.run import Running
 from tests.serve.http import Http, Reply
-from tests.serve.peers import ABSENT, PASS, Row, found
+from tests.serve.peers import ABSENT, PASS, REFUSED, UNBUILT, Row, found
 from tests.serve.peers_llama import ROWS as LLAMA
 from tests.serve.peers_ollama import ROWS as OLLAMA
 from tests.serve.peers_vllm import ROWS as VLLM
@@ -39,6 +39,7 @@ def objects_of(reply: Reply) -> Any:
 def check(server: Running, row: Row) -> None:
     """Raise AssertionError where a row is not what becomes of its request."""
     assert (row.verdict == PASS) == (not row.why), row.test
+    assert row.status >= 400 or row.verdict not in (REFUSED, UNBUILT), row.test
     if not row.path:
         assert row.verdict == ABSENT, row.test
         return
@@ -82,6 +83,7 @@ def test_ollama(hermes: Running) -> None:
         Row("a", path="GET /health", has={"nothing": ...}),
         Row("a", path="GET /health", has={"status": "ill"}),
         Row("a", why="no verdict"),
+        Row("a", REFUSED, "GET /health", why="it is answered"),
     ],
     ids=str,
 )

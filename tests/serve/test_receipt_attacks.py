@@ -27,6 +27,7 @@ from harness.serve.receipts.keys import open_key
 from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
 from harness.synth import sized_spec, write_synthetic
 from reference.model.gguf import TensorSource, open_gguf, write_gguf
+from tests.needs import need_device
 from tests.serve.conftest import ALL_TOKENS, Serve
 from tests.serve.http import Http
 
@@ -34,6 +35,8 @@ Json = dict[str, Any]
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 10, "seed": 3}
 TEXT = {"prompt": "abc", "max_tokens": 10, "seed": 3, "temperature": 0.9, "ignore_eos": True}
 Models = dict[str, Path]
+Opened = Callable[..., ServedModel]
+TIERS = ("cpu", "native", "opencl", "vulkan")
 
 
 def rewritten(source: Path, path: Path, change: Callable[[Json, Json], None]) -> Path:
@@ -112,21 +115,25 @@ def made(
 
 
 @pytest.fixture(scope="module")
-def opened(
-    models: Models, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], ServedModel]]:
+def opened(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+    """``opened(name, tier)``: a model that verifies. The tier makes the digests; on the CPU tier
+    they are made of rows by the rule."""
     digests = tmp_path_factory.mktemp("digests") / "digests.json"
     with ExitStack() as owned:
-        known: dict[str, ServedModel] = {}
+        known: dict[tuple[str, str], ServedModel] = {}
 
-        def model(name: str) -> ServedModel:
-            if name not in known:
-                session = SessionOptions(tier="cpu", context=256, slots=1, top_log_probabilities=20)
+        def model(name: str, tier: str = "cpu") -> ServedModel:
+            if (name, tier) not in known:
+                session = SessionOptions(
+                    tier=tier, context=256, slots=1, top_log_probabilities=20,
+                    digests=tier != "cpu",
+                )  # fmt: skip
                 options = ModelOptions(session, "m", digests, sampling=ALL_TOKENS)
-                known[name] = open_model(
-                    models[name], options, owned.enter_context(EngineThread()), owned
+                engine = owned.enter_context(EngineThread())
+                known[name, tier] = need_device(
+                    lambda: open_model(models[name], options, engine, owned)
                 )
-            return known[name]
+            return known[name, tier]
 
         yield model
 
@@ -137,6 +144,7 @@ def problems(document: Json, model: ServedModel, sample: int | None = None) -> l
     return list(verdict.problems)
 
 
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -147,41 +155,44 @@ def problems(document: Json, model: ServedModel, sample: int | None = None) -> l
     ],
 )
 def test_another_model_is_named(
-    made: Callable[[str], Json], opened: Callable[[str], ServedModel], name: str, said: str
+    made: Callable[[str], Json], opened: Opened, name: str, said: str, tier: str
 ) -> None:
     """The receipt is of one file, and the verifier has another."""
-    found = problems(made("own")["chat"], opened(name))
+    found = problems(made("own")["chat"], opened(name, tier))
     assert any(problem.startswith(said) for problem in found), found
 
 
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("sample", [None, 2])
 @pytest.mark.parametrize("name", ["one bit", "same shape", "quantization"])
 def test_a_server_that_lies_about_its_model_is_caught(
     made: Callable[[str], Json],
-    opened: Callable[[str], ServedModel],
+    opened: Opened,
     tmp_path: Path,
     name: str,
     sample: int | None,
+    tier: str,
 ) -> None:
     """It computes with another file, claims the promised one's digest and signs: the bits differ,
-    at the first step and in every sample."""
+    at the first step and in every sample, on every tier that verifies."""
     lie, own = made(name)["text"], made("own")["text"]
     lie["payload"]["model"] = own["payload"]["model"]
     lie = signed_document(lie["payload"], lie["leaves"], open_key(tmp_path))
-    (found,) = problems(lie, opened("own"), sample)
+    (found,) = problems(lie, opened("own", tier), sample)
     assert found.startswith("bits: choice 0: step ")
     if sample is None:
         assert found.startswith("bits: choice 0: step 0:")
 
 
+@pytest.mark.parametrize("tier", TIERS)
 def test_a_server_that_lies_about_its_template_is_caught(
-    made: Callable[[str], Json], opened: Callable[[str], ServedModel], tmp_path: Path
+    made: Callable[[str], Json], opened: Opened, tmp_path: Path, tier: str
 ) -> None:
     lie, own = made("template")["chat"], made("own")["chat"]
     for name in ("model", "template"):
         lie["payload"][name] = own["payload"][name]
     lie = signed_document(lie["payload"], lie["leaves"], open_key(tmp_path))
-    found = problems(lie, opened("own"))
+    found = problems(lie, opened("own", tier))
     assert found[0].startswith("prompt: choice 0: ")
 
 
@@ -243,7 +254,7 @@ def test_every_field_is_needed_and_of_its_type(made: Callable[[str], Json]) -> N
 )
 def test_a_hostile_choice_is_named(
     made: Callable[[str], Json],
-    opened: Callable[[str], ServedModel],
+    opened: Opened,
     tmp_path: Path,
     change: Json,
 ) -> None:
@@ -257,7 +268,7 @@ def test_a_hostile_choice_is_named(
 
 @pytest.mark.parametrize("change", [{"results": ["0" * 64]}, {"number": -5}, {"number": 0}])
 def test_what_no_receipt_of_an_answer_says_is_named(
-    made: Callable[[str], Json], opened: Callable[[str], ServedModel], tmp_path: Path, change: Json
+    made: Callable[[str], Json], opened: Opened, tmp_path: Path, change: Json
 ) -> None:
     """Results of another kind of receipt, which nothing computes again, and an impossible number;
     signed."""
@@ -274,7 +285,7 @@ def test_what_no_receipt_of_an_answer_says_is_named(
 )
 def test_a_hostile_request_is_named(
     made: Callable[[str], Json],
-    opened: Callable[[str], ServedModel],
+    opened: Opened,
     tmp_path: Path,
     request_text: str,
 ) -> None:
@@ -284,6 +295,25 @@ def test_a_hostile_request_is_named(
     found = problems(document, opened("own"))
     assert found
     assert found[0].startswith(("request: ", "prompt: ", "parameters: "))
+
+
+@pytest.mark.parametrize("sample", [None, 3])
+def test_a_request_that_this_engine_refuses_is_named(
+    made: Callable[[str], Json],
+    opened: Opened,
+    tmp_path: Path,
+    sample: int | None,
+) -> None:
+    """Penalties that look further back than the verifying engine has room for."""
+    document = made("own")["text"]
+    request = {**json.loads(document["payload"]["request"]), "repetition_penalty": 1.2}
+    document["payload"]["request"] = json.dumps({**request, "repeat_last_n": 4000})
+    sampling = {"repeat_penalty": 1.2, "repeat_last_n": 4000}
+    document["payload"]["choices"][0]["sampling"] |= sampling
+    document = signed_document(document["payload"], document["leaves"], open_key(tmp_path))
+    (problem,) = problems(document, opened("own"), sample)
+    assert problem.startswith("request: ")
+    assert "repeat_last_n" in problem
 
 
 def test_the_command_verifies(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.serve.receipts.document import Receipt, parse_receipt
+from harness.serve.receipts.store import ReceiptStore
 from harness.serve.receipts.verify import chain_verdict
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
@@ -44,6 +45,8 @@ def test_every_tenant_has_a_chain_of_its_own(keyed: Running) -> None:
         assert [one.payload.number for one in chains[key]] == list(range(1, count + 1))
         assert {one.payload.tenant.name for one in chains[key]} == {name}
         assert chain_verdict(chains[key]) == []
+        latest = http.get("/v1/receipts/latest", **bearer(key)).json
+        assert latest["payload"]["id"] == chains[key][-1].payload.id
     mixed = [*chains[ALICE][:2], *chains[BOB][1:]]
     said = chain_verdict(mixed)
     assert said[0] == (
@@ -53,10 +56,15 @@ def test_every_tenant_has_a_chain_of_its_own(keyed: Running) -> None:
         stolen = f"/v1/receipts/{chains[ALICE][0].payload.id}"
         assert http.get(stolen, **bearer(key)).status == 404
     assert http.get("/v1/receipts").status == 401
+    assert http.get("/v1/receipts/latest", **bearer(OPERATOR)).status == 404
 
 
-def test_a_receipt_that_cannot_be_stored_fails_its_answer(serve: Serve, tmp_path: Path) -> None:
-    """Whole answers, streams and vectors; then all goes on, and the chain has no gap."""
+def test_a_receipt_that_cannot_be_stored_fails_its_answer(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole answers, streams and vectors that had begun when the disk filled; then all goes on, and
+    the chain has no gap."""
+    monkeypatch.setattr(ReceiptStore, "check", lambda store: None)
     with serve(receipts=tmp_path / "receipts") as server:
         http = Http(server.url)
         assert http.post(COMPLETIONS, BODY).status == 200

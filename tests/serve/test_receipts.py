@@ -66,6 +66,7 @@ REQUESTS: dict[str, tuple[str, Json]] = {
         {**SAMPLED, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {"70": 3}},
     ),
     "stop string": ("/v1/completions", {**SAMPLED, "stop": ["e", "a", "o"], "max_tokens": 200}),
+    "forced answer": ("/v1/completions", {"prompt": "abc", "force_tokens": [70, 5, 71, 9, 30]}),
     "response": ("/v1/responses", {"input": "hello", "max_output_tokens": 8}),
     "message": (
         "/v1/messages",
@@ -291,6 +292,15 @@ def test_the_answer_names_its_receipt(receipt_server: Running) -> None:
     assert read(document).digest == noted["sha256"]
     counts = ("prompt_tokens", "completion_tokens", "total_tokens")
     assert {name: answer["usage"][name] for name in counts} == document["payload"]["usage"]
+
+
+def test_the_latest_is_that_of_the_last_answer(receipt_server: Running) -> None:
+    http = Http(receipt_server.url)
+    for _ in range(2):
+        answer = http.post("/v1/completions", SAMPLED).json
+        latest = http.get("/v1/receipts/latest").json
+        assert latest["payload"]["id"] == answer["id"]
+        assert latest == http.get(f"/v1/receipts/{answer['id']}").json
 
 
 def test_a_request_may_do_without(receipt_server: Running, server: Running) -> None:

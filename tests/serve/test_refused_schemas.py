@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.serve.run import Running
-from tests.serve.http import Http
+from tests.serve.http import JSON, Http, Reply
 
 TURNS = {"messages": [{"role": "user", "content": "Hello"}]}
 LARGE = 2**53 + 1
@@ -21,8 +21,26 @@ INEXACT: dict[str, dict[str, Any]] = {
     "maxItems": {"type": "array", "maxItems": 2**63},
     "minLength": {"type": "string", "minLength": 10**30},
     "not": {"not": {"type": "null"}},
+    "exclusiveMinimum": {"type": "integer", "exclusiveMinimum": 2**53},
 }
 """By the keyword that is to be named."""
+
+
+ROUNDED = {
+    "const": [
+        "9007199254740993.0",
+        "0.12345678901234567891",
+        "1e-400",
+        '{"a": [1.00000000000000001]}',
+    ],
+    "enum": ["[1, 0.10000000000000000001]"],
+    "minimum": ["9007199254740991.5", "-1e-5000"],
+    "multipleOf": ["0.30000000000000000001"],
+    "maximum": ["1e-400"],
+}
+"""By the keyword, numbers that binary64 would make other numbers of."""
+FLOAT = 0.987654321
+"""Stands for a number in a body that is not written yet."""
 
 
 def in_property(schema: dict[str, Any]) -> dict[str, Any]:
@@ -112,6 +130,40 @@ def test_every_route_refuses_what_no_grammar_holds(
         assert "/properties/amount" in words_of(reply.json)
         if path.startswith(("/v1/chat", "/v1/responses")):
             assert reply.error["code"] == "unsupported_schema"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+def test_a_number_that_would_be_rounded_is_refused(hermes: Running, route: Any) -> None:
+    """Reading the body rounds nothing that a grammar would be made of."""
+    for keyword, values in ROUNDED.items():
+        for value in values:
+            reply = posted_exactly(hermes, route, keyword, value)
+            assert reply.status == 400, (keyword, value, reply.body)
+            assert keyword in words_of(reply.json)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+def test_a_number_that_nothing_is_made_of_may_be_rounded(hermes: Running, route: Any) -> None:
+    """The control: in an annotation, and where binary64 has the number however it is written."""
+    for keyword, value in (
+        ("default", "0.12345678901234567891"),
+        ("const", "1.250000000000000000"),
+    ):
+        reply = posted_exactly(hermes, route, keyword, value)
+        assert reply.status == 200, (keyword, value, reply.body)
+
+
+def posted_exactly(hermes: Running, route: Any, keyword: str, value: str) -> Reply:
+    """The answer to a short request whose schema has ``value`` as it is written."""
+    path, body = route(in_property({keyword: FLOAT}))
+    limits: dict[str, Any] = {"max_tokens": 5}
+    if path == "/v1/responses":
+        limits = {"max_output_tokens": 16}
+    if path.startswith("/api"):
+        limits = {"options": {"num_predict": 5}, "think": False}
+    text = json.dumps({**body, **limits, "stream": False})
+    assert str(FLOAT) in text
+    return Http(hermes.url).send("POST", path, text.replace(str(FLOAT), value).encode(), JSON)
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)

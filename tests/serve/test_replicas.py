@@ -25,6 +25,8 @@ from tests.serve.test_process import process
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 Served = tuple[psutil.Process, Http, list[str]]
 CHAT = "/v1/chat/completions"
+NAMED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_last_n": 64}
+"""What a process and a server of these tests do not leave to the same defaults."""
 STREAMS = 8
 TOKENS = 460
 
@@ -40,6 +42,7 @@ def asked(number: int, stream: bool) -> dict[str, object]:
         "temperature": 0.9,
         "repetition_penalty": 1.2 if number % 2 else 1.0,
         "logprobs": 2,
+        **NAMED,
         "seed": number,
         "ignore_eos": True,
         "stream": stream,
@@ -200,6 +203,8 @@ def chat(seed: int, stream: bool) -> dict[str, object]:
         "messages": [{"role": "user", "content": "go"}],
         "response_format": FORMAT,
         "max_tokens": 190,
+        "temperature": 1.0,
+        **NAMED,
         "seed": seed,
         "stream": stream,
     }

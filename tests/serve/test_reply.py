@@ -19,6 +19,7 @@ from harness.host.dialect.json_calls import (
     JsonObjectCalls,
     MistralCalls,
 )
+from harness.host.dialect.python_calls import PythonCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from harness.host.reply import (
     BLANKS,
@@ -74,11 +75,20 @@ NEMOTRON = (
     "{% for t in m.tool_calls %}{{ t.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
     "</TOOLCALL>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
 )
+LFM2 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}<|tool_call_start|>["
+    "{% for t in m.tool_calls %}{{ t.function.name }}("
+    "{% for key, value in t.function.arguments.items() %}{{ key }}={{ value | tojson }}"
+    "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]"
+    "<|tool_call_end|>{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{{ tools or '' }}"
+)
 WRITTEN: dict[str, tuple[CallSyntax, Callable[[], str], str, str, int]] = {
     "qwen3": (HERMES, lambda: shared("Qwen-Qwen3-0.6B"), "</think>\n\n", "<|im_end|>", 2),
     "qwen3.5": (XmlCalls(), lambda: shared("Qwen3.5-4B"), "</think>\n\n", "<|im_end|>", 2),
     "gemma4": (GemmaCalls(), lambda: shared("google-gemma-4-31B-it"), "model\n", "<|tool_resp", 2),
     "llama3": (BareJsonCall(), lambda: LLAMA, "assistant<|end_header_id|>\n\n", "<|eot_id|>", 1),
+    "lfm2": (PythonCalls(), lambda: LFM2, "assistant\n", "<|im_end|>", 2),
     "mistral": (MistralCalls(), lambda: MISTRAL, "[/INST]", "", 2),
     "nemotron": (LISTED, lambda: NEMOTRON, "[/INST]", "", 2),
     "new mistral": (MistralCalls(named=True), lambda: NEW_MISTRAL, "[/INST]", "", 2),
@@ -201,12 +211,22 @@ MARKED = st.lists(
                 "[ARGS]",
             ),
             *("get_weather", '{"name": "get_weather", "parameters": {}}', "[", "]", "{}"),
+            *("<|tool_call_start|>", "get_weather(", "city='", "'", ")", ", ", "<|tool_call_end|>"),
             *("<TOOLCALL>", "</TOOLCALL>", '[{"name": "get_weather", "arguments": {}}]'),
         ]
     ),
     max_size=14,
 ).map("".join)
-SYNTAXES = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), LISTED, MistralCalls(), None]
+SYNTAXES = [
+    HERMES,
+    XmlCalls(),
+    GemmaCalls(),
+    BareJsonCall(),
+    LISTED,
+    MistralCalls(),
+    PythonCalls(),
+    None,
+]
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
@@ -292,6 +312,9 @@ def test_gemma_thinks_in_a_channel() -> None:
         (XmlCalls(), "<tool_call>\n<function=get_weather>\nOslo\n</function>\n</tool_call>"),
         (GemmaCalls(), '<|tool_call>call:get_weather{city:<|"|>Oslo}<tool_call|>'),
         (GemmaCalls(), "<|tool_call>call:get_weather{city}<tool_call|>"),
+        (GemmaCalls(), f"<|tool_call>call:get_weather{{days:{'1' * 5000}}}<tool_call|>"),
+        (GemmaCalls(), "<|tool_call>call:get_weather{days:1e999}<tool_call|>"),
+        (PythonCalls(), "<|tool_call_start|>[get_weather(city='Os"),
         (BareJsonCall(), '{"name": "rm", "parameters": {}}'),
         (BareJsonCall(), '{"answer": 42}'),
         (MistralCalls(), '[TOOL_CALLS][{"name": "get_weather"}]'),

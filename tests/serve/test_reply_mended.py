@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from harness.host.dialect import REASONING
+from harness.host.dialect import REASONING, Dialect
 from harness.host.dialect.calls import CallSyntax, Function
 from harness.host.dialect.gemma_calls import GemmaCalls
 from harness.host.dialect.json_calls import BareJsonCall, JsonListCalls, MistralCalls
+from harness.host.dialect.python_calls import PythonCalls
 from harness.host.dialect.xml_calls import XmlCalls
+from harness.host.reply import ReplyForm, ReplyParser, Thought
 from tests.serve.test_reply import HERMES, SYNTAXES, read
 
 WRITE = {
@@ -59,6 +61,94 @@ def test_a_tagged_call_is_read_with_tags_missing(text: str, pieces: bool) -> Non
         assert content.strip() == (before + after).strip()
 
 
+JSON = '{"name": "write", "arguments": {"path": "a.txt", "content": "hi"}}'
+XML = f"{HEAD}</parameter>\n{REST}</parameter>\n</function>"
+GEMMA = 'call:write{path:<|"|>a.txt<|"|>,content:<|"|>hi<|"|>}'
+NAMED = '{"path": "a.txt", "content": "hi"}'
+TWICE: list[tuple[CallSyntax, str]] = [
+    (HERMES, f"<tool_call>\n{JSON}\n<tool_call>\n{JSON}\n</tool_call>"),
+    (HERMES, f"<tool_call>\n{JSON}\n<tool_call>\n{JSON}\n"),
+    (HERMES, f"<tool_call>\n{JSON}\n{JSON}\n</tool_call>"),
+    (HERMES, f"<tool_call>{JSON}, {JSON}\n<tool_call>"),
+    (HERMES, f"<tool_call>\n[{JSON}, {JSON}]\n</tool_call>"),
+    (HERMES, f"{JSON}\n</tool_call>\n{JSON}\n</tool_call>"),
+    (HERMES, f"<tool_call>\n{JSON}\n</tool_call>\n{JSON}\n</tool_call>"),
+    (XmlCalls(), f"<tool_call>\n{XML}\n<tool_call>\n{XML}\n</tool_call>"),
+    (XmlCalls(), f"<tool_call>\n{XML}\n<tool_call>\n{XML}"),
+    (XmlCalls(), f"<tool_call>\n{XML}\n{XML}\n</tool_call>"),
+    (XmlCalls(), f"<tool_call>\n{HEAD}{REST}</function>\n<tool_call>\n{HEAD}{REST}</function>\n"),
+    (XmlCalls(), f"{XML}\n{XML}\n"),
+    (GemmaCalls(), f"<|tool_call>{GEMMA}<|tool_call>{GEMMA}<tool_call|>"),
+    (GemmaCalls(), f"<|tool_call>{GEMMA}<|tool_call>{GEMMA}"),
+    (JsonListCalls("<TOOLCALL>", "</TOOLCALL>"), f"<TOOLCALL>[{JSON}, {JSON}]"),
+    (JsonListCalls("<TOOLCALL>", "</TOOLCALL>"), f"<TOOLCALL>{JSON}<TOOLCALL>{JSON}</TOOLCALL>"),
+    (MistralCalls(), f"[TOOL_CALLS]{JSON}[TOOL_CALLS] [{JSON}] "),
+    (
+        MistralCalls(named=True),
+        f"[TOOL_CALLS]write[CALL_ID]abcdefghi[ARGS]{NAMED}[TOOL_CALLS]write[ARGS]{NAMED}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("syntax", "text"), TWICE, ids=str)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("before", ["", "So:\n"])
+def test_two_calls_are_read_with_marks_missing_between_them(
+    syntax: CallSyntax, text: str, size: int, before: str
+) -> None:
+    text = before + text
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    _, content, calls = read(syntax, pieces, functions=WRITE)
+    assert [(name, json.loads(text)) for name, text in calls] == [("write", WRITTEN_CALL)] * 2
+    assert content == before.strip()
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ('{"name": "free"}', {}),
+        ('{"name": "free", "arguments": null}', {}),
+        ('{"name": "free", "parameters": {"a": 1}}', {"a": 1}),
+        ('{"parameters": {"a": 1}, "name": "free"}', {"a": 1}),
+        ('{"name": "free", "arguments": 3}', None),
+        ('{"name": "other"}', None),
+        ('{"arguments": {}}', None),
+    ],
+)
+def test_arguments_that_are_missing_or_named_otherwise(body: str, arguments: Any) -> None:
+    text = f"<tool_call>\n{body}\n</tool_call>"
+    _, content, calls = read(HERMES, list(text), functions=WRITE)
+    if arguments is None:
+        assert (content, calls) == (text, [])
+    else:
+        assert [(name, json.loads(text)) for name, text in calls] == [("free", arguments)]
+
+
+OBJECTS = [
+    '{"name": "Bob", "age": 3} is a person',
+    '{"name": "write", "arguments": {}} would call',
+    '{"name": "write", "arguments": {"path": "a"}}',
+    '{"name": ["write"]} is odd',
+    '{"name"',
+]
+
+
+@pytest.mark.parametrize("text", OBJECTS)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_an_object_that_nothing_closes_as_a_call_is_text(text: str, size: int) -> None:
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert read(HERMES, pieces, functions=WRITE) == ("", text, [])
+
+
+def test_an_object_that_is_no_call_holds_up_no_thought() -> None:
+    """What comes behind it is sent before the thought ends."""
+    form = ReplyForm(Dialect(HERMES, REASONING[0], {}), WRITE, thinking=True)
+    for text in OBJECTS[:2]:
+        parser = ReplyParser(form)
+        parts = parser.feed(text + " and")
+        assert parts == [Thought(text + " and")]
+
+
 def literal_call(syntax: CallSyntax, value: dict[str, str]) -> str:
     """A call of ``write`` as a model of the syntax writes it."""
     arguments = json.dumps(value)
@@ -69,6 +159,9 @@ def literal_call(syntax: CallSyntax, value: dict[str, str]) -> str:
         case GemmaCalls():
             inner = ",".join(f'{k}:<|"|>{v}<|"|>' for k, v in value.items())
             return f"<|tool_call>call:write{{{inner}}}<tool_call|>"
+        case PythonCalls():
+            inner = ", ".join(f"{k}={json.dumps(v)}" for k, v in value.items())
+            return f"<|tool_call_start|>[write({inner})]<|tool_call_end|>"
         case BareJsonCall():
             return f'{{"name": "write", "parameters": {arguments}}}'
         case MistralCalls(named=True):

@@ -155,6 +155,21 @@ def test_items_of_other_servers_are_read(hermes: Running) -> None:
     assert fewer["usage"]["input_tokens"] <= used["input_tokens"]
 
 
+CONTINUED = [{"role": "user", "content": "Go on."}]
+
+
+def test_what_is_too_long_is_refused_under_any_truncation(hermes: Running) -> None:
+    """A client's wish that something be dropped is ignored, and named."""
+    http = Http(hermes.url)
+    asked = {"input": "hello", "max_output_tokens": 2, "truncation": "auto"}
+    reply = http.post(RESPONSES, asked)
+    assert reply.json["x_zinc"]["ignored"] == ["truncation"]
+    assert reply.json["truncation"] == "disabled"
+    assert http.post(RESPONSES, {**asked, "truncation": "none"}).error["param"] == "truncation"
+    long = http.post(RESPONSES, {**asked, "input": "hello " * 2000})
+    assert long.error["code"] == "context_length_exceeded"
+
+
 def test_a_refusal_is_what_the_model_said(hermes: Running) -> None:
     http = Http(hermes.url)
 
@@ -166,6 +181,13 @@ def test_a_refusal_is_what_the_model_said(hermes: Running) -> None:
     said = prompt({"role": "assistant", "content": "No."})
     assert prompt({"role": "assistant", "content": None, "refusal": "No."}) == said
     assert prompt({"role": "assistant", "content": "No.", "refusal": None, "audio": None}) == said
+    part = {"type": "refusal", "refusal": "No."}
+    assert prompt({"role": "assistant", "content": [part]}) == said
+    asked = {"messages": [{"role": "assistant", "content": [part]}, *CONTINUED], "max_tokens": 1}
+    assert http.post(CHAT, asked).status == 200
+    assert (
+        http.post(CHAT, {**asked, "messages": [{"role": "user", "content": [part]}]}).status == 400
+    )
 
 
 def test_a_stream_lists_tokens_where_calls_follow(hermes: Running) -> None:

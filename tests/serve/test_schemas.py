@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -103,6 +104,10 @@ ANNOTATED: list[dict[str, Any]] = [
     {"xml": {"name": "a"}, "externalDocs": {"url": "urn:x"}, "enumNames": ["a"], "foo": {"not": 1}},
     {"title": "T", "default": 3, "readOnly": True, "writeOnly": True, "$comment": "c"},
     {"deprecated": True, "propertyOrdering": ["b", "a"], "markdownDescription": "m"},
+    {"uniqueItems": False, "minProperties": 0, "not": False, "additionalItems": True},
+    {"unevaluatedProperties": True, "unevaluatedItems": {}, "propertyNames": {}},
+    {"dependentRequired": {}, "dependentSchemas": {}, "dependencies": {}},
+    {"default": 0.5, "examples": [Decimal("0.12345678901234567891"), 2**80]},
 ]
 
 
@@ -112,8 +117,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "array", "uniqueItems": True}, "", "uniqueItems"),
     ({"type": "array", "contains": {}}, "", "contains"),
     ({"if": {}, "then": {}}, "", "if"),
-    ({"type": "object", "dependentRequired": {}}, "", "dependentRequired"),
-    ({"type": "object", "propertyNames": {}}, "", "propertyNames"),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "", "dependentRequired"),
+    ({"type": "object", "propertyNames": {"maxLength": 1}}, "", "propertyNames"),
     ({"type": "object", "unevaluatedProperties": False}, "", "unevaluatedProperties"),
     ({"type": "object", "properties": {"a/b": {"not": 1}}}, "/properties/a~1b", "not"),
     ({"$defs": {"unused": {"not": 1}}}, "/$defs/unused", "not"),
@@ -148,6 +153,14 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"properties": {"a": {"const": "b\x01"}}}, "/properties/a", "the text with \\u0001"),
     ({"required": ["a\x7f"]}, "", "the text with \\u007f"),
     ({"$schema": "http://json-schema.org/draft-04/schema#"}, "", "$schema"),
+    ({"$schema": "https://json-schema.org/draft/2020-12/schema/x"}, "", "$schema"),
+    ({"$schema": 7}, "", "$schema"),
+    ({"type": "array", "uniqueItems": 0}, "", "uniqueItems"),
+    ({"type": "object", "minProperties": False}, "", "minProperties"),
+    ({"not": True}, "", "not"),
+    ({"type": "integer", "exclusiveMinimum": 2**53}, "", "exclusiveMinimum"),
+    ({"type": "integer", "exclusiveMaximum": -(2**53)}, "", "exclusiveMaximum"),
+    ({"const": Decimal("0.12345678901234567891")}, "", "const"),
     ({"items": {"$id": "x"}}, "/items", "$id"),
     ({"exclusiveMinimum": True}, "", "exclusiveMinimum"),
     ({"minLength": -1}, "", "minLength"),
@@ -206,6 +219,23 @@ def test_a_name_of_an_annotation_is_no_annotation_where_it_names_a_property() ->
     schema = {"properties": {name: {"const": name} for name in names}}
     rule = json_rule(schema)
     assert all(f'"{name}": {{"const": "{name}"}}' in rule for name in names)
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        "https://json-schema.org/draft/2020-12/schema",
+        "http://json-schema.org/draft/2020-12/schema#",
+        "https://json-schema.org/draft/2019-09/schema",
+        "http://json-schema.org/schema#",
+        "http://json-schema.org/draft-07/schema#",
+        "https://json-schema.org/draft-07/schema",
+        "http://json-schema.org/draft-06/schema#",
+    ],
+)
+def test_every_draft_that_means_the_same_is_taken(draft: str) -> None:
+    schema = {"definitions": {"a": {"type": "integer"}}, "$ref": "#/definitions/a"}
+    assert json_rule({"$schema": draft, **schema}) == json_rule(schema)
 
 
 @pytest.mark.parametrize(

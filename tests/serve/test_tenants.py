@@ -19,6 +19,7 @@ from harness.serve.keys import Keyring, key_digest, new_key, presented_key
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
+from harness.tenants import read_accounts
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
 
@@ -269,3 +270,25 @@ def test_a_ledger_that_is_none(tmp_path: Path) -> None:
         LedgerStore(path)
     with LedgerStore(tmp_path / "new.sqlite") as store:
         assert store.total(1) == Counts()
+
+
+@pytest.mark.parametrize(
+    ("names", "status"), [('["tiny"]', 200), ('["x", "tiny"]', 200), ('["x"]', 403)]
+)
+def test_a_server_of_one_model_keeps_others_tenants_out(
+    serve: Serve, tmp_path: Path, names: str, status: int
+) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(f'[tenant.alice]\nid = 1\nmodels = {names}\nkeys = ["{key_digest(ALICE)}"]\n')
+    with serve(tenants=path) as server:
+        http = Http(server.url)
+        for more in ({}, {"model": "tiny"}):
+            assert http.post("/v1/completions", {**BODY, **more}, **bearer(ALICE)).status == status
+
+
+@pytest.mark.parametrize("names", ['"tiny"', "[1]", '[""]', "{}"])
+def test_models_of_a_tenant_are_a_list_of_names(tmp_path: Path, names: str) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(f'[tenant.alice]\nid = 1\nmodels = {names}\nkeys = ["{key_digest(ALICE)}"]\n')
+    with pytest.raises(ConfigError, match="tenant 'alice': models is not a list of names"):
+        read_accounts(path)

@@ -39,7 +39,17 @@ FOREIGN_NAMES = (
     *("use_beam_search", "length_penalty", "skip_special_tokens", "spaces_between_special_tokens"),
     *("add_special_tokens", "truncate_prompt_tokens", "n_probs", "n_keep", "id_slot", "samplers"),
     *("t_max_predict_ms", "return_tokens", "timings_per_token", "post_sampling_probs", "priority"),
-    *("options", "raw", "images", "template", "thinking", "betas", "request_id", "documents"),
+    *(
+        "speed",
+        "options",
+        "raw",
+        "images",
+        "template",
+        "thinking",
+        "betas",
+        "request_id",
+        "documents",
+    ),
 )
 
 
@@ -209,6 +219,58 @@ def test_hosted_tools_are_left_out_with_a_note(hermes: Running) -> None:
     ]
     forced = http.post(CHAT, {**body, "tools": hosted, "tool_choice": "required"})
     assert forced.error["param"] == "tool_choice"
+
+
+def tool_of(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def test_a_choice_of_allowed_tools_offers_those(hermes: Running) -> None:
+    """In the form of chat completions and in that of responses."""
+    http = Http(hermes.url)
+    looks, asks = tool_of("look"), tool_of("ask")
+    seed = {**ASKED, "enable_thinking": False, "max_tokens": 80}
+    only = http.post(CHAT, {**seed, "tools": [looks], "tool_choice": "required"}).json
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "look"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    chosen = http.post(CHAT, {**seed, "tools": [asks, looks], "tool_choice": choice}).json
+    assert chosen["choices"] == only["choices"]
+    assert chosen["usage"]["prompt_tokens"] == only["usage"]["prompt_tokens"]
+    flat = [{**tool["function"], "type": "function"} for tool in (asks, looks)]
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "mode": mode, "tools": [flat[1]]}
+        body = {"input": "hello", "max_output_tokens": 5, "tools": flat, "tool_choice": choice}
+        answer = http.post(RESPONSES, body).json
+        assert [tool["name"] for tool in answer["tools"]] == ["look"]
+        assert answer["tool_choice"] == mode
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"mode": "auto", "tools": [{"type": "function", "name": "other"}]},
+        {"mode": "auto", "tools": [{"type": "function"}]},
+        {"mode": "none", "tools": [{"type": "function", "name": "look"}]},
+        {"mode": "auto", "tools": 3},
+        {"mode": "auto"},
+        {"allowed_tools": 3},
+        {"mode": "required", "tools": []},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tools", [[tool_of("look")], [], None])
+def test_a_choice_that_allows_no_tool_there_is_is_refused(
+    http: Http, choice: dict[str, Any], tools: Any
+) -> None:
+    body = {**ASKED, "tools": tools, "tool_choice": {"type": "allowed_tools", **choice}}
+    reply = http.post(CHAT, body)
+    assert (reply.status, reply.error["param"]) == (400, "tool_choice")
+
+
+def test_tools_of_free_form_are_left_out_of_every_route(hermes: Running) -> None:
+    http = Http(hermes.url)
+    body = {**ASKED, "tools": [{"type": "custom", "custom": {"name": "patch"}}]}
+    assert http.post(CHAT, body).json["x_zinc"]["ignored"] == ["tools[0] (custom)"]
 
 
 def test_names_of_llama_cpp_mean_what_they_say(http: Http) -> None:

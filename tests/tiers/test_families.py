@@ -31,11 +31,14 @@ MODELS = {
     "qwen2-untied-mqa": ("q5_1", Q8_0),
     "qwen3-wide-heads": ("q8_0", F16),
     "qwen3moe-untied-fused-qkv": ("q3_k", Q8_0),
+    "gpt-oss-experts-yarn": ("mxfp4_moe", F16),
     "qwen35": ("q4_k_m", F16),
     "qwen35-fused-qkv": ("q6_k", F32),
     "qwen35moe-fused": ("q4_k_m", Q8_0),
     "qwen3next": ("bf16", F16),
     "qwen3next-fused-ssm-in": ("iq4_xs", F32),
+    "lfm2": ("q4_k_m", F16),
+    "granitehybrid": ("q4_k_m", F16),
     "gemma3-untied-softcap-linear": ("q4_0", Q8_0),
     "gemma4-per-layer-embeddings": ("q8_0", F16),
     "gemma4-shared-kv": ("f16", F32),
@@ -59,8 +62,11 @@ STORAGES = (
 TRACED = {
     "qwen35moe-fused": ("q4_k_m", F16),
     "qwen3next-fused-ssm-in": ("q5_1", Q8_0),
+    "lfm2-untied-long-taps": ("q8_0", F32),
+    "granitehybrid-experts": ("q8_0", F32),
     "gemma4-per-layer-embeddings": ("q4_k_m", F32),
     "gemma4-experts": ("mxfp4", F16),
+    "gpt-oss-experts": ("mxfp4_moe", F16),
 }
 WORKLOAD = Workload(tuple(range(7, 48)), chunk=19, decode=3)
 """Two windows of 20 positions, pages of 16, chunks that line up with neither."""

@@ -3,8 +3,8 @@
 // then those stored for the slot. A second launch, with STORES equal to 1, stores the values that
 // slots need in later steps.
 //
-// Compiled with HISTORY, THREADS, CONV_TOKENS, STORES, these operand numbers (see packets.h): X,
-// WEIGHT, QUERY, STATE, Y, and the packet number CONV.
+// Compiled with HISTORY, THREADS, CONV_TOKENS, STORES, these operand numbers (see packets.h), -1 if
+// absent: X, WEIGHT, QUERY, STATE, Y, BIAS, INPUT_GATE, OUTPUT_GATE, and the packet number CONV.
 
 #include "queries.h"
 #include "warp.h"
@@ -49,6 +49,22 @@ DEVICE bool has_later(const QUERIES &queries, unsigned token, unsigned tokens, i
     return false;
 }
 
+// The input value of a token and channel: x, times its gate if there is one.
+DEVICE float gated_input(const LAUNCH &launch, unsigned token, unsigned channel) {
+    const float x = ((const float *)operand_at(launch, X))[token * stride_at(launch, X) + channel];
+    if (INPUT_GATE < 0) return x;
+    const float *gate = (const float *)operand_at(launch, INPUT_GATE);
+    return gate[token * stride_at(launch, INPUT_GATE) + channel] * x;
+}
+
+// What the convolution's sum becomes: + bias, then times its gate or through silu.
+DEVICE float gated_output(const LAUNCH &launch, unsigned token, unsigned channel, float total) {
+    if (BIAS >= 0) total = total + ((const float *)operand_at(launch, BIAS))[channel];
+    if (OUTPUT_GATE < 0) return silu_of(total);
+    const float *gate = (const float *)operand_at(launch, OUTPUT_GATE);
+    return gate[token * stride_at(launch, OUTPUT_GATE) + channel] * total;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     delta_conv(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -80,8 +96,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     if (channel >= channels) return;
-    const float *x = (const float *)operand_at(launch, X) + channel;
-    const size_t stride = stride_at(launch, X);
 #pragma unroll 4
     for (unsigned token = first; token < end; token++) {
         const unsigned *place = places + (token - first) * HISTORY;
@@ -93,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < HISTORY; i++)
             past[i] = place[i] == ZERO   ? 0.0f
                       : place[i] & KEPT ? kept[(size_t)(place[i] & ~KEPT) * channels]
-                                        : x[(size_t)place[i] * stride];
-        const float now = x[(size_t)token * stride];
+                                        : gated_input(launch, place[i], channel);
+        const float now = gated_input(launch, token, channel);
         if (STORES) {
 #pragma unroll
             for (int i = 0; i < HISTORY; i++)
@@ -105,6 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < HISTORY; i++) total = total + tap[i] * past[i];
         total = total + tap[HISTORY] * now;
-        ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + channel] = silu_of(total);
+        ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + channel] =
+            gated_output(launch, token, channel, total);
     }
 }

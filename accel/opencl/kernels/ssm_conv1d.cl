@@ -1,6 +1,8 @@
-// SSM_CONV1D: y[t] = silu(left fold over i of weight[:, i] x[t - history + i]) (rule R8).
+// SSM_CONV1D: z = left fold over i of weight[:, i] u[t - history + i], u = input_gate x or x, then
+// + bias; y[t] = output_gate z, or silu(z) (rule R8).
 //
-// operands: x, weight [channels, history + 1], query, state [slots, history, channels], y
+// operands: x, weight [channels, history + 1], query, bias, input_gate, output_gate,
+//           state [slots, history, channels], y
 // sizes:    tokens, channels, history
 // Channels are split among workers; each goes through the tokens in order.
 
@@ -49,7 +51,9 @@ void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
             GLOBAL float *y = op.y + (ulong)token * op.y_stride;
             for (uint c = first; c < end; c += 16) {
                 const int count = (int)(end - c);
-                const float16 now = load_padded(x + c, count);
+                float16 now = load_padded(x + c, count);
+                if (op.input_gate)
+                    now = load_padded(op.input_gate + token * op.input_gate_stride + c, count) * now;
                 float16 total = 0.0f;
                 for (uint tap = 0; tap < taps; tap++) {
                     GLOBAL float *place = past + (ulong)tap * op.channels + c;
@@ -63,7 +67,13 @@ void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
                     total = total + weight * value;
                     if (tap) store_partial(value, place - op.channels, count);
                 }
-                store_partial(silu16(total), y + c, count);
+                if (op.bias) total = total + load_padded(op.bias + c, count);
+                if (op.output_gate)
+                    total = load_padded(op.output_gate + token * op.output_gate_stride + c, count) *
+                            total;
+                else
+                    total = silu16(total);
+                store_partial(total, y + c, count);
             }
         }
     }

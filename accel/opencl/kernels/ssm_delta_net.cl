@@ -1,3 +1,5 @@
+// SSM_DELTA_NET and SSM_SCAN.
+//
 // SSM_DELTA_NET, the recurrence (rule R8): M = g M; r = v - M k; M = M + (b r) k^T; y = M q, a row of
 // M being a value and a column a key; sums over the keys are R4 segments.
 //
@@ -109,3 +111,100 @@ void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
     }
 }
 
+// What SSM_SCAN needs of each token and head: g = exp(s decay) and s = softplus(dt + dt_bias).
+//
+// operands: dt, decay, dt_bias, gates [tokens, 2 heads]: g, then s
+// sizes:    tokens, heads
+void op_ssm_scan_gates(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    OPEN(ssm_scan_gates);
+    const SHARE mine = share(op.tokens, 1, worker, workers);
+    for (uint token = mine.begin; token < mine.end; token++) {
+        const GLOBAL float *dt = op.dt + (ulong)token * op.dt_stride;
+        GLOBAL float *gates = op.gates + (ulong)token * op.gates_stride;
+        for (uint j = 0; j < op.heads; j++) {
+            const float step = softplus1(dt[j] + op.dt_bias[j]);
+            gates[j] = exp1(step * op.decay[j]);
+            gates[op.heads + j] = step;
+        }
+    }
+}
+
+typedef struct {
+    const GLOBAL float *v, *b, *c;
+    GLOBAL float *state, *y;
+    float g, step, skip;
+    bool starts;
+} SCAN_TOKEN;
+
+// What `token` means for the rows from `row` of head `head`.
+INLINE SCAN_TOKEN scan_token(const ssm_scan_fields *op, uint token, uint head, uint row) {
+    const uint size = op->state_size, group = head / (op->heads / op->groups);
+    const GLOBAL int *query = op->query + token * op->query_stride;
+    const GLOBAL float *gates = op->gates + (ulong)token * op->gates_stride;
+    const GLOBAL float *x = op->x + (ulong)token * op->x_stride;
+    const uint first = head * op->head_dim + row;
+    SCAN_TOKEN t;
+    t.v = x + first;
+    t.b = x + op->heads * op->head_dim + group * size;
+    t.c = t.b + op->groups * size;
+    t.state = op->state + ((ulong)query[1] * op->heads * op->head_dim + first) * size;
+    t.y = op->y + (ulong)token * op->y_stride + first;
+    t.g = gates[head];
+    t.step = gates[op->heads + head];
+    t.skip = op->skip[head];
+    t.starts = query[2] == 0;
+    return t;
+}
+
+// One token through `rows` rows of `size` elements, which `vectors` vectors hold.
+INLINE void scan_rows(const SCAN_TOKEN *t, const uint size, const int vectors, uint rows) {
+    float16 b[16], c[16], halved[STATE_ROWS];
+    float change[STATE_ROWS];
+    const float16 v = load_padded(t->v, (int)rows);
+    UNROLL for (int i = 0; i < vectors; i++) {
+        b[i] = key_vector(t->b + 16 * i, (int)size - 16 * i);
+        c[i] = key_vector(t->c + 16 * i, (int)size - 16 * i);
+    }
+    vstore16(t->step * v, 0, change);
+    for (uint r = rows; r < STATE_ROWS; r++) halved[r] = 0.0f;
+    for (uint r = 0; r < rows; r++) {
+        GLOBAL float *row = t->state + r * size;
+        float16 p[16];
+        UNROLL for (int i = 0; i < vectors; i++) {
+            const int count = (int)size - 16 * i;
+            const float16 m = key_vector(row + 16 * i, count) * t->g + change[r] * b[i];
+            if (count > 0) store_partial(m, row + 16 * i, count);
+            p[i] = first_lanes(m * c[i], count);
+        }
+        halved[r] = halved_row(p, vectors);
+    }
+    store_partial(fold_rows(halved) + t->skip * v, t->y, (int)rows);
+}
+
+// SSM_SCAN, the recurrence (rule R8): M = g M + (s v) b^T; y = M c + skip v.
+//
+// operands: x (values of all heads, b of all groups, c of all groups), gates, skip, query,
+//           state [slots, heads, head_dim, state_size], y
+// sizes:    tokens, heads, groups, head_dim, state_size
+// Units are those of SSM_DELTA_NET.
+void op_ssm_scan(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    OPEN(ssm_scan);
+    const uint size = op.state_size;
+    const uint blocks = (op.head_dim + STATE_ROWS - 1) / STATE_ROWS;
+    const SHARE mine = share(op.heads * blocks, 1, worker, workers);
+    for (uint unit = mine.begin; unit < mine.end; unit++) {
+        const uint head = unit / blocks, first = unit % blocks * STATE_ROWS;
+        const uint rows = min((uint)STATE_ROWS, op.head_dim - first);
+        for (uint token = 0; token < op.tokens; token++) {
+            const SCAN_TOKEN t = scan_token(&op, token, head, first);
+            if (t.starts)
+                for (uint k = 0; k < rows * size; k++) t.state[k] = 0.0f;
+            if (size == 128)
+                scan_rows(&t, 128, 8, rows);
+            else if (size <= 128)
+                scan_rows(&t, size, 8, rows);
+            else
+                scan_rows(&t, size, 16, rows);
+        }
+    }
+}

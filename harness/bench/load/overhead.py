@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -97,15 +97,19 @@ class Readers:
     def rate(self, streams: int) -> float:
         """Tokens per second of the same requests over HTTP. Raises ExecutionError when one
         fails."""
+        return streams * TOKENS / self.seconds([_body(number) for number in range(streams)])
+
+    def seconds(self, bodies: Sequence[Mapping[str, Any]]) -> float:
+        """Seconds until all answers to requests with these bodies are read. Raises ExecutionError
+        when one fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        bodies = [_body(number) for number in range(streams)]
         self._process.stdin.write(json.dumps(bodies) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
             raise ExecutionError("the readers ended; their last words are above")
-        return streams * TOKENS / float(answer)
+        return float(answer)
 
     def __enter__(self) -> Self:
         return self

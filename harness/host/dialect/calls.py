@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar
 
 from harness.host.structured.json_schema import compile_options, enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
+MOST_SEAMS = 100
+"""Places at which one body is cut into several calls."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -94,6 +97,23 @@ class CallSyntax(ABC):
         its values may look like what is missing elsewhere."""
         return self.parse(body, functions)
 
+    def several(self, body: str, functions: Functions) -> list[Call] | None:
+        """The calls of a body in which marks between them are missing; None for any other."""
+        calls: list[Call] = []
+        start = 0
+        for end, after in islice(self.seams(body), MOST_SEAMS):
+            found = self.parse(body[start:end], functions) if end >= start else None
+            if found is not None:
+                calls, start = calls + found, after
+        rest = body[start:]
+        last = self.parse(rest, functions) if rest.strip() else []
+        return None if not calls or last is None else calls + last
+
+    def seams(self, body: str) -> Iterator[tuple[int, int]]:
+        """Where a call of a body may end and another begin, in order."""
+        for found in re.finditer(re.escape(self.begin), body):
+            yield found.span()
+
     def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
         """The calls of an unfinished body in which marks are missing, and the text behind them."""
         return None
@@ -101,6 +121,11 @@ class CallSyntax(ABC):
     def hopeless(self, body: str, functions: Functions) -> bool:
         """Whether no text that may follow makes a ``bare`` body a call."""
         return False
+
+    def may_begin(self, text: str, functions: Functions) -> bool:
+        """Whether a text that begins with ``begin``, or as a ``bare`` call does, may be a call."""
+        bare = self.bare
+        return bare is None or not text.startswith(bare[0]) or not self.hopeless(text, functions)
 
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         """Whether ``end`` would be part of a value if it came after ``body``: of JSON, where
@@ -146,8 +171,16 @@ def choice(names: Sequence[str]) -> str:
 
 
 def object_text(value: object) -> str | None:
-    """The JSON text of an object, None for anything else."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
+    """The JSON text of an object; None for anything else, and for numbers that JSON lacks."""
+    if not isinstance(value, dict):
+        return None
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return None
+    # Half of a pair of surrogates, which a model may have written, has no bytes.
+    halved = any("\ud800" <= character <= "\udfff" for character in text)
+    return json.dumps(value) if halved else text
 
 
 def strict_loads(text: str) -> Any:

@@ -17,6 +17,7 @@ from harness.host.dialect.calls import (
     choice,
     json_rule,
     literal,
+    object_text,
 )
 from harness.host.dialect.schemas import (
     OBJECT_KEYWORDS,
@@ -25,13 +26,18 @@ from harness.host.dialect.schemas import (
     only,
     resolved,
 )
+from harness.host.dialect.value_reader import (
+    DEEPEST,
+    KEY,
+    Malformed,
+    ValueReader,
+    sequence,
+)
 from harness.host.structured.json_schema import enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
 NAME = re.compile(r"\s*call:([a-zA-Z0-9_.-]+)(?=\{)")
-KEY = re.compile(r"[a-zA-Z0-9_.-]+")
-SCALAR = re.compile(r"true|false|null|None|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-DEEPEST = 32
+COMMA = '","'
 SCALARS = frozenset(("integer", "number", "boolean", "null"))
 
 
@@ -56,14 +62,13 @@ class GemmaCalls(CallSyntax):
         found = NAME.match(body)
         if found is None or found[1] not in functions:
             return None
-        reader = _Reader(body, found.end(), self.quote)
+        reader = _GemmaReader(body, found.end(), self.quote)
         try:
             arguments = reader.value()
-        except _Malformed:
+        except Malformed:
             return None
-        if body[reader.at :].strip() or not isinstance(arguments, dict):
-            return None
-        return [Call(found[1], json.dumps(arguments, ensure_ascii=False))]
+        text = object_text(arguments)
+        return None if body[reader.at :].strip() or text is None else [Call(found[1], text)]
 
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         return body.count(self.quote) % 2 == 1
@@ -81,88 +86,24 @@ class GemmaCalls(CallSyntax):
 FUNCTION_GEMMA = GemmaCalls("<start_function_call>", "<end_function_call>", "<escape>")
 
 
-class _Malformed(Exception):
-    """A body that is not of this form."""
-
-
 @dataclass(slots=True)
-class _Reader:
-    """Reads one value after the other."""
+class _GemmaReader(ValueReader):
+    """Reads values in which strings stand between quotes, keys with or without."""
 
-    text: str
-    at: int
     quote: str
 
-    def value(self, depth: int = 0) -> Any:
-        """The value that starts here. Raises _Malformed."""
-        if depth > DEEPEST:
-            raise _Malformed
-        self._skip()
-        if self._takes(self.quote):
-            return self._until_quote()
-        if self._takes("{"):
-            return self._members(depth)
-        if self._takes("["):
-            return self._items(depth)
-        return self._scalar()
+    def string(self) -> str | None:
+        return self._until_quote() if self.takes(self.quote) else None
 
-    def _members(self, depth: int) -> dict[str, Any]:
-        members: dict[str, Any] = {}
-        while not self._closes("}", bool(members)):
-            key = self._key()
-            if key in members or not self._takes(":"):
-                raise _Malformed
-            members[key] = self.value(depth + 1)
-        return members
-
-    def _items(self, depth: int) -> list[Any]:
-        items: list[Any] = []
-        while not self._closes("]", bool(items)):
-            items.append(self.value(depth + 1))
-        return items
-
-    def _closes(self, bracket: str, has_some: bool) -> bool:
-        """Whether the container ends here; before another part comes a comma."""
-        self._skip()
-        if self._takes(bracket):
-            return True
-        if has_some and not self._takes(","):
-            raise _Malformed
-        self._skip()
-        return False
-
-    def _key(self) -> str:
-        if self._takes(self.quote):
-            return self._until_quote()
-        found = KEY.match(self.text, self.at)
-        if found is None:
-            raise _Malformed
-        self.at = found.end()
-        return found[0]
+    def key(self) -> str:
+        return self._until_quote() if self.takes(self.quote) else self.word(KEY)
 
     def _until_quote(self) -> str:
         end = self.text.find(self.quote, self.at)
         if end < 0:
-            raise _Malformed
+            raise Malformed
         text, self.at = self.text[self.at : end], end + len(self.quote)
         return text
-
-    def _scalar(self) -> Any:
-        found = SCALAR.match(self.text, self.at)
-        if found is None:
-            raise _Malformed
-        self.at = found.end()
-        return None if found[0] == "None" else json.loads(found[0])
-
-    def _takes(self, text: str) -> bool:
-        if not self.text.startswith(text, self.at):
-            return False
-        self.at += len(text)
-        return True
-
-    def _skip(self) -> None:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
 
 
 class _Rules:
@@ -225,20 +166,7 @@ class _Rules:
                 raise SchemaRefused(path, repr(name), "cannot be a name in this model's calls")
             value = self.value(member, root, f"{path}/properties/{name}", depth + 1)
             members.append((self.add(f"{literal(f'{name}:')} {value}"), needed))
-        return self.add(f'"{{" {self._sequence(members)} "}}"')
-
-    def _sequence(self, members: Sequence[tuple[str, bool]]) -> str:
-        """Members with commas between them, those that are not required left out or not."""
-        after = '""'
-        firsts: list[str] = []
-        for name, needed in reversed(members):
-            first = f"{name} {after}"
-            firsts = [first] if needed else [first, *firsts]
-            with_comma = f'("," {name})' + ("" if needed else "?")
-            after = self.add(f"{with_comma} {after}")
-        if not any(needed for _, needed in members):
-            firsts.append('""')
-        return choice(firsts)
+        return self.add(f'"{{" {sequence(members, COMMA, self.add)} "}}"')
 
     def _constant(self, value: object, path: str) -> str:
         """A value that is given."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,20 @@ from harness.host.dialect.calls import (
 )
 
 SPACE = r"[ \t\r\n]*"
-NAMED_CALL = re.compile(rf"{SPACE}([a-zA-Z0-9_-]+)(?:\[ARGS\])?{SPACE}(\{{.*\}}){SPACE}", re.S)
+NAMED_CALL = re.compile(
+    rf"{SPACE}([a-zA-Z0-9_-]+)(?:\[CALL_ID\][a-zA-Z0-9_-]*)?(?:\[ARGS\])?{SPACE}(\{{.*\}}){SPACE}",
+    re.S,
+)
 DECODER = json.JSONDecoder()
+SEAM = re.compile(rf"<tool_call>|(?<=\}}){SPACE}[,;]?{SPACE}(?=\{{)")
+"""What stands between two calls in one pair of tags."""
+BARE = '{"name"'
+BARE_HEAD = re.compile(
+    rf'\{{"name"{SPACE}(?:(?::{SPACE}(?:"[^"\\]*)?)?|:{SPACE}"(?P<name>[^"\\]*)".*)', re.S
+)
+"""The beginning of a call without its tag, with the name once it is whole."""
+KEYS = ("arguments", "parameters")
+"""What models call the arguments of a call."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +54,30 @@ class JsonObjectCalls(CallSyntax):
     def repeats(self) -> bool:
         return True
 
+    @property
+    def bare(self) -> tuple[str, str] | None:
+        return None if self.end is None else (BARE, self.end)
+
+    def hopeless(self, body: str, functions: Functions) -> bool:
+        found = BARE_HEAD.fullmatch(body)
+        if found is None or found["name"] not in (None, *functions):
+            return True
+        try:
+            _, end = DECODER.raw_decode(body)
+        except (ValueError, RecursionError):
+            return False
+        rest, close = body[end:].lstrip(), self.end or ""
+        return not rest.startswith(close) and not close.startswith(rest)
+
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        if self.end is not None and body.startswith(BARE):
+            body = body.removesuffix(self.end)
         call = _call_of(body, self.key, functions)
-        return None if call is None else [call]
+        return _list_of_calls(body, functions) if call is None else [call]
+
+    def seams(self, body: str) -> Iterator[tuple[int, int]]:
+        for found in re.finditer(SEAM, body):
+            yield found.span()
 
     def arguments_start(self, body: str) -> tuple[str, int] | None:
         return _arguments_start(body, self.key)
@@ -109,7 +142,7 @@ class MistralCalls(CallSyntax):
 
     @property
     def inner(self) -> tuple[str, ...]:
-        return ("[ARGS]",)
+        return ("[ARGS]", "[CALL_ID]")
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         calls = []
@@ -170,7 +203,7 @@ def _call_of(text: str, key: str, functions: Functions) -> Call | None:
         return None
     call = _checked(value, key, functions)
     if call is None or found is None:
-        return call
+        return call if call is not None or key != KEYS[0] else _unlisted(value, functions)
     # As the model wrote it: what is sent back gives the tokens it came from.
     try:
         arguments, end = DECODER.raw_decode(text, found[1])
@@ -179,6 +212,15 @@ def _call_of(text: str, key: str, functions: Functions) -> Call | None:
     if arguments != value[key]:
         return call
     return Call(call.name, text[found[1] : end])
+
+
+def _unlisted(value: object, functions: Functions) -> Call | None:
+    """A call whose arguments are missing or null, or have the other name."""
+    other = _checked(value, KEYS[1], functions)
+    if other is not None or not isinstance(value, dict) or value.get("name") not in functions:
+        return other
+    given = [value[key] for key in KEYS if value.get(key) is not None]
+    return None if given else Call(value["name"], "{}")
 
 
 def _checked(value: object, key: str, functions: Functions) -> Call | None:
@@ -209,6 +251,8 @@ def _list_of_calls(text: str, functions: Functions) -> list[Call] | None:
         values = strict_loads(text)
     except (ValueError, RecursionError):
         return None
+    if isinstance(values, dict):
+        values = [values]
     if not isinstance(values, list):
         return None
     calls = [_checked(value, "arguments", functions) for value in values]

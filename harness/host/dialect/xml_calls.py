@@ -5,9 +5,8 @@ A value is the text itself where the parameter may be a string, and JSON where i
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from harness.host.dialect.calls import (
     choice,
     json_rule,
     literal,
+    object_text,
     strict_loads,
 )
 from harness.host.dialect.schemas import (
@@ -34,6 +34,7 @@ from harness.host.structured.json_schema import enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
 CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
+SEAM = re.compile(r"<tool_call>|<function=")
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.S)
 LONGEST_HEAD = 256
 """Characters before the end of a call's first tag; a text with more is no call."""
@@ -64,6 +65,10 @@ class XmlCalls(CallSyntax):
         call = _read(body, functions)
         return [call] if isinstance(call, Call) else None
 
+    def seams(self, body: str) -> Iterator[tuple[int, int]]:
+        for found in re.finditer(SEAM, body):
+            yield found.start(), found.start() if found[0] == self.bare[0] else found.end()
+
     def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
         ends = [found.start() for found in re.finditer(re.escape(self.end), body)]
         for end in (*ends, len(body)):
@@ -93,7 +98,8 @@ class XmlCalls(CallSyntax):
             at = parameter.end()
         if inner[at:].strip():
             return None
-        return [Call(function.name, json.dumps(arguments, ensure_ascii=False))]
+        written = object_text(arguments)
+        return None if written is None else [Call(function.name, written)]
 
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         if exact:
@@ -122,7 +128,8 @@ def _read(body: str, functions: Functions, cut: bool = False) -> Call | bool:
         name: _value_of(text, _schema_of(function, name), function.parameters)
         for name, text in found.parameters.items()
     }
-    return Call(function.name, json.dumps(arguments, ensure_ascii=False))
+    written = object_text(arguments)
+    return written is not None and Call(function.name, written)
 
 
 def _rules_of(function: Function, rule: str) -> list[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 from harness.host.structured.schema_tree import (
@@ -57,10 +59,19 @@ FORMATS = frozenset(
     )
 )
 """Formats that are enforced. Any other is an annotation, as the specification says."""
-DIALECTS = (
-    "https://json-schema.org/draft/2020-12/schema",
-    "http://json-schema.org/draft-07/schema",
+DIALECT = re.compile(r"https?://json-schema\.org/((draft/20(20-12|19-09)/)?|draft-0[67]/)schema#?")
+"""Drafts that a schema may name: what is enforced means the same in each."""
+ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties", "propertyNames"), (True, {})),
+        **dict.fromkeys(("dependentSchemas", "dependentRequired", "dependencies"), ({},)),
+        "additionalItems": (True, {}),
+        "minProperties": (0,),
+        "not": (False,),
+        "uniqueItems": (False,),
+    }
 )
+"""Values with which a keyword that is not enforced lets every value pass."""
 ENFORCED = VALUES | SCHEMA | LIST_OF_SCHEMAS | SCHEMA_BY_NAME | ROOT_ONLY | {"$ref"}
 PLAIN_REFERENCE = re.compile(r"#/(\$defs|definitions)/[a-zA-Z0-9_.-]+")
 """References whose way is the same however it is read."""
@@ -136,6 +147,8 @@ def _without_annotations(
         for keyword, value in part.items():
             if keyword not in ENFORCED or (keyword == "format" and value not in FORMATS):
                 continue
+            if keyword == "$schema":
+                continue
             if keyword == "$ref":
                 reference = pointer_of("", *(names_of_reference(value) or []))
                 name = targets.get(reference)
@@ -167,34 +180,48 @@ def _check_keyword(pointer: str, keyword: str, value: object, parts: Mapping[str
     check = SHAPES.get(keyword)
     if check is not None and not check(value):
         raise refuse("has a value it cannot have")
-    if keyword in VALUES and _has_large_number(value):
-        raise refuse(f"has a number beyond {LARGEST_NUMBER}, which cannot be enforced exactly")
+    if keyword in VALUES and (_has_inexact_number(value) or _is_open_end(keyword, value)):
+        raise refuse(
+            f"has a number beyond {LARGEST_NUMBER} or of too many digits, which cannot be "
+            "enforced exactly"
+        )
     if keyword in LIST_OF_SCHEMAS and not (isinstance(value, list) and value):
         raise refuse("is no list of schemas")
     if keyword in SCHEMA_BY_NAME and not isinstance(value, Mapping):
         raise refuse("is no object of schemas")
     if keyword in ROOT_ONLY and pointer:
         raise refuse("is taken at the root only")
-    if keyword == "$schema" and str(value).rstrip("#") not in DIALECTS:
-        raise refuse(f"is not one of {', '.join(DIALECTS)}")
+    if keyword == "$schema" and DIALECT.fullmatch(str(value)) is None:
+        raise refuse("is no draft from 6 on")
     if keyword == "$ref":
         names = names_of_reference(value)
         if names is None:
             raise refuse("must lead into the same schema, by a JSON pointer behind #")
         if pointer_of("", *names) not in parts:
             raise refuse("leads to no schema")
-    if keyword in NOT_ENFORCED:
+    if keyword in NOT_ENFORCED and not any(
+        type(value) is type(one) and value == one for one in ASKS_NOTHING.get(keyword, ())
+    ):
         raise refuse("cannot be enforced here")
 
 
-def _has_large_number(value: object) -> bool:
+def _has_inexact_number(value: object) -> bool:
+    """Whether binary64 rounds a number in ``value``, or a neighbour of it."""
     if isinstance(value, bool):
         return False
     if isinstance(value, int | float):
         return abs(value) > LARGEST_NUMBER
     if isinstance(value, Mapping):
-        return any(map(_has_large_number, value.values()))
-    return isinstance(value, list) and any(map(_has_large_number, value))
+        return any(map(_has_inexact_number, value.values()))
+    return isinstance(value, Decimal) or (
+        isinstance(value, list) and any(map(_has_inexact_number, value))
+    )
+
+
+def _is_open_end(keyword: str, value: object) -> bool:
+    """Whether the first integer that a bound allows is beyond what binary64 has all integers of."""
+    bound = {"exclusiveMinimum": LARGEST_NUMBER, "exclusiveMaximum": -LARGEST_NUMBER}
+    return value == bound.get(keyword)
 
 
 def _is_text(value: object) -> bool:
@@ -210,7 +237,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
+    return type(value) in (int, float, Decimal)
 
 
 def _is_types(value: object) -> bool:

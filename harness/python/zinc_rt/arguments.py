@@ -56,6 +56,8 @@ class ModelSettings(TypedDict, total=False):
     prefix_cache: Size | None
     host_cache: Size | None
     state_cache: Size | None
+    disk_cache: str | Path | None
+    disk_cache_size: Size | None
     slots: int | None
     repeat_last_n: int | None
 
@@ -75,6 +77,7 @@ class ServerSettings(ModelSettings, total=False):
     ray: int | None
     record: str | Path | None
     receipts: str | Path | None
+    read_experts: Literal["off", "on"] | None
     unknown_fields: Literal["ignore", "reject"] | None
     cors: str | None
     temperature: float | None

@@ -43,9 +43,9 @@ class LLM(OpenModel):
     the same names (``zinc-rt run --help``); those left out come from the environment, the
     configuration file or their defaults, as for ``zinc-rt run``. ``slots`` sequences run at once.
     ``log_probabilities`` and ``logit_biases`` are the most that a request may ask for, which take
-    room in every step; without log-probabilities there are no scores. ``progress`` shows bars on
-    standard error. Raises TypeError, ConfigError, CatalogError, ModelFileError, TierError and
-    DoesNotFit.
+    room in every step; without log-probabilities there are no scores. ``experts`` lets requests
+    read which experts of a mixture their tokens use. ``progress`` shows bars on standard error.
+    Raises TypeError, ConfigError, CatalogError, ModelFileError, TierError and DoesNotFit.
 
     >>> llm = LLM("model.gguf", tier="cpu", slots=2, context=64, progress=False)
     >>> llm.tier, llm.slots, llm.context
@@ -172,14 +172,15 @@ class LLM(OpenModel):
         *,
         start: int | Sequence[int] = 1,
         top: int = 0,
+        experts: bool = False,
     ) -> list[Score]:
         """How likely the tokens of every text are, each given those before it, at the speed at
         which prompts are read; the results are in the order of the texts.
 
         Scored are the tokens from position ``start`` on, 1 for all but the first one, which comes
         after nothing; or for each text its own. ``top`` of the likeliest are listed at every
-        position. The values are those of rule R10, before any sampling parameter. A text that
-        cannot be served has an ``error`` in its score.
+        position. The values are those of rule R10, before any sampling parameter. With ``experts``
+        a score has those of a mixture. A text that cannot be served has an ``error`` in its score.
 
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     (score,) = llm.score("one two three", start=4)
@@ -193,7 +194,7 @@ class LLM(OpenModel):
             tokens = self._encode(prompt)
             if len(tokens) == first == 1:
                 return Finished(unscored(index, tokens, 1, top))
-            return Scoring(index, tokens, first, top, next(self._ids))
+            return Scoring(index, tokens, first, top, next(self._ids), experts)
 
         jobs = (
             partial(job, index, prompt, first)
@@ -259,7 +260,7 @@ class LLM(OpenModel):
         fields: Mapping[str, Any],
     ) -> Pending:
         """A conversation to be answered."""
-        if fields.keys() <= {"enable_thinking"}:
+        if fields.keys() <= {"enable_thinking"} and not self._planner.dialect.framed:
             tokens = self.encode_chat(messages, thinking=fields.get("enable_thinking"))
             return self._plain(index, tokens, parameters)
         plan = self._planner.plan(messages, fields)

@@ -62,6 +62,7 @@ class OpenModel(ContextManager):
         *,
         log_probabilities: int = 20,
         logit_biases: int = 1024,
+        experts: bool = False,
         progress: bool = True,
         **settings: Unpack[ModelSettings],
     ) -> None:
@@ -73,6 +74,7 @@ class OpenModel(ContextManager):
             masks=True,
             hidden_states=True,
             scores=log_probabilities > 0,
+            experts=experts,
         )
         self._shows = progress
         with ExitStack() as owned:

@@ -36,7 +36,9 @@ class Completion:
     ``log_probabilities`` in the parameters there are arrays with a row for each of the tokens:
     ``log_probabilities`` float32[tokens], natural logarithms, and of the likeliest at each position
     ``top_tokens`` int32[tokens, k] and ``top_log_probabilities`` float32[tokens, k]. With
-    ``logits`` there is float32[tokens, vocab].
+    ``logits`` there is float32[tokens, vocab]. With ``experts`` there is int32[positions, layers,
+    used]: of every position of prompt and answer, apart from the last token, which nothing is
+    computed of, the ids of the experts of each layer that has some, by falling weight.
 
     ``message`` is what a conversation with tools or a format goes on with: the answer as a message
     of OpenAI's, in which ``tool_calls`` and ``reasoning_content`` stand apart from ``content``.
@@ -51,6 +53,7 @@ class Completion:
     top_tokens: NDArray[np.int32] | None = None
     top_log_probabilities: NDArray[np.float32] | None = None
     logits: NDArray[np.float32] | None = None
+    experts: NDArray[np.int32] | None = None
     message: dict[str, Any] | None = None
 
     def __str__(self) -> str:
@@ -112,8 +115,8 @@ class Score:
     by rule R10 of the model's arithmetic, the same bits on every tier, and NaN before ``start``,
     whose token is the first one that was scored. Of the likeliest tokens at each position there are
     ``top_tokens`` int32[tokens, k], -1 before ``start``, and ``top_log_probabilities``
-    float32[tokens, k]. ``likeliest`` says of each token whether no other was likelier. What is
-    derived raises the error if there is one.
+    float32[tokens, k]. ``likeliest`` says of each token whether no other was likelier. ``experts``
+    are as a completion has them. What is derived raises the error if there is one.
     """
 
     index: int
@@ -125,6 +128,7 @@ class Score:
     likeliest: NDArray[np.bool_]
     cached_tokens: int = 0
     error: ZincError | None = None
+    experts: NDArray[np.int32] | None = None
 
     @property
     def total(self) -> float:

@@ -52,7 +52,10 @@ class SamplingParams:
     of ``stop_token_ids`` and, unless ``ignore_end``, where the model ends it. ``logit_bias`` adds
     to the logits of token ids. ``log_probabilities`` k, or by vLLM's name ``logprobs``, asks for
     that of every token and of the k likeliest at its position; ``logits`` for all logits that
-    tokens were sampled from. Immutable, hashable, and checked: raises RequestError.
+    tokens were sampled from; ``experts`` for those of a mixture that every token used. Where
+    ``force_tokens`` are given they are the whole answer, at the speed of a prompt: nothing is
+    sampled, and ``max_tokens`` is their number. Immutable, hashable, and checked: raises
+    RequestError.
 
     >>> SamplingParams(temperature=0.8, seed=7, stop="\\n").stop
     ('\\n',)
@@ -79,6 +82,8 @@ class SamplingParams:
     log_probabilities: int | None = None
     logprobs: int | None = None
     logits: bool = False
+    experts: bool = False
+    force_tokens: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         _check_integer("n", self.n, 1, MOST_CHOICES)
@@ -86,13 +91,19 @@ class SamplingParams:
         self.sampling(self.seed, self.repeat_last_n).validate()
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
+        object.__setattr__(self, "force_tokens", _token_ids("force_tokens", self.force_tokens))
+        if self.force_tokens:
+            object.__setattr__(self, "max_tokens", len(self.force_tokens))
+            if self.n != 1 or self.stop or self.stop_token_ids:
+                problem = "are a whole answer; leave out n, stop and stop_token_ids"
+                raise RequestError("force_tokens", problem)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name in ("log_probabilities", "logprobs"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 0, MAX_INT32)
         if self.logprobs not in (None, self.log_probabilities, self.listed):
             raise RequestError("logprobs", "is another name of log_probabilities; give one")
-        for name in ("ignore_end", "logits"):
+        for name in ("ignore_end", "logits", "experts"):
             if type(getattr(self, name)) is not bool:
                 raise RequestError(name, f"is {getattr(self, name)!r}, not True or False")
 
@@ -114,6 +125,7 @@ class SamplingParams:
                 ignore_end=self.ignore_end,
                 logit_bias=tuple(self.logit_bias.items()),
                 log_probabilities=self.listed,
+                force_tokens=tuple(self.force_tokens),
             )
             for choice in range(self.n)
         ]
@@ -149,12 +161,17 @@ def _stop_strings(given: object) -> tuple[str, ...]:
 
 
 def _stop_tokens(given: object) -> tuple[int, ...]:
+    tokens = _token_ids("stop_token_ids", given)
+    if len(tokens) > MOST_STOP_TOKENS:
+        raise RequestError("stop_token_ids", f"has {len(tokens)} ids, at most {MOST_STOP_TOKENS}")
+    return tokens
+
+
+def _token_ids(name: str, given: object) -> tuple[int, ...]:
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-        raise RequestError("stop_token_ids", f"is {given!r}, not a list of token ids")
-    if len(given) > MOST_STOP_TOKENS:
-        raise RequestError("stop_token_ids", f"has {len(given)} ids, at most {MOST_STOP_TOKENS}")
+        raise RequestError(name, f"is {given!r}, not a list of token ids")
     for token in given:
-        _check_integer("stop_token_ids", token, 0, MAX_INT32)
+        _check_integer(name, token, 0, MAX_INT32)
     return tuple(given)
 
 

@@ -13,6 +13,8 @@ from contract.errors import RequestError, ZincError
 from contract.types import Request, TokenEvent
 from harness.host.answer_text import AnswerText
 from harness.host.driver import EventStream
+from harness.host.expert_choices import ExpertChoices
+from harness.host.harmony_reply import content_of
 from harness.host.reply import Part
 from harness.host.structured.grammars import GrammarBroke, TokenMasks
 from harness.host.submissions import NO_MASKS, Submission
@@ -26,16 +28,23 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Choice:
-    """One continuation: its answer so far, and what a completion says of it."""
+    """One continuation: its answer so far, and what a completion says of it. The tokens of a
+    ``framed`` answer are no text for a user: what its parts say is."""
 
     answer: AnswerText
+    framed: bool = False
     parts: list[Part] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
     logits: list[NDArray[np.float32]] = field(default_factory=list)
+    experts: ExpertChoices = field(default_factory=ExpertChoices)
 
     def keep(self, first: int, rows: NDArray[np.float32]) -> None:
         """Called on the engine's thread, which uses ``rows`` again."""
         self.logits.extend(rows.copy())
+
+    def _experts_used(self) -> NDArray[np.int32]:
+        answer = self.answer
+        return self.experts.of(len(answer.request.prompt) + len(answer.sampled) - 1)
 
     def message(self) -> dict[str, Any] | None:
         """What a conversation goes on with."""
@@ -51,7 +60,7 @@ class _Choice:
         assert answer.finish is not None
         listed = _listed(events, parameters.listed)
         return Completion(
-            text=answer.text,
+            text=content_of(self.parts) if self.framed else answer.text,
             tokens=tuple(answer.tokens),
             finish_reason=answer.finish,
             stop_string=answer.stop_string,
@@ -59,6 +68,7 @@ class _Choice:
             top_tokens=listed[1],
             top_log_probabilities=listed[2],
             logits=np.array(self.logits[: len(events)]) if parameters.logits else None,
+            experts=self._experts_used() if parameters.experts else None,
             message=self.message(),
         )
 
@@ -96,6 +106,7 @@ class Pending:
         self._parameters = parameters
         self._masks = masks
         shown = frozenset() if plan is None else plan.form.dialect.shown
+        framed = plan is not None and plan.form.dialect.framed
         self._choices = {
             request.id: _Choice(
                 AnswerText(
@@ -105,7 +116,8 @@ class Pending:
                     shown=shown,
                     stop_tokens=parameters.stop_token_ids,
                     masks=masks.get(request.id),
-                )
+                ),
+                framed,
             )
             for request in requests
         }
@@ -122,7 +134,10 @@ class Pending:
         sinks: dict[int, Callable[[int, NDArray[np.float32]], None]] = {}
         if self._parameters.logits:
             sinks = {number: choice.keep for number, choice in self._choices.items()}
-        return Submission(self.requests, sinks, masks=self._masks)
+        experts = {}
+        if self._parameters.experts:
+            experts = {number: choice.experts for number, choice in self._choices.items()}
+        return Submission(self.requests, sinks, masks=self._masks, experts=experts)
 
     def take(self, event: TokenEvent, stream: EventStream) -> Piece | None:
         """What became certain with an event. Raises ZincError when the model fails."""
@@ -137,7 +152,8 @@ class Pending:
         if piece.token is not None:
             choice.events += piece.events
         self._left -= piece.finish is not None
-        return Piece(piece.text, piece.token) if piece.text or piece.token is not None else None
+        text = content_of(piece.parts) if choice.framed else piece.text
+        return Piece(text, piece.token) if text or piece.token is not None else None
 
     def output(self, stream: EventStream) -> Output:
         """The result, once it is done."""

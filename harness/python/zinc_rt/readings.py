@@ -12,6 +12,7 @@ from contract.errors import NonFiniteLogits, ZincError
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.host.answer_text import failure_of
 from harness.host.driver import EventStream
+from harness.host.expert_choices import ExpertChoices
 from harness.host.pooling import Pool
 from harness.host.submissions import Submission
 from reference.runner import HIDDEN
@@ -37,9 +38,18 @@ class Reading:
 
 
 class Scoring(Reading):
-    """Text number ``index``, whose tokens from ``start`` on are scored, with ``top`` listed."""
+    """Text number ``index``, whose tokens from ``start`` on are scored, with ``top`` listed, and
+    with the ``experts`` of all of them."""
 
-    def __init__(self, index: int, tokens: Sequence[int], start: int, top: int, id: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        tokens: Sequence[int],
+        start: int,
+        top: int,
+        id: int,
+        experts: bool = False,
+    ) -> None:
         super().__init__(
             Request(
                 id,
@@ -52,12 +62,14 @@ class Scoring(Reading):
         )
         self._index, self._top = index, top
         self._parts: list[TokenScores] = []
+        self._experts = ExpertChoices() if experts else None
 
     @property
     def submission(self) -> Submission:
         """What the engine's driver is given."""
         (request,) = self.requests
-        return Submission(self.requests, scores={request.id: self._parts.append})
+        experts = {} if self._experts is None else {request.id: self._experts}
+        return Submission(self.requests, scores={request.id: self._parts.append}, experts=experts)
 
     def output(self, stream: EventStream) -> Score:
         """The scores, once all of them have come."""
@@ -70,7 +82,8 @@ class Scoring(Reading):
             score.top_tokens[rows] = part.top_ids[:, : self._top]
             score.top_log_probabilities[rows] = part.top_log_probabilities[:, : self._top]
             score.likeliest[rows] = part.top_ids[:, 0] == np.array(request.prompt[rows])
-        return replace(score, cached_tokens=stream.facts[request.id].cached)
+        used = None if self._experts is None else self._experts.of(len(request.prompt))
+        return replace(score, cached_tokens=stream.facts[request.id].cached, experts=used)
 
     def failed(self, error: ZincError) -> Score:
         """The result of a text that met an error."""

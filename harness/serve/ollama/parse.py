@@ -45,7 +45,11 @@ def plain_schemas(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+        return {
+            name: _without_nulls(one)
+            for name, one in value.items()
+            if one is not None or name == "const"
+        }
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 

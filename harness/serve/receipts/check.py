@@ -170,7 +170,7 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
         return (
             f"request: it asks for {len(requests)} choices, the receipt has {len(payload.choices)}"
         )
-    if limit is None:
+    if limit is None and not any(request.force_tokens for request in requests):
         # The server's context decided: what it allowed is taken for granted.
         limits = [choice.max_tokens for choice in payload.choices]
         requests = [replace(r, max_tokens=n) for r, n in zip(requests, limits, strict=True)]

@@ -16,6 +16,7 @@ from contract.types import Request, SamplingParams, Tenant
 from harness.serve.receipts.canonical import canonical_digest
 from harness.serve.receipts.store import ReceiptStore, base_payload
 from harness.serve.receipts.tree import tree_root
+from harness.serve.wire import plain
 
 if TYPE_CHECKING:
     from harness.sampling_defaults import SamplingDefaults
@@ -151,7 +152,7 @@ def usage_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]])
 
 def request_text(body: msgspec.Struct) -> str:
     """A request as JSON text, without what it leaves out."""
-    values = msgspec.to_builtins(body)
+    values = plain(body)
     return json.dumps({name: value for name, value in values.items() if value is not None})
 
 

@@ -55,21 +55,24 @@ class Recomputed:
 
 def recompute_all(receipt: Receipt, derived: DerivedRequests) -> Recomputed:
     """Answer the request again and compare every step."""
-    generation = Generation(
-        derived.served,
-        derived.requests,
-        plan=derived.plan,
-        constrained=derived.constrained,
-        stop_tokens=derived.stop_tokens,
-        leaves=receipt.payload.receipt,
-    )
+    choices = receipt.payload.choices
+    steps = sum(len(choice.tokens) for choice in choices)
+    try:
+        generation = Generation(
+            derived.served,
+            derived.requests,
+            plan=derived.plan,
+            constrained=derived.constrained,
+            stop_tokens=derived.stop_tokens,
+            leaves=receipt.payload.receipt,
+        )
+    except (ZincError, ApiError) as error:
+        return Recomputed(steps, steps, f"request: this model refuses it: {error}")
     try:
         for _ in generation.pieces(WAIT_SECONDS):
             pass
     finally:
         generation.cancel()
-    choices = receipt.payload.choices
-    steps = sum(len(choice.tokens) for choice in choices)
     for number, choice in enumerate(choices):
         problem = _difference(
             choice,
@@ -140,6 +143,7 @@ def _step_problem(
         id=driver.new_id(),
         prompt=(*request.prompt, *before),
         max_tokens=1,
+        force_tokens=request.force_tokens[step : step + 1],
         stop=(),
         ignore_end=True,
         log_probabilities=None,

@@ -21,7 +21,12 @@ RECEIPT_ROUTES = (
         "The public keys that sign receipts, one a line.",
         produces=LINES,
     ),
-    Route("GET", "/v1/receipts/<receipt>", "receipt", "The receipt of an answer, by its id."),
+    Route(
+        "GET",
+        "/v1/receipts/<receipt>",
+        "receipt",
+        "The receipt of an answer, by its id, or `latest`.",
+    ),
 )
 
 

@@ -115,7 +115,7 @@ class _Pump:
         self._facts.preempted = max(self._facts.preempted, batch.preempted)
         if batch.admitted and self._facts.admitted is None:
             self._facts.admitted, self._facts.cached = now, batch.cached
-            self._facts.difference = batch.difference
+            self._facts.difference, self._facts.from_disk = batch.difference, batch.from_disk
         self._requested.receive(batch)
         for event in batch.events:
             if event.token >= 0:

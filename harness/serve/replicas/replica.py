@@ -99,6 +99,7 @@ class Replica:
             replica=self._name,
             events=events,
             cached=facts.cached,
+            from_disk=facts.from_disk,
             difference=facts.difference,
             preempted=facts.preempted,
             admitted=facts.admitted is not None,

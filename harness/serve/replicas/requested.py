@@ -39,6 +39,8 @@ class ReplicaRequest:
             sink = None
         if not isinstance(sink, RunningDigest | Pool | None):
             raise RequestError("logits", "stay where they are computed: on a replica")
+        if request.id in submission.experts:
+            raise RequestError("experts", "stay where they are computed: on a replica")
         scores = submission.scores.get(request.id)
         masks = submission.masks.get(request.id)
         return cls(

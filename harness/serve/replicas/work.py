@@ -44,6 +44,7 @@ class Work:
             self.request,
             prompt=(*self.request.prompt, *self.tokens),
             max_tokens=self.request.max_tokens - len(self.tokens),
+            force_tokens=self.request.force_tokens[len(self.tokens) :],
         )
 
 
@@ -85,6 +86,7 @@ class RequestUpdate:
     difference: Difference | None = None
     leaves_from: int = 0
     leaves: tuple[str, ...] = ()
+    from_disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)

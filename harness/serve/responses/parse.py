@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.serve.answers import Json
 from harness.serve.errors import ApiError
-from harness.serve.hosted import HOSTED, without_hosted_tools
+from harness.serve.hosted import HOSTED, offered_tools
 from harness.serve.responses.wire import (
     LOGPROBS,
     ChosenFunction,
@@ -19,8 +19,6 @@ from harness.serve.responses.wire import (
 )
 
 THOUGHTS, TOKENS = "reasoning_content", "token_ids"
-FREE_FORM = ("custom", "local_shell", "shell", "apply_patch")
-"""Tools of the client whose input is no JSON object, which no call can be held to here."""
 CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
 CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call", "compaction")
 """How the types of items begin that a server made for itself."""
@@ -29,7 +27,11 @@ CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call"
 def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     """A body of ``/v1/responses`` with the tools and items that this server knows; the others are
     named in ``ignored``."""
-    value = without_hosted_tools(value, ignored, (*HOSTED, *FREE_FORM))
+    value = offered_tools(value, ignored)
+    if value.get("truncation") == "auto":
+        # What is too long for the context is refused: nothing of a conversation is dropped.
+        ignored.append("truncation")
+        value = {name: given for name, given in value.items() if name != "truncation"}
     items = value.get("input")
     if not isinstance(items, list):
         return value

@@ -17,6 +17,7 @@ from harness.serve.data_lines import PING
 from harness.serve.errors import ApiError
 from harness.serve.responses.wire import ResponsesRequest
 from harness.serve.text_tokens import response_logprobs, tokens_of_text
+from harness.serve.wire import plain
 
 LENGTH = "length"
 Keep = Callable[[Json, Sequence[int]], None]
@@ -282,9 +283,9 @@ def _head(body: ResponsesRequest, chat: Json) -> Json:
         "service_tier": chat["service_tier"],
         "store": body.store is not False,
         "temperature": _given(body.temperature, defaults.get("temperature")),
-        "text": {"format": {"type": "text"} if text is None else msgspec.to_builtins(text)},
+        "text": {"format": {"type": "text"} if text is None else plain(text)},
         "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
-        "tools": msgspec.to_builtins(body.tools or []),
+        "tools": plain(body.tools or []),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": _given(body.top_p, defaults.get("top_p")),
         "truncation": "disabled",

@@ -15,8 +15,13 @@ RopeReader = Callable[[Keys, int, int], Rope]
 """Reads the rotation for heads of a given size and a context length, both in that order."""
 
 
-def read_common(keys: Keys, rope: RopeReader = read_rope) -> ModelConfig:
-    """Read the keys all families share: full attention in every layer, heads of one size."""
+def read_common(
+    keys: Keys, rope: RopeReader = read_rope, *, least_kv_heads: int = 1
+) -> ModelConfig:
+    """Read the keys all families share: full attention in every layer, heads of one size.
+
+    With ``least_kv_heads`` 0 a layer without attention may have no heads for keys and values.
+    """
     if not keys.file.get(keys.key("attention.causal"), bool, True):
         raise keys.unsupported("attention.causal", "is false", "only causal models are supported")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
@@ -27,9 +32,9 @@ def read_common(keys: Keys, rope: RopeReader = read_rope) -> ModelConfig:
         )
     hidden = keys.integer("embedding_length", 1, MAX_WIDTH)
     heads = keys.per_layer("attention.head_count", layers, blocks, 1)
-    kv_heads = keys.per_layer("attention.head_count_kv", layers, blocks, 1, heads)
+    kv_heads = keys.per_layer("attention.head_count_kv", layers, blocks, least_kv_heads, heads)
     for layer, (query, key) in enumerate(zip(heads, kv_heads, strict=True)):
-        if query % key:
+        if key and query % key:
             raise keys.error(
                 "attention.head_count_kv", f"{key} does not divide {query} heads (layer {layer})"
             )

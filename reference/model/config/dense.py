@@ -73,7 +73,11 @@ def read_olmo2(keys: Keys) -> ModelConfig:
 
 def read_granite(keys: Keys) -> ModelConfig:
     """Granite: Llama with factors for embeddings, residuals, scores and logits."""
-    config = require_feed_forward(keys, read_common(keys, read_llama_rope))
+    return granite_factors(keys, require_feed_forward(keys, read_common(keys, read_llama_rope)))
+
+
+def granite_factors(keys: Keys, config: ModelConfig) -> ModelConfig:
+    """``config`` with the factors of a Granite file, which also says whether heads rotate."""
     if not keys.file.get(keys.key("rope.scaling.finetuned"), bool, True):
         config = replace(config, ropes=tuple(unrotated(rope) for rope in config.ropes))
     scale = keys.positive("attention.scale", 0.0, allow_zero=True)

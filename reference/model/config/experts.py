@@ -9,6 +9,9 @@ COUNT = "expert_count"
 USED = "expert_used_count"
 WIDTH = "expert_feed_forward_length"
 SHARED_WIDTH = "expert_shared_feed_forward_length"
+GATING = "expert_gating_func"
+GATINGS_OF_CHOSEN = (0, 3)
+"""Values of the key for a softmax over the chosen experts: not given, and its own number."""
 SHARED_TENSOR = "blk.0.ffn_up_shexp.weight"
 MAX_EXPERTS = 1 << 16
 
@@ -52,6 +55,14 @@ def read_parallel_experts(keys: Keys, config: ModelConfig) -> Experts | None:
     if 0 in widths:
         raise keys.error(WIDTH, f"is 0 or missing, must be 1 to {MAX_WIDTH}")
     return Experts(*counted, widths)
+
+
+def read_experts_of_chosen(keys: Keys, config: ModelConfig) -> Experts:
+    """Experts weighted by a softmax over the chosen ones, which is a softmax renormalized."""
+    gating = keys.file.get(keys.key(GATING), int, 0)
+    if gating not in GATINGS_OF_CHOSEN:
+        raise keys.unsupported(GATING, f"is {gating}", "supported is 3, softmax over the chosen")
+    return read_experts(keys, config)
 
 
 def _widths(keys: Keys, config: ModelConfig) -> tuple[int, ...]:

@@ -1,9 +1,15 @@
-"""Reads the metadata keys of models that mix gated delta-net layers and attention layers."""
+"""Reads the metadata keys of models that mix recurrent layers and attention layers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from reference.model.config.common import read_common, require_feed_forward
+from reference.model.config.dense import granite_factors
+from reference.model.config.experts import SHARED_WIDTH, read_mixtral_experts
 from reference.model.config.keys import MAX_LAYERS, MAX_WIDTH, Keys
-from reference.model.config.records import DeltaNet, ModelConfig
+from reference.model.config.records import DeltaNet, Mamba, ModelConfig, ShortConv
+from reference.model.config.rope import read_llama_rope
 
 DEFAULT_INTERVAL = 4
 MAX_TAPS = 1 << 10
@@ -42,3 +48,44 @@ def _recurrent_layers(keys: Keys, config: ModelConfig) -> tuple[bool, ...]:
         return keys.flags("attention.recurrent_layers", config.layers, config.blocks)
     interval = keys.integer("full_attention_interval", 1, MAX_LAYERS, DEFAULT_INTERVAL)
     return tuple((layer + 1) % interval != 0 for layer in range(config.layers))
+
+
+def read_lfm2(keys: Keys) -> ModelConfig:
+    """LFM 2: gated short convolutions in the layers without heads for keys and values."""
+    config = require_feed_forward(keys, read_common(keys, least_kv_heads=0))
+    layers = tuple(heads == 0 for heads in config.kv_heads)
+    taps = keys.integer("shortconv.l_cache", 2, MAX_TAPS)
+    return replace(config, short_conv=ShortConv(taps, layers))
+
+
+def read_granite_hybrid(keys: Keys) -> ModelConfig:
+    """Granite 4: Mamba-2 in the layers without heads for keys and values, Granite's factors, and
+    experts with or without a shared one."""
+    common = read_common(keys, read_llama_rope, least_kv_heads=0)
+    config = granite_factors(keys, require_feed_forward(keys, common))
+    experts = read_mixtral_experts(keys, config)
+    if experts is not None:
+        width = keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0)
+        experts = replace(experts, shared_width=width, shared_gate=False)
+    return replace(config, experts=experts, mamba=_read_mamba(keys, config))
+
+
+def _read_mamba(keys: Keys, config: ModelConfig) -> Mamba:
+    """Read the sizes of Mamba-2 layers and check that they are consistent."""
+    heads = keys.integer("ssm.time_step_rank", 1, MAX_WIDTH)
+    inner = keys.integer("ssm.inner_size", 1, MAX_WIDTH)
+    groups = keys.integer("ssm.group_count", 1, MAX_WIDTH)
+    for name, count, whole in (
+        ("ssm.time_step_rank", heads, inner),
+        ("ssm.group_count", groups, heads),
+    ):
+        if whole % count:
+            raise keys.error(name, f"is {count}, must divide {whole}")
+    return Mamba(
+        taps=keys.integer("ssm.conv_kernel", 2, MAX_TAPS),
+        state_size=keys.integer("ssm.state_size", 1, MAX_WIDTH),
+        heads=heads,
+        head_dim=inner // heads,
+        groups=groups,
+        layers=tuple(count == 0 for count in config.kv_heads),
+    )

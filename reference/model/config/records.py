@@ -42,13 +42,15 @@ class Experts:
     """A mixture of ``count`` experts.
 
     A token uses ``used[layer]`` experts of width ``widths[layer]``, and additionally one shared
-    expert of ``shared_width``, which is 0 when there is none.
+    expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
+    weights the shared expert.
     """
 
     count: int
     used: tuple[int, ...]
     widths: tuple[int, ...]
     shared_width: int = 0
+    shared_gate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,44 @@ class DeltaNet:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConv:
+    """Sizes of the gated short-convolution layers; ``layers`` tells which layers are of this kind.
+
+    ``taps`` is the length of the convolution, the current token included.
+    """
+
+    taps: int
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """Sizes of Mamba-2 layers; ``layers`` tells which layers are of this kind.
+
+    Every head has ``head_dim`` values, each with ``state_size`` elements of state; consecutive
+    heads of a group share what is written and read. ``taps`` is the length of the convolution, the
+    current token included.
+    """
+
+    taps: int
+    state_size: int
+    heads: int
+    head_dim: int
+    groups: int
+    layers: tuple[bool, ...]
+
+    @property
+    def inner(self) -> int:
+        """Elements of a token's values, and of its gate."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: values, then what is written and read of every group."""
+        return self.inner + 2 * self.groups * self.state_size
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Decoder hyperparameters. Tuples have one entry per layer.
 
@@ -111,6 +151,8 @@ class ModelConfig:
     kv_layers: tuple[int, ...]
     experts: Experts | None = None
     delta_net: DeltaNet | None = None
+    short_conv: ShortConv | None = None
+    mamba: Mamba | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -118,8 +160,13 @@ class ModelConfig:
     per_layer_width: int = 0
 
     def is_recurrent(self, layer: int) -> bool:
-        """Whether ``layer`` is a delta net instead of attention."""
-        return self.delta_net is not None and self.delta_net.layers[layer]
+        """Whether ``layer`` keeps a recurrent state instead of attending."""
+        return self.recurrent is not None and self.recurrent.layers[layer]
+
+    @property
+    def recurrent(self) -> DeltaNet | ShortConv | Mamba | None:
+        """The sizes of the recurrent layers; None where every layer attends."""
+        return self.delta_net or self.short_conv or self.mamba
 
     @property
     def draft_blocks(self) -> int:

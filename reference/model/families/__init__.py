@@ -9,8 +9,8 @@ from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families import gemma4
 from reference.model.families.decoder import Decoder
-from reference.model.families.emitter import GELU
-from reference.model.families.hybrid import build_qwen3next, build_qwen35
+from reference.model.families.emitter import CLAMPED, GELU
+from reference.model.families.hybrid import GRANITE_HYBRID, LFM2, QWEN3NEXT, QWEN35
 from reference.model.families.tensors import ModelTensors
 
 Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
@@ -25,11 +25,14 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Decoder().build,
     "qwen3": Decoder(query_key_norm=True).build,
     "qwen3moe": Decoder(query_key_norm=True).build,
-    "qwen35": build_qwen35,
-    "qwen35moe": build_qwen35,
-    "qwen3next": build_qwen3next,
+    "qwen35": QWEN35.build,
+    "qwen35moe": QWEN35.build,
+    "qwen3next": QWEN3NEXT.build,
+    "lfm2": LFM2.build,
+    "granitehybrid": GRANITE_HYBRID.build,
     "gemma3": Decoder(query_key_norm=True, post_norms=True, activation=GELU).build,
     "gemma4": gemma4.build,
+    "gpt-oss": Decoder(feed_forward_norm="post_attention_norm", activation=CLAMPED).build,
 }
 
 

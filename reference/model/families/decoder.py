@@ -1,11 +1,10 @@
 """Decoders of attention and dense blocks: llama, smollm3, granite, glm4, phi3, olmo2, qwen2, qwen3,
-qwen3moe, gemma3."""
+qwen3moe, gemma3, gpt-oss."""
 
 from __future__ import annotations
 
 from contract.ir.graph import Graph, GraphBuilder, View
 from contract.lazy_dataclass import dataclass
-from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.attention import attention, normed_outputs_attention
@@ -19,13 +18,15 @@ class Decoder:
     """What tells one family's layers from another's.
 
     With ``query_key_norm`` queries and keys are normed per head. With ``post_norms`` the result of
-    each block is normed before it is added; without ``pre_norms`` its input is not. ``fused_gates``
-    stores gate and up rows in one tensor.
+    each block is normed before it is added; without ``pre_norms`` its input is not.
+    ``feed_forward_norm`` is the norm of the feed-forward block's input. ``fused_gates`` stores gate
+    and up rows in one tensor.
     """
 
     query_key_norm: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    feed_forward_norm: str = "ffn_norm"
     fused_gates: bool = False
     activation: int = SILU
 
@@ -44,9 +45,9 @@ class Decoder:
         else:
             attended = normed_outputs_attention(e, x, layer)
         if not self.post_norms and e.config.residual_scale == 1.0:
-            return add_feed_forward(e, x, attended, layer, "ffn_norm", self._gates)
+            return add_feed_forward(e, x, attended, layer, self.feed_forward_norm, self._gates)
         x = self._add(e, x, attended, layer, "attn_residual", "post_attention_norm")
-        norm = "ffn_norm" if self.pre_norms else None
+        norm = self.feed_forward_norm if self.pre_norms else None
         fed = dense(e, x, layer, norm, self._gates)
         return self._add(e, x, fed, layer, "ffn_residual", "post_ffw_norm")
 
@@ -54,10 +55,7 @@ class Decoder:
         """x plus the result of a block, normed and scaled as the family does."""
         if self.post_norms:
             y = e.norm(y, norm, layer)
-        if e.config.residual_scale != 1.0:
-            scale = f"{name}_scale[{layer}]"
-            y = e.builder.emit(Opcode.SCALE, scale, x=y, factor=e.config.residual_scale)
-        return e.add(name, layer, x, y)
+        return e.add_scaled(name, layer, x, y)
 
     @property
     def _gates(self) -> Gates:

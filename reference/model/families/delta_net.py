@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from contract.dtypes import F32
-from contract.ir.graph import BufferKind, View
+from contract.ir.graph import View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
 from reference.model.config import DeltaNet
@@ -30,7 +29,7 @@ def delta_net(e: Emitter, x: View, layer: int, *, grouped: bool) -> View:
         x=u,
         weight=e.parameters("ssm_conv1d.weight", layer, net.channels, net.taps),
         query=e.query,
-        state=_state(e, f"state.conv[{layer}]", net.taps - 1, net.channels),
+        state=e.state(f"state.conv[{layer}]", net.taps - 1, net.channels),
         history=net.taps - 1,
     )
     heads, size = net.value_heads, net.state_size
@@ -43,7 +42,7 @@ def delta_net(e: Emitter, x: View, layer: int, *, grouped: bool) -> View:
         decay=e.parameters("ssm_a", layer, heads),
         dt_bias=e.parameters("ssm_dt.bias", layer, heads),
         query=e.query,
-        state=_state(e, f"state.delta[{layer}]", heads, size, size),
+        state=e.state(f"state.delta[{layer}]", heads, size, size),
         key_heads=net.key_heads,
         value_heads=heads,
         state_size=size,
@@ -66,10 +65,6 @@ def sizes(e: Emitter) -> DeltaNet:
     """The sizes of the delta-net layers."""
     assert e.config.delta_net is not None
     return e.config.delta_net
-
-
-def _state(e: Emitter, name: str, *shape: int) -> View:
-    return e.builder.buffer(name, BufferKind.STATE, F32, (e.limits.slots, *shape))
 
 
 def _inputs_and_gate(e: Emitter, h: View, layer: int) -> tuple[View, View]:

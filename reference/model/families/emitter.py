@@ -19,18 +19,19 @@ from reference.model.config import ModelConfig
 from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
 
-SILU, GELU, SIGMOID = 0, 1, 2
+SILU, GELU, SIGMOID, CLAMPED = 0, 1, 2, 3
 """Values of the opcode parameter ``activation``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
-    """Appends the nodes of one model to ``builder``."""
+    """Appends the nodes of one model to ``builder``; ``final_norm`` is the norm before the head."""
 
     builder: GraphBuilder
     config: ModelConfig
     tensors: ModelTensors
     limits: Limits
+    final_norm: str = "output_norm"
 
     @property
     def query(self) -> View:
@@ -74,6 +75,15 @@ class Emitter:
         logical, stored = f"model.{label(name, layer)}", file_name(name, layer)
         return self.tensors.parameters(self.builder, logical, stored, *shape, powers=powers)
 
+    def vector(
+        self, name: str, layer: int, *shape: int, stored: str = "", rows: RowSlice | None = None
+    ) -> View:
+        """An F32 matrix of the file, or ``rows`` of it, as a vector of its elements; ``stored``
+        is the name of a tensor of which it is a part."""
+        logical = f"model.{label(name, layer)}"
+        file = file_name(stored or name, layer)
+        return self.tensors.vector(self.builder, logical, file, *shape, rows=rows)
+
     def scale_powers(
         self, x: View, name: str, layer: int, powers: Channels, y: View | None
     ) -> View:
@@ -104,6 +114,13 @@ class Emitter:
     def add(self, name: str, layer: int | None, x: View, y: View) -> View:
         """x + y."""
         return self.builder.emit(Opcode.ADD, label(name, layer), a=x, b=y)
+
+    def add_scaled(self, name: str, layer: int, x: View, y: View) -> View:
+        """x + y, y times the factor of the model's residuals if it has one."""
+        if self.config.residual_scale != 1.0:
+            factor = self.config.residual_scale
+            y = self.builder.emit(Opcode.SCALE, label(f"{name}_scale", layer), x=y, factor=factor)
+        return self.add(name, layer, x, y)
 
     def add_and_norm(self, x: View, y: View, layer: int, norm: str) -> tuple[View, View]:
         """Emit x + y and its RMS norm."""
@@ -174,6 +191,10 @@ class Emitter:
             return x
         return self.builder.emit(Opcode.SCALE, "embed_scale", x=x, factor=config.embedding_scale)
 
+    def state(self, name: str, *shape: int) -> View:
+        """A recurrent state of every slot, of this shape each."""
+        return self.builder.buffer(name, BufferKind.STATE, F32, (self.limits.slots, *shape))
+
     @property
     def output_rows(self) -> View:
         """The indices of the query tokens whose logits are computed."""
@@ -183,12 +204,12 @@ class Emitter:
         """Emit the logits of every output row and the sampling of one token per row."""
         builder, config = self.builder, self.config
         if self.limits.hidden_rows:
-            self.store_hidden(self.norm(x, "output_norm"), "tokens")
+            self.store_hidden(self.norm(x, self.final_norm), "tokens")
         x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=self.output_rows)
         hidden = None
         if self.limits.hidden_states:
             hidden = builder.output("output.hidden", "rows", config.hidden)
-        self.logits(self.norm(x, "output_norm", y=hidden), self.output_weight())
+        self.logits(self.norm(x, self.final_norm, y=hidden), self.output_weight())
 
     @property
     def hidden_table(self) -> View:
@@ -265,12 +286,6 @@ def emit_tokens(
     )
     if limits.top_log_probabilities:
         _emit_log_probabilities(builder, limits.top_log_probabilities, logits, token)
-    if limits.digests:
-        digest = builder.output("output.row_digest", "rows", digest_words(vocab), dtype=I32)
-        digested = builder.request("request.digested", "rows")
-        builder.emit(
-            Opcode.ROW_DIGEST, "row_digest", logits=logits, digested=digested, digest=digest
-        )
     written = {"token": token, "output_rows": rows, "query": query}
     builder.emit(
         Opcode.STREAM_OUT,
@@ -281,6 +296,13 @@ def emit_tokens(
     )
     slots = _slot_table(builder, limits)
     builder.emit(Opcode.STORE_REQUEST_STATE, "close_step", **written, slot_table=slots)
+    if limits.digests:
+        # Behind the ops that tiers execute together with SAMPLE.
+        digest = builder.output("output.row_digest", "rows", digest_words(vocab), dtype=I32)
+        digested = builder.request("request.digested", "rows")
+        builder.emit(
+            Opcode.ROW_DIGEST, "row_digest", logits=logits, digested=digested, digest=digest
+        )
 
 
 def _emit_log_probabilities(builder: GraphBuilder, top: int, logits: View, token: View) -> None:

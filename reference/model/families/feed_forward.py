@@ -7,6 +7,7 @@ from contract.ir.graph import View
 from contract.ir.source import RowSlice
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
+from reference.expert_outputs import expert_output
 from reference.model.config import Experts
 from reference.model.families.emitter import SILU, Emitter
 
@@ -24,7 +25,8 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """How a dense block gates: its activation, and whether one tensor holds gate and up rows."""
+    """How a block gates: its activation, and whether a dense one's gate and up rows are one
+    tensor."""
 
     activation: int = SILU
     fused: bool = False
@@ -37,12 +39,22 @@ def add_feed_forward(
     e: Emitter, x: View, attended: View, layer: int, norm: str, gates: Gates = PLAIN_GATES
 ) -> View:
     """x + attended, plus the dense block or the experts applied to the norm of that sum."""
-    if e.config.experts is None:
-        x = e.add("attn_residual", layer, x, attended)
-        return e.add("ffn_residual", layer, x, dense(e, x, layer, norm, gates))
+    scaled = e.config.residual_scale != 1.0
+    if e.config.experts is None or scaled:
+        x = e.add_scaled("attn_residual", layer, x, attended)
+        block = dense if e.config.experts is None else _normed_experts
+        return e.add_scaled("ffn_residual", layer, x, block(e, x, layer, norm, gates))
     x, h = e.add_and_norm(x, attended, layer, norm)
-    y = experts(e, h, layer, route(e, h, layer), residual=x)
+    y = experts(e, h, layer, route(e, h, layer), gates.activation, residual=x)
     return shared_expert(e, h, layer, y) if e.config.experts.shared_width else y
+
+
+def _normed_experts(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates) -> View:
+    """The experts of rms(x, norm), the shared one included."""
+    assert norm is not None
+    h = e.norm(x, norm, layer)
+    y = experts(e, h, layer, route(e, h, layer), gates.activation)
+    return shared_expert(e, h, layer, y) if _mixture(e).shared_width else y
 
 
 def dense(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates = PLAIN_GATES) -> View:
@@ -77,20 +89,22 @@ def dense(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates = PLAI
 
 
 def route(e: Emitter, r: View, layer: int) -> Routing:
-    """The experts with the largest softmax(r Wr), with renormalized weights."""
+    """The experts with the largest softmax(r Wr + b), with renormalized weights."""
     mixture = _mixture(e)
     used = mixture.used[layer]
     ids = e.builder.scratch(f"scratch.moe_ids[{layer}]", "tokens", used, dtype=I32)
     weights = e.builder.scratch(f"scratch.moe_weights[{layer}]", "tokens", used)
-    e.builder.emit(
-        Opcode.MOE_GATE_TOPK,
-        f"moe_route[{layer}]",
-        x=r,
-        gate_weight=e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
-        ids=ids,
-        weights=weights,
-        used=used,
-    )
+    gate: dict[str, View | int | None] = {
+        "x": r,
+        "gate_weight": e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
+        "bias": _bias(e, "ffn_gate_inp", layer, mixture.count),
+        "used": used,
+    }
+    e.builder.emit(Opcode.MOE_GATE_TOPK, f"moe_route[{layer}]", **gate, ids=ids, weights=weights)
+    if e.limits.experts:
+        # The same node again, so that steps which are not asked for ids are computed without it.
+        read = e.builder.output(expert_output(layer), "tokens", used, dtype=I32)
+        e.builder.emit(Opcode.MOE_GATE_TOPK, f"experts[{layer}]", **gate, ids=read)
     return Routing(ids, weights)
 
 
@@ -113,6 +127,8 @@ def experts(
         x=h,
         gate_weight=gate_weight,
         up_weight=up_weight,
+        gate_bias=_bias(e, "ffn_gate_exps", layer, count, width),
+        up_bias=_bias(e, "ffn_up_exps", layer, count, width),
         ids=routing.ids,
         up=up,
     )
@@ -120,20 +136,25 @@ def experts(
         Opcode.MOE_SWIGLU, f"moe_swiglu[{layer}]", gate=gate, up=up, activation=activation
     )
     scale = "ffn_down_exps.scale"
+    has_scale = e.has(scale, layer)
     return e.builder.emit(
         Opcode.MOE_DOWN_ACC,
         f"moe_down[{layer}]",
         x=gated,
         down_weight=e.weight("ffn_down_exps", layer, count, hidden, width),
+        # With both, the bias stays unread: the opcode would scale it, files mean it unscaled.
+        bias=None if has_scale else _bias(e, "ffn_down_exps", layer, count, hidden),
         ids=routing.ids,
         weights=routing.weights,
-        expert_scale=e.parameters(scale, layer, count) if e.has(scale, layer) else None,
+        expert_scale=e.parameters(scale, layer, count) if has_scale else None,
         residual=residual,
     )
 
 
 def shared_expert(e: Emitter, h: View, layer: int, residual: View) -> View:
-    """residual + sigmoid(h.g) * Wdown (silu(Wgate h) * (Wup h))."""
+    """residual + sigmoid(h.g) * Wdown (silu(Wgate h) * (Wup h)), without the sigmoid where
+    no gate weights the expert."""
+    gated = _mixture(e).shared_gate
     width, hidden = _mixture(e).shared_width, e.config.hidden
     return e.builder.emit(
         Opcode.SHARED_EXPERT,
@@ -142,7 +163,7 @@ def shared_expert(e: Emitter, h: View, layer: int, residual: View) -> View:
         gate_weight=e.weight("ffn_gate_shexp", layer, width, hidden),
         up_weight=e.weight("ffn_up_shexp", layer, width, hidden),
         down_weight=e.weight("ffn_down_shexp", layer, hidden, width),
-        router_weight=e.parameters("ffn_gate_inp_shexp.weight", layer, hidden),
+        router_weight=e.parameters("ffn_gate_inp_shexp.weight", layer, hidden) if gated else None,
         residual=residual,
     )
 
@@ -160,6 +181,12 @@ def _gate_and_up(e: Emitter, layer: int, count: int, width: int) -> tuple[View, 
         e.weight("ffn_gate_exps", layer, *shape, tensor=fused, rows=gate),
         e.weight("ffn_up_exps", layer, *shape, tensor=fused, rows=up),
     )
+
+
+def _bias(e: Emitter, name: str, layer: int, *shape: int) -> View | None:
+    """The bias of matrix ``name``, if the file has one."""
+    bias = f"{name}.bias"
+    return e.parameters(bias, layer, *shape) if e.has(bias, layer) else None
 
 
 def _mixture(e: Emitter) -> Experts:

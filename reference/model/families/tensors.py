@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import field
 
@@ -88,12 +89,30 @@ class ModelTensors:
         self, builder: GraphBuilder, logical: str, name: str, *shape: int, powers: Channels = ()
     ) -> View:
         """Declare an F32 tensor: norm weights, biases, scales, convolution taps."""
+        self._check_f32(name)
+        return self.weight(builder, logical, name, *shape, powers=powers)
+
+    def vector(
+        self,
+        builder: GraphBuilder,
+        logical: str,
+        name: str,
+        *shape: int,
+        rows: RowSlice | None = None,
+    ) -> View:
+        """Declare an F32 matrix, or ``rows`` of it, as a vector of its elements."""
+        self._check_f32(name)
+        self.take(name, *shape, rows=rows)
+        source = str(WeightSource(name, rows))
+        flat = (math.prod(shape),)
+        return builder.buffer(logical, BufferKind.WEIGHT, F32, flat, source=source)
+
+    def _check_f32(self, name: str) -> None:
         info = self.tensors.get(name)
         if info is not None and info.dtype is not F32:
             raise UnsupportedModel(
                 self.path, f"tensor {name}", f"is of type {info.ggml_type}", "expected f32"
             )
-        return self.weight(builder, logical, name, *shape, powers=powers)
 
     def reject_unused(self, architecture: str, ignored: tuple[str, ...] = ()) -> None:
         """Raise UnsupportedModel for an unused tensor: the model is not what its metadata says.

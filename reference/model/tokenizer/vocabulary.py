@@ -25,6 +25,8 @@ class TokenKind(IntEnum):
 
 TOOL_RESPONSE = b"<|tool_response>"
 SENTENCE_END = b"</s>"
+MESSAGE_END = b"<|end|>"
+ANSWER_ENDS = (b"<|return|>", b"<|call|>")
 
 END_TEXTS = frozenset(
     text.encode()
@@ -153,7 +155,8 @@ class Vocabulary:
     @cached_property
     def _end_and_fim_ids(self) -> frozenset[int]:
         """The end and fill-in-the-middle ids found by text. With ``<|tool_response>`` (Gemma 4),
-        ``</s>`` is ordinary text."""
+        ``</s>`` is ordinary text. With both of ANSWER_ENDS (gpt-oss), ``<|end|>`` only ends a
+        message of several."""
         fim_texts = {
             text
             for name, texts in FIM_TEXTS.items()
@@ -164,4 +167,6 @@ class Vocabulary:
         found = {text: token for token, text in self.texts.occurrences(requested)}
         if TOOL_RESPONSE in found:
             found.pop(SENTENCE_END, None)
+        if all(text in found for text in ANSWER_ENDS):
+            found.pop(MESSAGE_END, None)
         return frozenset(found.values())

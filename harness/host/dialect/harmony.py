@@ -1,0 +1,135 @@
+"""Answers as gpt-oss writes them: messages with headers, in OpenAI's harmony format.
+
+``<|channel|>analysis<|message|>`` begins a thought, ``final`` or ``commentary`` in its place a text
+for the user, and a recipient ``to=functions.name`` a call with the JSON text of its arguments.
+``<|end|>`` ends a message and ``<|start|>assistant`` begins the next one; ``<|call|>`` and
+``<|return|>`` end the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from harness.host.dialect.base import Dialect, Reasoning
+from harness.host.dialect.calls import (
+    Call,
+    CallSyntax,
+    Function,
+    Functions,
+    Marks,
+    choice,
+    json_rule,
+    literal,
+    strict_loads,
+)
+from reference.model.chat_template import HARMONY_HEADER
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+HARMONY_MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+NAMESPACE = "functions."
+RECIPIENT = re.compile(r"to=([^\s<]+)")
+NAMED_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+
+
+def speaks_harmony(template: str) -> bool:
+    """Whether a chat template writes messages of this format."""
+    return all(mark in template for mark in HARMONY_HEADER)
+
+
+def called(header: str, functions: Functions) -> str | None:
+    """The function that a header addresses, None where it addresses none of ``functions``."""
+    found = RECIPIENT.search(header)
+    name = None if found is None else found[1].removeprefix(NAMESPACE)
+    return name if name in functions else None
+
+
+def arguments_of(body: str) -> str | None:
+    """The JSON text of the arguments in a message; None where it is no object."""
+    text = body.strip() or "{}"
+    try:
+        value = strict_loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return text if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True)
+class HarmonyCalls(CallSyntax):
+    """A call is a message to a function."""
+
+    begin: str = f"{CHANNEL}commentary to={NAMESPACE}"
+    end: str | None = CALL
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        header, _, text = body.partition(MESSAGE)
+        name, arguments = called(f"to={NAMESPACE}{header}", functions), arguments_of(text)
+        return None if name is None or arguments is None else [Call(name, arguments)]
+
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        """A model writes the recipient in front of the channel, as its template does, or behind
+        it. A token that ends answers comes after the arguments."""
+        channel, constrain, message = map(marks.written, (CHANNEL, CONSTRAIN, MESSAGE))
+        rules = []
+        for n, one in enumerate(functions):
+            to = f"to={NAMESPACE}{one.name}"
+            first = f"{literal(f' {to}')} {channel} {literal('commentary json')}"
+            behind = f"{channel} {literal(f'commentary {to} ')} {constrain} {literal('json')}"
+            rules.append(f"call_{n}: ({first} | {behind}) {message} {json_rule(one.parameters)}")
+        return [f"calls: {choice([f'call_{n}' for n in range(len(functions))])}", *rules]
+
+
+HARMONY_CALLS = HarmonyCalls()
+ANALYSIS = Reasoning(f"{CHANNEL}analysis{MESSAGE}", END)
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyDialect(Dialect):
+    """Thoughts, preambles, calls and the final text are messages."""
+
+    calls: CallSyntax | None = HARMONY_CALLS
+    reasoning: Reasoning | None = ANALYSIS
+
+    framed: ClassVar[bool] = True
+
+    @property
+    def before_answer(self) -> str:
+        return f"{self._opening('final')} "
+
+    def forced_calls(self, functions: Sequence[Function], many: bool) -> str:
+        return "\n".join(["body: calls", *HARMONY_CALLS.rules(functions, many, self.marks)])
+
+    def calls_in_text(self, functions: Sequence[Function], many: bool) -> str:
+        preamble = f"preamble: {self._opening('commentary')} said {self._next}"
+        return "\n".join(
+            [
+                "body: preamble* (final | calls)",
+                preamble,
+                self.marks.text_up_to(END, "said"),
+                f"final: {self.before_answer}/(.|\\n)*/",
+                *HARMONY_CALLS.rules(functions, many, self.marks),
+            ]
+        )
+
+    def after_thoughts(self, body: str, opened: bool) -> str:
+        first = f"thoughts {self._next} " if opened else ""
+        return "\n".join(
+            [
+                f"start: {first}thought* body",
+                f"thought: {self._opening('analysis')} thoughts {self._next}",
+                self.marks.text_up_to(END, "thoughts"),
+                body,
+            ]
+        )
+
+    @property
+    def _next(self) -> str:
+        """What begins another message, in Lark."""
+        return f"{self.marks.written(START)} {literal('assistant')}"
+
+    def _opening(self, channel: str) -> str:
+        """The header of a message to the user, in Lark."""
+        return f"{self.marks.written(CHANNEL)} {literal(channel)} {self.marks.written(MESSAGE)}"

@@ -1,0 +1,164 @@
+"""Calls as LFM 2 writes them, in Python between tokens: ``[name(key='text', count=3)]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.host.dialect.calls import (
+    Call,
+    CallSyntax,
+    Function,
+    Functions,
+    Marks,
+    choice,
+    json_rule,
+    literal,
+    object_text,
+)
+from harness.host.dialect.json_calls import JsonListCalls
+from harness.host.dialect.schemas import OBJECT_KEYWORDS, keywords_of, members_of, only
+from harness.host.dialect.value_reader import KEY, Malformed, ValueReader, sequence
+from harness.host.structured.json_schema import enforceable
+from harness.host.structured.schema_tree import SchemaRefused
+
+QUOTES = "'\""
+BEHIND_STRINGS = ",)]}:"
+"""What stands behind a string: templates write apostrophes in strings without an escape."""
+ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.S)
+MEANT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+PLAIN = "\\/'\""
+"""Characters that an escape leaves as they are."""
+COMMA = '", "'
+
+
+@dataclass(frozen=True)
+class PythonCalls(CallSyntax):
+    """A list of calls with named arguments, whose strings have either quote. A list of JSON
+    objects, which a prompt may ask for instead, is read too."""
+
+    begin: str = "<|tool_call_start|>"
+    end: str = "<|tool_call_end|>"
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        try:
+            return _PythonReader(body, 0).calls(functions)
+        except Malformed:
+            return JsonListCalls(self.begin, self.end).parse(body, functions)
+
+    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
+        at = 0
+        while at < len(body):
+            if body[at] in QUOTES:
+                at = _string_end(body, at)
+                if at < 0:
+                    return True
+            at += 1
+        return False
+
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        rules: list[str] = []
+
+        def add(body: str) -> str:
+            rules.append(f"rule_{len(rules)}: {body}")
+            return f"rule_{len(rules) - 1}"
+
+        one = choice([_call_rule(function, add) for function in functions])
+        more = f" ({COMMA} {one})*" if many else ""
+        return [f'calls: "[" {one}{more} "]" {marks.written(self.end)}', *rules]
+
+
+@dataclass(slots=True)
+class _PythonReader(ValueReader):
+    """Reads calls and their values as Python and JSON have them."""
+
+    def calls(self, functions: Functions) -> list[Call]:
+        """All calls of the text, of which there is one at least. Raises Malformed."""
+        self.skip()
+        listed = self.takes("[")
+        calls: list[Call] = []
+        while not (self.closes("]", bool(calls)) if listed else calls):
+            calls.append(self._call(functions))
+        self.skip()
+        if not calls or self.at < len(self.text):
+            raise Malformed
+        return calls
+
+    def _call(self, functions: Functions) -> Call:
+        name = self.word(KEY)
+        if name not in functions or not self.takes("("):
+            raise Malformed
+        arguments: dict[str, Any] = {}
+        while not self.closes(")", bool(arguments)):
+            key = self.word(KEY)
+            self.skip()
+            if key in arguments or not self.takes("="):
+                raise Malformed
+            arguments[key] = self.value()
+        text = object_text(arguments)
+        if text is None:
+            raise Malformed
+        return Call(name, text)
+
+    def string(self) -> str | None:
+        if self.at >= len(self.text) or self.text[self.at] not in QUOTES:
+            return None
+        start, end = self.at + 1, _string_end(self.text, self.at)
+        if end < 0:
+            raise Malformed
+        self.at = end + 1
+        text = ESCAPE.sub(_unescaped, self.text[start:end])
+        # Two escapes may be the halves of one character.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    def key(self) -> str:
+        self.skip()
+        text = self.string()
+        if text is None:
+            raise Malformed
+        return text
+
+
+def _string_end(text: str, start: int) -> int:
+    """Where the quote is that ends the string that begins with the one at ``start``; -1 for
+    nowhere."""
+    quote, at = text[start], start + 1
+    while at < len(text):
+        if text[at] == "\\":
+            at += 1
+        elif text[at] == quote and _ends_value(text, at + 1):
+            return at
+        at += 1
+    return -1
+
+
+def _ends_value(text: str, at: int) -> bool:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at == len(text) or text[at] in BEHIND_STRINGS
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    escaped = found[1]
+    if len(escaped) > 1:
+        return chr(int(escaped[1:], 16))
+    return escaped if escaped in PLAIN else MEANT.get(escaped, found[0])
+
+
+def _call_rule(function: Function, add: Any) -> str:
+    """The rule of a call, whose values are JSON. Raises SchemaRefused."""
+    schema = enforceable(function.parameters)
+    only(keywords_of(schema), OBJECT_KEYWORDS, "")
+    if schema.get("type", "object") != "object":
+        raise SchemaRefused("", "type", "of parameters must be object")
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    members = []
+    for name, member, needed in members_of(schema, ""):
+        if KEY.fullmatch(name) is None:
+            raise SchemaRefused("/properties", repr(name), "cannot be a name in this model's calls")
+        value = {**definitions, **member} if isinstance(member, dict) else member
+        members.append((add(f"{literal(f'{name}=')} {json_rule(value)}"), needed))
+    listed = sequence(members, COMMA, add)
+    return str(add(f"{literal(f'{function.name}(')} {listed} {literal(')')}"))

@@ -1,0 +1,57 @@
+"""The disk cache of a model: what names its pages, and how it is opened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from pathlib import Path
+
+import psutil
+
+from contract.arithmetic import ARITHMETIC_VERSION, PAGE_TOKENS
+from contract.ir.codec import encode
+from harness.file_digests import DIGESTS_FILE, file_digests
+from reference.limits import Limits, whole_contexts
+from reference.memory.disk.cache import DiskCache, DiskCacheOptions
+from reference.memory.disk.folder import SUBFOLDER
+from reference.model.open import Model
+
+log = logging.getLogger("zinc_rt.disk")
+READ_SHARE = 4
+"""At most this part of the available memory holds pages that were read for prompts."""
+
+
+def function_name(model: Model, limits: Limits, digests: Path) -> str:
+    """A text that is the same only for models whose keys and values of equal tokens are equal.
+
+    It has the digests of the model's files, which ``digests`` holds once they were computed; the
+    version of the arithmetic; and the graph of the smallest sizes, with the type of keys and
+    values. Numbers of slots and pages are not in it. The length of the context is only where it
+    decides between two tables of frequencies.
+    """
+    smallest = whole_contexts(
+        slots=1,
+        context=PAGE_TOKENS,
+        kv_dtype=limits.kv_dtype,
+        step_tokens=2,
+        step_rows=1,
+        recent_tokens=1,
+    )
+    graph = hashlib.sha256(encode(model.graph(smallest))).hexdigest()
+    factors = [rope.factors_for(limits.context) for rope in model.config.ropes]
+    files = file_digests(model, digests)
+    return json.dumps([ARITHMETIC_VERSION, limits.kv_dtype.name, files, graph, factors])
+
+
+def open_disk_cache(folder: Path, most_bytes: int, model: Model, limits: Limits) -> DiskCache:
+    """The disk cache of a model. Where the folder cannot be used, the log says so and nothing is
+    cached."""
+    options = DiskCacheOptions(
+        folder,
+        most_bytes,
+        function_name(model, limits, folder / SUBFOLDER / DIGESTS_FILE),
+        read_bytes=psutil.virtual_memory().available // READ_SHARE // limits.slots,
+    )
+    return DiskCache(options, log.warning, time.monotonic)

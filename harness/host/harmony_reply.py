@@ -1,0 +1,277 @@
+"""An answer in OpenAI's harmony format, taken apart as it comes.
+
+However the text is cut into pieces, the parts are the same. Headers and marks belong to nobody;
+what is no message of the format is text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+from harness.host.dialect.base import Dialect
+from harness.host.dialect.calls import ValueScanner, inside_string
+from harness.host.dialect.harmony import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MESSAGE,
+    NAMED_CHANNEL,
+    RECIPIENT,
+    RETURN,
+    START,
+    arguments_of,
+    called,
+)
+from harness.host.reply import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Part,
+    ReplyForm,
+    ReplyParser,
+    Thought,
+)
+
+if TYPE_CHECKING:
+    import regex
+
+CLOSING, OPENING = (END, CALL, RETURN), (START, CHANNEL)
+LONGEST_MARK = max(map(len, (*CLOSING, *OPENING)))
+ENDS = re.compile("|".join(map(re.escape, (*CLOSING, *OPENING))))
+HEADER = (
+    r"\s*(?:<\|start\|>[\w.-]*)?(?:\s*to=[^\s<]+)?(?:\s*<\|channel\|>\s*\w+)?"
+    r"(?:\s+to=[^\s<]+)?(?:\s*<\|constrain\|>)?(?:\s*[\w.-]+)?\s*"
+)
+BEGINNINGS = (START, CHANNEL, CONSTRAIN, MESSAGE, "to=")
+"""What a header begins with, or what follows one that is empty."""
+FRAMED = (START, CHANNEL, CONSTRAIN, "to=")
+"""What no text begins with."""
+LONGEST_HEADER = 256
+"""Characters; what is longer is text."""
+
+
+def reply_parser(form: ReplyForm, identity: bytes = b"") -> ReplyParser:
+    """The parser of an answer of this form."""
+    made = HarmonyParser if form.dialect.framed else ReplyParser
+    return made(form, identity)
+
+
+def content_of(parts: Iterable[Part]) -> str:
+    """The text for the user."""
+    return "".join(part.text for part in parts if isinstance(part, Content))
+
+
+@dataclass(slots=True)
+class FramedAnswer:
+    """What a terminal shows of an answer: its thoughts, a blank line, its ``content``.
+
+    ``shown_tokens`` are the control tokens that ``parser`` has to see.
+    """
+
+    parser: ReplyParser
+    shown_tokens: frozenset[int]
+    content: str = ""
+    thought: bool = False
+
+    @classmethod
+    def of(cls, dialect: Dialect) -> FramedAnswer:
+        """An answer without tools."""
+        return cls(reply_parser(ReplyForm(dialect)), dialect.shown)
+
+    def take(self, parts: Iterable[Part]) -> str:
+        """More of what is shown."""
+        shown = ""
+        for part in parts:
+            if isinstance(part, Thought):
+                self.thought = True
+                shown += part.text
+            elif isinstance(part, Content):
+                gap = self.thought and not self.content
+                self.content += part.text
+                shown += f"\n\n{part.text}" if gap else part.text
+        return shown
+
+
+class HarmonyParser(ReplyParser):
+    """Takes one answer apart, message by message."""
+
+    def __init__(self, form: ReplyForm, identity: bytes = b"") -> None:
+        super().__init__(form, identity)
+        self._message = _Message(Thought) if form.thinking else None
+        self._said_kinds: set[type[Part]] = set()
+
+    def _parts(self, final: bool) -> Iterator[Part]:
+        while not self.complete:
+            if self._message is None:
+                self._message = self._opened(final)
+                if self._message is None:
+                    return
+                self.thinking = self._message.kind is Thought
+            message = self._message
+            if message.function is None:
+                yield from self._text_of(message, final)
+            else:
+                yield from self._call_of(message, final)
+            if self._message is not None:
+                return
+
+    def _opened(self, final: bool) -> _Message | None:
+        """The message whose header is whole; one without a header where none can come any more.
+        None where there is nothing yet, or never will be."""
+        header, mark, rest = self._held.partition(MESSAGE)
+        if mark and _is_header(header):
+            self._held = rest
+            return self._message_of(header)
+        if not mark and _may_become_header(header):
+            if not final:
+                return None
+            if not header.strip() or header.lstrip().startswith(FRAMED):
+                # A header that the limit cut.
+                self._held = ""
+                return None
+        # The first mark is text, too, or the message would end before it began.
+        first = next((one for one in OPENING if header.lstrip().startswith(one)), "")
+        before = header[: header.index(first) + len(first)] if first else ""
+        self._held = self._held[len(before) :]
+        return _Message(Content, before, said=True)
+
+    def _message_of(self, header: str) -> _Message:
+        function = called(header, self._form.functions)
+        if function is not None:
+            return _Message(Content, header + MESSAGE, function)
+        if RECIPIENT.search(header):
+            return _Message(Content, header + MESSAGE)
+        channel = NAMED_CHANNEL.search(header)
+        thinks = channel is not None and channel[1] == "analysis"
+        return _Message(Thought if thinks else Content)
+
+    def _text_of(self, message: _Message, final: bool) -> Iterator[Part]:
+        """What is certain of a text."""
+        found = ENDS.search(self._held)
+        text, self._held = self._certain(found, final)
+        text = message.taken_header() + text
+        if text:
+            joint = "" if message.said or message.kind not in self._said_kinds else "\n"
+            message.said = True
+            self._said_kinds.add(message.kind)
+            yield message.kind(joint + text)
+        if found is not None or final:
+            self._close(found)
+
+    def _certain(self, found: re.Match[str] | None, final: bool) -> tuple[str, str]:
+        """The held text up to an end or what may be the beginning of one, and the rest."""
+        held = self._held
+        if found is not None:
+            return held[: found.start()], held[found.start() :]
+        at = len(held) if final else _start_of_mark(held)
+        return held[:at], held[at:]
+
+    def _call_of(self, message: _Message, final: bool) -> Iterator[Part]:
+        """A call once its arguments are whole, or as they come where a grammar writes them."""
+        body = message.body + self._held
+        marks = ENDS.finditer(body, message.searched)
+        found = next((one for one in marks if not inside_string(body[: one.start()])), None)
+        message.searched = max(message.searched, len(body) - LONGEST_MARK + 1)
+        end = len(body) if found is None else found.start()
+        if self._form.enforced:
+            yield from self._streamed(message, body[:end], final or found is not None)
+        elif found is not None or final:
+            yield from self._whole_call(message, body[:end])
+        message.body, self._held = body, ""
+        if found is not None or final:
+            self._held = body[end:]
+            self._close(found)
+
+    def _whole_call(self, message: _Message, body: str) -> Iterator[Part]:
+        assert message.function is not None
+        arguments = arguments_of(body)
+        if arguments is None:
+            self._said_kinds.add(Content)
+            yield Content(message.taken_header() + body)
+            return
+        yield CallBegin(self.calls, self._call_id(), message.function)
+        yield CallArguments(self.calls, arguments)
+        self.calls += 1
+
+    def _streamed(self, message: _Message, body: str, ended: bool) -> Iterator[Part]:
+        """The arguments that came since the last time, up to the end of their value."""
+        assert message.function is not None
+        if message.arguments is None:
+            message.arguments = ValueScanner()
+            yield CallBegin(self.calls, self._call_id(), message.function)
+        more = body[message.scanned :]
+        message.scanned = len(body)
+        if not message.arguments.ended:
+            text = more[: message.arguments.feed(more)]
+            if text:
+                yield CallArguments(self.calls, text)
+        if ended:
+            self.calls += 1
+
+    def _close(self, found: re.Match[str] | None) -> None:
+        """The message has ended at a mark; one that begins the next message stays held."""
+        if found is not None and found[0] in CLOSING:
+            self._held = self._held.removeprefix(found[0])
+        self._message = None
+        self.thinking = False
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message that has begun: a text of a ``kind``, or a call of ``function``. ``header`` is
+    text as well, unless it says what the message is; ``said`` tells that text of it was given. The
+    ``body`` of a call is searched for its end from ``searched`` on; its ``arguments`` are followed
+    from ``scanned`` on once they are sent as they come."""
+
+    kind: type[Content] | type[Thought]
+    header: str = ""
+    function: str | None = None
+    said: bool = False
+    body: str = ""
+    searched: int = 0
+    scanned: int = 0
+    arguments: ValueScanner | None = field(default=None)
+
+    def taken_header(self) -> str:
+        """The header, the first time."""
+        header, self.header = self.header, ""
+        return header
+
+
+@cache
+def _header_pattern() -> regex.Pattern[str]:
+    import regex
+
+    return regex.compile(HEADER + re.escape(MESSAGE))
+
+
+def _is_header(text: str) -> bool:
+    """Whether a text in front of ``<|message|>`` is a header."""
+    found = _header_pattern().fullmatch(text + MESSAGE)
+    return found is not None and len(text) <= LONGEST_HEADER and _begins_header(text)
+
+
+def _may_become_header(text: str) -> bool:
+    """Whether more text may make a header of this one."""
+    if len(text) > LONGEST_HEADER + len(MESSAGE) or not _begins_header(text):
+        return False
+    return _header_pattern().fullmatch(text, partial=True) is not None
+
+
+def _begins_header(text: str) -> bool:
+    begun = text.lstrip()
+    return any(begun.startswith(one) or one.startswith(begun) for one in BEGINNINGS)
+
+
+def _start_of_mark(text: str) -> int:
+    """Where the beginning of a mark at the end of a text begins."""
+    marks = (*CLOSING, *OPENING)
+    starts = range(max(0, len(text) - LONGEST_MARK + 1), len(text))
+    return next(
+        (at for at in starts if any(mark.startswith(text[at:]) for mark in marks)), len(text)
+    )

@@ -1,0 +1,365 @@
+"""The engine's side of the disk cache: which pages are written, and which are read for whom.
+
+A page is given to the cache once the step that computed it was read without an error; its copy to
+host memory is a submission in the queue of steps. A waiting request is admitted once the pages that
+it has on disk were read, so the scheduler sees them at its admission only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Hashable
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.lazy_dataclass import dataclass
+from contract.types import Tenant
+from reference.engine.sequence import Sequence
+from reference.memory.disk.cache import DiskCache
+from reference.memory.disk.entry import Bytes, Entry, EntryKind
+from reference.memory.disk.reading import Reading
+from reference.memory.kv import KvMemory
+from reference.memory.page_copies import PageCopies
+from reference.memory.prefix import KEY_BYTES, Node, PrefixHit, TreeWatch
+from reference.memory.recurrent import RecurrentMemory
+from reference.memory.row_copies import Saved
+from reference.runner import ModelRunner
+
+MOST_SAVED = 64
+"""Pages that are copied for the disk after one step."""
+MOST_USED = 64
+"""Most sequences that ended whose use of the cache is not noted on disk yet."""
+MOST_WAITING = 1 << 16
+"""Most pages that wait to be copied; then the one that waits for longest is not written."""
+ScopeKey = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsaved:
+    """A page or state to write, which the first ``steps`` steps computed."""
+
+    entry: Entry
+    node: Node
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A page or state on its way to host memory; it is there when ``steps`` steps were read."""
+
+    entry: Entry
+    saved: Saved
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """The reading of a waiting sequence's pages in a scope."""
+
+    scope: Hashable
+    reading: Reading
+
+
+class HostBytes:
+    """A page or state whose bytes are in host memory."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+
+    def bytes(self) -> Bytes:
+        """The bytes."""
+        return self._data
+
+
+class DiskPages(TreeWatch):
+    """Writes what ``KvMemory`` publishes to ``cache``, and reads what sequences need from it.
+
+    ``tenant_of`` gives a tenant by its id. ``states`` says whether the model has recurrent layers
+    and room for their states: then a hit ends where a state is.
+    """
+
+    def __init__(
+        self,
+        cache: DiskCache,
+        copies: PageCopies,
+        recurrent: RecurrentMemory,
+        tenant_of: Callable[[int], Tenant],
+    ) -> None:
+        self.cache = cache
+        self.steps = 0
+        """Steps submitted so far."""
+        self._copies, self._recurrent = copies, recurrent
+        self._stateful = recurrent.slot_bytes > 0
+        self._tenant_of = tenant_of
+        self._keys: dict[Hashable, ScopeKey] = {}
+        self._folders: dict[Hashable, str] = {}
+        self._waiting: deque[_Unsaved] = deque()
+        self._copying: deque[_Copied] = deque()
+        self._used: deque[Node] = deque()
+        self._loaded: set[bytes] = set()
+        self._readings: dict[int, _Lookup] = {}
+        self._ended: set[int] = set()
+        self._known: set[Hashable] = set()
+
+    # What is written.
+
+    def added(self, scope: Hashable, node: Node) -> None:
+        """Name a new node and write its page, unless it comes from disk."""
+        above = node.parent
+        assert above is not None
+        if above.parent is None and not above.digest:
+            above.digest = self.cache.names.root(self._key(scope))
+        node.digest = self.cache.names.page(above.digest, node.key)
+        if node.digest not in self._loaded:
+            self._wait(self._page(scope, node.digest, node.key), node)
+
+    def state_saved(self, node: Node) -> None:
+        """Write the recurrent state after a node, unless it comes from disk."""
+        if node.digest not in self._loaded:
+            *_, first = node.upward()
+            assert first.parent is not None
+            self._wait(self._state(first.parent.scope, node.digest, node.key), node)
+
+    def _wait(self, entry: Entry, node: Node) -> None:
+        if len(self._waiting) == MOST_WAITING:
+            self._waiting.popleft()
+            self.cache.count(dropped=1)
+        self._waiting.append(_Unsaved(entry, node, self.steps))
+
+    def save(self, read: int, *, waits: bool = False) -> None:
+        """Copy what the first ``read`` steps computed to host memory, as far as there is room, and
+        hand over what has arrived there, or, where it ``waits``, will arrive."""
+        self._touch()
+        while self._copying and (waits or self._copying[0].steps <= read):
+            copied = self._copying.popleft()
+            self.cache.write(copied.entry, copied.saved.bytes())
+        for _ in range(MOST_SAVED):
+            if not self._waiting or self._waiting[0].steps > read:
+                return
+            unsaved = self._waiting[0]
+            if not self.cache.reserve(unsaved.entry.nbytes):
+                return
+            self._waiting.popleft()
+            saved = self._saved(unsaved)
+            if saved is None:
+                self.cache.release(unsaved.entry.nbytes)
+                self.cache.count(dropped=1)
+            else:
+                self._copying.append(_Copied(unsaved.entry, saved, self.steps + 1))
+
+    def _saved(self, unsaved: _Unsaved) -> Saved | None:
+        """Queue a copy to host memory; None where the page or state was evicted meanwhile."""
+        node = unsaved.node
+        if node.parent is None:
+            return None
+        if unsaved.entry.kind is EntryKind.STATE:
+            return None if node.state is None else self._recurrent.read(node.state)
+        if node.page is None:
+            saved: Saved | None = node.saved
+            return saved
+        return self._copies.save(node.page)
+
+    def used(self, node: Node) -> None:
+        """Note that a sequence that ended used a node and those above it."""
+        if len(self._used) == MOST_USED:
+            self._used.popleft()
+        self._used.append(node)
+
+    def _touch(self) -> None:
+        """Note on disk what was used, once it is written. The end of a path makes room first:
+        without the pages above it, it could not be used."""
+        while self._used and not self._waiting and not self._copying:
+            path = list(self._used.popleft().upward())
+            above = path[-1].parent if path else None
+            if above is None:
+                continue
+            entries = []
+            for one in path:
+                if self._stateful:
+                    entries.append(self._state(above.scope, one.digest, one.key))
+                entries.append(self._page(above.scope, one.digest, one.key))
+            self.cache.touch(entries)
+
+    def save_all(self, read: int) -> None:
+        """Give all that the first ``read`` steps computed to the cache, as far as there is room."""
+        before = -1
+        while before != (before := 2 * len(self._waiting) + len(self._copying)):
+            self.save(read, waits=True)
+        self._touch()
+
+    def finish(self, read: int) -> None:
+        """Do ``save_all``, and wait for room as far as the time for the end allows."""
+        before = -1
+        while before != (before := len(self._waiting)) and self.cache.wait_for_room():
+            self.save_all(read)
+
+    def clear(self) -> None:
+        """Forget what is to be written, after a fault: nobody knows what was computed."""
+        for copied in self._copying:
+            self.cache.release(copied.entry.nbytes)
+        self._copying.clear()
+        self._waiting.clear()
+        self._used.clear()
+        self._loaded.clear()
+        for lookup in self._readings.values():
+            lookup.reading.cancel()
+        self._readings.clear()
+
+    def only(self, scopes: Collection[Hashable]) -> None:
+        """Remove what the scopes have on disk that were there before and are not now."""
+        for scope in self._known.difference(scopes):
+            self.cache.forget(self._key(scope))
+            folder = self._folder(scope)
+            for copied in [one for one in self._copying if one.entry.scope == folder]:
+                self.cache.release(copied.entry.nbytes)
+                self._copying.remove(copied)
+            self._waiting = deque(one for one in self._waiting if one.entry.scope != folder)
+            del self._folders[scope], self._keys[scope]
+        self._known = set(scopes)
+        for scope in scopes:
+            self._folder(scope)
+
+    # What is read.
+
+    def reads(self, sequence: Sequence, memory: KvMemory, most: int) -> bool:
+        """Whether a waiting sequence's pages are being read. Reading begins with the first call;
+        ``most`` sequences may have pages that were read for them."""
+        lookup = self._readings.get(sequence.order)
+        if lookup is None:
+            if sequence.looked_up or len(self._readings) >= most:
+                return False
+            sequence.looked_up = True
+            reading = self._begin(sequence, memory)
+            if reading is None:
+                return False
+            lookup = self._readings[sequence.order] = _Lookup(sequence.scope, reading)
+            self._ended.discard(sequence.order)
+        return not self.cache.due(lookup.reading)
+
+    def arrived(self) -> bool:
+        """Whether a reading has ended since the last call."""
+        ended = {
+            order for order, lookup in self._readings.items() if self.cache.due(lookup.reading)
+        }
+        new = ended - self._ended
+        self._ended = ended
+        return bool(new)
+
+    @property
+    def reading(self) -> bool:
+        """Whether pages are being read."""
+        return any(not lookup.reading.finished for lookup in self._readings.values())
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget what was read for a sequence; it is looked up again when it waits again."""
+        sequence.looked_up = False
+        lookup = self._readings.pop(sequence.order, None)
+        if lookup is not None:
+            lookup.reading.cancel()
+
+    def load(
+        self, sequence: Sequence, memory: KvMemory, hit: PrefixHit, pages: list[int]
+    ) -> PrefixHit:
+        """Load what was read for a sequence into its ``pages``, of which ``hit`` covers the first,
+        and publish it: what is covered then."""
+        lookup = self._readings.pop(sequence.order, None)
+        sequence.looked_up = False
+        first = len(hit.pages)
+        if lookup is None or hit.tokens != first * PAGE_TOKENS:
+            return hit
+        reading = lookup.reading
+        # A tenant that moved to another group reads nothing of its old one.
+        if lookup.scope != sequence.scope:
+            return hit
+        stop = reading.first + len(reading.pages)
+        if not reading.first <= first < stop:
+            return hit
+        slot = None
+        if self._stateful:
+            slot = None if reading.state is None else memory.save_state_slot()
+            if slot is None or reading.state is None:
+                return hit
+            self._recurrent.write(slot, HostBytes(reading.state), stop * PAGE_TOKENS)
+        arrived = reading.pages[first - reading.first :]
+        self._copies.load_all([HostBytes(data) for data in arrived], pages[first:stop])
+        self._publish(sequence, memory, stop, pages, slot)
+        covered = stop * PAGE_TOKENS
+        self.cache.count(tokens=covered - hit.tokens)
+        return PrefixHit(
+            tuple(pages[:stop]),
+            covered,
+            slot,
+            max(hit.matched, covered),
+            hit.difference,
+            covered - hit.tokens,
+        )
+
+    def _publish(
+        self, sequence: Sequence, memory: KvMemory, stop: int, pages: list[int], slot: int | None
+    ) -> None:
+        """Let others find loaded pages, which are not written again."""
+        tokens = sequence.tokens[: stop * PAGE_TOKENS]
+        self._loaded = {entry.name for entry in self._entries(sequence, 0, stop)}
+        memory.publish(sequence.scope, tokens, pages, None, sequence.tenant)
+        if slot is not None:
+            memory.attach_state(sequence.scope, tokens, slot)
+        self._loaded = set()
+
+    def _begin(self, sequence: Sequence, memory: KvMemory) -> Reading | None:
+        most = sequence.cacheable
+        known = memory.match(sequence.scope, sequence.tokens[: sequence.known], most)
+        first, stop = known // PAGE_TOKENS, most // PAGE_TOKENS
+        if first >= stop:
+            return None
+        pages = self._entries(sequence, first, stop)
+        states = None
+        if self._stateful:
+            states = [self._state(sequence.scope, one.name, one.tokens) for one in pages]
+        return self.cache.read(pages, states, first)
+
+    def _entries(self, sequence: Sequence, first: int, stop: int) -> list[Entry]:
+        """The files of a sequence's pages ``first`` to ``stop`` - 1."""
+        names, entries = self.cache.names, []
+        data = sequence.tokens[: stop * PAGE_TOKENS].tobytes()
+        name = names.root(self._key(sequence.scope))
+        for number in range(stop):
+            tokens = data[number * KEY_BYTES : (number + 1) * KEY_BYTES]
+            name = names.page(name, tokens)
+            if number >= first:
+                entries.append(self._page(sequence.scope, name, tokens))
+        return entries
+
+    def _page(self, scope: Hashable, name: bytes, tokens: bytes) -> Entry:
+        nbytes = self._copies.page_bytes
+        return Entry(self._folder(scope), name, tokens, EntryKind.PAGE, nbytes)
+
+    def _state(self, scope: Hashable, name: bytes, tokens: bytes) -> Entry:
+        nbytes = self._recurrent.slot_bytes
+        return Entry(self._folder(scope), name, tokens, EntryKind.STATE, nbytes)
+
+    def _folder(self, scope: Hashable) -> str:
+        folder = self._folders.get(scope)
+        if folder is None:
+            folder = self._folders[scope] = self.cache.names.scope(self._key(scope))
+        return folder
+
+    def _key(self, scope: Hashable) -> ScopeKey:
+        """The scope as its names on disk have it: with the tenant's name, since another tenant may
+        have the id after a restart."""
+        key = self._keys.get(scope)
+        if key is None:
+            assert isinstance(scope, tuple)
+            kind, number = scope
+            name = (self._tenant_of(number).name,) if kind == "tenant" else ()
+            key = self._keys[scope] = (kind, number, *name)
+        return key
+
+
+def disk_pages_of(
+    cache: DiskCache | None, runner: ModelRunner, tenant_of: Callable[[int], Tenant]
+) -> DiskPages | None:
+    """The engine's side of ``cache``; None without one that can be used, and for a model without KV
+    pages."""
+    copies = None if cache is None or not cache.usable else runner.page_copies()
+    if cache is None or copies is None:
+        return None
+    return DiskPages(cache, copies, runner.recurrent, tenant_of)

@@ -1,0 +1,1 @@
+"""The prefix cache on disk: pages and recurrent states that survive the end of the process."""

@@ -1,0 +1,340 @@
+"""The prefix cache on disk: one thread writes behind, others read, and no fault stops the engine.
+
+Whatever happens on disk, a page that comes back has the bytes that were computed for its tokens, or
+does not come back. Problems are counted, and the first one of its kind is reported as one line.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from contract.lazy_dataclass import dataclass
+from contract.types import Clock
+from reference.memory.disk.entry import BrokenEntry, Bytes, Entry, read_entry
+from reference.memory.disk.folder import CacheFolder
+from reference.memory.disk.names import PageNames
+from reference.memory.disk.reading import Reading
+from reference.memory.disk.statistics import DiskStatistics
+
+READERS = 2
+MOST_TOUCHES = 64
+"""While more than that waits to be done, uses of files are not noted."""
+Report = Callable[[str], None]
+Work = Callable[[CacheFolder], object]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCacheOptions:
+    """Where the cache is and how much it may use.
+
+    ``folder`` has files of at most ``most_bytes`` in all. ``function`` names what the model
+    computes. In host memory at most ``queue_bytes`` wait to be written, and at most ``read_bytes``
+    are read for one prompt. A reading that gets nothing for ``patience`` seconds is given up.
+    ``close`` waits at most ``flush_seconds`` for what waits to be written.
+    """
+
+    folder: Path
+    most_bytes: int
+    function: str
+    queue_bytes: int = 256 << 20
+    read_bytes: int = 1 << 30
+    patience: float = 5.0
+    flush_seconds: float = 5.0
+
+
+class DiskCache:
+    """The cache in ``options.folder``; every problem is told to ``report``, once for each kind.
+
+    All methods but ``close`` return at once, and none raises because of the disk. They are for one
+    thread, which is not one of the cache's own.
+    """
+
+    def __init__(self, options: DiskCacheOptions, report: Report, clock: Clock) -> None:
+        self.options = options
+        self._report, self._clock = report, clock
+        self._changed = threading.Condition()
+        self._counts = DiskStatistics(most_bytes=options.most_bytes)
+        self._reported: set[str] = set()
+        self._work: deque[Work] = deque()
+        self._reserved = 0
+        self._writing = False
+        self._failures = 0
+        self._skipped = 0
+        self._forgetting: set[str] = set()
+        self._readings: deque[Reading] = deque()
+        self._given_up: list[Reading] = []
+        self._closing = False
+        self._deadline: float | None = None
+        self.before_close: Callable[[], None] = lambda: None
+        """Is called when the cache closes: what gives it the rest."""
+        self._threads: list[threading.Thread] = []
+        self._folder: CacheFolder | None = None
+        secret = b""
+        try:
+            self._folder = CacheFolder(options.folder, options.most_bytes)
+            secret = self._folder.secret
+        except OSError as error:
+            self._failed("cannot be used", error)
+        self.names = PageNames(secret, options.function)
+        if self._folder is not None:
+            self._post(CacheFolder.count)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the folder could be opened."""
+        return self._folder is not None
+
+    @property
+    def statistics(self) -> DiskStatistics:
+        """The counts at this moment."""
+        used = 0 if self._folder is None else self._folder.nbytes or 0
+        return replace(self._counts, used_bytes=used)
+
+    def count(self, **changes: int) -> None:
+        """Add to counts."""
+        with self._changed:
+            self._counts = replace(
+                self._counts,
+                **{name: getattr(self._counts, name) + n for name, n in changes.items()},
+            )
+
+    # Writing.
+
+    def reserve(self, nbytes: int) -> bool:
+        """Whether so many bytes may wait to be written; they count until ``write`` or ``release``
+        is called. True for a cache that cannot be used: what is written to it is dropped."""
+        with self._changed:
+            empty = not self._reserved
+            if self._reserved + nbytes > self.options.queue_bytes and not empty:
+                return False
+            self._reserved += nbytes
+            return True
+
+    def release(self, nbytes: int) -> None:
+        """Take back a reservation."""
+        with self._changed:
+            self._reserved -= nbytes
+            self._changed.notify_all()
+
+    def write(self, entry: Entry, payload: Bytes) -> None:
+        """Write what ``reserve`` made room for, some time later; nobody changes ``payload`` until
+        then."""
+
+        def write(folder: CacheFolder) -> None:
+            try:
+                if entry.scope not in self._forgetting and self._try_now():
+                    written = folder.write(entry, payload)
+                    self._failures = 0
+                    self._note_problem("")
+                    self.count(written=written, written_bytes=payload.nbytes if written else 0)
+                else:
+                    self.count(dropped=1)
+            except OSError as error:
+                self.count(dropped=1)
+                self._failures = min(self._failures + 1, 10)
+                self._failed("cannot be written", error)
+            finally:
+                self.release(payload.nbytes)
+
+        if self._folder is None:
+            self.count(dropped=1)
+            self.release(payload.nbytes)
+        else:
+            self._post(write)
+
+    def touch(self, entries: Sequence[Entry]) -> None:
+        """Note that files were used now, the first as the least recent one, unless much else is to
+        be done."""
+        now = time.time_ns()
+        if self._folder is not None and len(self._work) < MOST_TOUCHES:
+            self._post(lambda folder: folder.touch(entries, now))
+
+    def forget(self, scope: Sequence[str | int]) -> None:
+        """Remove all files of a scope. From now on this process finds none of them, even where
+        removing fails."""
+        name = self.names.scope(scope)
+
+        def remove(folder: CacheFolder) -> None:
+            try:
+                folder.remove_scope(name)
+                self._forgetting.discard(name)
+            except OSError as error:
+                self._failed("keeps the pages of a removed tenant", error)
+
+        if self._folder is not None:
+            self._forgetting.add(name)
+            self._post(remove)
+
+    # Reading.
+
+    def read(
+        self, pages: Sequence[Entry], states: Sequence[Entry] | None, first: int
+    ) -> Reading | None:
+        """Begin to read the pages of a prompt from number ``first`` on; None where that is of no
+        use: see ``Reading``."""
+        folder = self._folder
+        self._given_up = [reading for reading in self._given_up if reading.active]
+        if folder is None or not pages or self._given_up or pages[0].scope in self._forgetting:
+            return None
+        most = max(1, self.options.read_bytes // pages[0].nbytes)
+        if states is not None:
+            states = states[:most]
+        reading = Reading(
+            pages[:most], states, first, folder.has, self._read, self._notify, self._clock
+        )
+        with self._changed:
+            self._readings.extend([reading] * READERS)
+            self._start("disk cache reader", self._read_all, READERS)
+            self._changed.notify_all()
+        return reading
+
+    def due(self, reading: Reading) -> bool:
+        """Whether a reading has ended. One that makes no progress is ended here."""
+        if reading.overdue(self.options.patience):
+            reading.cut()
+            self._given_up.append(reading)
+            self._say("is too slow to be read; prompts are computed until it answers")
+        return reading.finished
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long for a reading to end."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    # The end.
+
+    def end_in(self, seconds: float) -> None:
+        """Let writing end in so many seconds."""
+        self._deadline = self._clock() + seconds
+
+    def wait_for_room(self) -> bool:
+        """Wait until half the queue is free; False when the time for the end is over."""
+        with self._changed:
+            most = self.options.queue_bytes // 2
+            return self._changed.wait_for(lambda: self._reserved <= most, self._left())
+
+    def flush(self) -> bool:
+        """Wait until all that was given to ``write`` is written; False when the time for the end is
+        over before that."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._work and not self._writing, self._left()
+            )
+
+    def close(self) -> None:
+        """Write what waits, as far as there is time, and stop."""
+        if self._closing:
+            return
+        self.before_close()
+        self.flush()
+        with self._changed:
+            self._closing = True
+            self.count(dropped=len(self._work))
+            self._work.clear()
+            self._changed.notify_all()
+
+    def _left(self) -> float:
+        """The seconds that are left for the end, which begins with the first call."""
+        if self._deadline is None:
+            self.end_in(self.options.flush_seconds)
+        assert self._deadline is not None
+        return max(0.0, self._deadline - self._clock())
+
+    # The cache's threads.
+
+    def _post(self, work: Work) -> None:
+        with self._changed:
+            self._work.append(work)
+            self._start("disk cache writer", self._write_all, 1)
+            self._changed.notify_all()
+
+    def _start(self, name: str, target: Callable[[], None], count: int) -> None:
+        if sum(thread.name == name for thread in self._threads) < count:
+            for _ in range(count):
+                thread = threading.Thread(target=target, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _write_all(self) -> None:
+        assert self._folder is not None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._work or self._closing)
+                if not self._work:
+                    return
+                work, self._writing = self._work.popleft(), True
+            try:
+                work(self._folder)
+            finally:
+                with self._changed:
+                    self._writing = False
+                    self._changed.notify_all()
+
+    def _read_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._readings or self._closing)
+                if self._closing:
+                    return
+                reading = self._readings.popleft()
+            reading.work()
+
+    def _read(self, entry: Entry) -> Bytes | None:
+        """The payload of a valid file; None for any other."""
+        folder = self._folder
+        assert folder is not None
+        try:
+            payload = read_entry(folder.path, entry, folder.secret)
+        except BrokenEntry as broken:
+            self.count(ignored=1)
+            self._say(f"has a file that is not used ({broken.problem}): {entry.path}")
+            self._remove(entry)
+            return None
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._failed("cannot be read", error)
+            return None
+        self.count(read=1, read_bytes=payload.nbytes)
+        return payload
+
+    def _remove(self, entry: Entry) -> None:
+        """Remove a file that is not valid, so that a valid one can be written."""
+        assert self._folder is not None
+        try:
+            self._folder.remove(entry)
+        except OSError as error:
+            self._failed("keeps a file that is not valid", error)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _try_now(self) -> bool:
+        """Whether to write now: after failures, fewer and fewer writes are tried."""
+        self._skipped += 1
+        if self._failures and self._skipped < 1 << self._failures:
+            return False
+        self._skipped = 0
+        return True
+
+    def _failed(self, what: str, error: OSError) -> None:
+        problem = f"{what}: {error.strerror or error}"
+        self._note_problem(problem)
+        self._say(f"{problem}; the server goes on without it", what)
+
+    def _note_problem(self, problem: str) -> None:
+        with self._changed:
+            self._counts = replace(self._counts, problem=problem)
+
+    def _say(self, text: str, kind: str | None = None) -> None:
+        """Report a problem unless one of its kind was."""
+        kind = text.partition(":")[0] if kind is None else kind
+        if kind not in self._reported:
+            self._reported.add(kind)
+            self._report(f"the disk cache {self.options.folder} {text}")

@@ -1,0 +1,176 @@
+"""The folder of the disk cache: its secret, atomic writes, and the limit on its size.
+
+    DIR/zinc-rt-kv/secret            random bytes, which key all names and checksums
+    DIR/zinc-rt-kv/SCOPE/NAME.page   keys and values of a page
+    DIR/zinc-rt-kv/SCOPE/NAME.state  the recurrent state after a page
+
+Several processes may use one folder. A file becomes visible by renaming, and its bytes depend on
+its name alone, so two that write one file write the same. Only files of these names are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from contract.cached_files import CachedFile, least_used
+from reference.memory.disk.entry import HEADER_BYTES, Bytes, Entry, encode_entry
+from reference.memory.disk.names import SECRET_BYTES
+
+SUBFOLDER = "zinc-rt-kv"
+SECRET = "secret"
+PARTIAL = ".partial"
+_SCOPE = re.compile(r"[0-9a-f]{32}")
+_FILE = re.compile(r"[0-9a-f]{64}\.(page|state)(\.[0-9a-f]{16}\.partial)?")
+SPARE = 16
+"""When the folder is full, this part of its limit is freed at once: looking for the files that were
+used least recently takes time in proportion to all files."""
+
+
+class CacheFolder:
+    """The cache's files below ``folder``, of at most ``most_bytes`` in all.
+
+    Makes the folder and its secret. Raises OSError where that cannot be done. The methods that
+    write are for one thread.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self.path = folder / SUBFOLDER
+        self.most_bytes = most_bytes
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.secret = _secret(self.path)
+        self.nbytes: int | None = None
+        """Bytes of all files when they were last counted and what this process wrote since; None
+        before."""
+        self._written = 0
+
+    def has(self, entry: Entry) -> bool:
+        """Whether there is a file of this name, valid or not."""
+        return os.path.exists(self.path / entry.path)
+
+    def write(self, entry: Entry, payload: Bytes) -> bool:
+        """Write a file unless there is one; False where there is, or where it is above the limit.
+        Raises OSError."""
+        size = HEADER_BYTES + entry.nbytes
+        target = self.path / entry.path
+        if size > self.most_bytes or target.exists():
+            return False
+        self._make_room(size)
+        partial = target.with_name(f"{target.name}.{os.urandom(8).hex()}{PARTIAL}")
+        try:
+            handle = _create(partial)
+        except FileNotFoundError:
+            if not self.path.is_dir():
+                raise
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            handle = _create(partial)
+        try:
+            with open(handle, "wb", buffering=0) as file:
+                for part in encode_entry(entry, payload, self.secret):
+                    _write_all(file.fileno(), part)
+            os.replace(partial, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+        self.nbytes = (self.nbytes or 0) + size
+        self._written += size
+        return True
+
+    def touch(self, entries: Iterable[Entry], now: int) -> None:
+        """Note that files were used at ``now``, in nanoseconds, the first as the least recent one.
+        Missing files are ignored."""
+        for used, entry in enumerate(entries, now):
+            with contextlib.suppress(OSError):
+                os.utime(self.path / entry.path, ns=(used, used))
+
+    def remove(self, entry: Entry) -> None:
+        """Remove a file. Raises OSError where it stays."""
+        (self.path / entry.path).unlink(missing_ok=True)
+
+    def remove_scope(self, scope: str) -> None:
+        """Remove all files of a scope. Raises OSError where one stays."""
+        folder = self.path / scope
+        for file in _files_in(folder):
+            file.path.unlink(missing_ok=True)
+        self.nbytes = None
+        # Another process may write there at this moment.
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+    def count(self) -> list[CachedFile]:
+        """Count the bytes of all files, and return the files."""
+        found = self.files()
+        self.nbytes, self._written = sum(file.nbytes for file in found), 0
+        return found
+
+    def files(self) -> list[CachedFile]:
+        """All files of the cache, those of other processes too."""
+        found: list[CachedFile] = []
+        with contextlib.suppress(OSError), os.scandir(self.path) as entries:
+            for entry in entries:
+                if _SCOPE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                    found += _files_in(Path(entry.path))
+        return found
+
+    def _make_room(self, nbytes: int) -> None:
+        """Remove the files that were used least recently where ``nbytes`` more are too many. Files
+        of other processes are counted each time that a part of the limit was written."""
+        known = self.nbytes is not None and self._written < self.most_bytes // SPARE
+        if known and (self.nbytes or 0) + nbytes <= self.most_bytes:
+            return
+        found = self.count()
+        if (self.nbytes or 0) + nbytes > self.most_bytes:
+            spared = self.most_bytes // SPARE
+            for file in least_used(found, max(0, self.most_bytes - spared - nbytes)):
+                file.path.unlink(missing_ok=True)
+            self.count()
+
+
+def _files_in(folder: Path) -> Iterator[CachedFile]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not _FILE.fullmatch(entry.name):
+                continue
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                yield CachedFile(Path(entry.path), status.st_size, status.st_mtime_ns)
+
+
+def _create(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return os.open(path, flags, 0o600)
+
+
+def _write_all(handle: int, part: bytes | memoryview) -> None:
+    view = memoryview(part).cast("B")
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _secret(folder: Path) -> bytes:
+    """The secret of the folder, made by the first process that uses it. Raises OSError."""
+    path = folder / SECRET
+    for _ in range(2):
+        with contextlib.suppress(FileNotFoundError):
+            found = path.read_bytes()
+            if len(found) == SECRET_BYTES:
+                return found
+            # A crash cut it: what was written with it cannot be checked any more.
+            path.unlink(missing_ok=True)
+        partial = folder / f"{SECRET}.{os.urandom(8).hex()}{PARTIAL}"
+        handle = _create(partial)
+        try:
+            with open(handle, "wb", buffering=0) as file:
+                _write_all(file.fileno(), os.urandom(SECRET_BYTES))
+                os.fsync(file.fileno())
+            # Of several processes that make one, the first wins.
+            with contextlib.suppress(FileExistsError):
+                os.link(partial, path)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+    return path.read_bytes()

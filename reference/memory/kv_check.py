@@ -1,0 +1,37 @@
+"""The check that the prefix cache's trees, its pages and its saved states agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Set
+
+from reference.memory.pages import PagePool
+from reference.memory.prefix import Node, PrefixTrees
+from reference.memory.state_slots import StateSlots
+
+
+def check_trees(
+    trees: PrefixTrees,
+    pool: PagePool,
+    states: StateSlots | None,
+    cached: Set[Node],
+    spilled: Set[Node],
+    scope_of: Callable[[int], Hashable] | None,
+) -> None:
+    """Raise AssertionError unless ``cached`` are the nodes whose pages nobody holds, ``spilled``
+    those in host memory, and no tenant holds a page of another scope than ``scope_of`` gives."""
+    unheld, absent, stateful = set(), set(), set()
+    for scope, node in trees.check():
+        if node.state is not None:
+            stateful.add(node)
+        if node.page is None:
+            absent.add(node)
+            continue
+        holders = pool.holders(node.page)
+        if not holders:
+            unheld.add(node)
+        strangers = [t for t in holders if scope_of is not None and scope_of(t) != scope]
+        assert not strangers, f"tenants {strangers} hold a page of {scope}"
+    assert unheld == cached, "the cached pages are not those without holders"
+    assert absent == spilled, "the pages in host memory are others"
+    if states is not None:
+        states.check(stateful)

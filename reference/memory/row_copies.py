@@ -1,0 +1,199 @@
+"""Copies of rows of device buffers to host memory and back, in the queue of steps.
+
+A row number stands for one row of each of several buffers. Stored bytes are copied without
+conversion.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.dtypes import F32
+from contract.execution import ExecutableGraph
+from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
+from contract.ir.inputs import pack_inputs
+from contract.ir.scratch import buffer_bytes
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from contract.tier import Buffer, Fence, Tier
+
+PAIRS = "request.pairs"
+SAVED = "saved"
+"""The output with a row's bytes: its part of each buffer, in the order of the buffers."""
+ONE_ROW = ShapeKey(0, 1)
+LOADS_UNDER_WAY = 8
+"""The most loads of rows in flight: the tier has a snapshot of each row."""
+TOGETHER_BYTES, TOGETHER_ROWS = 4 << 20, 16
+"""Most bytes and rows of one load of several rows."""
+TOGETHER_UNDER_WAY = 2
+"""The most loads of several rows in flight."""
+
+
+class Saved(Protocol):
+    """A row in host memory."""
+
+    def bytes(self) -> NDArray[np.uint8]:
+        """The row's bytes, buffer after buffer."""
+
+
+class SavedPage:
+    """A row in host memory, or being copied to it."""
+
+    def __init__(self, tier: Tier, fence: Fence) -> None:
+        self._tier = tier
+        self._fence: Fence | None = fence
+        self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def bytes(self) -> NDArray[np.uint8]:
+        """The row's bytes, buffer after buffer. Waits for the copy, but for nothing submitted
+        later."""
+        if self._fence is not None:
+            self._tier.wait(self._fence)
+            self._bytes, self._fence = self._fence.outputs[SAVED], None
+        return self._bytes
+
+
+class RowCopies:
+    """Saves and loads rows of ``buffers``, each F32[rows, its width in ``widths``].
+
+    Every copy is a submission like a step. A call waits in two cases only: for a row that is loaded
+    while it is still being saved, and for the oldest load when LOADS_UNDER_WAY are in flight. All
+    graphs are lowered here.
+    """
+
+    NOUN: ClassVar[str] = "row"
+
+    def __init__(
+        self, tier: Tier, buffers: Mapping[str, Buffer], widths: Mapping[str, int], rows: int
+    ) -> None:
+        self.rows = rows
+        self._tier = tier
+        self._widths = widths
+        saving = _saving(widths, rows)
+        staging = saving.buffers[SAVED]
+        self._staging = tier.alloc(staging, buffer_bytes(staging, ONE_ROW))
+        self._save = self._lowered(saving, {**buffers, SAVED: self._staging})
+        self._load = self._lowered(_loading(widths, rows), buffers)
+        self._buffers = buffers
+        self._together: ExecutableGraph | None = None
+        self._last: Fence | None = None
+        self._loads: deque[Fence] = deque()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in all buffers."""
+        return sum(self._widths.values()) * F32.block_bytes
+
+    def save(self, row: int) -> SavedPage:
+        """Queue: what is in ``row`` now into host memory. The row may be written at once."""
+        return SavedPage(self._tier, self._run(self._save, [(row, 0)], requested=(SAVED,)))
+
+    def load(self, saved: Saved, row: int) -> None:
+        """Queue: what was saved into ``row``, for any step submitted from now on."""
+        self._begin_load(LOADS_UNDER_WAY)
+        self._loads.append(self._run(self._load, [(0, row)], [saved]))
+
+    def load_all(self, saved: Sequence[Saved], rows: Sequence[int]) -> None:
+        """``load`` for each of several rows, in fewer submissions."""
+        together = min(TOGETHER_ROWS, TOGETHER_BYTES // self.row_bytes)
+        first = 0
+        while len(rows) - first >= together > 1:
+            part = range(first, first + together)
+            if self._together is None:
+                largest = ShapeKey(0, together)
+                graph = _loading(self._widths, self.rows)
+                self._together = self._lowered(graph, self._buffers, largest)
+            self._begin_load(TOGETHER_UNDER_WAY)
+            pairs = [(number - first, rows[number]) for number in part]
+            self._loads.append(self._run(self._together, pairs, [saved[one] for one in part]))
+            first += together
+        for number in range(first, len(rows)):
+            self.load(saved[number], rows[number])
+
+    def close(self) -> None:
+        """Wait for the last copy and free the staging buffer."""
+        if self._last is not None:
+            self._tier.wait(self._last)
+            self._last = None
+        self._loads.clear()
+        self._tier.free(self._staging)
+
+    def _begin_load(self, most: int) -> None:
+        """Wait until fewer than ``most`` loads are in flight."""
+        while len(self._loads) >= most:
+            self._tier.wait(self._loads.popleft())
+
+    def _lowered(
+        self, graph: Graph, buffers: Mapping[str, Buffer], largest: ShapeKey = ONE_ROW
+    ) -> ExecutableGraph:
+        executable = ExecutableGraph(self._tier, graph, buffers, largest)
+        for bucket in executable.buckets:
+            executable.record(bucket)
+        return executable
+
+    def _run(
+        self,
+        graph: ExecutableGraph,
+        pairs: Sequence[tuple[int, int]],
+        saved: Sequence[Saved] = (),
+        requested: tuple[str, ...] = (),
+    ) -> Fence:
+        """Submit copies of ``pairs``, (source, target) each; a load has ``saved`` sources."""
+        for index in {index for pair in pairs for index in pair}:
+            assert 0 <= index < self.rows, f"{self.NOUN} {index} is not one of {self.rows}"
+        step = ShapeKey(0, len(pairs))
+        block = pack_inputs(graph.inputs, step, {PAIRS: np.array(pairs, np.int32)})
+        for number, row in enumerate(saved):
+            start = graph.inputs.offsets[SAVED] + number * self.row_bytes
+            block[start : start + self.row_bytes] = row.bytes()
+        self._last = graph.replay(block, requested)
+        return self._last
+
+
+def copying(widths: Mapping[str, int], rows: int, source_of: Mapping[str, str]) -> Graph:
+    """The graph that copies one row of every buffer to another row of the same buffer, which is
+    also bound under the name in ``source_of``."""
+    builder = GraphBuilder("copy rows")
+    pairs = builder.request(PAIRS, "rows", 2)
+    for name, width in widths.items():
+        source = builder.buffer(source_of[name], BufferKind.STATE, F32, (rows, width))
+        target = builder.buffer(name, BufferKind.STATE, F32, (rows, width))
+        builder.emit(Opcode.COPY_ROWS, name, source=source, pairs=pairs, target=target)
+    return builder.build()
+
+
+def _saving(widths: Mapping[str, int], rows: int) -> Graph:
+    """The graph that copies one row of every buffer to an output of the step."""
+    builder = GraphBuilder("save rows")
+    pairs = builder.request(PAIRS, "rows", 2)
+    parts = _parts(builder.output(SAVED, "rows", sum(widths.values())), widths)
+    for name, width in widths.items():
+        source = builder.buffer(name, BufferKind.STATE, F32, (rows, width))
+        builder.emit(Opcode.COPY_ROWS, name, source=source, pairs=pairs, target=parts[name])
+    return builder.build()
+
+
+def _loading(widths: Mapping[str, int], rows: int) -> Graph:
+    """The graph that copies one row of every buffer from the inputs of the submission."""
+    builder = GraphBuilder("load rows")
+    pairs = builder.request(PAIRS, "rows", 2)
+    saved = builder.buffer(SAVED, BufferKind.REQUEST, F32, ("rows", sum(widths.values())))
+    parts = _parts(saved, widths)
+    for name, width in widths.items():
+        target = builder.buffer(name, BufferKind.STATE, F32, (rows, width))
+        builder.emit(Opcode.COPY_ROWS, name, source=parts[name], pairs=pairs, target=target)
+    return builder.build()
+
+
+def _parts(row: View, widths: Mapping[str, int]) -> dict[str, View]:
+    """The columns of each buffer in the bytes of a row."""
+    stops = np.cumsum(list(widths.values())).tolist()
+    return {
+        name: row[stop - width : stop]
+        for (name, width), stop in zip(widths.items(), stops, strict=True)
+    }

@@ -1,0 +1,58 @@
+"""SSM_SCAN: Mamba-2's selective scan, one token at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.records import QUERY_TOKEN
+from reference.exact.elementary import exp, softplus
+from reference.exact.sums import sum_axis
+
+
+def ssm_scan(
+    *,
+    x: NDArray[np.float32],
+    dt: NDArray[np.float32],
+    decay: NDArray[np.float32],
+    dt_bias: NDArray[np.float32],
+    skip: NDArray[np.float32],
+    query: NDArray[np.int32],
+    state: NDArray[np.float32],
+    heads: int,
+    groups: int,
+    head_dim: int,
+    state_size: int,
+) -> NDArray[np.float32]:
+    """Advance the state of every token's slot and read it (rule R8).
+
+    x is [tokens, heads head_dim + 2 groups state_size]: values v, then b and c of every group. dt
+    is [tokens, heads]; decay, dt_bias and skip are [heads]. ``state`` [slots, heads, head_dim,
+    state_size] is updated in place; the tokens of a slot come in order of position, and position 0
+    starts from zeros. Consecutive heads share a group. Sums over the state's last axis are R4
+    segments. Returns [tokens, heads head_dim].
+    """
+    v, b, c = split_values(x, heads, groups, state_size)
+    step = softplus(dt + dt_bias)
+    g = exp(step * decay)
+    group_of = np.arange(heads) // (heads // groups)
+    y = np.empty((len(x), heads, head_dim), np.float32)
+    for t, token in enumerate(query.view(QUERY_TOKEN)[:, 0]):
+        memory = state[token["slot"]]
+        if token["position"] == 0:
+            memory[...] = 0.0
+        change = (step[t, :, None] * v[t])[..., None] * b[t, group_of][:, None, :]
+        memory[...] = memory * g[t, :, None, None] + change
+        read = sum_axis(memory * c[t, group_of][:, None, :])
+        y[t] = read + skip[:, None] * v[t]
+    return y.reshape(len(x), heads * head_dim)
+
+
+def split_values(
+    x: NDArray[np.float32], heads: int, groups: int, state_size: int
+) -> tuple[NDArray[np.float32], ...]:
+    """Values [tokens, heads, head_dim], and b and c, each [tokens, groups, state_size]."""
+    width = groups * state_size
+    v, b, c = x[:, : -2 * width], x[:, -2 * width : -width], x[:, -width:]
+    shape = (len(x), groups, state_size)
+    return v.reshape(len(x), heads, v.shape[1] // heads), b.reshape(shape), c.reshape(shape)

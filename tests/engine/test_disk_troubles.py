@@ -1,0 +1,266 @@
+"""A disk that is full, forbidden, broken, slow or gone changes no answer and stops no engine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reference.memory.disk import cache as cache_module
+from reference.memory.disk import entry as entry_module
+from reference.memory.disk import folder as folder_module
+from tests.conftest import SyntheticModel
+from tests.engine.disk_engines import PROMPT, WHOLE, files, life, lived, request
+from tests.families_table import DENSE
+
+
+@pytest.fixture
+def dense(synthetic_model: SyntheticModel) -> Path:
+    return synthetic_model(**dict(DENSE["qwen3"]) | {"quant": "q8_0"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def refusing(number: int) -> Callable[..., Any]:
+    def refuse(*_: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
+def test_a_disk_that_takes_nothing_is_told_once(
+    dense: Path, folder: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full, read-only, forbidden or broken."""
+    with life(dense, None) as cold:
+        expected = cold.ask()
+    monkeypatch.setattr(folder_module, "_write_all", _after_the_secret(refusing(number)))
+    with life(dense, folder) as first:
+        assert first.ask() == expected
+        assert first.ask(PROMPT[::-1]) != expected
+        assert first.engine.disk is not None
+        first.engine.disk.flush()
+        assert first.counts.written == 0
+        assert first.counts.dropped
+        assert os.strerror(number) in first.counts.problem
+    (line,) = first.lines
+    assert os.strerror(number) in line
+    assert str(folder) in line
+    assert not list(folder.rglob("*.partial"))
+
+
+def _after_the_secret(refuse: Callable[..., Any]) -> Callable[[int, bytes], None]:
+    write = folder_module._write_all
+
+    def write_or_refuse(handle: int, part: bytes) -> None:
+        (write if len(part) == folder_module.SECRET_BYTES else refuse)(handle, part)
+
+    return write_or_refuse
+
+
+def test_a_disk_that_is_full_for_a_while_is_used_again(
+    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with life(dense, folder) as first:
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_module, "_write_all", refusing(errno.ENOSPC))
+            expected = first.ask()
+            assert first.engine.disk is not None
+            first.engine.disk.flush()
+            assert not first.counts.written
+        for turn in range(8):
+            first.ask(PROMPT[turn:])
+            first.engine.disk.flush()
+        assert first.counts.written
+        assert first.counts.problem == ""
+    with life(dense, folder) as second:
+        assert second.ask() == expected
+        assert len(first.lines) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_a_disk_that_gives_nothing_is_told_once(
+    dense: Path, folder: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = lived(dense, folder)
+    monkeypatch.setattr(cache_module, "read_entry", refusing(number))
+    with life(dense, folder) as second:
+        assert second.ask() == expected
+        assert second.from_disk == 0
+    (line,) = second.lines
+    assert os.strerror(number) in line
+
+
+def test_a_folder_that_cannot_be_made_is_told_once(dense: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("this is no folder")
+    with life(dense, None) as cold:
+        expected = cold.ask()
+    with life(dense, tmp_path / "file") as first:
+        assert first.ask() == expected
+        assert first.counts.problem
+    (line,) = first.lines
+    assert "goes on without it" in line
+
+
+def test_a_folder_that_vanishes_is_told_once(dense: Path, folder: Path) -> None:
+    with life(dense, folder) as first:
+        expected = first.ask()
+        assert first.engine.disk is not None
+        first.engine.disk.flush()
+        shutil.rmtree(folder)
+        for turn in range(1, 4):
+            first.ask(PROMPT[turn:])
+        assert first.ask() == expected
+        first.engine.disk.flush()
+        assert first.counts.dropped
+    assert len(first.lines) == 1
+    with life(dense, folder) as second:
+        assert second.ask() == expected
+        assert second.from_disk == 0
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What the disk waits for; it is opened at the end of the test, so that no thread stays."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_disk_that_hangs_while_it_is_read_delays_nobody(
+    dense: Path, folder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nothing is read of for the time of patience, here none, is computed."""
+    expected = lived(dense, folder)
+    read = entry_module.read_entry
+
+    def hang(*parts: Any) -> Any:
+        gate.wait()
+        return read(*parts)
+
+    monkeypatch.setattr(cache_module, "read_entry", hang)
+    with life(dense, folder, patience=-1.0) as second:
+        assert second.ask() == expected
+        assert second.from_disk == 0
+        assert second.ask(PROMPT[:40]) == second.ask(PROMPT[:40])
+        assert len(second.lines) == 1
+        gate.set()
+        assert second.engine.disk is not None
+
+
+def test_a_disk_that_hangs_while_it_is_written_delays_nobody(
+    dense: Path, folder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no room in the queue is not written, unless it is still in memory when there is
+    room again."""
+    with life(dense, None) as cold:
+        expected = [cold.ask(PROMPT[turn:]) for turn in range(3)]
+    write = folder_module.CacheFolder.write
+
+    def hang(*parts: Any) -> bool:
+        gate.wait()
+        return write(*parts)
+
+    monkeypatch.setattr(folder_module.CacheFolder, "write", hang)
+    with life(dense, folder, queue_bytes=1, pages=14, slots=1) as first:
+        assert [first.ask(PROMPT[turn:]) for turn in range(3)] == expected
+        assert first.counts.written == 0
+        gate.set()
+        assert first.engine.disk is not None
+        first.engine.disk.flush()
+        assert first.ask(PROMPT[5:]) != expected
+    assert first.counts.dropped, "what was evicted while the disk hung"
+    assert first.counts.written
+    with life(dense, folder) as second:
+        assert [second.ask(PROMPT[turn:]) for turn in range(3)] == expected
+
+
+def test_the_end_waits_no_longer_than_it_may(
+    dense: Path, folder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_module.CacheFolder, "write", lambda *parts: gate.wait())
+    with life(dense, folder, flush_seconds=0.0) as first:
+        first.ask()
+    assert first.counts.dropped
+
+
+def test_what_waits_at_the_end_is_written(
+    dense: Path, folder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the queue has no room for it before."""
+    write = folder_module.CacheFolder.write
+
+    def hang(*parts: Any) -> bool:
+        gate.wait()
+        return write(*parts)
+
+    monkeypatch.setattr(folder_module.CacheFolder, "write", hang)
+    with life(dense, folder, queue_bytes=1) as first:
+        expected = first.ask()
+        assert first.counts.written == 0
+        gate.set()
+    with life(dense, folder) as second:
+        assert second.ask() == expected
+        assert second.from_disk == WHOLE
+
+
+def test_a_step_that_fails_leaves_nothing_on_disk(
+    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages may hold anything: here a third of the prompt was computed with wrong bits."""
+    with life(dense, None) as cold:
+        expected = cold.ask()
+    with life(dense, folder, tier="late") as first:
+        runner = first.engine.runner
+        collect, failing = runner.collect, [True]
+
+        def fail_once(submission: Any) -> Any:
+            result = collect(submission)
+            if failing.pop() if failing else False:
+                for name in ("state.kv[0]", "state.kv[1]"):
+                    runner.buffer(name)[...] ^= 0x11
+                raise RuntimeError("the device failed")
+            return result
+
+        monkeypatch.setattr(runner, "collect", fail_once)
+        with pytest.raises(RuntimeError, match="the device failed"):
+            first.ask()
+        monkeypatch.undo()
+        assert first.engine.disk is not None
+        first.engine.disk.flush()
+        assert first.counts.written == 0
+        list(first.engine.run())
+    with life(dense, folder) as second:
+        assert second.ask() == expected
+        assert second.from_disk == WHOLE
+
+
+def test_a_step_in_flight_that_fails_at_the_end_leaves_nothing_on_disk(
+    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read of steps before it was written; of the rest nobody knows what it is."""
+    with life(dense, folder, tier="late", steps_ahead=2) as first:
+        first.engine.submit(request(1))
+        for _ in range(2):
+            first.engine.step()
+        first.engine.cancel(1)
+        assert first.engine.disk is not None
+        first.engine.disk.flush()
+        before = len(files(folder))
+        monkeypatch.setattr(first.engine.runner, "collect", refusing(errno.EIO))
+    assert len(files(folder)) == before < WHOLE // 16
+    with life(dense, None) as cold:
+        expected = cold.ask()
+    with life(dense, folder) as second:
+        assert second.ask() == expected
+        assert second.from_disk == before * 16

@@ -1,0 +1,165 @@
+"""A server that is restarted tells what came from disk."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.serve.keys import key_digest
+from harness.serve.run import Running
+from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.python.conftest import CONTEXT
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+from tests.serve.test_process import process
+from zinc_rt import LLM, SamplingParams
+
+PROMPT = "The quick brown fox jumps over the lazy dog and comes back again. " * 2
+BODY = {"prompt": PROMPT, "max_tokens": 6, "seed": 5, "logits_digest": True}
+
+
+def ask(http: Http, key: str = "") -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    reply = http.post("/v1/completions", BODY, **headers)
+    assert reply.status == 200, reply.body
+    answer: dict[str, Any] = reply.json
+    return answer
+
+
+def digest(answer: dict[str, Any]) -> Any:
+    return answer["choices"][0]["text"], answer["x_zinc"]["logits_sha256"]
+
+
+def metric(http: Http, name: str) -> float:
+    found = re.search(rf"^zinc_rt:{name}\S* (\S+)$", http.get("/metrics").body.decode(), re.M)
+    assert found is not None, name
+    return float(found[1])
+
+
+def flush(server: Running) -> None:
+    """Wait for what was computed to be on disk."""
+    disk = server.service.model.driver.call(lambda engine: engine.disk)
+    assert disk is not None
+    wait_until(lambda: disk.statistics.written > 0)
+    disk.flush()
+
+
+def test_an_answer_says_what_came_from_disk(serve: Serve, tmp_path: Path) -> None:
+    with serve() as plain:
+        expected = ask(Http(plain.url))
+        assert "disk_cache" not in Http(plain.url).get("/health").json
+        assert b"disk_cache" not in Http(plain.url).get("/metrics").body
+    with serve(disk_cache=tmp_path) as first:
+        http = Http(first.url)
+        answer = ask(http)
+        assert answer["x_zinc"]["cached"] == {"tokens": 0}
+        assert digest(answer) == digest(expected)
+        flush(first)
+    with serve(disk_cache=tmp_path) as second:
+        http = Http(second.url)
+        answer = ask(http)
+        tokens = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert tokens >= len(PROMPT) // 3 // 16 * 16 > 0
+        assert answer["x_zinc"]["cached"] == {"tokens": tokens, "from_disk": tokens}
+        assert digest(answer) == digest(expected)
+        again = ask(http)["x_zinc"]["cached"]
+        assert again.keys() == {"tokens"}, "now it is in memory"
+        assert again["tokens"] >= tokens
+        health = http.get("/health").json["disk_cache"]
+        assert health["tokens"] == metric(http, "disk_cache_hits_total") == tokens
+        assert health["read_bytes"] == metric(http, "disk_cache_read_bytes_total") > 0
+        assert health["ignored"] == metric(http, "disk_cache_ignored_total") == 0
+        assert health["problem"] == ""
+
+
+def test_a_damaged_file_is_counted_where_operators_look(serve: Serve, tmp_path: Path) -> None:
+    with serve(disk_cache=tmp_path) as first:
+        expected = ask(Http(first.url))
+        flush(first)
+    pages = list(tmp_path.rglob("*.page"))
+    assert pages
+    for page in pages:
+        page.write_bytes(page.read_bytes()[:-1] + b"\0" * 2)
+    with serve(disk_cache=tmp_path) as second:
+        http = Http(second.url)
+        answer = ask(http)
+        assert digest(answer) == digest(expected)
+        assert answer["x_zinc"]["cached"] == {"tokens": 0}
+        assert metric(http, "disk_cache_ignored_total") >= 1
+        assert http.get("/health").json["disk_cache"]["ignored"] >= 1
+
+
+@pytest.mark.parametrize("action", ["save", "restore", "erase"])
+def test_who_would_save_a_slot_is_told_what_serves_the_purpose(
+    server: Running, action: str
+) -> None:
+    """As llama.cpp's clients ask for it."""
+    reply = Http(server.url).post(f"/slots/1?action={action}", {"filename": "slot.bin"})
+    assert reply.status == 404
+    assert "--disk-cache" in reply.json["error"]["message"]
+    assert "--disk-cache" not in Http(server.url).get("/slotsAndMore").body.decode()
+
+
+def test_tenants_share_nothing_on_disk(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text(
+        "".join(
+            f'[tenant.{name}]\nid = {id}\nkeys = ["{key_digest(name)}"]\n'
+            for id, name in enumerate(("ann", "bob"), 1)
+        )
+    )
+    folder = tmp_path / "cache"
+    with serve(disk_cache=folder, tenants=file) as first:
+        ask(Http(first.url), "ann")
+        flush(first)
+        assert Http(first.url).get("/health").json == {"status": "ok"}
+    with serve(disk_cache=folder, tenants=file) as second:
+        cached = [ask(Http(second.url), name)["x_zinc"]["cached"] for name in ("bob", "ann")]
+        assert cached[0] == {"tokens": 0}
+        assert cached[1]["from_disk"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_queue_is_written_before_a_signal_ends_the_server(
+    tiny_model_path: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    words = ("--disk-cache", str(tmp_path / "cache"), "--disk-cache-size", "50MB")
+    with process(tiny_model_path, tmp_path, *words) as (server, http):
+        expected = ask(http)
+        server.send_signal(number)
+        server.wait(PATIENCE_SECONDS)
+        assert server.stderr is not None
+        assert "Traceback" not in server.stderr.read()
+    with process(tiny_model_path, tmp_path, *words) as (server, http):
+        answer = ask(http)
+        assert digest(answer) == digest(expected)
+        assert answer["x_zinc"]["cached"]["from_disk"] > 0
+        server.kill()
+
+
+def test_a_server_that_was_killed_leaves_a_folder_to_use(
+    tiny_model_path: Path, tmp_path: Path
+) -> None:
+    words = ("--disk-cache", str(tmp_path / "cache"))
+    answers = []
+    for _ in range(3):
+        with process(tiny_model_path, tmp_path, *words) as (server, http):
+            answers.append(digest(ask(http)))
+            server.kill()
+    assert answers == [answers[0]] * 3
+
+
+def test_an_llm_finds_what_an_earlier_one_computed(tiny_model_path: Path, tmp_path: Path) -> None:
+    outputs = []
+    for _ in range(2):
+        with LLM(
+            tiny_model_path, tier="cpu", context=CONTEXT, disk_cache=tmp_path, disk_cache_size="1GB"
+        ) as llm:
+            outputs += llm.generate([PROMPT[:80]], SamplingParams(max_tokens=4))
+    assert outputs[0].cached_tokens == 0
+    assert outputs[1].cached_tokens > 0
+    assert outputs[0].tokens == outputs[1].tokens

@@ -1,0 +1,129 @@
+"""Answers whose tokens a request gives: what a model says of each, with a receipt that verifies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.serve.receipts.document import parse_receipt, signed_document
+from harness.serve.receipts.keys import open_key
+from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
+from harness.serve.run import Running
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+
+Json = dict[str, Any]
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TEXT = {"prompt": "abc", "max_tokens": 12, "seed": 5, "temperature": 0.9, "ignore_eos": True}
+TALK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "seed": 4}
+SAID = [70, 71, 72, 5, 90]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("receipts") / "folder"
+
+
+@pytest.fixture(scope="module")
+def forcing(serve: Serve, folder: Path) -> Iterator[Running]:
+    with serve(receipts=folder, draft=3) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(forcing: Running) -> Http:
+    return Http(forcing.url)
+
+
+def test_the_answer_of_a_model_forced_on_it_is_the_same_answer(http: Http) -> None:
+    """Texts and log-probabilities to the bit; other seeds and temperatures change nothing."""
+    own = http.post(COMPLETIONS, {**TEXT, "logprobs": 3, "return_token_ids": True}).json
+    (choice,) = own["choices"]
+    body = {**TEXT, "logprobs": 3, "return_token_ids": True, "force_tokens": choice["token_ids"]}
+    for more in ({}, {"temperature": 0, "seed": 9}, {"max_tokens": None}, {"top_k": 1}):
+        again = http.post(COMPLETIONS, {**body, **more}).json
+        assert again["choices"] == own["choices"]
+        assert again["usage"]["completion_tokens"] == 12
+    without = {**body, "ignore_eos": False}
+    assert http.post(COMPLETIONS, without).json["choices"][0]["token_ids"] == choice["token_ids"]
+
+
+def test_a_conversation_and_its_stream(http: Http) -> None:
+    body = {**TALK, "max_tokens": None, "logprobs": True, "top_logprobs": 2, "force_tokens": SAID}
+    (choice,) = http.post(CHAT, body).json["choices"]
+    listed = choice["logprobs"]["content"]
+    assert len(listed) == len(SAID)
+    assert all(len(one["top_logprobs"]) == 2 for one in listed)
+    assert choice["finish_reason"] == "length"
+    lines = http.post(CHAT, {**body, "stream": True}).body.split(b"\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+    parts = [one["choices"][0] for one in chunks if one["choices"]]
+    assert (
+        "".join(one["delta"].get("content") or "" for one in parts)
+        == (choice["message"]["content"])
+    )
+    streamed = [entry for one in parts if one["logprobs"] for entry in one["logprobs"]["content"]]
+    assert streamed == listed
+
+
+def test_scores_are_those_of_the_score_route(http: Http) -> None:
+    body = {**TEXT, "max_tokens": None, "prompt": [8, 9, 10], "force_tokens": SAID, "logprobs": 1}
+    (choice,) = http.post(COMPLETIONS, body).json["choices"]
+    scored = http.post("/v1/score", {"input": [8, 9, 10, *SAID], "start": 3}).json["data"][0]
+    assert choice["logprobs"]["token_logprobs"] == scored["logprobs"][3:]
+    echoed = http.post(COMPLETIONS, {**body, "echo": True}).json["choices"][0]["logprobs"]
+    whole = http.post("/v1/score", {"input": [8, 9, 10, *SAID]}).json["data"][0]
+    assert echoed["token_logprobs"] == whole["logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"max_tokens": 4}, "max_tokens"),
+        ({"n_predict": 4, "max_tokens": None}, "n_predict"),
+        ({"n": 2}, "n"),
+        ({"stop": "e"}, "stop"),
+        ({"stop_token_ids": [5]}, "stop_token_ids"),
+        ({"force_tokens": []}, "force_tokens"),
+        ({"force_tokens": ["a"]}, "force_tokens[0]"),
+        ({"force_tokens": [999_999] * 5}, "force_tokens"),
+        ({"force_tokens": [5] * 300, "max_tokens": None}, "force_tokens"),
+        ({"force_tokens": [-1]}, "force_tokens[0]"),
+        (
+            {"response_format": {"type": "regex", "regex": "[a-z]+"}, "ignore_eos": False},
+            "force_tokens",
+        ),
+    ],
+)
+def test_refusals(http: Http, more: Json, param: str) -> None:
+    body = {**TEXT, "max_tokens": len(SAID), "force_tokens": SAID, **more}
+    refused = http.post(COMPLETIONS, body)
+    assert refused.status == 400, refused.body
+    assert refused.error["param"] == param
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_its_receipt_verifies_and_another_token_is_named(
+    http: Http, forcing: Running, folder: Path, path: str
+) -> None:
+    body = {**(TEXT if path == COMPLETIONS else TALK), "max_tokens": None, "force_tokens": SAID}
+    answer = http.post(path, body).json
+    document = http.get(f"/v1/receipts/{answer['id']}").json
+    model = forcing.service.model
+
+    def problems(sample: int | None) -> list[str]:
+        receipt = parse_receipt(json.dumps(document).encode(), "the receipt")
+        (verdict,) = verify_receipts([receipt], model, ReceiptDemands(sample=sample))
+        return list(verdict.problems)
+
+    assert document["payload"]["choices"][0]["tokens"] == SAID
+    assert problems(None) == problems(10) == []
+    document["payload"]["choices"][0]["tokens"][2] ^= 1
+    document = signed_document(document["payload"], document["leaves"], open_key(folder))
+    for sample in (None, 10):
+        (problem,) = problems(sample)
+        assert problem.startswith(("tokens: choice 0: step 2", "bits: choice 0: step 3"))

@@ -1,0 +1,217 @@
+"""Answers of gpt-oss taken apart: its messages, in any pieces, and what is none of its format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.host.dialect.harmony import HARMONY_MARKS, HarmonyDialect
+from harness.host.harmony_reply import FramedAnswer, reply_parser
+from harness.host.reply import ReplyForm
+from reference.model.chat_template import ChatTemplate
+from tests.serve.harmony import TEMPLATE
+from tests.serve.test_reply import CALLS, FUNCTIONS, told
+
+Told = tuple[str, str, list[tuple[str, str]]]
+THOUGHT = "<|channel|>analysis<|message|>Hm. 2 < 3?<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+TO_WEATHER = "commentary to=functions.get_weather"
+OSLO = '{"city": "Oslo", "days": 3}'
+WHOLE: dict[str, tuple[str, Told]] = {
+    "thought and text": (f"{THOUGHT}{FINAL}Hello.", ("Hm. 2 < 3?", "Hello.", [])),
+    "text alone": (f"{FINAL}One\n\ntwo <b>.<|return|>", ("", "One\n\ntwo <b>.", [])),
+    "call": (
+        f"{THOUGHT}<|channel|>{TO_WEATHER} <|constrain|>json<|message|>{OSLO}<|call|>",
+        ("Hm. 2 < 3?", "", [("get_weather", OSLO)]),
+    ),
+    "recipient in the role": (
+        f"{THOUGHT} to=functions.get_weather<|channel|>commentary json<|message|>{OSLO}",
+        ("Hm. 2 < 3?", "", [("get_weather", OSLO)]),
+    ),
+    "no constraint": (
+        f"<|channel|>{TO_WEATHER} json<|message|>{OSLO}<|call|>",
+        ("", "", [("get_weather", OSLO)]),
+    ),
+    "thoughts that address a function": (
+        "<|channel|>analysis to=functions.get-time_2 code<|message|><|call|>",
+        ("", "", [("get-time_2", "{}")]),
+    ),
+    "no namespace": (
+        f"<|channel|>commentary to=get_weather<|message|>{OSLO}<|call|>",
+        ("", "", [("get_weather", OSLO)]),
+    ),
+    "preamble": (
+        "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant"
+        f"<|channel|>{TO_WEATHER} <|constrain|>json<|message|>{OSLO}<|call|>",
+        ("", "I look it up.", [("get_weather", OSLO)]),
+    ),
+    "two thoughts, two texts": (
+        f"{THOUGHT}<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+        f"<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant{FINAL}Done.",
+        ("Hm. 2 < 3?\nSo.", "Wait.\nDone.", []),
+    ),
+    "marks in a string of JSON": (
+        f'<|channel|>{TO_WEATHER}<|message|>{{"city": "<|call|><|end|>"}}<|call|>',
+        ("", "", [("get_weather", '{"city": "<|call|><|end|>"}')]),
+    ),
+    "a message without its end": (
+        f"<|channel|>analysis<|message|>Hm.<|start|>assistant{FINAL}Yes.",
+        ("Hm.", "Yes.", []),
+    ),
+    "neither end nor beginning": (
+        f"<|channel|>analysis<|message|>Hm.{FINAL}Yes.",
+        ("Hm.", "Yes.", []),
+    ),
+    "another channel": ("<|channel|>notes<|message|>Yes.", ("", "Yes.", [])),
+    "no format at all": ("Hello <b>there</b>.", ("", "Hello <b>there</b>.", [])),
+    "a recipient nobody knows": (
+        "<|channel|>commentary to=python<|message|>1+1<|call|>",
+        ("", "<|channel|>commentary to=python<|message|>1+1", []),
+    ),
+    "arguments that are no object": (
+        f"<|channel|>{TO_WEATHER}<|message|>[1]<|call|>",
+        ("", f"<|channel|>{TO_WEATHER}<|message|>[1]", []),
+    ),
+    "a call that the limit cut": (
+        f'<|channel|>{TO_WEATHER}<|message|>{{"city": "Os',
+        ("", f'<|channel|>{TO_WEATHER}<|message|>{{"city": "Os', []),
+    ),
+    "a header that the limit cut": (f"{THOUGHT}<|channel|>fin", ("Hm. 2 < 3?", "", [])),
+    "a header of words": (
+        "<|channel|>final answer is here, is it<|message|>Yes",
+        ("", "<|channel|>final answer is here, is it<|message|>Yes", []),
+    ),
+    "empty": ("", ("", "", [])),
+    "ends alone": ("<|end|><|return|><|call|>", ("", "", [])),
+}
+"""What a model may write, and its thoughts, text and calls."""
+
+
+def read(pieces: Sequence[str], **options: Any) -> Told:
+    form = ReplyForm(HarmonyDialect(), options.pop("functions", FUNCTIONS), **options)
+    parser = reply_parser(form, b"id")
+    parts = [part for piece in pieces for part in parser.feed(piece)]
+    return told([*parts, *parser.finish()])
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_answer_has_its_parts(name: str) -> None:
+    text, expected = WHOLE[name]
+    assert read([text]) == expected
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_cut_gives_the_same_parts(name: str) -> None:
+    """Two pieces, cut at every place, and one piece a character."""
+    text, expected = WHOLE[name]
+    for place in range(len(text) + 1):
+        assert read([text[:place], text[place:]]) == expected
+    assert read(list(text)) == expected
+
+
+SNIPPETS = [
+    *HARMONY_MARKS, "analysis", "final", "commentary", "assistant", " to=functions.get_weather",
+    "to=", "json", OSLO, '{"a": "', "\n", " ", "Hi", "<", "<|", "|>",
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(SNIPPETS), max_size=12), st.booleans(), st.booleans())
+def test_whatever_is_written_is_read_alike_in_any_pieces(
+    snippets: list[str], enforced: bool, thinking: bool
+) -> None:
+    text = "".join(snippets)
+    whole = read([text], enforced=enforced, thinking=thinking)
+    assert read(snippets, enforced=enforced, thinking=thinking) == whole
+    assert read(list(text), enforced=enforced, thinking=thinking) == whole
+
+
+def test_arguments_come_as_they_are_written_where_a_grammar_writes_them() -> None:
+    form = ReplyForm(HarmonyDialect(), FUNCTIONS, enforced=True)
+    parser = reply_parser(form)
+    parts = [
+        *parser.feed(f"<|channel|>{TO_WEATHER} <|constrain|>json<|message|>"),
+        *parser.feed(OSLO[:7]),
+    ]
+    assert told(parts) == ("", "", [("get_weather", OSLO[:7])])
+    parts += [*parser.feed(OSLO[7:]), *parser.finish()]
+    assert told(parts) == ("", "", [("get_weather", OSLO)])
+    assert parser.calls == 1
+
+
+def test_one_call_is_enough_where_one_may_be_made() -> None:
+    call = f"<|channel|>{TO_WEATHER}<|message|>{OSLO}<|call|>"
+    assert read([call + call], many=False) == ("", "", [("get_weather", OSLO)])
+    assert len(read([call + call])[2]) == 2
+
+
+def test_thoughts_are_counted_while_they_come() -> None:
+    parser = reply_parser(ReplyForm(HarmonyDialect()))
+    parser.feed("<|channel|>analysis<|message|>Hm")
+    assert parser.thinking
+    parser.feed(f"<|end|><|start|>assistant{FINAL}Y")
+    assert not parser.thinking
+
+
+def test_a_prompt_may_have_begun_the_thoughts() -> None:
+    assert read([f"on.<|end|><|start|>assistant{FINAL}So."], thinking=True) == ("on.", "So.", [])
+
+
+def test_a_terminal_shows_thoughts_and_then_the_text() -> None:
+    answer = FramedAnswer.of(HarmonyDialect())
+    parts = [*answer.parser.feed(f"{THOUGHT}{FINAL}Hel"), *answer.parser.feed("lo.")]
+    assert answer.take(parts) + answer.take(answer.parser.finish()) == "Hm. 2 < 3?\n\nHello."
+    assert answer.content == "Hello."
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call["name"])
+def test_what_the_template_writes_is_read_back(call: dict[str, Any]) -> None:
+    """A call in an earlier turn looks as the model writes it."""
+    turn = {
+        "role": "assistant", "content": None, "reasoning_content": "Hm.",
+        "tool_calls": [{"type": "function", "function": call}],
+    }  # fmt: skip
+    with ChatTemplate(TEMPLATE, source="m.gguf") as template:
+        messages = [{"role": "user", "content": "go"}, turn]
+        text = template.render(messages, add_generation_prompt=False).text
+    before = "<|start|>assistant"
+    thoughts, content, calls = read([text[text.index(before) + len(before) :]])
+    assert (thoughts, content) == ("Hm.", "")
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [
+        (call["name"], call["arguments"])
+    ]
+
+
+def test_a_template_gets_thoughts_under_its_own_name() -> None:
+    """None beside the text of a message with calls, which OpenAI's template refuses."""
+    call = {"type": "function", "function": CALLS[0]}
+    with ChatTemplate(TEMPLATE, source="m.gguf") as template:
+
+        def rendered(**turn: Any) -> str:
+            messages = [{"role": "user", "content": "go"}, {"role": "assistant", **turn}]
+            return template.render(messages).text
+
+        assert ">analysis<|message|>Hm.<|end|>" in rendered(
+            content=None, reasoning_content="Hm.", tool_calls=[call]
+        )
+        both = rendered(content="Look:", reasoning_content="Hm.", tool_calls=[call])
+        assert ">analysis<|message|>Look:<|end|>" in both
+        assert "Hm." not in both
+        assert "Hm." not in rendered(content="Yes.", reasoning_content="Hm.")
+
+
+@pytest.mark.parametrize("effort", ["low", "medium", "high"])
+def test_a_template_is_told_the_effort(effort: str) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    with ChatTemplate(TEMPLATE, source="m.gguf") as template:
+        assert template.has_reasoning_effort
+        assert template.frames_messages
+        rendered = template.render(messages, reasoning_effort=effort)
+        assert f"Reasoning: {effort}<|end|>" in rendered.text
+        assert rendered.opening == "<|start|>assistant"
+        assert "Reasoning: medium" in template.render(messages).text
