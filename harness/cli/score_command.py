@@ -27,7 +27,7 @@ examples:
   zinc-rt score --prompt "The sky is blue."
   zinc-rt score essay.txt --json --top 5       with the likeliest tokens
   zinc-rt score --tokens 1,2,3,4 --from 3      of the token at position 3 only
-  zinc-rt score --prompt "2 + 2 =" --force-tokens 216,36   of an answer, token by token
+  zinc-rt score --prompt "2 + 2 =" --force-tokens 216,36   token by token
 """
 
 

@@ -80,6 +80,30 @@ def test_an_answer_goes_on_by_itself_when_the_server_is_back(chat: Chat) -> None
     assert {asked["seed"] for asked in chat.fake.asked} == {seed}
 
 
+def test_an_answer_that_goes_on_is_not_called_broken(chat: Chat) -> None:
+    """What is said of the server goes before the text grows beyond what was shown."""
+    chat.fake.answers["Go"] = " ".join(map(str, range(200)))
+    broken_off(chat)
+    chat.page.evaluate(
+        """() => {
+          const prose = () => [...document.querySelectorAll('article.answer .prose')].at(-1);
+          const shown = prose().textContent.length;
+          window.states = [];
+          new MutationObserver(() => {
+            const problem = document.querySelector('.problem');
+            if (prose().textContent.length > shown) window.states.push(problem?.textContent ?? '');
+          }).observe(document.body, { childList: true, characterData: true, subtree: true });
+        }"""
+    )
+    chat.fake.cut = False
+    chat.page.unroute(LOOKS)
+    chat.settled()
+    expect(chat.page.locator("article.answer .prose").last).to_contain_text("199")
+    states = chat.page.evaluate("window.states")
+    assert states
+    assert set(states) == {""}
+
+
 def test_an_answer_that_cannot_go_on_says_why(chat: Chat) -> None:
     broken_off(chat)
     chat.fake.answers["Go"] = "Something else"

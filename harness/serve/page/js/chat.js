@@ -194,8 +194,9 @@ async function broken(view, problem, goOn, signal) {
     scroller.follow();
   };
   try {
-    const reason = await goOn(signal, { waiting, problem });
-    if (!reason) view.below.replaceChildren();
+    const growing = () => view.below.replaceChildren();
+    const reason = await goOn(signal, { waiting, growing, problem });
+    if (!reason) growing();
     return reason;
   } catch (error) {
     if (error.name === "AbortError") return problem.message;

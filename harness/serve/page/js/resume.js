@@ -14,15 +14,16 @@ export const pause = (milliseconds, signal) => new Promise((resolve) => {
 
 /** Complete a broken answer once the server is back: the same seed gives the same text, so it is
  * asked for again and goes on where it broke off. Gives "" when it is complete, else why it is
- * not. `waiting` is called while the server is away. Throws AbortError when stopped. */
-export async function resume(message, prompt, signal, { waiting, grow, problem }) {
+ * not. `waiting` is called while the server is away, `growing` before text is added. Throws
+ * AbortError when stopped. */
+export async function resume(message, prompt, signal, { waiting, growing, grow, problem }) {
   let reason = problem.message;
   for (let tries = 0; tries < MOST_TRIES; tries++) {
     const before = message.content.length;
     waiting(reason);
     try {
       await serverIsBack(signal);
-      return await goOn(message, prompt, signal, grow);
+      return await goOn(message, prompt, signal, { growing, grow });
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       reason = error.message;
@@ -45,7 +46,7 @@ async function serverIsBack(signal) {
   }
 }
 
-async function goOn(message, prompt, signal, grow) {
+async function goOn(message, prompt, signal, { growing, grow }) {
   const shown = message.content;
   const again = { content: "", asked: message.asked };
   const other = new AbortController();
@@ -53,7 +54,10 @@ async function goOn(message, prompt, signal, grow) {
     const length = Math.min(again.content.length, shown.length);
     const same = again.content.slice(0, length) === shown.slice(0, length);
     if (!same) other.abort();
-    else if (again.content.length > shown.length) Object.assign(message, again);
+    else if (again.content.length > shown.length) {
+      growing();
+      Object.assign(message, again);
+    }
     if (same) grow();
   };
   try {
