@@ -10,7 +10,7 @@ from itertools import product
 
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
-from contract.dtypes import Q6_K, DType
+from contract.dtypes import Q5_K, Q6_K, DType
 
 GROUP_WARPS = 4
 GROUP_ROWS = GROUP_WARPS * UNIT_ROWS
@@ -83,6 +83,9 @@ SHAPES = {
 """Shapes, and each one's time for a unit of columns in tenths of a microsecond on an H200."""
 FOUR_SUMS_TIME = 30
 """The time for two groups that make four sums each."""
+WIDE_FORMATS = (Q5_K,)
+WIDE_TIMES = {4: 55, 3: 36, 2: 30}
+"""The times of so many groups with rows of their own for codes of five bits."""
 
 
 def by_single_warps(dtype: DType, shape: GroupShape) -> bool:
@@ -110,14 +113,26 @@ def group_shape(
     """
 
     def time(shape: GroupShape) -> int:
-        blocks = shape.row_blocks(rows) * shape.work(tokens) * shape.parts
-        fold = _fold_time(tokens) if shape.parts > 1 else 0
-        return -(-blocks // device.multiprocessors) * _block_time(shape, dtype, columns) + fold
+        return _time(shape, dtype, columns, tokens, rows, device)
 
     shapes = _fitting(dtype, tokens, device)
     if parted and tokens <= MOST_PARTED_TOKENS:
         shapes += _parted(shapes, span_count(columns))
     return min(shapes, key=time)
+
+
+def group_time(dtype: DType, columns: int, tokens: int, rows: Sequence[int], device: Device) -> int:
+    """The time of the fastest shape, in tenths of a microsecond on an H200."""
+    shape = group_shape(dtype, columns, tokens, rows, device)
+    return _time(shape, dtype, columns, tokens, rows, device)
+
+
+def _time(
+    shape: GroupShape, dtype: DType, columns: int, tokens: int, rows: Sequence[int], device: Device
+) -> int:
+    blocks = shape.row_blocks(rows) * shape.work(tokens) * shape.parts
+    fold = _fold_time(tokens) if shape.parts > 1 else 0
+    return -(-blocks // device.multiprocessors) * _block_time(shape, dtype, columns) + fold
 
 
 @cache
@@ -166,6 +181,8 @@ def _block_time(shape: GroupShape, dtype: DType, columns: int) -> int:
     of_unit = SHAPES[replace(shape, parts=1)]
     if dtype in FOUR_SUM_FORMATS and not shape.split:
         of_unit = FOUR_SUMS_TIME
+    elif dtype in WIDE_FORMATS and not shape.split:
+        of_unit = WIDE_TIMES[shape.groups]
     return -(-span_count(columns) // shape.parts) * SPAN_UNITS * of_unit
 
 

@@ -23,6 +23,7 @@ from accel.cuda.group_shapes import (
     shapes_beside,
     span_count,
 )
+from accel.cuda.half_products import HALF_TOKENS, half_launch, halves_are_faster
 from accel.cuda.head_rows import (
     HeadRun,
     LeftSpans,
@@ -32,7 +33,7 @@ from accel.cuda.head_rows import (
     stored_head_run,
 )
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes
-from accel.cuda.packing import fold_launch, pack_launch
+from accel.cuda.packing import fold_launch, pack_launch, packs_fours
 from accel.cuda.products import (
     ALIGNED_FLOATS,
     FEW,
@@ -41,6 +42,7 @@ from accel.cuda.products import (
     is_private,
     matrix_macros,
     residual_operand,
+    run_behind,
     runs,
     writer,
 )
@@ -84,7 +86,7 @@ def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     found = _run_of_many(following, device) if len(following) else None
     if found is None or found.norm is not None:
         return None
-    run = _behind(found, 1)
+    run = run_behind(found, 1)
     assert run.quantize is not None
     if source(ops[run.quantize]) != result(ops[0]) or ops[run.quantize].count != ops[0].count:
         return None
@@ -165,6 +167,8 @@ def _launches(
     if (spans := span_launch(ops, run, device, parted)) is not None:
         return [pack_launch(ops, run, device, folded), spans]
     shared = _shared(products)
+    if folded is None and (halves := _halves(ops, run, shared, device)) is not None:
+        return halves
     if len(shared) > 1:
         shapes = list(_shapes_beside(ops, run, shared, device, parted))
     else:
@@ -178,8 +182,22 @@ def _launches(
     return launches
 
 
+def _halves(
+    ops: Sequence[Op], run: Run, shared: Sequence[tuple[int, ...]], device: Device
+) -> list[KernelLaunch] | None:
+    """Packing and the products in binary16, where all are of one format and that is faster."""
+    product, rows = ops[run.products[0]], _rows(ops, run, shared[0])
+    columns, tokens, dtype = product.most_sizes()["columns"], product.count.most, product.dtype
+    if len(shared) > 1 or not packs_fours(ops, run):
+        return None
+    if dtype is None or not halves_are_faster(dtype, columns, tokens, rows, device):
+        return None
+    products = half_launch(dtype, tokens, rows, device, _product_macros(ops, run, shared[0]))
+    return [pack_launch(ops, run, device, half_tokens=HALF_TOKENS), products]
+
+
 def _leaves_spans(ops: Sequence[Op], run: Run, device: Device) -> bool:
-    """Whether the run is a product with a residual whose columns are better split among blocks."""
+    """Whether the columns of a product with a residual are better split among blocks."""
     if run.residual is None or not _has_groups(device):
         return False
     total = result(ops[run.residual])
@@ -197,7 +215,7 @@ def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
     found = _run_of_many(following, device) if len(following) else None
     if found is None or run.residual is None:
         return None
-    found = _behind(found, run.length)
+    found = run_behind(found, run.length)
     assert found.quantize is not None
     packed = source(ops[found.quantize if found.norm is None else found.norm])
     same = ops[found.quantize].count == ops[run.products[0]].count
@@ -223,23 +241,6 @@ def _run_of_many(ops: Remaining, device: Device) -> Run | None:
         if aligned_rows(ops, run) and is_private(ops, run):
             return run
     return None
-
-
-def _behind(run: Run, ops: int) -> Run:
-    """The run with indices that count from ``ops`` ops earlier."""
-
-    def moved(index: int | None) -> int | None:
-        return None if index is None else index + ops
-
-    return Run(
-        tuple(index + ops for index in run.products),
-        run.length + ops,
-        moved(run.quantize),
-        moved(run.norm),
-        tuple(map(moved, run.biases)),
-        moved(run.gate),
-        moved(run.residual),
-    )
 
 
 def _operand(op: Op, name: str) -> Tensor | None:
@@ -340,8 +341,7 @@ def _grouped(
     overlaps: bool,
     followed: bool,
 ) -> KernelLaunch:
-    """The launch by groups of four warps; it overlaps the launch before it if ``overlaps``, the one
-    after it if ``followed``."""
+    """The launch by groups; it ``overlaps`` the one before it, or is ``followed`` by such."""
     product = ops[run.products[numbers[0]]]
     dtype, tokens, rows = product.dtype, product.count.most, _rows(ops, run, numbers)
     assert dtype is not None
@@ -366,16 +366,23 @@ def _grouped(
             "PARTS": shape.parts,
             "STAGES": shape.stages,
             "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
-            "MATRICES": len(numbers),
             "BESIDE": int(overlaps),
             "FOLLOWED": int(followed),
-            "GATE": packet_number(run.gate),
-            "ROWS_IN_FRONT": sum(_rows(ops, run, tuple(range(numbers[0])))),
-            **size_indices("swiglu", "activation"),
-            **matrix_macros(ops, run, numbers),
-            **_common_macros(ops, run, numbers[0]),
+            **_product_macros(ops, run, numbers),
         },
     )
+
+
+def _product_macros(ops: Sequence[Op], run: Run, numbers: tuple[int, ...]) -> dict[str, int]:
+    """Macros of a launch of several products by groups."""
+    return {
+        "MATRICES": len(numbers),
+        "GATE": packet_number(run.gate),
+        "ROWS_IN_FRONT": sum(_rows(ops, run, tuple(range(numbers[0])))),
+        **size_indices("swiglu", "activation"),
+        **matrix_macros(ops, run, numbers),
+        **_common_macros(ops, run, numbers[0]),
+    }
 
 
 def _common_macros(ops: Sequence[Op], run: Run, number: int) -> dict[str, int]:

@@ -27,15 +27,18 @@ MOST_FOUR_WARPS = 32
 
 
 def pack_launch(
-    ops: Sequence[Op], run: Run, device: Device, folded: Run | None = None
+    ops: Sequence[Op], run: Run, device: Device, folded: Run | None = None, half_tokens: int = 0
 ) -> KernelLaunch:
-    """Packs the activations of a run; ``folded`` is the run whose spans are these rows, if any."""
+    """Packs the activations of a run; ``folded`` is the run whose spans are these rows, if any.
+
+    With ``half_tokens``, which only runs that ``packs_fours`` may have, integers are binary16 in
+    blocks of so many tokens.
+    """
     assert run.quantize is not None
     quantize = ops[run.quantize]
     tokens, units = quantize.count.most, unit_count(quantize.most_sizes()["columns"])
-    fits = run.norm is None or units <= MOST_FOUR_WARPS
-    if folded is None and tokens > MOST_SPLIT_TOKENS and fits:
-        return _pack_fours(ops, run, tokens, units)
+    if folded is None and packs_fours(ops, run):
+        return _pack_fours(ops, run, tokens, units, half_tokens)
     whole = run.norm is not None or folded is not None
     pieces = _row_pieces(tokens, units, device) if whole else -(-units // WARPS)
     warps = min(ROW_WARPS if whole else WARPS, -(-units // pieces))
@@ -56,7 +59,17 @@ def pack_launch(
     )
 
 
-def _pack_fours(ops: Sequence[Op], run: Run, tokens: int, units: int) -> KernelLaunch:
+def packs_fours(ops: Sequence[Op], run: Run) -> bool:
+    """Whether a warp packs four tokens of the run where no spans are folded."""
+    assert run.quantize is not None
+    units = unit_count(ops[run.quantize].most_sizes()["columns"])
+    fits = run.norm is None or units <= MOST_FOUR_WARPS
+    return ops[run.quantize].count.most > MOST_SPLIT_TOKENS and fits
+
+
+def _pack_fours(
+    ops: Sequence[Op], run: Run, tokens: int, units: int, half_tokens: int
+) -> KernelLaunch:
     """Packs the activations of many tokens."""
     warps = min(WARPS, units) if run.norm is None else units
     pieces = -(-units // warps)
@@ -67,7 +80,12 @@ def _pack_fours(ops: Sequence[Op], run: Run, tokens: int, units: int) -> KernelL
         (-(-tokens // FOUR) * pieces, 1, 1),
         (warps * 32, 1, 1),
         4 * FOUR * warps + weights,
-        {"WARPS": warps, "PIECES": pieces, **_packing_macros(ops, run)},
+        {
+            "WARPS": warps,
+            "PIECES": pieces,
+            "HALF_TOKENS": half_tokens,
+            **_packing_macros(ops, run),
+        },
     )
 
 

@@ -375,3 +375,20 @@ def aligned_rows(ops: Sequence[Op], run: Run) -> bool:
 def _id(dtype: DType | None) -> int:
     assert dtype is not None
     return dtype.ggml_id
+
+
+def run_behind(run: Run, ops: int) -> Run:
+    """The run with indices that count from ``ops`` ops earlier."""
+
+    def moved(index: int | None) -> int | None:
+        return None if index is None else index + ops
+
+    return Run(
+        tuple(index + ops for index in run.products),
+        run.length + ops,
+        moved(run.quantize),
+        moved(run.norm),
+        tuple(map(moved, run.biases)),
+        moved(run.gate),
+        moved(run.residual),
+    )

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.cached_files import CachedFile, least_used
 from contract.file_reads import PIECE_BYTES, FileRange, read_pages
 from contract.lazy_dataclass import dataclass
 
@@ -112,7 +113,7 @@ def has_entry(folder: Path, model: Path) -> bool:
 def usage(folder: Path) -> tuple[int, int]:
     """The number of entries and their bytes."""
     found = _files(folder)
-    return len(found), sum(size for _, size, _ in found)
+    return len(found), sum(file.nbytes for file in found)
 
 
 def remove_entries(folder: Path, models: Iterable[Path]) -> int:
@@ -268,15 +269,15 @@ def _header(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _files(folder: Path) -> list[tuple[Path, int, int]]:
-    """Every file of the cache, its bytes, and when it was used last."""
+def _files(folder: Path) -> list[CachedFile]:
+    """Every file of the cache."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.suffix in (SYNCED, UNSYNCED, PARTIAL):
                 with contextlib.suppress(OSError):
                     status = path.stat()
-                    found.append((path, status.st_size, status.st_atime_ns))
+                    found.append(CachedFile(path, status.st_size, status.st_atime_ns))
     return found
 
 
@@ -293,13 +294,8 @@ def _make_room(folder: Path, nbytes: int) -> None:
     disk = os.statvfs(folder)
     if nbytes > MOST_BYTES or disk.f_bavail * disk.f_frsize < FREE_SHARE * nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    found = sorted(_files(folder), key=lambda file: file[2])
-    total = sum(size for _, size, _ in found)
-    for number, (path, size, _) in enumerate(found):
-        if total + nbytes <= MOST_BYTES and len(found) - number < MOST_ENTRIES:
-            break
-        _remove(path)
-        total -= size
+    for file in least_used(_files(folder), MOST_BYTES - nbytes, MOST_ENTRIES - 1):
+        _remove(file.path)
 
 
 @contextlib.contextmanager

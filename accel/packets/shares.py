@@ -8,8 +8,10 @@ device computes all other ops whole. Only the ops matter, never the model.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from types import MappingProxyType
 
 from accel.packets.device_op import ANY, DeviceOp, DeviceOperand
@@ -129,7 +131,8 @@ def _has_rows(op: Op, share: Share) -> bool:
 @dataclass(slots=True)
 class _Dividing:
     """Builds the part of a step. ``partial`` are the tensors of which this device has only its own
-    columns so far, with their counts."""
+    columns so far, with their counts, and ``of_buffer`` the same by buffer. ``reads`` has for each
+    buffer what is read of it, in order, with the index of the op."""
 
     step: Step
     share: Share
@@ -137,6 +140,15 @@ class _Dividing:
     ops: list[Op] = field(default_factory=list)
     first_rows: dict[int, int] = field(default_factory=dict)
     partial: dict[Tensor, Count] = field(default_factory=dict)
+    reads: defaultdict[str, list[tuple[int, Tensor]]] = field(init=False)
+    of_buffer: defaultdict[str, dict[Tensor, None]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reads, self.of_buffer = defaultdict(list), defaultdict(dict)
+        for number, op in enumerate(self.step.ops):
+            for index, tensor in enumerate(op.operands):
+                if tensor is not None and index not in op.written:
+                    self.reads[tensor.buffer].append((number, tensor))
 
     def result(self) -> SharedStep:
         for number, op in enumerate(self.step.ops):
@@ -172,7 +184,7 @@ class _Dividing:
         if weight.buffer not in self.divided:
             self.first_rows[len(self.ops)] = own.start
         self.ops.append(self._narrowed(op, {index}, "rows", len(own)))
-        self.partial[y] = op.count
+        self._add(y, op.count)
 
     def _stays_partial(self, op: Op) -> bool:
         """Whether ``op`` can work on a share: its operands are divided alike, or whole."""
@@ -201,7 +213,7 @@ class _Dividing:
         for index in op.written:
             tensor = op.operands[index]
             assert tensor is not None
-            self.partial[tensor] = op.count
+            self._add(tensor, op.count)
 
     def _narrowed(self, op: Op, indices: Collection[int], size: str, number: int) -> Op:
         """``op`` with the share of some operands, and with one size changed to ``number``."""
@@ -223,27 +235,32 @@ class _Dividing:
             if tensor is not None and index not in op.written
         ]
         if any(self._overlapping(tensor) for tensor in read):
-            requested = self._read_from(number)
-            self._gather([t for t in self.partial if any(t.overlaps(one) for one in requested)])
+            self._gather([tensor for tensor in self.partial if self._is_read(tensor, number)])
         for index in op.written if written else ():
             tensor = op.operands[index]
             for old in self._overlapping(tensor) if tensor is not None else ():
-                del self.partial[old]
+                self._taken(old)
 
-    def _read_from(self, number: int) -> list[Tensor]:
-        return [
-            tensor
-            for op in self.step.ops[number:]
-            for index, tensor in enumerate(op.operands)
-            if tensor is not None and index not in op.written
-        ]
+    def _is_read(self, tensor: Tensor, number: int) -> bool:
+        """Whether op ``number`` or a later one reads some of ``tensor``."""
+        later = takewhile(lambda read: read[0] >= number, reversed(self.reads[tensor.buffer]))
+        return any(tensor.overlaps(one) for _, one in later)
 
     def _overlapping(self, tensor: Tensor) -> list[Tensor]:
-        return [one for one in self.partial if one.overlaps(tensor)]
+        return [one for one in self.of_buffer[tensor.buffer] if one.overlaps(tensor)]
+
+    def _add(self, tensor: Tensor, count: Count) -> None:
+        self.partial[tensor] = count
+        self.of_buffer[tensor.buffer][tensor] = None
+
+    def _taken(self, tensor: Tensor) -> Count:
+        """The count of a tensor that is not partial any more."""
+        del self.of_buffer[tensor.buffer][tensor]
+        return self.partial.pop(tensor)
 
     def _gather(self, tensors: Collection[Tensor]) -> None:
         for tensor in tensors:
-            own, count = self.share.of(tensor.columns), self.partial.pop(tensor)
+            own, count = self.share.of(tensor.columns), self._taken(tensor)
             part = self.share.part(tensor)
             self.ops.append(self._gathering(part, tensor, count, own.start))
 

@@ -335,14 +335,19 @@ def check_receipt(path, receipt):
     with open(receipt) as file:
         document = json.load(file)
     payload, wrong = document["payload"], 0
-    form = payload["receipt"]
+    form, forced = payload["receipt"], json.loads(payload["request"]).get("force_tokens")
     for choice, leaves in zip(payload["choices"], document["leaves"], strict=True):
         text, sampling = list(payload["prompts"][choice["prompt"]]), dict(choice["sampling"])
         model, window = Model(path, len(text) + len(leaves)), sampling.pop("repeat_last_n")
         rows, good = [model.step(token) for token in text][-1:], [0, 0]
         for token, leaf in zip(choice["tokens"], leaves, strict=True):
             recent = text[-window:] if window else []
-            chosen = sample(rows[0], len(text), recent=recent, seed=int(choice["seed"]), **sampling)
+            step = len(text) - len(payload["prompts"][choice["prompt"]])
+            chosen = (
+                forced[step]
+                if forced
+                else sample(rows[0], len(text), recent=recent, seed=int(choice["seed"]), **sampling)
+            )
             good[0], good[1] = (
                 good[0] + (leaf_of(rows[0], form) == leaf),
                 good[1] + (chosen == token),

@@ -136,7 +136,7 @@ def refuse_arguments(
         if "--model" in flags_of(parser) and names_model(first):
             takes = f"to name a model, write --model {first}"
         elif parser.prog.endswith(" run"):
-            takes = "put a prompt of several words in quotes, and name a model with --model"
+            takes = _meant_model(first) or "put a prompt of several words in quotes"
         else:
             takes = "leave it out"
         raise ConfigError(f"unexpected argument {rest[0]!r}: {takes}; see {parser.prog} --help")
@@ -150,6 +150,14 @@ def refuse_arguments(
     else:
         hint = "no command has it"
     raise ConfigError(f"unknown flag {unknown}: {hint}; see {parser.prog} --help")
+
+
+def _meant_model(word: str) -> str | None:
+    """What to say of a word that is almost the name of a model; None for any other word."""
+    from harness.catalog.entries import suggestion
+
+    hint = suggestion(word) if len(word.split()) == 1 else ""
+    return f"no model is called {word!r}, {hint}" if hint.startswith("did you mean") else None
 
 
 def refuse_command(

@@ -171,6 +171,13 @@ def _shared(origin: str) -> dict[str, str]:
     }
 
 
+NO_SLOTS = (
+    ". Slots have no numbers here and are not saved: what was computed for a prompt is found by "
+    "its tokens, after a restart too if the server has --disk-cache DIR"
+)
+"""What serves the purpose of llama.cpp's routes that save and restore a slot."""
+
+
 def _listed(names: Iterable[str]) -> str:
     """Names of fields as a header may have them, whatever characters a client put into them."""
     return ", ".join(quote(name, safe="[]().") for name in names)[:MOST_LISTED]
@@ -253,6 +260,8 @@ def _refusal_of(error: Exception) -> ApiError:
         status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
         code = HTTPStatus(status).name.lower()
         text = f"{request.method} {request.path[:256]}: {error.name}"
+        if status == HTTPStatus.NOT_FOUND and request.path.split("/")[1] == "slots":
+            text += NO_SLOTS
         methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
         return ApiError(status, text, code=code, allow=tuple(sorted(methods or ())))
     return as_api_error(error) or internal_error()

@@ -3,7 +3,9 @@ one that is sent for ever, and do not notice a client that leaves while it waits
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import socket
 import threading
 import time
@@ -311,6 +313,10 @@ def _bound(host: str, port: int) -> socket.socket:
         )[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
+        # The library adds the address to the text; an unknown name has a negative number.
+        number = error.errno or -1
+        problem = os.strerror(number) if number > 0 else error.strerror
+        taken = ", see zinc-rt ps" if number == errno.EADDRINUSE else ""
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
+            f"cannot listen on {host}:{port}: {problem}{taken}; choose another --host or --port"
         ) from None

@@ -201,9 +201,10 @@ class ServedModel(HostedModel):
 
 
 def other_names(path: Path) -> tuple[str, ...]:
-    """The names that a model has by its file: the stem of the file and the catalog's id."""
+    """The names that a model has by its file: the file's, with its ending and without, and the
+    catalog's id."""
     entry = catalog.entry_of_file(path)
-    return (path.stem,) if entry is None else (path.stem, entry.id)
+    return (path.stem, path.name, *(() if entry is None else (entry.id,)))
 
 
 def _sampling_of_file(path: Path, model: Model, options: ModelOptions) -> SamplingDefaults:

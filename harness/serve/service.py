@@ -197,8 +197,9 @@ class Service:
             "now": now._asdict(),
         }
 
-    def check_accepting(self) -> None:
-        """Raises ApiError 503, EngineStopped and StorageProblem when no new work is taken."""
+    def check_accepting(self, receipt: bool = True) -> None:
+        """Raises ApiError 503, EngineStopped and StorageProblem when no new work is taken: none
+        that has a ``receipt`` where none can be stored."""
         if self.draining.is_set():
             raise ApiError(
                 503,
@@ -210,6 +211,8 @@ class Service:
         if self.model.driver.failure is not None:
             raise EngineStopped(self.model.driver.failure)
         self.ledger.check()
+        if receipt and self.receipts is not None:
+            self.receipts.check()
         self.model.check_trace()
 
     def _answer(
@@ -223,7 +226,7 @@ class Service:
             raise ApiError(400, "prompt_logprobs needs stream false", param="prompt_logprobs")
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options needs stream true", param="stream_options")
-        self.check_accepting()
+        self.check_accepting(body.receipt is not False)
         generation, shape = begin()
 
         def finish(error: ApiError | None) -> None:

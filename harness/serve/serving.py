@@ -232,7 +232,7 @@ class Serving:
                 retry=True,
             )
         try:
-            self.service.check_accepting()
+            self.service.check_accepting(receipt=False)
             before = self._active
             if path.resolve() != before.service.model.model.file.path.resolve():
                 with self._loading:
@@ -317,7 +317,7 @@ class Serving:
 
     def _load_in_background(self, name: str) -> _LeasedModel:
         """Load a model that a request names. Raises ApiError."""
-        self.service.check_accepting()
+        self.service.check_accepting(receipt=False)
         try:
             loaded = self._load(self.by_name[name], name)
         except (DoesNotFit, OutOfMemory) as error:

@@ -26,6 +26,8 @@ from reference.runner import ModelRunner
 
 MOST_SAVED = 64
 """Pages that are copied for the disk after one step."""
+MOST_USED = 64
+"""Most sequences that ended whose use of the cache is not noted on disk yet."""
 MOST_WAITING = 1 << 16
 """Most pages that wait to be copied; then the one that waits for longest is not written."""
 ScopeKey = tuple[str | int, ...]
@@ -85,7 +87,6 @@ class DiskPages(TreeWatch):
         self.cache = cache
         self.steps = 0
         """Steps submitted so far."""
-        self._read = 0
         self._copies, self._recurrent = copies, recurrent
         self._stateful = recurrent.slot_bytes > 0
         self._tenant_of = tenant_of
@@ -93,11 +94,11 @@ class DiskPages(TreeWatch):
         self._folders: dict[Hashable, str] = {}
         self._waiting: deque[_Unsaved] = deque()
         self._copying: deque[_Copied] = deque()
+        self._used: deque[Node] = deque()
         self._loaded: set[bytes] = set()
         self._readings: dict[int, _Lookup] = {}
         self._ended: set[int] = set()
         self._known: set[Hashable] = set()
-        cache.before_close = self.finish
 
     # What is written.
 
@@ -127,7 +128,7 @@ class DiskPages(TreeWatch):
     def save(self, read: int, *, waits: bool = False) -> None:
         """Copy what the first ``read`` steps computed to host memory, as far as there is room, and
         hand over what has arrived there, or, where it ``waits``, will arrive."""
-        self._read = read
+        self._touch()
         while self._copying and (waits or self._copying[0].steps <= read):
             copied = self._copying.popleft()
             self.cache.write(copied.entry, copied.saved.bytes())
@@ -159,22 +160,37 @@ class DiskPages(TreeWatch):
 
     def used(self, node: Node) -> None:
         """Note that a sequence that ended used a node and those above it."""
-        path = list(node.upward())
-        above = path[-1].parent if path else None
-        if above is not None:
-            self.cache.touch([self._page(above.scope, one.digest, one.key) for one in path])
+        if len(self._used) == MOST_USED:
+            self._used.popleft()
+        self._used.append(node)
+
+    def _touch(self) -> None:
+        """Note on disk what was used, once it is written. The end of a path makes room first:
+        without the pages above it, it could not be used."""
+        while self._used and not self._waiting and not self._copying:
+            path = list(self._used.popleft().upward())
+            above = path[-1].parent if path else None
+            if above is None:
+                continue
+            entries = []
+            for one in path:
+                if self._stateful:
+                    entries.append(self._state(above.scope, one.digest, one.key))
+                entries.append(self._page(above.scope, one.digest, one.key))
+            self.cache.touch(entries)
 
     def save_all(self, read: int) -> None:
         """Give all that the first ``read`` steps computed to the cache, as far as there is room."""
         before = -1
         while before != (before := 2 * len(self._waiting) + len(self._copying)):
             self.save(read, waits=True)
+        self._touch()
 
-    def finish(self) -> None:
-        """Give all that was read of steps to the cache, as far as the time for its end allows."""
+    def finish(self, read: int) -> None:
+        """Do ``save_all``, and wait for room as far as the time for the end allows."""
         before = -1
         while before != (before := len(self._waiting)) and self.cache.wait_for_room():
-            self.save_all(self._read)
+            self.save_all(read)
 
     def clear(self) -> None:
         """Forget what is to be written, after a fault: nobody knows what was computed."""
@@ -182,6 +198,7 @@ class DiskPages(TreeWatch):
             self.cache.release(copied.entry.nbytes)
         self._copying.clear()
         self._waiting.clear()
+        self._used.clear()
         self._loaded.clear()
         for lookup in self._readings.values():
             lookup.reading.cancel()
@@ -215,6 +232,7 @@ class DiskPages(TreeWatch):
             if reading is None:
                 return False
             lookup = self._readings[sequence.order] = _Lookup(sequence.scope, reading)
+            self._ended.discard(sequence.order)
         return not self.cache.due(lookup.reading)
 
     def arrived(self) -> bool:

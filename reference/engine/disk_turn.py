@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from reference.engine.disk_pages import DiskPages
 from reference.engine.pipeline import Pipeline
 
@@ -9,9 +11,21 @@ WAIT_SECONDS = 0.002
 """Longest wait for the disk where there is nothing to compute."""
 
 
+def end_disk(disk: DiskPages, pipeline: Pipeline) -> None:
+    """Give the disk cache what was computed, as far as there is time. Where a step in flight fails,
+    nobody knows what was computed, and nothing is given."""
+    try:
+        pipeline.settle()
+    except Exception:
+        disk.clear()
+    disk.finish(pipeline.steps_read)
+
+
 def use_disk(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> None:
-    """Write what was computed. Where a sequence's pages were read, have it looked at again. Where
-    an engine that is not ``idle`` is ``blocked``, it waits for them."""
+    """Write what was computed, and what is left once the cache closes. Where a sequence's pages
+    were read, have it looked at again. Where an engine that is not ``idle`` is ``blocked``, it
+    waits for them."""
+    disk.cache.before_close = partial(end_disk, disk, pipeline)
     if idle:
         pipeline.settle()
         disk.save_all(pipeline.steps_read)

@@ -15,7 +15,7 @@ from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
 from reference.engine.disk_pages import disk_pages_of
-from reference.engine.disk_turn import use_disk
+from reference.engine.disk_turn import end_disk, use_disk
 from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
@@ -317,7 +317,7 @@ class Engine(TenantCalls):
         its tenants."""
         self._output_processor.drop()
         if self._disk is not None:
-            self._disk.finish()
+            end_disk(self._disk, self._pipeline)
         self._live.clear()
         self._whole = False
         self._recover(fault=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,22 @@ def test_requests_the_model_cannot_serve(
     zinc: Zinc, tiny_model: Path, flags: tuple[str, str], said: str
 ) -> None:
     refused(zinc("run", "hi", "--model", tiny_model, *flags), said)
+
+
+def test_a_port_that_is_taken(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = zinc(
+            "serve",
+            tiny_model,
+            "--port",
+            address.partition(":")[2],
+            "--ledger",
+            tmp_path / "ledger",
+        )
+    said = f"error: cannot listen on {address}: Address already in use, see zinc-rt ps; choose"
+    assert result.code == 2
+    assert said in result.err
 
 
 def test_token_id_outside_the_vocabulary(zinc: Zinc, tiny_model: Path) -> None:

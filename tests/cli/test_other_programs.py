@@ -125,7 +125,7 @@ class TestModelArgument:
         (("run", "hi", "--slots", "3"), "it is a flag of zinc-rt serve"),
         (("run", "hi", "--qqqq", "3"), "no command has it"),
         (("run", "Why", "is", "it"), "in quotes"),
-        (("run", "smollm2", "hi"), "name a model with --model"),
+        (("run", "smollm2", "hi"), "called 'smollm2', did you mean smollm2-135m-instruct?"),
         (("run", "qwen3-0.6b", "why", "is"), "write --model qwen3-0.6b"),
         (("serve", "./model.gguf"), "no file or catalog entry named './model.gguf'"),
         (("serve", "Qwen/Qwen3-0.6B"), "is written hf.co/Qwen/Qwen3-0.6B"),

@@ -206,6 +206,11 @@ def _satisfy(
         fix("value_heads", int(params["key_heads"]) * draw(st.integers(1, 3)))
         heads = 2 * int(params["key_heads"]) + int(params["value_heads"])
         fix("channels", int(params["state_size"]) * heads)
+    if "groups" in params and "state_size" in params:
+        heads, groups = int(params["groups"]) * draw(st.integers(1, 3)), int(params["groups"])
+        fix("heads", heads)
+        states = 2 * groups * int(params["state_size"])
+        fix("channels", heads * int(params["head_dim"]) + states)
     if "used" in params:
         fix("experts", int(params["used"]) + draw(st.integers(0, 4)))
     if "factors" in sizes:

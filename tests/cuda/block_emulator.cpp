@@ -137,6 +137,36 @@ void multiply_rows(int *sum, int count, const unsigned (&a)[4], const unsigned c
     }
 }
 
+// Of a finite binary16.
+static float of_half(unsigned bits) {
+    const unsigned exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float value =
+        exponent ? ldexpf(1024 + fraction, (int)exponent - 25) : ldexpf(fraction, -24);
+    return bits & 0x8000u ? -value : value;
+}
+
+void multiply_halves(float *sum, int count, const unsigned (&a)[4], const unsigned char *columns,
+                     unsigned lead, unsigned stride) {
+    Message mine = {};
+    memcpy(mine.word, a, sizeof a);
+    const Message *all = exchange(mine);
+    float rows[2][16];
+    for (int r = 0; r < 2; r++)
+        for (int k = 0; k < 16; k++)
+            rows[r][k] = of_half(all[current % LANES / 4 * 4 + k % 8 / 2].word[k / 8 * 2 + r] >>
+                                 k % 2 * 16);
+    for (int i = 0; i < count; i++) {
+        if (i & 2) continue;
+        const unsigned char *own = columns + i / 4 * stride + (current % 4 * 2 + i % 2) * 16;
+        for (int k = 0; k < 16; k++) {
+            uint16_t bits;
+            memcpy(&bits, own + k / 8 * lead + k % 8 * 2, 2);
+            const float column = of_half(bits);
+            for (int r = 0; r < 2; r++) sum[i + 2 * r] += rows[r][k] * column;
+        }
+    }
+}
+
 static void enter() {
     for (;;) {
         body();

@@ -15,10 +15,14 @@ from accel.cuda.program import Compiler
 from accel.cuda.report import device_lines
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
+from accel.packets.rules import ROW_PARTS, lower_graph
+from accel.packets.shares import Share, divided_weights, share_step
+from accel.packets.step import Tensor
 from contract.dtypes import F32, I12, Q8_0
 from contract.errors import ConfigError, DeviceLost, OutOfMemory, TierUnavailable
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.records import QUERY_TOKEN, SAMPLING
+from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from harness.cli import findings, inspect_command
 from harness.cli.model_facts import RequestedSizes, memory_facts
@@ -166,6 +170,31 @@ def test_memory_of_another_device_may_move(folder: Path) -> None:
             got.append((int(out.token[0]), out.logits.tobytes()))
             tier._members[0]._reserve(number << 20, 0)
     assert got == expected
+
+
+def test_dividing_a_step_takes_time_in_proportion_to_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four times the layers at most ten times as many tensors are compared."""
+    compared: list[int] = []
+    overlaps = Tensor.overlaps
+
+    def counted(one: Tensor, other: Tensor) -> bool:
+        compared[-1] += 1
+        return overlaps(one, other)
+
+    monkeypatch.setattr(Tensor, "overlaps", counted)
+    for layers in (4, 16):
+        path = tmp_path / f"{layers}.gguf"
+        spec = sized_spec("tiny", quant="q8_0", **{**FAMILIES["qwen3"], "layers": layers})
+        write_synthetic(path, spec, sparse=True)
+        model = open_model(path)
+        with model.file:
+            step = lower_graph(model.graph(LIMITS), ShapeKey(4, 1), ROW_PARTS, "cuda")
+        compared.append(0)
+        share = Share(0, 2)
+        assert len(share_step(step, share, divided_weights([step], share)).step.ops) > layers
+    assert 0 < compared[1] < 10 * compared[0]
 
 
 def test_what_is_divided_is_planned(folder: Path) -> None:

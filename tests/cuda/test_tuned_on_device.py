@@ -49,6 +49,13 @@ from tests.cuda.test_attention_clusters import (  # noqa: F401
     test_rotations_of_neighbours_and_of_some_pairs_without_norms,
 )
 from tests.cuda.test_gated_rows import test_every_activation  # noqa: F401
+from tests.cuda.test_half_products import (  # noqa: F401
+    test_a_prompt_has_the_bits_of_the_definition,
+    test_another_code_changes_its_row,
+    test_matrices_of_a_prompt_share_a_launch,
+    test_minima_or_scales_of_zero,
+    test_the_largest_sums_of_halves,
+)
 from tests.cuda.test_head_rows import (  # noqa: F401
     test_heads_add_up_spans_of_products,
     test_queries_and_pages_are_those_of_the_definition,

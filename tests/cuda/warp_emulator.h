@@ -89,6 +89,30 @@ DEVICE float half_bits(unsigned bits) {
     return sign ? -value : value;
 }
 
+// The nearest binary16, of two the even one, of a finite number below 65,520.
+DEVICE unsigned half_of(double value) {
+    if (value == 0) return 0;
+    const unsigned sign = value < 0 ? 0x8000u : 0;
+    int exponent;
+    frexp(value, &exponent);
+    // The power of two of the last bit.
+    const int last = max(exponent - 11, -24);
+    const unsigned integer = (unsigned)rint(ldexp(fabs(value), -last));
+    return sign | (integer + ((unsigned)(last + 24) << 10));
+}
+DEVICE unsigned half_pair(int low, int high) { return half_of(low) | half_of(high) << 16; }
+DEVICE unsigned fused_halves(unsigned a, unsigned b, unsigned c) {
+    unsigned pair = 0;
+    for (int at = 0; at < 32; at += 16) {
+        // Two binary16 and their product have few enough bits that the sum is exact.
+        const double sum = (double)half_bits(a >> at & 0xFFFFu) * half_bits(b >> at & 0xFFFFu) +
+                           half_bits(c >> at & 0xFFFFu);
+        pair |= half_of(sum) << at;
+    }
+    return pair;
+}
+DEVICE unsigned multiply_halves(unsigned a, unsigned b) { return fused_halves(a, b, 0); }
+
 DEVICE int signed_byte(unsigned word, int k) { return (signed char)(word >> 8 * k); }
 
 DEVICE int byte_at(unsigned word, int i, bool is_signed) {
@@ -221,6 +245,22 @@ template <int left> DEVICE void await_operands() {}
 template <int N> DEVICE void take_sums(int (&)[N]) {}
 DEVICE void show_to_products() {}
 DEVICE void group_barrier(unsigned id) { emulator::group_barrier(id); }
+
+// half_products.h: the 16 columns of an operand are 16 bytes and as many `lead` bytes behind.
+#define HALF_PRODUCTS_H
+template <int N> DEVICE void take_sums(float (&)[N]) {}
+template <int N>
+DEVICE void add_halves(float (&sum)[N], const unsigned (&a)[4], uint64_t b) {
+    const unsigned char *place = shared + (b & 0xFFFFF);
+    const unsigned lead = b >> 20 & 0xFFFF, stride = b >> 36;
+    emulator::multiply_halves(sum, N, a, place, lead, stride);
+    __syncwarp();
+}
+template <int N>
+DEVICE void set_halves(float (&sum)[N], const unsigned (&a)[4], uint64_t b) {
+    for (float &of : sum) of = 0;
+    add_halves(sum, a, b);
+}
 
 // A barrier of copies counts how often its stage was filled above the bytes that have yet to come.
 constexpr int FILLS = 40;

@@ -212,3 +212,9 @@ def test_it_verifies_a_receipt(
     document["leaves"][0][3] = "0" * 64
     receipt.write_text(json.dumps(document))
     assert check() == "10 leaves and 10 tokens of 11 agree, the root differs\n"
+    # An answer of given tokens: no rule gives them, and the leaves behind the changed one differ.
+    request = json.loads(document["payload"]["request"])
+    given = document["payload"]["choices"][0]["tokens"]
+    document["payload"]["request"] = json.dumps({**request, "force_tokens": given})
+    receipt.write_text(json.dumps(document))
+    assert check() == "10 leaves and 11 tokens of 11 agree, the root differs\n"

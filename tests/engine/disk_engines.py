@@ -17,6 +17,7 @@ from reference.engine import Engine, EngineOptions
 from reference.engine.engine import no_clock
 from reference.limits import Limits
 from reference.memory.disk.cache import DiskCache, DiskCacheOptions
+from reference.memory.disk.folder import SUBFOLDER
 from reference.memory.disk.statistics import DiskStatistics
 from reference.model.open import open_model
 from reference.observer import NullObserver
@@ -86,6 +87,7 @@ def life(
     tenants: Sequence[Tenant] = (LOCAL_TENANT,),
     pages: int = 36,
     slots: int = 2,
+    steps_ahead: int | None = None,
     **options: Any,
 ) -> Iterator[Life]:
     """A server's life with a disk cache in ``folder``; None is a cold one without a cache."""
@@ -109,7 +111,7 @@ def life(
         loads = Loads()
         engine = Engine(
             runner,
-            EngineOptions(prefix_cache=folder is not None),
+            EngineOptions(prefix_cache=folder is not None, steps_ahead=steps_ahead),
             tenants=Tenants(tenants, clock=no_clock),
             observer=loads,
             disk=disk,
@@ -130,3 +132,15 @@ def lived(model: Path, folder: Path) -> str:
     """The answer of a first life that fills the folder."""
     with life(model, folder) as first:
         return first.ask()
+
+
+def files(folder: Path, ending: str = ".page") -> list[Path]:
+    """The files of the prompt's pages, or of states after them, in the order of the prompt."""
+    ids = np.array(PROMPT, np.int32).tobytes()
+    pages = [ids[start : start + 64] for start in range(0, WHOLE * 4, 64)]
+    found = {}
+    for path in (folder / SUBFOLDER).glob(f"*/*{ending}"):
+        tokens = path.read_bytes()[64:128]
+        if tokens in pages:
+            found[pages.index(tokens)] = path
+    return [found[number] for number in sorted(found)]

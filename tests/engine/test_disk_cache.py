@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SyntheticModel
-from tests.engine.disk_engines import WHOLE, life
+from tests.engine.disk_engines import WHOLE, files, life, lived
 from tests.families_table import DENSE, GEMMAS, HYBRIDS
 from tests.invariance.engines import TIERS
 
@@ -41,3 +41,20 @@ def test_a_restarted_server_gives_the_bits_of_a_cold_one(
         assert second.from_disk == 0, "the second time it is in memory"
         second.engine.memory.check([])
     assert not [*first.lines, *second.lines]
+
+
+def test_the_end_of_a_prompt_makes_room_before_its_beginning(
+    synthetic_model: SyntheticModel, tmp_path: Path
+) -> None:
+    """The states of a hybrid, too, whatever order they were written in."""
+    for kind in ("dense", "hybrid"):
+        model = synthetic_model(**dict(MODELS[kind]) | {"quant": "q8_0"})
+        folder = tmp_path / kind
+        lived(model, folder)
+        times = [path.stat().st_mtime_ns for path in files(folder)]
+        assert times == sorted(times, reverse=True)
+        assert len(set(times)) == WHOLE // 16
+        states = {path.stem: path.stat().st_mtime_ns for path in files(folder, ".state")}
+        pages = {path.stem: path.stat().st_mtime_ns for path in files(folder)}
+        assert bool(states) == (kind == "hybrid")
+        assert all(used < pages[name] for name, used in states.items())

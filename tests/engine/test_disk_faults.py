@@ -13,9 +13,8 @@ import pytest
 from contract.dtypes import F16, I12
 from reference.memory.disk import entry as entry_module
 from reference.memory.disk.entry import HEADER_BYTES
-from reference.memory.disk.folder import SUBFOLDER
 from tests.conftest import SyntheticModel
-from tests.engine.disk_engines import PROMPT, WHOLE, life, lived
+from tests.engine.disk_engines import WHOLE, files, life, lived
 from tests.families_table import DENSE, HYBRIDS
 
 POSITIONS = {
@@ -45,18 +44,6 @@ def hybrid(synthetic_model: SyntheticModel) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-def files(folder: Path, ending: str = ".page") -> list[Path]:
-    """The files of the prompt's pages, or of states after them, in the order of the prompt."""
-    ids = np.array(PROMPT, np.int32).tobytes()
-    pages = [ids[start : start + 64] for start in range(0, WHOLE * 4, 64)]
-    found = {}
-    for path in (folder / SUBFOLDER).glob(f"*/*{ending}"):
-        tokens = path.read_bytes()[64:128]
-        if tokens in pages:
-            found[pages.index(tokens)] = path
-    return [found[number] for number in sorted(found)]
 
 
 def flip(path: Path, index: int) -> None:

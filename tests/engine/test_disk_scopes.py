@@ -177,6 +177,9 @@ def test_a_small_folder_stays_small_and_answers_stay_right(model: Path, folder: 
             sizes = [path.stat().st_size for path in (folder / SUBFOLDER).glob("*/*.page")]
             assert 0 < sum(sizes) <= most
             assert small.counts.used_bytes == sum(sizes)
+    with life(model, folder, most_bytes=most) as small:
+        assert small.ask(PROMPT[3:]) == expected[3]
+        assert small.from_disk, "what was used last is there, from its first page on"
 
 
 def test_a_preempted_or_cancelled_request_loses_what_was_read_for_it(

@@ -16,7 +16,7 @@ from reference.memory.disk import cache as cache_module
 from reference.memory.disk import entry as entry_module
 from reference.memory.disk import folder as folder_module
 from tests.conftest import SyntheticModel
-from tests.engine.disk_engines import PROMPT, WHOLE, life, lived
+from tests.engine.disk_engines import PROMPT, WHOLE, files, life, lived, request
 from tests.families_table import DENSE
 
 
@@ -243,3 +243,24 @@ def test_a_step_that_fails_leaves_nothing_on_disk(
     with life(dense, folder) as second:
         assert second.ask() == expected
         assert second.from_disk == WHOLE
+
+
+def test_a_step_in_flight_that_fails_at_the_end_leaves_nothing_on_disk(
+    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read of steps before it was written; of the rest nobody knows what it is."""
+    with life(dense, folder, tier="late", steps_ahead=2) as first:
+        first.engine.submit(request(1))
+        for _ in range(2):
+            first.engine.step()
+        first.engine.cancel(1)
+        assert first.engine.disk is not None
+        first.engine.disk.flush()
+        before = len(files(folder))
+        monkeypatch.setattr(first.engine.runner, "collect", refusing(errno.EIO))
+    assert len(files(folder)) == before < WHOLE // 16
+    with life(dense, None) as cold:
+        expected = cold.ask()
+    with life(dense, folder) as second:
+        assert second.ask() == expected
+        assert second.from_disk == before * 16

@@ -40,7 +40,8 @@ LIMITS = Limits(
     scores=True,
     experts=True,
 )
-MIXTURES = ("qwen3moe", "qwen35moe", "gemma4-experts")
+MIXTURES = ("qwen35moe", "gemma4-experts", "gpt-oss-experts")
+ALL_MIXTURES = [name for name, fields in FAMILIES.items() if "experts" in fields]
 TIERS = named("native", "opencl", "vulkan")
 WHOLE = EngineOptions(prefix_cache=False)
 SAMPLED = SamplingParams(temperature=0.9, seed=8)
@@ -95,9 +96,10 @@ def cpu(synthetic_model: SyntheticModel) -> Iterator[ModelRunner]:
         yield opened
 
 
-def test_they_are_those_that_the_layers_use(path: Path) -> None:
+@pytest.mark.parametrize("name", ALL_MIXTURES)
+def test_they_are_those_that_the_layers_use(synthetic_model: SyntheticModel, name: str) -> None:
     """In one step the ids that the products of each layer read, and those that were asked for."""
-    opened = open_model(path)
+    opened = open_model(model_file(synthetic_model, name))
     graph = opened.graph(LIMITS)
     products = [node for node in graph.nodes if node.opcode is Opcode.MOE_GATE_UP]
     used = tuple(node.operands["ids"].buffer for node in products)

@@ -23,7 +23,9 @@ ASKED = {"prompt": "abc", "max_tokens": 3}
 
 
 class FullDisk:
-    """A connection to SQLite that has no room while ``full``."""
+    """A connection to SQLite that has no room for ``writes`` while ``full``."""
+
+    writes: tuple[str, ...] = ("INSERT", "PRAGMA user_version=", "COMMIT")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -31,7 +33,7 @@ class FullDisk:
         self.refused = 0
 
     def execute(self, text: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
-        if self.full and text.startswith(("INSERT", "PRAGMA user_version=", "COMMIT")):
+        if self.full and text.startswith(self.writes):
             self.refused += 1
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
@@ -46,6 +48,7 @@ class FullDisk:
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is tried with every request."""
     monkeypatch.setattr("harness.serve.ledger_store.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("harness.serve.receipts.store.RETRY_SECONDS", 0.0)
 
 
 def test_a_ledger_without_room_refuses_before_anything_is_computed(
@@ -81,6 +84,38 @@ def test_a_ledger_without_room_refuses_before_anything_is_computed(
         assert http.post(COMPLETIONS, ASKED).status == 200
         total = ledger.total(0)
         assert (total.completed, total.rejected, total.requests) == (2, 5, 7)
+
+
+def test_receipts_without_room_refuse_before_anything_is_computed(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where there is room for something and not for a receipt."""
+    with serve(receipts=tmp_path) as server:
+        http = Http(server.url)
+        assert http.post(COMPLETIONS, ASKED).json["x_zinc"]["receipt"]
+        store = server.service.receipts
+        assert store is not None
+        disk = store._file = FullDisk(store._file)  # type: ignore[assignment]
+        disk.full = True
+        steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
+        for stream in (False, True):
+            reply = http.post(COMPLETIONS, {**ASKED, "stream": stream})
+            assert (reply.status, reply.error["code"]) == (503, "disk_full")
+        assert http.get("/ready").error["code"] == "disk_full"
+        assert server.service.model.driver.call(lambda e: e.statistics.steps) == steps
+        assert http.post(COMPLETIONS, {**ASKED, "receipt": False}).status == 200
+        disk.full = False
+        assert http.get("/ready").status == 200
+        disk.full, disk.writes = True, ("INSERT",)
+        assert http.post(COMPLETIONS, ASKED).error["code"] == "disk_full"
+        store._needed_bytes = 1 << 60
+        steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
+        assert http.post(COMPLETIONS, ASKED).error["code"] == "disk_full"
+        assert server.service.model.driver.call(lambda e: e.statistics.steps) == steps
+        disk.full, store._needed_bytes = False, 0
+        assert http.post(COMPLETIONS, ASKED).json["x_zinc"]["receipt"]
+        assert sum("requests are refused" in line for line in caplog.messages) == 2
+        assert "Traceback" not in caplog.text
 
 
 def test_what_was_computed_when_the_disk_filled_is_answered(serve: Serve) -> None:

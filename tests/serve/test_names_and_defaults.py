@@ -47,7 +47,7 @@ def test_one_model_has_several_names(serve: Serve, catalogued: Path, tmp_path: P
     with serve(path=path, sampling={}, aliases=("gpt-4o", "org/model")) as server:
         http = Http(server.url)
         texts = set()
-        for name in ("tiny", "tiny-of-the-catalog", "gpt-4o", "org/model"):
+        for name in ("tiny", "tiny.gguf", "tiny-of-the-catalog", "gpt-4o", "org/model"):
             reply = http.post(CHAT, {**ASKED, "model": name})
             assert reply.status == 200
             assert reply.json["model"] == "tiny"
@@ -57,7 +57,7 @@ def test_one_model_has_several_names(serve: Serve, catalogued: Path, tmp_path: P
         assert http.post(CHAT, {**ASKED, "model": "gpt-4"}).error["code"] == "model_not_found"
         assert http.get("/v1/models/gpt-4").status == 404
         (card,) = http.get("/v1/models").json["data"]
-        assert card["x_zinc"]["aliases"] == ["gpt-4o", "org/model", "tiny-of-the-catalog"]
+        assert card["x_zinc"]["aliases"] == ["gpt-4o", "org/model", "tiny-of-the-catalog", "tiny.gguf"]
         assert card["x_zinc"]["sampling"]["top_k"] == 7
         assert card["x_zinc"]["sampling"]["sources"]["top_k"] == "catalog"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.serve.receipts.document import Receipt, parse_receipt
+from harness.serve.receipts.store import ReceiptStore
 from harness.serve.receipts.verify import chain_verdict
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
@@ -58,8 +59,12 @@ def test_every_tenant_has_a_chain_of_its_own(keyed: Running) -> None:
     assert http.get("/v1/receipts/latest", **bearer(OPERATOR)).status == 404
 
 
-def test_a_receipt_that_cannot_be_stored_fails_its_answer(serve: Serve, tmp_path: Path) -> None:
-    """Whole answers, streams and vectors; then all goes on, and the chain has no gap."""
+def test_a_receipt_that_cannot_be_stored_fails_its_answer(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole answers, streams and vectors that had begun when the disk filled; then all goes on, and
+    the chain has no gap."""
+    monkeypatch.setattr(ReceiptStore, "check", lambda store: None)
     with serve(receipts=tmp_path / "receipts") as server:
         http = Http(server.url)
         assert http.post(COMPLETIONS, BODY).status == 200

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.paths import ROOT
 
 LINE = re.compile(r"^ {4}(?:\$ )?((?:zinc-rt|python -m harness\.)[^\n]*)$", re.MULTILINE)
+CURL = re.compile(r"^ {4}(?:\$ )?curl (?:[^\n]*\\\n)*[^\n]*$", re.MULTILINE)
+ECHO = re.compile(r"^ {4}\$ echo '([^']+)' > (\S+)$", re.MULTILINE)
 INLINE = re.compile(r"`((?:zinc-rt|python -m harness\.\w+) [^`]*)`")
 HELP = re.compile(r"^  (zinc-rt [^\n]*)$", re.MULTILINE)
 
@@ -26,6 +31,31 @@ def commands_in(page: Path) -> list[tuple[str, ...]]:
     text = page.read_text("utf-8")
     found = [*LINE.findall(text), *INLINE.findall(text)]
     return [words for line in found if (words := words_of(line))]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that a page shows as a command line of curl, to a server of this machine."""
+
+    page: str
+    route: str
+    body: dict[str, Any]
+
+
+def page_requests() -> list[Asked]:
+    """The requests of README and docs with a body, which may be in a file that the page writes."""
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text("utf-8")
+        files = {f"@{name}": body for body, name in ECHO.findall(text)}
+        for line in CURL.findall(text):
+            words = shlex.split(line.replace("\\\n", ""), comments=True)
+            if "-d" not in words:
+                continue
+            body = words[words.index("-d") + 1]
+            (route,) = (part[1] for word in words if (part := word.split(":8080", 1))[1:])
+            found.append(Asked(page.name, route, json.loads(files.get(body, body))))
+    return found
 
 
 def words_of(line: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import pytest
 
 from contract.errors import ConfigError
 from harness.cli.main import build_parser
+from harness.cli.model_argument import take_model
 from harness.cli.parser import Parser, commands, named_parser
 from harness.cli.suggestions import refuse_foreign_flags
 from harness.cli.tools_command import TOOLS
@@ -56,8 +57,10 @@ def understood(words: tuple[str, ...]) -> str | None:
         return None if importlib.util.find_spec(words[2]) else f"no module {words[2]}"
     parser, rest = parser_of(words)
     try:
-        refuse_foreign_flags(named_parser(parser, rest)[0], rest)
-        _, unknown = parser.parse_known_args(rest)
+        command = named_parser(parser, rest)[0]
+        refuse_foreign_flags(command, rest)
+        args, unknown = parser.parse_known_args(rest)
+        unknown = take_model(command, args, unknown)
     except (ConfigError, SystemExit) as error:
         return str(error)
     return f"unknown {unknown}" if unknown else None
@@ -177,6 +180,46 @@ def test_a_script_of_the_readme(settled: Newcomer) -> None:
     done = settled.run("python", "-c", script, ZINC_RT_CONTEXT="512")
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+SCRIPT = """
+from zinc_rt import LLM, Output, SamplingParams, Score, ZincError
+
+try:
+    with LLM("tiny.gguf", tier="native", slots=2, context=256, progress=False) as llm:
+        short = SamplingParams(max_tokens=4, stop=["stop"])
+        outputs: list[Output] = llm.generate(["one", "two"], short)
+        (answer,) = llm.chat([{"role": "user", "content": "Hello"}], short)
+        streamed: str = "".join(piece.text for piece in llm.stream("one", short))
+        scores: list[Score] = llm.score("one two")
+        total: float = scores[0].total
+        assert streamed == outputs[0].text, str(answer)
+except ZincError as error:
+    print(error)
+"""
+
+
+def test_a_users_script_is_typed(settled: Newcomer) -> None:
+    """The installed package has types: mypy passes the script, and names what is wrong in one."""
+    words = ("python", "-m", "mypy", "--strict", "--cache-dir", "types", "-c")
+    done = settled.run(*words, SCRIPT)
+    assert done.stdout.startswith("Success"), done.stdout
+    done = settled.run(*words, SCRIPT.replace("tier=", "tire="))
+    assert 'Unexpected keyword argument "tire"' in done.stdout
+    assert settled.run("python", "-c", SCRIPT).stdout == ""
+
+
+def test_what_users_of_other_programs_type(settled: Newcomer) -> None:
+    """They name the model first, and have short commands for models."""
+    answer = settled.zinc("run", "--model", MODEL, "Why?", "-n", "8")
+    assert settled.zinc("run", MODEL, "Why?", "-n", "8") == answer
+    assert settled.zinc("run", f"./{MODEL}", "-n", "8", given="Why?\n") == answer
+    assert settled.zinc("ls") == settled.zinc("model", "list")
+    # How much memory is free changes from one call to the next.
+    shown, inspected = (settled.zinc(name, MODEL).splitlines() for name in ("show", "inspect"))
+    assert shown[:5] == inspected[:5]
+    assert settled.zinc("-v") == settled.zinc("version") == settled.zinc("--version")
+    assert "did you mean smollm2-135m-instruct?" in settled.run("zinc-rt", "pull", "smollm2").stderr
 
 
 def test_a_terminal_of_80_columns(settled: Newcomer) -> None:

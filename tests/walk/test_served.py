@@ -15,11 +15,14 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.patience import PATIENCE_SECONDS
 from tests.walk.conftest import MODEL, Newcomer
+from tests.walk.pages import Asked, page_requests
 
 pytestmark = pytest.mark.walk
 QUESTION = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 24}
 PAGE = re.compile(r"chat page: (\S+)/$")
 WIDTHS = (390, 1280)
+REQUESTS = [asked for asked in page_requests() if "ORG" not in str(asked.body)]
+"""Those that need no model of the hub."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,24 @@ def test_the_log_says_how_to_go_on(served: Served) -> None:
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize("asked", REQUESTS, ids=lambda asked: f"{asked.page} {asked.route}")
+def test_requests_of_the_pages_are_answered(served: Served, asked: Asked) -> None:
+    assert "error" not in served.ask(asked.route, asked.body)
+
+
+def test_the_pages_have_requests() -> None:
+    assert {asked.page for asked in REQUESTS} >= {"README.md", "serving.md", "receipts.md"}
+    assert len(REQUESTS) > 3
+
+
 def test_an_answer_is_verified(served: Served) -> None:
     """The two files of the README: identical, and different once a character is changed."""
     home = served.newcomer.home
-    answer = served.ask("/v1/chat/completions", {**QUESTION, "model": "my-model", "seed": 7})
+    (body,) = (asked.body for asked in REQUESTS if asked.page == "README.md")
+    answer = served.ask("/v1/chat/completions", body)
     assert answer["x_zinc"]["sampling_defaults"]["temperature"] == 0.7
     request, response = home / "request.json", home / "response.json"
-    request.write_text(json.dumps({**QUESTION, "seed": 7}))
+    request.write_text(json.dumps(body))
     response.write_text(json.dumps(answer))
     files = (request.name, response.name, "--context", "1K")
     assert served.newcomer.zinc("verify", *files) == "identical\n"

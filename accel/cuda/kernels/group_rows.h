@@ -26,6 +26,28 @@ struct RESULT {
         if (residual) value = residual[token * residual_stride + row] + value;
         y[token * stride + row] = value;
     }
+    // Stores the elements of eight tokens, number `n` of the block's.
+    __device__ __forceinline__ void store_four(unsigned n, const float4 &values) const {
+        const unsigned lane = threadIdx.x % WARP_LANES;
+        const unsigned token = first_token + n * 8 + lane % 4 * 2, own = row + lane / 4;
+        const float value[4] = {values.x, values.y, values.z, values.w};
+        float rest[4] = {};
+        bool exists[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            exists[e] = token + e % 2 < tokens && own + 8 * (e / 2) < rows;
+            if (residual && exists[e])
+                rest[e] = residual[(size_t)(token + e % 2) * residual_stride + own + 8 * (e / 2)];
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            if (!exists[e]) continue;
+            float result = value[e];
+            if (bias) result = result + bias[own + 8 * (e / 2)];
+            if (residual) result = rest[e] + result;
+            y[(size_t)(token + e % 2) * stride + own + 8 * (e / 2)] = result;
+        }
+    }
     // Stores all elements of one span, which another kernel adds up: `y` has all rows of a token
     // together, and all tokens of a span.
     __device__ __forceinline__ void store_span(unsigned span,
@@ -78,9 +100,9 @@ DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &til
     return true;
 }
 
-// Takes the tiles of block `block`; false if there are none left.
-DEVICE bool open_rows(const LAUNCH &launch, unsigned block, GROUP_WORK &work, RESULT &result) {
-    const unsigned warp = threadIdx.x / WARP_LANES % SHARE_TILES;
+// Takes the tiles of block `block`, of which warp `warp` has one; false if there are none left.
+DEVICE bool open_rows(const LAUNCH &launch, unsigned block, unsigned warp, GROUP_WORK &work,
+                      RESULT &result) {
     result.rows_in_front = ROWS_IN_FRONT;
     result.rows = result.row = 0;
     work.own = 0;

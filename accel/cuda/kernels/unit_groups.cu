@@ -228,7 +228,7 @@ DEVICE bool open_block(const LAUNCH &launch, unsigned tokens, unsigned block, GR
     const unsigned of_rows = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     open_step(launch, tokens, work, result);
     result.first_token = work.first_token = block % of_rows * BLOCK_TOKENS;
-    return open_rows(launch, block / of_rows, work, result);
+    return open_rows(launch, block / of_rows, threadIdx.x / WARP_LANES % SHARE_TILES, work, result);
 }
 
 // Stores a block's sums.
@@ -303,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const unsigned spans = (work.units + SPAN_UNITS - 1) / SPAN_UNITS, part = blockIdx.y % PARTS;
     work.first_unit = spans * part / PARTS * SPAN_UNITS;
     work.end_unit = min(spans * (part + 1) / PARTS * SPAN_UNITS, work.units);
-    open_rows(launch, blockIdx.x, work, result);
+    open_rows(launch, blockIdx.x, threadIdx.x / WARP_LANES % SHARE_TILES, work, result);
     if (PARTS > 1)
         result.y = (float *)workspace + (size_t)result.rows_in_front * spans * tokens;
     const bool any = work.first_token < tokens;

@@ -4,10 +4,12 @@
 //
 // Compiled with these operand numbers (see packets.h): X, NORM_WEIGHT, M, SCALE, SUMS. NORM and
 // QUANTIZE are packet numbers, NORM -1 without a norm. A block computes WARPS units: all of a row
-// if there is a norm; otherwise PIECES blocks share a row.
+// if there is a norm; otherwise PIECES blocks share a row. If HALF_TOKENS is not 0, integers are
+// binary16 by blocks of so many tokens, as half_planes.h has them.
 
 
 #include "activations.h"
+#include "half_planes.h"
 #include "packets.h"
 
 #define TOKENS 4
@@ -120,6 +122,59 @@ DEVICE void quantize_columns(const ACTIVATIONS &x, unsigned unit, int lane,
     if (exists && lane % TOKEN_LANES == 0) x.scales[(size_t)unit * 8] = segment.scale();
 }
 
+// Of eight sums of which eight lanes have parts, the one with the lane's number.
+DEVICE int own_sum(const int (&part)[STEPS], int lane) {
+    int four[4], two[2];
+    const int j = lane % TOKEN_LANES;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        four[i] = (j & 4 ? part[4 + i] : part[i]) +
+                  __shfl_xor_sync(ALL_LANES, j & 4 ? part[i] : part[4 + i], 4);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        two[i] = (j & 2 ? four[2 + i] : four[i]) +
+                 __shfl_xor_sync(ALL_LANES, j & 2 ? four[i] : four[2 + i], 2);
+    return (j & 1 ? two[1] : two[0]) + __shfl_xor_sync(ALL_LANES, j & 1 ? two[0] : two[1], 1);
+}
+
+// The same as binary16.
+DEVICE void quantize_to_halves(unsigned char *planes, unsigned char *sums, float *scales,
+                               unsigned token, unsigned tokens, unsigned unit, unsigned units,
+                               int lane, const LANE_COLUMNS &v, bool exists) {
+    const SEGMENT_SCALE segment(largest_of_token(v));
+    const unsigned j = lane % TOKEN_LANES, of_block = token % HALF_TOKENS;
+    const unsigned first = token - of_block;
+    const unsigned eights = min((tokens - first + 7) / 8, (unsigned)HALF_TOKENS / 8);
+    const size_t place = (size_t)first / 8 * units + (size_t)unit * eights;
+    planes += place * EIGHT_BYTES + of_block / 8 * QUARTER_BYTES + j / 4 * HALF_STEP_BYTES +
+              of_block % 8 * 16 + j % 4 * 4;
+    int part[STEPS];
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        unsigned bits[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) bits[e] = segment.integer(v.of[k][e]);
+        part[k] = (short)bits[0] + (short)bits[1] + (short)bits[2] + (short)bits[3];
+        if (!exists) continue;
+        unsigned char *step = planes + k / 2 * eights * QUARTER_BYTES + k % 2 * 2 * HALF_STEP_BYTES;
+        *(unsigned *)step = half_pair((short)bits[0], (short)bits[2]);
+        *(unsigned *)(step + HALF_STEP_BYTES / 2) = half_pair((short)bits[1], (short)bits[3]);
+    }
+    const int own = own_sum(part, lane);
+    int all = own;
+#pragma unroll
+    for (int lanes = TOKEN_LANES / 2; lanes; lanes /= 2)
+        all += __shfl_xor_sync(ALL_LANES, all, lanes);
+    if (!exists) return;
+    const size_t eight = place + of_block / 8;
+    unsigned short *pair =
+        (unsigned short *)(sums + eight * HALF_EIGHT_SUMS + of_block % 8 * 16) + j;
+    pair[0] = (unsigned short)half_pair(own / SUM_BASE, 0);
+    pair[HALF_EIGHT_SUMS / 4] = (unsigned short)half_pair(own % SUM_BASE, 0);
+    if (j == 0)
+        ((unsigned *)scales)[eight * 8 + of_block % 8] = scale_and_sum(segment.scale(), all);
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     unit_pack_fours(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets,
                     U64 workspace) {
@@ -166,8 +221,14 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
         }
     }
 #endif
+#if HALF_TOKENS
+    quantize_to_halves(operand_at(launch, M), operand_at(launch, SUMS),
+                       (float *)operand_at(launch, SCALE), token, tokens, unit, units, lane, v,
+                       exists);
+#else
     const ACTIVATIONS x =
         among_eights(operand_at(launch, M), (short *)operand_at(launch, SUMS),
                      (float *)operand_at(launch, SCALE), token, units);
     quantize_columns(x, unit, lane, v, exists);
+#endif
 }

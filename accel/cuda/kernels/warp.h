@@ -18,6 +18,13 @@ DEVICE float half_bits(unsigned bits) {
     return value;
 }
 
+// Two integers of magnitude up to 2048 as binary16 in the halves of a word.
+DEVICE unsigned half_pair(int low, int high) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"((float)high), "f"((float)low));
+    return pair;
+}
+
 // Byte k of a word, signed.
 DEVICE int signed_byte(unsigned word, int k) {
     int value;

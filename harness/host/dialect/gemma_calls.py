@@ -62,7 +62,7 @@ class GemmaCalls(CallSyntax):
         found = NAME.match(body)
         if found is None or found[1] not in functions:
             return None
-        reader = _Reader(body, found.end(), self.quote)
+        reader = _GemmaReader(body, found.end(), self.quote)
         try:
             arguments = reader.value()
         except Malformed:
@@ -87,7 +87,7 @@ FUNCTION_GEMMA = GemmaCalls("<start_function_call>", "<end_function_call>", "<es
 
 
 @dataclass(slots=True)
-class _Reader(ValueReader):
+class _GemmaReader(ValueReader):
     """Reads values in which strings stand between quotes, keys with or without."""
 
     quote: str

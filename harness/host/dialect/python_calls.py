@@ -44,7 +44,7 @@ class PythonCalls(CallSyntax):
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         try:
-            return _Reader(body, 0).calls(functions)
+            return _PythonReader(body, 0).calls(functions)
         except Malformed:
             return JsonListCalls(self.begin, self.end).parse(body, functions)
 
@@ -71,7 +71,7 @@ class PythonCalls(CallSyntax):
 
 
 @dataclass(slots=True)
-class _Reader(ValueReader):
+class _PythonReader(ValueReader):
     """Reads calls and their values as Python and JSON have them."""
 
     def calls(self, functions: Functions) -> list[Call]:

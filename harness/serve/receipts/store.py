@@ -3,8 +3,10 @@ before."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -17,13 +19,15 @@ from contract.errors import ConfigError
 from harness.serve.receipts.canonical import canonical_digest
 from harness.serve.receipts.document import VERSION, signed_document
 from harness.serve.receipts.keys import OWNER_ONLY, PRIVATE, open_key
-from harness.serve.storage import StorageProblem
+from harness.serve.storage import RETRY_SECONDS, ProblemLog, StorageProblem
 
 FILE = "receipts.sqlite"
 BUSY_SECONDS = 10.0
 SCHEMA = 1
 LATEST = "latest"
 """Stands for the id of a tenant's newest receipt."""
+ROOM_FACTOR = 4
+"""Free bytes that a receipt needs for each of its own: it goes to the journal and to the file."""
 Json = dict[str, Any]
 
 
@@ -37,6 +41,10 @@ class ReceiptStore(ContextManager):
         self._lock = threading.Lock()
         self._key = open_key(folder)
         self._key_state: tuple[int, int] | None = None
+        self._problem: StorageProblem | None = None
+        self._needed_bytes = 0
+        self._tried = time.monotonic()
+        self._log = ProblemLog()
         path = folder / FILE
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, OWNER_ONLY))
@@ -69,7 +77,9 @@ class ReceiptStore(ContextManager):
                     numbered = payload | {"number": number + 1, "previous": previous}
                     document = signed_document(numbered, leaves, self._key)
                     digest = canonical_digest(numbered)
-                    row = (tenant, number + 1, payload["id"], digest, json.dumps(document))
+                    text = json.dumps(document)
+                    self._needed_bytes = max(self._needed_bytes, ROOM_FACTOR * len(text))
+                    row = (tenant, number + 1, payload["id"], digest, text)
                     self._file.execute("INSERT INTO receipts VALUES (?, ?, ?, ?, ?)", row)
                     self._file.execute("COMMIT")
                 except BaseException:
@@ -77,10 +87,35 @@ class ReceiptStore(ContextManager):
                         self._file.execute("ROLLBACK")
                     raise
             except (sqlite3.Error, OSError, ConfigError) as error:
-                full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-                problem = f"the receipt cannot be stored: {error}"
-                raise StorageProblem(problem, full) from None
+                self._note(_problem(error))
+                raise _problem(error) from None
+            self._note(None)
         return document
+
+    def check(self) -> None:
+        """Raises StorageProblem while no receipt can be stored. Tries that after RETRY_SECONDS
+        without one, so that a full disk is noticed before anything is computed."""
+        with self._lock:
+            if time.monotonic() - self._tried >= RETRY_SECONDS:
+                self._try()
+            if self._problem is not None:
+                raise self._problem
+
+    def _try(self) -> None:
+        """Write the version again. The largest receipt that was too large needs room, too."""
+        try:
+            self._file.execute(f"PRAGMA user_version={SCHEMA}")
+            needed = self._needed_bytes if self._problem is not None else 0
+            if shutil.disk_usage(self.folder).free < needed:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except (sqlite3.Error, OSError) as error:
+            self._note(_problem(error))
+        else:
+            self._note(None)
+
+    def _note(self, problem: StorageProblem | None) -> None:
+        self._problem, self._tried = problem, time.monotonic()
+        self._log.note(None if problem is None else str(problem))
 
     def find(self, tenant: int, name: str) -> Json | None:
         """The tenant's latest receipt with this id, or, for LATEST, its latest one."""
@@ -131,6 +166,12 @@ class ReceiptStore(ContextManager):
         asked = "SELECT number, digest FROM receipts WHERE tenant = ? ORDER BY number DESC LIMIT 1"
         row = self._file.execute(asked, (tenant,)).fetchone()
         return (0, None) if row is None else row
+
+
+def _problem(error: Exception) -> StorageProblem:
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    full = full or getattr(error, "errno", None) == errno.ENOSPC
+    return StorageProblem(f"no receipt can be stored: {error}", full)
 
 
 def _state(folder: Path) -> tuple[int, int]:

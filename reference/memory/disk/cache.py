@@ -25,7 +25,7 @@ READERS = 2
 MOST_TOUCHES = 64
 """While more than that waits to be done, uses of files are not noted."""
 Report = Callable[[str], None]
-Work = Callable[[CacheFolder], None]
+Work = Callable[[CacheFolder], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,8 @@ class DiskCache:
             self._post(write)
 
     def touch(self, entries: Sequence[Entry]) -> None:
-        """Note that files were used now, unless much else is to be done."""
+        """Note that files were used now, the first as the least recent one, unless much else is to
+        be done."""
         now = time.time_ns()
         if self._folder is not None and len(self._work) < MOST_TOUCHES:
             self._post(lambda folder: folder.touch(entries, now))
@@ -284,7 +285,7 @@ class DiskCache:
             reading.work()
 
     def _read(self, entry: Entry) -> Bytes | None:
-        """The payload of a valid file, which is marked as used; None for any other."""
+        """The payload of a valid file; None for any other."""
         folder = self._folder
         assert folder is not None
         try:
@@ -299,7 +300,6 @@ class DiskCache:
         except OSError as error:
             self._failed("cannot be read", error)
             return None
-        folder.touch([entry], time.time_ns())
         self.count(read=1, read_bytes=payload.nbytes)
         return payload
 

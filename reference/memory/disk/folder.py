@@ -15,8 +15,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
+from contract.cached_files import CachedFile, least_used
 from reference.memory.disk.entry import HEADER_BYTES, Bytes, Entry, encode_entry
 from reference.memory.disk.names import SECRET_BYTES
 
@@ -28,14 +28,6 @@ _FILE = re.compile(r"[0-9a-f]{64}\.(page|state)(\.[0-9a-f]{16}\.partial)?")
 SPARE = 16
 """When the folder is full, this part of its limit is freed at once: looking for the files that were
 used least recently takes time in proportion to all files."""
-
-
-class CachedFile(NamedTuple):
-    """A file of the cache: its bytes, and when it was used last, in nanoseconds."""
-
-    path: str
-    nbytes: int
-    used: int
 
 
 class CacheFolder:
@@ -89,10 +81,11 @@ class CacheFolder:
         return True
 
     def touch(self, entries: Iterable[Entry], now: int) -> None:
-        """Note that files were used at ``now``, in nanoseconds. Missing files are ignored."""
-        for entry in entries:
+        """Note that files were used at ``now``, in nanoseconds, the first as the least recent one.
+        Missing files are ignored."""
+        for used, entry in enumerate(entries, now):
             with contextlib.suppress(OSError):
-                os.utime(self.path / entry.path, ns=(now, now))
+                os.utime(self.path / entry.path, ns=(used, used))
 
     def remove(self, entry: Entry) -> None:
         """Remove a file. Raises OSError where it stays."""
@@ -102,15 +95,17 @@ class CacheFolder:
         """Remove all files of a scope. Raises OSError where one stays."""
         folder = self.path / scope
         for file in _files_in(folder):
-            Path(file.path).unlink(missing_ok=True)
+            file.path.unlink(missing_ok=True)
         self.nbytes = None
         # Another process may write there at this moment.
         with contextlib.suppress(OSError):
             folder.rmdir()
 
-    def count(self) -> None:
-        """Count the bytes of all files."""
-        self.nbytes, self._written = sum(file.nbytes for file in self.files()), 0
+    def count(self) -> list[CachedFile]:
+        """Count the bytes of all files, and return the files."""
+        found = self.files()
+        self.nbytes, self._written = sum(file.nbytes for file in found), 0
+        return found
 
     def files(self) -> list[CachedFile]:
         """All files of the cache, those of other processes too."""
@@ -127,17 +122,12 @@ class CacheFolder:
         known = self.nbytes is not None and self._written < self.most_bytes // SPARE
         if known and (self.nbytes or 0) + nbytes <= self.most_bytes:
             return
-        found = sorted(self.files(), key=lambda file: file.used)
-        total = sum(file.nbytes for file in found)
-        if total + nbytes > self.most_bytes:
-            goal = max(0, self.most_bytes - self.most_bytes // SPARE - nbytes)
-            for file in found:
-                if total <= goal:
-                    break
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(file.path)
-                total -= file.nbytes
-        self.nbytes, self._written = total, 0
+        found = self.count()
+        if (self.nbytes or 0) + nbytes > self.most_bytes:
+            spared = self.most_bytes // SPARE
+            for file in least_used(found, max(0, self.most_bytes - spared - nbytes)):
+                file.path.unlink(missing_ok=True)
+            self.count()
 
 
 def _files_in(folder: Path) -> Iterator[CachedFile]:
@@ -147,7 +137,7 @@ def _files_in(folder: Path) -> Iterator[CachedFile]:
                 continue
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                yield CachedFile(entry.path, status.st_size, status.st_mtime_ns)
+                yield CachedFile(Path(entry.path), status.st_size, status.st_mtime_ns)
 
 
 def _create(path: Path) -> int:

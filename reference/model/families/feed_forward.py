@@ -94,26 +94,17 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
     used = mixture.used[layer]
     ids = e.builder.scratch(f"scratch.moe_ids[{layer}]", "tokens", used, dtype=I32)
     weights = e.builder.scratch(f"scratch.moe_weights[{layer}]", "tokens", used)
-    e.builder.emit(
-        Opcode.MOE_GATE_TOPK,
-        f"moe_route[{layer}]",
-        x=r,
-        gate_weight=e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
-        bias=_bias(e, "ffn_gate_inp", layer, mixture.count),
-        ids=ids,
-        weights=weights,
-        used=used,
-    )
+    gate: dict[str, View | int | None] = {
+        "x": r,
+        "gate_weight": e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
+        "bias": _bias(e, "ffn_gate_inp", layer, mixture.count),
+        "used": used,
+    }
+    e.builder.emit(Opcode.MOE_GATE_TOPK, f"moe_route[{layer}]", **gate, ids=ids, weights=weights)
     if e.limits.experts:
         # The same node again, so that steps which are not asked for ids are computed without it.
-        e.builder.emit(
-            Opcode.MOE_GATE_TOPK,
-            f"experts[{layer}]",
-            x=r,
-            gate_weight=e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
-            ids=e.builder.output(expert_output(layer), "tokens", used, dtype=I32),
-            used=used,
-        )
+        read = e.builder.output(expert_output(layer), "tokens", used, dtype=I32)
+        e.builder.emit(Opcode.MOE_GATE_TOPK, f"experts[{layer}]", **gate, ids=read)
     return Routing(ids, weights)
 
 
