@@ -179,7 +179,9 @@ class HarmonyParser(ReplyParser):
         message.searched = max(message.searched, len(body) - LONGEST_MARK + 1)
         end = len(body) if found is None else found.start()
         if self._form.enforced:
-            yield from self._streamed(message, body[:end], final or found is not None)
+            ended = final or found is not None
+            certain = end if ended else _start_of_mark(body)
+            yield from self._streamed(message, body[:certain], ended)
         elif found is not None or final:
             yield from self._whole_call(message, body[:end])
         message.body, self._held = body, ""

@@ -108,19 +108,21 @@ class TemplateForms:
     @cached_property
     def _other_thoughts(self) -> bool:
         """Whether thoughts come out under the other name alone."""
-        own, other = (self._thinking(name, None) for name in (THOUGHTS, OTHER_THOUGHTS))
-        return other is not None and MARK in other and (own is None or MARK not in own)
+        own, other = (
+            any(text is not None and MARK in text for text in self._thinking(name, None))
+            for name in (THOUGHTS, OTHER_THOUGHTS)
+        )
+        return other and not own
 
     @cached_property
     def _thinks_beside_content(self) -> bool:
         """Whether a message may have thoughts, content and calls."""
-        return self._thinking(OTHER_THOUGHTS, "hi") is not None
+        return any(text is not None for text in self._thinking(OTHER_THOUGHTS, "hi"))
 
-    def _thinking(self, name: str, content: str | None) -> str | None:
-        """What comes out of thoughts in front of a call."""
-        calls = _calling(content or None, as_text=False)
-        turn = self._adapted(calls) | {name: MARK}
-        return self._try_out([self._user("hi"), turn])
+    def _thinking(self, name: str, content: str | None) -> Iterator[str | None]:
+        """What comes out of thoughts in front of a call, in one conversation after the other."""
+        turn = self._adapted(_calling(content, as_text=False)) | {name: MARK}
+        return (self._try_out(around(turn)) for around in self._call_contexts())
 
     def _adapt_calls(self, message: Turn, content: Any) -> None:
         contents, as_text = self._call_forms
