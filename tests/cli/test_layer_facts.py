@@ -54,6 +54,24 @@ def test_experts_count_as_far_as_they_are_used(run_of: Callable[[str], dict[str,
     assert "experts" not in dense["feed_forward"][0]
 
 
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("qwen35", {"kind": "delta net", "value_heads": 6, "key_heads": 2, "head_dim": 32}),
+        ("lfm2", {"kind": "short convolution", "taps": 3}),
+        ("granitehybrid", {"kind": "mamba", "heads": 8, "head_dim": 32, "state_size": 32}),
+    ],
+)
+def test_recurrent_layers_name_their_kind(
+    run_of: Callable[[str], dict[str, Any]], name: str, facts: dict[str, Any]
+) -> None:
+    run = run_of(name)
+    (entry,) = run["recurrent"]
+    assert entry | facts == entry
+    (attention,) = run["attention"]
+    assert len(entry["layers"]) + len(attention["layers"]) == run["layers"]
+
+
 def test_layers_that_share_keys_and_values_take_none(
     run_of: Callable[[str], dict[str, Any]],
 ) -> None:
