@@ -55,8 +55,9 @@ class Scheduler:
 
     ``waiting`` are the sequences that wait, by order of arrival; those of them that are not stalled
     are in the ``queue``. ``unfit`` are those of them that can never have room, since others have
-    reserved too many pages: they are no candidates, and end before the next step. ``chunk_tokens`` is the most
-    prompt tokens in a step, ``chunk_while_decoding`` the most in a step that also decodes.
+    reserved too many pages: they are no candidates, and end before the next step. ``chunk_tokens``
+    is the most prompt tokens in a step, ``chunk_while_decoding`` the most in a step that also
+    decodes.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def test_what_fits_in_what_is_left_is_served() -> None:
 
 def test_what_can_never_come_back_is_not_admitted_again() -> None:
     """However often reservations change: a request that lost its slot ends within a step."""
-    engine, clock = engine_of(OWNER, OTHER, LATE, slots=1, pages=8)
+    engine, _ = engine_of(OWNER, OTHER, LATE, slots=1, pages=8)
     engine.submit(wide(1, 4, tokens=30))
     while engine.progress(1) < 40:
         engine.step()

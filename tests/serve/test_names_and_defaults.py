@@ -57,7 +57,8 @@ def test_one_model_has_several_names(serve: Serve, catalogued: Path, tmp_path: P
         assert http.post(CHAT, {**ASKED, "model": "gpt-4"}).error["code"] == "model_not_found"
         assert http.get("/v1/models/gpt-4").status == 404
         (card,) = http.get("/v1/models").json["data"]
-        assert card["x_zinc"]["aliases"] == ["gpt-4o", "org/model", "tiny-of-the-catalog", "tiny.gguf"]
+        names = ["gpt-4o", "org/model", "tiny-of-the-catalog", "tiny.gguf"]
+        assert card["x_zinc"]["aliases"] == names
         assert card["x_zinc"]["sampling"]["top_k"] == 7
         assert card["x_zinc"]["sampling"]["sources"]["top_k"] == "catalog"
 
