@@ -281,44 +281,44 @@ def test_what_is_unloaded_is_garbage_that_goes(
         gc.unfreeze()
 
 
+KEYS = {name: new_key() for name in ("two", "none", "all")}
+
+
 @pytest.fixture
 def pinned(serve: Serve, background: dict[str, Path], tmp_path: Path) -> Iterator[Running]:
     """A server of three models with a tenant for two of them, one for none of them and one for
     all."""
     path = tmp_path / "tenants.toml"
     path.write_text(
-        f'[tenant.two]\nid = 1\nmodels = ["llama", "qwen2"]\nkeys = ["{key_digest(TWO)}"]\n'
-        f'[tenant.none]\nid = 2\nmodels = ["gone"]\nkeys = ["{key_digest(NONE)}"]\n'
-        f'[tenant.all]\nid = 3\nkeys = ["{key_digest(ALL)}"]\n'
+        f'[tenant.two]\nid = 1\nmodels = ["llama", "qwen2"]\nkeys = ["{key_digest(KEYS["two"])}"]\n'
+        f'[tenant.none]\nid = 2\nmodels = ["gone"]\nkeys = ["{key_digest(KEYS["none"])}"]\n'
+        f'[tenant.all]\nid = 3\nkeys = ["{key_digest(KEYS["all"])}"]\n'
     )
     with serve(beside=background, tenants=path) as server:
         yield server
 
 
-TWO, NONE, ALL = new_key(), new_key(), new_key()
-
-
 @pytest.mark.parametrize(
-    ("key", "name", "answers"),
+    ("tenant", "name", "answers"),
     [
-        (TWO, None, "llama"),
-        (TWO, "llama", "llama"),
-        (TWO, "qwen2:latest", "qwen2"),
-        (TWO, "tiny", None),
-        (TWO, "gpt", None),
-        (NONE, None, None),
-        (NONE, "tiny", None),
-        (NONE, "gone", None),
-        (ALL, None, "tiny"),
-        (ALL, "qwen2", "qwen2"),
+        ("two", None, "llama"),
+        ("two", "llama", "llama"),
+        ("two", "qwen2:latest", "qwen2"),
+        ("two", "tiny", None),
+        ("two", "gpt", None),
+        ("none", None, None),
+        ("none", "tiny", None),
+        ("none", "gone", None),
+        ("all", None, "tiny"),
+        ("all", "qwen2", "qwen2"),
     ],
 )
 def test_a_tenant_uses_its_models_alone(
-    pinned: Running, key: str, name: str | None, answers: str | None
+    pinned: Running, tenant: str, name: str | None, answers: str | None
 ) -> None:
     http = Http(pinned.url)
     named = {} if name is None else {"model": name}
-    reply = http.post("/v1/completions", {**BODY, **named}, Authorization=f"Bearer {key}")
+    reply = http.post("/v1/completions", {**BODY, **named}, Authorization=f"Bearer {KEYS[tenant]}")
     if answers is None:
         assert (reply.status, reply.error["code"]) == (403, "model_not_allowed")
         assert loaded(pinned) == {"tiny"}, "a model that is not allowed was loaded"
@@ -329,14 +329,15 @@ def test_a_tenant_uses_its_models_alone(
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize"])
 def test_no_route_reaches_the_models_of_others(pinned: Running, path: str) -> None:
     body = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "abc"}]}
-    reply = Http(pinned.url).post(path, body, Authorization=f"Bearer {TWO}")
+    reply = Http(pinned.url).post(path, body, Authorization=f"Bearer {KEYS['two']}")
     assert reply.status == 403
     assert b"llama, qwen2" in reply.body
 
 
 @pytest.mark.parametrize(
-    ("key", "names"), [(TWO, ["llama", "qwen2"]), (NONE, []), (ALL, ["tiny", "llama", "qwen2"])]
+    ("tenant", "names"),
+    [("two", ["llama", "qwen2"]), ("none", []), ("all", ["tiny", "llama", "qwen2"])],
 )
-def test_a_tenant_sees_its_models_alone(pinned: Running, key: str, names: list[str]) -> None:
-    data = Http(pinned.url).get("/v1/models", Authorization=f"Bearer {key}").json["data"]
+def test_a_tenant_sees_its_models_alone(pinned: Running, tenant: str, names: list[str]) -> None:
+    data = Http(pinned.url).get("/v1/models", Authorization=f"Bearer {KEYS[tenant]}").json["data"]
     assert [model["id"] for model in data] == names
