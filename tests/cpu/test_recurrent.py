@@ -166,16 +166,16 @@ def test_scan_equals_definition(
     rng = np.random.default_rng(seed)
     groups, heads = 2, 2 * ratio
     x = normal(rng, len(query), heads * width + 2 * groups * size)
-    dt, (decay, dt_bias, skip) = normal(rng, len(query), heads), normal(rng, 3, heads)
+    dt, (decay, dt_bias, passing) = normal(rng, len(query), heads), normal(rng, 3, heads)
     state = rng.standard_normal((SLOTS, heads, width, size), dtype=np.float32)
     state[rng.integers(SLOTS)] = np.nan
     expected_state, y = state.copy(), np.empty((len(query), heads * width), np.float32)
     shape = ScanShape(heads, groups, width, size)
     with np.errstate(all="ignore"):
         expected = ssm_scan(
-            x=x, dt=dt, decay=-np.abs(decay), dt_bias=dt_bias, skip=skip, query=query,
+            x=x, dt=dt, decay=-np.abs(decay), dt_bias=dt_bias, skip=passing, query=query,
             state=expected_state, heads=heads, groups=groups, head_dim=width, state_size=size,
         )  # fmt: skip
-        scan(x, dt, -np.abs(decay), dt_bias, skip, query, state, y, shape, threads)
+        scan(x, dt, -np.abs(decay), dt_bias, passing, query, state, y, shape, threads)
     assert same(y, expected)
     assert same(state, expected_state)

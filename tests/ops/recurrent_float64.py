@@ -113,8 +113,8 @@ def scan_head(
     mistake: str = "",
 ) -> Float64:
     """One head of Mamba-2 over a whole sequence; v is [tokens, values], b and c are [tokens,
-    state], ``rate`` is dt + dt_bias, ``parameters`` are decay and skip."""
-    decay, skip = parameters
+    state], ``rate`` is dt + dt_bias, ``parameters`` are decay and passing."""
+    decay, passing = parameters
     memory = np.zeros((v.shape[1], b.shape[1]))
     outputs = np.zeros_like(v)
     for t in range(len(v)):
@@ -125,7 +125,7 @@ def scan_head(
         before, memory = memory, g * memory + update
         if mistake == "decay after update":
             memory = g * (before + update)
-        passed = skip * (step * v[t] if mistake == "skip times the step" else v[t])
+        passed = passing * (step * v[t] if mistake == "skip times the step" else v[t])
         outputs[t] = (before if mistake == "read before update" else memory) @ c[t] + passed
     return outputs
 

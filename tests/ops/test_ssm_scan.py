@@ -47,11 +47,11 @@ class ScanInputs:
     dt: Float32
     decay: Float32
     dt_bias: Float32
-    skip: Float32
+    passing: Float32
 
     def rows(self, rows: list[int] | slice) -> ScanInputs:
         """Some of the tokens."""
-        return ScanInputs(self.x[rows], self.dt[rows], self.decay, self.dt_bias, self.skip)
+        return ScanInputs(self.x[rows], self.dt[rows], self.decay, self.dt_bias, self.passing)
 
 
 def random_inputs(seed: int, tokens: int, sizes: Sizes) -> ScanInputs:
@@ -62,8 +62,8 @@ def random_inputs(seed: int, tokens: int, sizes: Sizes) -> ScanInputs:
         return rng.standard_normal(shape, dtype=np.float32)
 
     x, dt = normal(tokens, sizes.channels), normal(tokens, sizes.heads)
-    decay, dt_bias, skip = normal(3, sizes.heads)
-    return ScanInputs(x, dt, -np.exp(decay), dt_bias, skip)
+    decay, dt_bias, passing = normal(3, sizes.heads)
+    return ScanInputs(x, dt, -np.exp(decay), dt_bias, passing)
 
 
 def advance(state: Float32, tokens: list[Token], given: ScanInputs, sizes: Sizes) -> Float32:
@@ -75,7 +75,7 @@ def advance(state: Float32, tokens: list[Token], given: ScanInputs, sizes: Sizes
             dt=given.dt,
             decay=given.decay,
             dt_bias=given.dt_bias,
-            skip=given.skip,
+            skip=given.passing,
             query=query.reshape(-1, 4),
             state=state,
             heads=sizes.heads,
@@ -111,7 +111,7 @@ def exact_sequence(given: ScanInputs, sizes: Sizes, mistake: str = "") -> NDArra
                 x[:, b : b + sizes.state],
                 x[:, b + width : b + width + sizes.state],
                 given.dt[:, head].astype(np.float64) + float(given.dt_bias[head]),
-                (float(given.decay[head]), float(given.skip[head])),
+                (float(given.decay[head]), float(given.passing[head])),
                 mistake,
             )
         )
@@ -152,7 +152,7 @@ def test_scalar_rule() -> None:
             change = F(step[0] * v[row])
             memory[row] = [F(F(m * g) + F(change * k)) for m, k in zip(memory[row], b, strict=True)]
             read = halves([F(m * k) for m, k in zip(memory[row], c, strict=True)])
-            assert got[t, row] == F(read + F(given.skip[0] * v[row]))
+            assert got[t, row] == F(read + F(given.passing[0] * v[row]))
 
 
 @given(steps=schedules(SLOTS))

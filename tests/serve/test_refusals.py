@@ -47,7 +47,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"messages": MESSAGES, "stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": MESSAGES, "response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"messages": MESSAGES, "tools": [{"type": "custom"}]}, "tools[0].type"),
+        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools[0].function"),
         ({"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
         ({"messages": MESSAGES, "store": True}, "store"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": True}},
