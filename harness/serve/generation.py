@@ -151,7 +151,8 @@ class Generation:
             cached["from_disk"] = from_disk
         for choice in self.choices:
             found = self.facts_of(choice).difference
-            if found is not None:
+            # A preempted request and one of given tokens are looked up with tokens of the answer.
+            if found is not None and found.position < len(choice.request.prompt):
                 text = self.model.tokenizer.token_text
                 cached["first_difference"] = {
                     "position": found.position,

@@ -52,6 +52,16 @@ def test_the_answer_of_a_model_forced_on_it_is_the_same_answer(http: Http) -> No
     assert http.post(COMPLETIONS, without).json["choices"][0]["token_ids"] == choice["token_ids"]
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_cached_answer_that_differs_is_no_difference_of_prompts(http: Http, path: str) -> None:
+    """Both answers fill a page, and differ behind the prompt that they share."""
+    body = {**(TEXT if path == COMPLETIONS else TALK), "max_tokens": None}
+    for last in (71, 72):
+        reply = http.post(path, {**body, "force_tokens": [last] * 24})
+        assert reply.status == 200
+        assert "first_difference" not in reply.json["x_zinc"]["cached"]
+
+
 def test_a_conversation_and_its_stream(http: Http) -> None:
     body = {**TALK, "max_tokens": None, "logprobs": True, "top_logprobs": 2, "force_tokens": SAID}
     (choice,) = http.post(CHAT, body).json["choices"]
