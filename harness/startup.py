@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
+from types import CodeType, FrameType
 
 OPENCL_TIERS = ("opencl",)
 
@@ -37,8 +39,8 @@ def keep_interrupts() -> None:
 
     One that meets a finalizer or the callback of a weak reference, of which every import runs some,
     is reported as unraisable and forgotten, and the program goes on. The interrupt comes again a
-    moment later, until it meets code that an exception can leave. Not on Windows, where no signal
-    can be sent to a thread.
+    moment after that report, until it meets code that an exception can leave. Not on Windows, where
+    no signal can be sent to a thread.
     """
     if sys.platform == "win32":
         return
@@ -50,13 +52,26 @@ def keep_interrupts() -> None:
             return
         main = threading.main_thread().ident
         assert main is not None
-        timer = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (main, signal.SIGINT))
-        timer.daemon = True
+        hook = interrupt_again.__code__
+        thread = threading.Thread(target=_interrupt_outside, args=(main, hook), daemon=True)
         # Python that is shutting down starts no threads, and is ending anyway.
         with suppress(RuntimeError):
-            timer.start()
+            thread.start()
 
     sys.unraisablehook = interrupt_again
+
+
+def _interrupt_outside(thread: int, hook: CodeType) -> None:
+    """Interrupt a thread once it is not in ``hook``, where an interrupt would be lost, too."""
+    within: FrameType | None
+    while True:
+        time.sleep(AGAIN_SECONDS)
+        within = sys._current_frames().get(thread)
+        while within is not None and within.f_code is not hook:
+            within = within.f_back
+        if within is None:
+            signal.pthread_kill(thread, signal.SIGINT)
+            return
 
 
 def load_ahead(tier: str) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 import weakref
 
 import pytest
 
-from harness.startup import keep_interrupts
+from harness.startup import AGAIN_SECONDS, keep_interrupts
 
 DEADLINE_SECONDS = 60
 
@@ -38,6 +39,26 @@ def test_an_interrupt_python_throws_away_comes_again(monkeypatch: pytest.MonkeyP
         lose_and_wait(owners)
     assert reference() is None
     assert ignored == []
+
+
+def test_an_interrupt_comes_again_when_its_report_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that comes while the first is reported would be lost as well."""
+    slow = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        slow(thread)
+        time.sleep(20 * AGAIN_SECONDS)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    keep_interrupts()
+    owners = [Owner()]
+    reference = weakref.ref(owners[0], interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lose_and_wait(owners)
+    assert reference() is None
 
 
 def test_other_exceptions_python_throws_away_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
