@@ -27,5 +27,6 @@ def read_gpt_oss(keys: Keys) -> ModelConfig:
     return replace(
         config,
         windows=tuple(window if slides else 0 for slides in sliding),
-        experts=read_experts_of_chosen(keys, config),
+        experts=replace(read_experts_of_chosen(keys, config), biases=True),
+        sinks=True,
     )

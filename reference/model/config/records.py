@@ -43,7 +43,7 @@ class Experts:
 
     A token uses ``used[layer]`` experts of width ``widths[layer]``, and additionally one shared
     expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
-    weights the shared expert.
+    weights the shared expert. With ``biases`` router and experts may have biases.
     """
 
     count: int
@@ -51,6 +51,7 @@ class Experts:
     widths: tuple[int, ...]
     shared_width: int = 0
     shared_gate: bool = True
+    biases: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class ModelConfig:
     whose keys and values a layer reads. ``feed_forward`` is the width of the dense block, 0 when
     the file gives none. ``residual_scale`` multiplies what a block adds to the residual stream,
     ``logit_scale`` every logit. ``logit_cap`` 0 is off. ``per_layer_width`` is the width of Gemma
-    4's per-layer embeddings, 0 without them.
+    4's per-layer embeddings, 0 without them. With ``sinks`` layers may have attention sinks.
     """
 
     architecture: str
@@ -158,6 +159,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_cap: float = 0.0
     per_layer_width: int = 0
+    sinks: bool = False
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether ``layer`` keeps a recurrent state instead of attending."""

@@ -207,6 +207,7 @@ def kv_pages(e: Emitter, layer: int) -> View:
 def attend(e: Emitter, q: View, layer: int) -> View:
     """Causal attention, limited to the layer's window and with its sinks if it has them."""
     config, sinks = e.config, "attn_sinks.weight"
+    has_sinks = config.sinks and e.has(sinks, layer)
     return e.builder.emit(
         Opcode.FLASH_ATTN_BATCHED,
         f"attention[{layer}]",
@@ -214,7 +215,7 @@ def attend(e: Emitter, q: View, layer: int) -> View:
         kv=kv_pages(e, layer),
         page_table=e.page_table,
         query=e.query,
-        sinks=e.parameters(sinks, layer, config.heads[layer]) if e.has(sinks, layer) else None,
+        sinks=e.parameters(sinks, layer, config.heads[layer]) if has_sinks else None,
         heads=config.heads[layer],
         kv_heads=config.kv_heads[layer],
         head_dim=config.head_dims[layer],

@@ -184,9 +184,10 @@ def _gate_and_up(e: Emitter, layer: int, count: int, width: int) -> tuple[View, 
 
 
 def _bias(e: Emitter, name: str, layer: int, *shape: int) -> View | None:
-    """The bias of matrix ``name``, if the file has one."""
+    """The bias of matrix ``name``, if the family has such biases and the file has this one."""
     bias = f"{name}.bias"
-    return e.parameters(bias, layer, *shape) if e.has(bias, layer) else None
+    has_bias = _mixture(e).biases and e.has(bias, layer)
+    return e.parameters(bias, layer, *shape) if has_bias else None
 
 
 def _mixture(e: Emitter) -> Experts:
