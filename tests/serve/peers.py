@@ -10,6 +10,7 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 MESSAGES, EMBEDDINGS = "/v1/messages", "/v1/embeddings"
 PASS, ABSENT, REFUSED = "pass", "n/a", "refused by design"
 IGNORED, UNBUILT = "ignored and named", "not built"
+MEDIA = "this server takes text"
 TURN = {"role": "user", "content": "Why is the sky blue?"}
 TALK = {"messages": [{"role": "system", "content": "Be brief."}, TURN], "max_tokens": 8, "seed": 1}
 ASKED = {"prompt": "The sky is", "max_tokens": 8, "seed": 1}

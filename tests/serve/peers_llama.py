@@ -6,6 +6,7 @@ from tests.serve.peers import (
     ASKED,
     CHAT,
     EMBEDDINGS,
+    MEDIA,
     MESSAGES,
     MUST,
     RESPONSES,
@@ -27,7 +28,6 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA
 OWN_ROUTE = "llama.cpp's own route; /v1/completions gives the same answers"
 SLOTS = "slots have no numbers here: a request gets any, and prefixes are found by their tokens"
 ONE_KIND = "a test of command line options of llama.cpp's server"
-MEDIA = "this server takes text"
 ANTHROPIC = {"model": "tiny", "max_tokens": 8, "messages": [TURN]}
 CALL = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Oslo"}}
 RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": "Sunny."}

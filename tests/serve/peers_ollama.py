@@ -6,6 +6,7 @@ from tests.serve.peers import (
     CHAT,
     EMBEDDINGS,
     FUNCTION,
+    MEDIA,
     MESSAGES,
     MUST,
     RESPONSES,
@@ -26,7 +27,6 @@ ASKED = {"model": "tiny", "prompt": "The sky is", "options": SHORT, "think": Fal
 TALKED = {"model": "tiny", "messages": [TURN], "options": SHORT, "think": False}
 WHOLE = {"stream": False}
 LONG = {"options": {"num_predict": 60, "seed": 1}, **WHOLE}
-MEDIA = "this server takes text"
 FILES = "models are files of the catalog or the hub; the server makes and copies none"
 CLOUD = "the server asks no other server"
 PICTURE = {**TURN, "images": ["AAAA"]}

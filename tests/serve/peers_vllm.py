@@ -6,6 +6,7 @@ from tests.serve.peers import (
     ASKED,
     CHAT,
     EMBEDDINGS,
+    MEDIA,
     MESSAGES,
     MUST,
     RESPONSES,
@@ -26,7 +27,6 @@ IDS = [97, 98, 99, 100, 101]
 STREAM = {"stream": True}
 USAGE = {**STREAM, "stream_options": {"include_usage": True}}
 QUIET = {**TALK, "enable_thinking": False, "max_tokens": 60}
-MEDIA = "this server takes text"
 ALLOWED = {"allowed_token_ids": [97], "bad_words": ["a"]}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 PLAIN_TOOL = {"type": "function", "name": "weather", "parameters": WEATHER}
