@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -80,33 +78,38 @@ def _hashing() -> ThreadPoolExecutor:
 
 class RowDigests:
     """The ``digest`` of every row. Call the object with further rows; other threads hash them, so
-    that the caller goes on with the next step."""
+    that the caller goes on with the next step.
+
+    One thread at a time adds rows. Any thread may read meanwhile: reading changes nothing.
+    """
 
     def __init__(self, digest: Callable[[NDArray[np.float32]], str] = row_digest) -> None:
         self._digest = digest
-        self._found: list[str] = []
-        self._waiting: deque[Future[str]] = deque()
+        self._rows: list[Future[str] | str] = []
 
     def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
         """Add rows, float32[rows, n], which nobody changes afterwards."""
         for row in rows:
-            if len(self._waiting) == MOST_WAITING_ROWS:
-                self._found.append(self._waiting.popleft().result())
-            self._waiting.append(_hashing().submit(self._digest, row))
+            waited_for = len(self._rows) - MOST_WAITING_ROWS
+            if waited_for >= 0:
+                self._rows[waited_for] = _found(self._rows[waited_for])
+            self._rows.append(_hashing().submit(self._digest, row))
 
     def first(self, rows: int) -> list[str]:
         """The digests of the first ``rows`` rows, once they are there."""
-        while self._waiting:
-            self._found.append(self._waiting.popleft().result())
-        return self._found[:rows]
+        return [_found(row) for row in self._rows[:rows]]
 
     def since(self, rows: int) -> list[str]:
         """The digests of all rows from row ``rows`` on, once they are there."""
-        return self.first(sys.maxsize)[rows:]
+        return [_found(row) for row in self._rows[rows:]]
 
     def note(self, rows: int, digests: Sequence[str]) -> None:
         """Add the digests of rows from row ``rows`` on, as another object computed them."""
-        self._found[rows:] = digests
+        self._rows[rows:] = digests
+
+
+def _found(row: Future[str] | str) -> str:
+    return row if isinstance(row, str) else row.result()
 
 
 def file_digest(path: Path) -> str:

@@ -38,6 +38,9 @@ def merge(left, right):
 """
 THINKING = "<think>Let me see: two and two.</think>\n\nThe answer is **4**."
 CONTEXT = 4096
+PIECE_CHARACTERS = 4
+CUT_CHARACTERS = 2 * PIECE_CHARACTERS
+"""What comes of an answer that is cut."""
 FACTS = {
     "tier": "cpu",
     "device": "test",
@@ -197,12 +200,13 @@ def _pulling(fake: Fake, name: str) -> Iterator[str]:
 
 def _chunks(fake: Fake, body: dict[str, Any]) -> Iterator[str]:
     text = fake.answer_to(body)
-    pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
+    starts = range(0, len(text), PIECE_CHARACTERS)
+    pieces = [text[at : at + PIECE_CHARACTERS] for at in starts]
     yield ": ping\n\n"
     for call in fake.calls:
         yield _line({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
     for index, piece in enumerate(pieces):
-        if fake.cut and index == 2:
+        if fake.cut and index * PIECE_CHARACTERS == CUT_CHARACTERS:
             return
         choice: dict[str, Any] = {"index": 0, "delta": {"content": piece}, "finish_reason": None}
         if body.get("logprobs"):

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.page.conftest import Chat
-from tests.page.fake_server import CONTEXT, Fake
+from tests.page.fake_server import CONTEXT, CUT_CHARACTERS, Fake
 
 pytestmark = pytest.mark.browser
 LOOKS = "**/v1/models"
@@ -55,13 +55,15 @@ def test_a_stream_that_breaks_off_again_and_again_is_told_and_what_came_is_kept(
 
 
 def broken_off(chat: Chat) -> None:
-    """An answer that was cut; the page does not see that the server is back before its looks for it
-    are let through."""
+    """An answer that was cut, and all that came of it is shown; the page does not see that the
+    server is back before its looks for it are let through."""
     expect(chat.page.get_by_role("combobox", name="Model")).to_have_value("tiny")
     chat.page.route(LOOKS, lambda route: route.abort())
     chat.fake.cut = True
     chat.send("Go")
     expect(chat.page.locator(".problem")).to_contain_text("as soon as the server is back")
+    came = chat.fake.answer_to(chat.fake.asked[-1])[:CUT_CHARACTERS]
+    expect(chat.page.locator("article.answer .prose").last).to_have_text(came.strip())
 
 
 def test_an_answer_goes_on_by_itself_when_the_server_is_back(chat: Chat) -> None:
