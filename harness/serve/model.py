@@ -12,7 +12,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness import catalog
-from harness.file_digests import file_digests
+from harness.file_digests import file_digests, system_fingerprint
 from harness.host.dialect import Dialect, dialect_of
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread
@@ -23,7 +23,6 @@ from harness.progress import Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
 from harness.serve.errors import ApiError
-from harness.serve.fingerprint import system_fingerprint
 from harness.serve.storage import ProblemLog, StorageProblem
 from harness.serve.wire import ChatRequest, Message, TemplateOptions
 from harness.serve.wire_tools import Tool
