@@ -13,6 +13,7 @@ from harness.setting_kinds import (
     INT32_MAX,
     MEGABYTE,
     PATH,
+    QUEUE_DEPTH,
     TEXT,
     UINT64_MAX,
     Setting,
@@ -254,7 +255,7 @@ SERVER = (
     Setting(
         "queue_depth",
         integer(1, 4096),
-        256,
+        QUEUE_DEPTH,
         "requests that may wait for a slot; further ones are refused",
     ),
     Setting(

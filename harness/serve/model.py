@@ -41,14 +41,13 @@ LATEST = ":latest"
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """How a server's model is opened: ``name`` is what requests call it, ``digests`` the file that
-    keeps digests of model files, ``queue_depth`` how many requests may wait, ``buffered_events``
-    how many events of a request before it stalls. Requests may also call it by one of ``aliases``,
-    by any name where "*" is one; ``sampling`` are values for what they leave out."""
+    keeps digests of model files, ``buffered_events`` how many events of a request before it stalls.
+    Requests may also call it by one of ``aliases``, by any name where "*" is one; ``sampling`` are
+    values for what they leave out."""
 
     session: SessionOptions
     name: str
     digests: Path
-    queue_depth: int = 256
     buffered_events: int = BUFFERED_EVENTS
     aliases: tuple[str, ...] = ()
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -216,7 +215,14 @@ def _sampling_of_file(path: Path, model: Model, options: ModelOptions) -> Sampli
 def served_session(session: SessionOptions) -> SessionOptions:
     """``session`` with all that requests of a server may ask for."""
     scores = session.top_log_probabilities > 0
-    return replace(session, chat=True, masks=True, hidden_states=True, scores=scores)
+    return replace(
+        session,
+        chat=True,
+        masks=True,
+        hidden_states=True,
+        scores=scores,
+        stall_steps=STALL_STEPS,
+    )
 
 
 def open_model(
@@ -236,8 +242,6 @@ def open_model(
         thread,
         owned,
         progress,
-        queue_depth=options.queue_depth,
-        stall_steps=STALL_STEPS,
         buffered_events=options.buffered_events,
     )
     return ServedModel.named(hosted, path, options)

@@ -117,7 +117,7 @@ def running(
             ),
         )
         engines = options.replicas or 1
-        at_once = engines * (serving.service.model.limits.slots + options.model.queue_depth)
+        at_once = engines * (serving.service.model.limits.slots + options.model.session.queue_depth)
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
         about_to_listen()
         http.start()

@@ -75,6 +75,9 @@ class OpenModel(ContextManager):
             hidden_states=True,
             scores=log_probabilities > 0,
             experts=experts,
+            # A caller of this process waits as long as it takes.
+            queue_depth=MAX_INT32,
+            stall_steps=MAX_INT32,
         )
         self._shows = progress
         with ExitStack() as owned:
@@ -84,9 +87,6 @@ class OpenModel(ContextManager):
                 owned.enter_context(EngineThread(words=WORDS)),
                 owned,
                 self._progress(True),
-                # A caller of this process waits as long as it takes.
-                queue_depth=MAX_INT32,
-                stall_steps=MAX_INT32,
                 prepare=False,
             )
             self._close = weakref.finalize(self, owned.pop_all().close)
