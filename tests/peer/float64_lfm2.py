@@ -24,7 +24,7 @@ class Float64Lfm2(Float64Llama):
         x = self._rows("token_embd.weight", np.asarray(tokens))
         for layer in range(self.layers):
             x = self._layer(x, layer, positions)
-        return self._head(self._norm(x, "token_embd_norm"))
+        return self.head(self._norm(x, "token_embd_norm"))
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         if self.kv_heads_of[layer]:
