@@ -384,6 +384,13 @@ OPS = (
         _to_columns("y"),
         sizes="tokens width used",
     ),
+    _op(
+        "rotate_heads",
+        _rows("x"),
+        _to_rows("y"),
+        sizes="tokens heads head_dim back",
+        groups=lambda tokens, heads, **_: tokens * heads,
+    ),
 )
 """Every op; ``packet.op`` is an index of this tuple."""
 

@@ -13,6 +13,7 @@ import math
 import sys
 
 import independent_recurrent as recurrent
+import independent_rotated as rotated
 import independent_rules as rules
 import numpy as np
 from independent_gguf import Gguf, Matrix
@@ -185,13 +186,18 @@ def read(value):
 
 def case_attention(q, k, v, storage, scale, window=0, soft_cap=0.0, sinks=None):
     first = max(0, len(k) - window) if window else 0
+    if storage == "i4r":
+        q, k, v = (rotated.rotated(each, philox) for each in (q, k, v))
     stored = [rules.row(rules.kv_stored(each, storage), 10) for each in (k, v)]
+    if storage == "i4r":
+        stored = [(rotated.coded(m, b), e) for (m, e), b in zip(stored, (5, 4), strict=True)]
     m, e = rules.row(q, rules.query_bits(q.shape[-1]))
     heads = range(len(q))
     sink = [None if sinks is None else sinks[head] for head in heads]
-    return np.array([
+    y = np.array([
         rules.attention((m[h], e[h]), *stored, first, scale, soft_cap, sink[h]) for h in heads
     ])  # fmt: skip
+    return rotated.rotated_back(y, philox) if storage == "i4r" else y
 
 
 def case_swiglu(gate, up, activation):
@@ -270,6 +276,15 @@ def case_rows(x, bits):
     return {"m": m, "exponent": exponent}
 
 
+def case_rotate(x):
+    y = rotated.rotated(x, philox)
+    return {"y": y, "back": rotated.rotated_back(y, philox)}
+
+
+def case_codes(x, bits):
+    return {"m": rotated.coded(rules.row(x, 10)[0], bits)}
+
+
 def case_sample(logits, **more):
     return {"tokens": np.array([sample(logits, at, **more) for at in range(100, 108)])}
 
@@ -289,7 +304,7 @@ OPS = {
     "delta_rule": recurrent.case_delta, "gated_norm": case_gated_norm, "embedding": case_embedding,
     "philox": lambda key, counter: {"words": np.array(philox(key, counter))},
     "sample": case_sample, "log_probabilities": log_probabilities,
-    "row_digest": rules.span_digests,
+    "row_digest": rules.span_digests, "rotate": case_rotate, "codes": case_codes,
 }  # fmt: skip
 
 
