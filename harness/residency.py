@@ -67,8 +67,8 @@ def _streaming_line(plan: MemoryPlan, rate: float | None) -> str:
     speed = ""
     if rate is not None:
         speed = (
-            f", at most {rate / plan.streamed:,.3g} times a second at the {format_bytes(int(rate))} "
-            f"a second that the link was just measured at"
+            f", at most {rate / plan.streamed:,.3g} times a second by the link, just measured at "
+            f"{format_bytes(int(rate))} a second"
         )
     return (
         f"{format_bytes(plan.streamed)} of {format_bytes(whole)} of weights stay in host memory; "
