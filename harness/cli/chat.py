@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from contract.errors import RequestError, TemplateError
-from harness.cli.answer import INTERRUPTED, closing_line, show_answer
+from harness.cli.answer import closing_line, show_answer
+from harness.cli.parser import INTERRUPTED
 from harness.cli.prompt import (
     MAX_PROMPT_BYTES,
     Messages,

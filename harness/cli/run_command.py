@@ -9,6 +9,7 @@ from typing import Any
 
 from contract.errors import ConfigError, RequestError
 from harness.cli.model_argument import add_model_argument
+from harness.cli.parser import INTERRUPTED
 from harness.cli.serving import RUN_SETTINGS, open_session, sampling_of
 from harness.cli.suggestions import names_model
 from harness.console import note
@@ -156,7 +157,7 @@ def _begins_conversation(args: argparse.Namespace) -> bool:
 
 
 def _answer(args: argparse.Namespace, settings: Settings) -> int:
-    from harness.cli.answer import INTERRUPTED, closing_line, follow, record, show_answer
+    from harness.cli.answer import closing_line, follow, record, show_answer
     from harness.cli.prompt import encode_turn, read_prompt
     from harness.host.options import Recording
     from harness.progress import progress_on

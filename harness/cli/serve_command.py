@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
-from harness.cli.answer import INTERRUPTED
 from harness.cli.model_argument import add_model_argument
+from harness.cli.parser import INTERRUPTED
 from harness.cli.receipts_command import (
     add_receipt_flags,
     refuse_receipt_flags,
