@@ -18,7 +18,6 @@ from harness.cli.model_argument import take_model
 from harness.cli.parser import (
     DEBUG_ENV,
     EXIT_CODES,
-    INTERRUPTED,
     Parser,
     add_common_flags,
     commands,
@@ -33,6 +32,7 @@ from harness.cli.suggestions import (
 )
 from harness.cli.tools_command import TOOLS, run_tool
 from harness.console import complain, silence
+from harness.console_script import INTERRUPTED
 from harness.extras import missing_module
 from harness.startup import prepare_process
 

@@ -26,8 +26,6 @@ LAST_GROUPS = ("options", "other")
 GROUP_ORDER = {title: number for number, title in enumerate((*FIRST_GROUPS, *GROUPS, *LAST_GROUPS))}
 ALWAYS_RARE = ("config", "debug", "help_all")
 DEBUG_ENV = f"{ENV_PREFIX}DEBUG"
-INTERRUPTED = 130
-"""Exit code of a process that Ctrl-C ended, as shells have it."""
 MORE = "More options: {prog} --help-all"
 MORE_SETTINGS = """
 Every option with a default can also be set by an environment variable or in the

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from contract.errors import ZincError
 from harness.cli.parser import (
     DEBUG_ENV,
-    INTERRUPTED,
     Parser,
     add_common_flags,
 )
 from harness.cli.suggestions import refuse_arguments, refuse_foreign_flags
 from harness.console import complain, silence
+from harness.console_script import INTERRUPTED
 
 
 def run_tool(
