@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.synth.recurrent import MambaSpec, ShortConvSpec
-from harness.synth.spec import ExpertSpec, Gemma, Recurrent, SynthSpec
+from harness.synth.groups import ExpertSpec, Gemma
+from harness.synth.recurrent import MambaSpec, Recurrent, ShortConvSpec
+from harness.synth.spec import SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
@@ -34,6 +35,11 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         keys["rope.scaling.type"] = spec.rope_scaling
         keys["rope.scaling.factor"] = spec.rope_factor
         keys["rope.scaling.original_context_length"] = spec.rope_original_context
+    if spec.query_growth:
+        keys["rope.scaling.original_context_length"] = spec.rope_original_context
+        keys["attention.temperature_scale"] = spec.query_growth
+    if spec.yarn_log_multiplier:
+        keys["rope.scaling.yarn_log_multiplier"] = spec.yarn_log_multiplier
     if spec.long_rope:
         keys["rope.scaling.original_context_length"] = spec.rope_original_context
         keys["rope.scaling.attn_factor"] = LONG_ROPE_ATTENTION

@@ -8,12 +8,15 @@ from typing import Any
 
 from contract.dtypes import WEIGHT_DTYPES
 from contract.errors import ConfigError
-from harness.synth.recurrent import MambaSpec, ShortConvSpec
+from harness.synth.groups import GEMMA4_ONLY, ExpertSpec, Gemma, Scales
+from harness.synth.recurrent import MambaSpec, Recurrent, ShortConvSpec
 
 GENERATOR_VERSION = 1
 """Raised whenever the bytes of some specification change."""
 
-DENSE = ("llama", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3")
+DENSE = (
+    "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
+)  # fmt: skip
 WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
@@ -45,84 +48,6 @@ LEAST: Mapping[str, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertSpec:
-    """Routed feed-forward networks, ``used`` of ``count`` a token, each ``width`` wide.
-
-    ``shared_width`` is that of the expert every token uses, 0 for none. With ``fused`` the gate and
-    up matrices of an expert are one, ``ffn_gate_up_exps``.
-    """
-
-    count: int = 8
-    used: int = 2
-    width: int = 64
-    shared_width: int = 0
-    fused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrent:
-    """Gated delta-net layers: all but every ``interval``-th.
-
-    ``state`` is the size of a key and of a value. ``packing`` ``ssm_in`` stores the projections
-    interleaved by key head, as early qwen3next files do. ``listed`` writes the list of recurrent
-    layers to the metadata instead of their interval.
-    """
-
-    interval: int = 4
-    state: int = 32
-    key_heads: int = 2
-    value_heads: int = 4
-    kernel: int = 4
-    packing: str = "split"
-    listed: bool = False
-
-    @property
-    def inner(self) -> int:
-        """Width of the values."""
-        return self.value_heads * self.state
-
-
-@dataclass(frozen=True, slots=True)
-class Gemma:
-    """Settings of Gemma only. ``period`` - 1 of ``period`` layers see ``window`` positions.
-
-    ``window`` 0 means that no layer has a window (gemma3 only). ``rope_base``, ``head_dim`` and
-    ``kv_heads`` are those of layers with a window, the last two for gemma4 and None if equal to the
-    other layers'. ``softcap`` None omits the key. The rest is for gemma4: the last
-    ``shared_kv_layers`` have no keys and values; ``per_layer_width`` is that of the per-layer
-    embeddings, 0 for none; ``values_from_keys`` omits the value projection of full layers.
-    """
-
-    window: int = 32
-    period: int = 6
-    rope_base: float = 10000.0
-    softcap: float | None = None
-    head_dim: int | None = None
-    kv_heads: int | None = None
-    values_from_keys: bool = False
-    shared_kv_layers: int = 0
-    per_layer_width: int = 0
-    output_scale: bool = False
-
-
-GEMMA4_ONLY = (
-    *("head_dim", "kv_heads", "values_from_keys"),
-    *("shared_kv_layers", "per_layer_width", "output_scale"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Scales:
-    """Granite's factors of embeddings, residuals and attention scores; logits are divided by
-    ``logits``."""
-
-    embedding: float = 12.0
-    residual: float = 0.22
-    attention: float = 0.015625
-    logits: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
 class SynthSpec:
     """A decoder with random weights.
 
@@ -130,7 +55,8 @@ class SynthSpec:
     layers of a model with ``experts`` have none, except in gemma4, where both are added.
     ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
     the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
-    only with ``rope_scaling``. ``long_rope`` gives phi3 two tensors of frequency divisors, for
+    only with ``rope_scaling``. ``query_growth`` and ``yarn_log_multiplier`` are keys of mistral3.
+    ``long_rope`` gives phi3 two tensors of frequency divisors, for
     contexts up to ``rope_original_context`` and beyond. ``window`` limits attention, in all layers
     of phi3, in all but every fourth of olmo2, in every second of gpt-oss; 0 is off.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
@@ -159,6 +85,8 @@ class SynthSpec:
     rope_scaling: str = "none"
     rope_factor: float = 4.0
     rope_original_context: int = 256
+    query_growth: float = 0.0
+    yarn_log_multiplier: float = 0.0
     long_rope: bool = False
     window: int = 0
     expand_to_f32: bool = False
@@ -284,7 +212,7 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
     counts."""
     absent = dict.fromkeys(GROUPS) | {
         "nextn_layers": 0, "mtp_agreement": None, "key_outliers": 0.0, "long_rope": False,
-        "window": 0,
+        "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
     }  # fmt: skip
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
@@ -335,6 +263,10 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     yield "seed", spec.seed >= 1 << 64, "a 64-bit number"
     yield "kv_heads", spec.heads % spec.kv_heads, f"a divisor of {spec.heads} heads"
     yield "head_dim", spec.head_dim % 2, "even"
+    for name in ("query_growth", "yarn_log_multiplier"):
+        value = getattr(spec, name)
+        yield name, value and architecture != "mistral3", f"0 for {architecture}"
+        yield name, value < 0, "at least 0"
     yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
     windowed = architecture in ("phi3", "olmo2", "gpt-oss")
     yield "window", spec.window and not windowed, f"0 for {architecture}"

@@ -20,6 +20,7 @@ MERGES = (
 )  # fmt: skip
 PRE_TOKENIZER = {
     **dict.fromkeys(("llama", "granite", "granitehybrid"), "smollm"),
+    "mistral3": "tekken",
     "smollm3": "llama-bpe",
     "lfm2": "lfm2",
     "glm4": "glm4",

@@ -32,6 +32,7 @@ SyntheticModel = Callable[..., Path]
 
 MODELS = {
     "llama-8-experts": ("q4_k_m", F16),
+    "mistral3": ("q4_k_m", F16),
     "smollm3": ("q4_k_m", F16),
     "granite": ("f32", F32),
     "glm4-biases": ("q8_0", F16),

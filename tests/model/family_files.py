@@ -374,6 +374,7 @@ def _gemma4(file: FamilyFile, layer: int) -> None:
 
 _LAYERS = {
     "llama": _llama,
+    "mistral3": _llama,
     "smollm3": _llama,
     "granite": _llama,
     "glm4": _glm4,

@@ -107,6 +107,7 @@ MIXERS = {
 DENSE_DECODER = {**STEP, **PROJECTED, **DENSE, "matmul": 2 * LAYERS, "add": 2 * LAYERS}
 COMPOSITION: dict[str, dict[str, int]] = {
     "llama": DENSE_DECODER,
+    "mistral3": DENSE_DECODER,
     "smollm3": DENSE_DECODER,
     "granite": {**DENSE_DECODER, "scale": 2 * LAYERS + 2},
     "glm4": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1},
@@ -255,6 +256,23 @@ def test_mamba_states(tmp_path: Path) -> None:
     assert "state.kv[0]" not in states
     tables = {decl.name for decl in graph.of_kind(BufferKind.CONSTANT)}
     assert tables == {"constant.rope_table_unrotated"}
+
+
+def test_queries_grow_where_a_context_is_longer_than_the_original(tmp_path: Path) -> None:
+    """A rotation of pairs by the angle 0, of queries alone; a short context has none."""
+    file = family_file("mistral3", attention__temperature_scale=0.1)
+    file.keys["rope.scaling.original_context_length"] = LIMITS.context // 2
+    graph = graph_of(file, tmp_path)
+    grown = {
+        node.operands["x"].buffer: node.operands["rope_table"].buffer
+        for node in graph.nodes
+        if node.opcode is Opcode.ROPE
+    }
+    assert len(grown) == LAYERS
+    assert set(grown.values()) == {"constant.query_growth"}
+    assert graph.buffers["constant.query_growth"].shape == (LIMITS.context, 2, 1)
+    short = graph_of(file, tmp_path, replace(LIMITS, context=LIMITS.context // 2))
+    assert counts(short) == counts(graph_of(family_file("mistral3"), tmp_path))
 
 
 def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:

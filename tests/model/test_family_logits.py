@@ -114,6 +114,14 @@ def without_sinks(oracle: Any) -> None:
 
 FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "interleaved pairs taken for halves": ("llama", spoil_pairs),
+    "queries that do not grow": (
+        "mistral3",
+        spoil_key("attention.temperature_scale", lambda factor: 0.0),
+    ),
+    "queries and keys that YaRN enlarges": (
+        "mistral3",
+        spoil_key("rope.scaling.yarn_log_multiplier", lambda multiplier: 0.0),
+    ),
     "divisors of frequencies left out": ("llama-rope-freqs", without("rope_freqs.weight")),
     "key heads tiled for grouped": ("qwen35", spoil_heads),
     "key heads grouped for tiled": ("qwen3next", spoil_heads),

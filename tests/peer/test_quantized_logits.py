@@ -32,6 +32,7 @@ ROUTED_HYBRID = Limit(top1=0.88, kl=5e-3)
 logits by 1, here as in llama.cpp."""
 MODELS = {
     "qwen3": Limit(),
+    "mistral3": Limit(),
     **dict.fromkeys(("smollm3", "granite", "glm4-biases", "phi3", "olmo2-windows"), Limit()),
     "llama-8-experts": Limit(),
     "qwen3moe": Limit(),

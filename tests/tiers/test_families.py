@@ -23,6 +23,7 @@ OPENCL, VULKAN, METAL = "opencl", "vulkan", "metal-simulated"
 
 MODELS = {
     "llama-8-experts": ("q4_k_m", F16),
+    "mistral3": ("q4_k_m", F16),
     "smollm3": ("q4_k_m", F16),
     "granite": ("q4_0", Q8_0),
     "glm4-biases": ("q4_k_m", F16),

@@ -11,6 +11,7 @@ from reference.model.config.dense import (
     read_dense,
     read_glm4,
     read_granite,
+    read_mistral3,
     read_olmo2,
     read_phi3,
     read_smollm3,
@@ -79,6 +80,7 @@ def _qwen3next(keys: Keys) -> ModelConfig:
 
 READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "llama": _llama,
+    "mistral3": read_mistral3,
     "smollm3": read_smollm3,
     "granite": read_granite,
     "glm4": read_glm4,

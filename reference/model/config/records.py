@@ -38,6 +38,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """How much larger queries are the later their position: 1 + factor ln(1 + floor(position /
+    length))."""
+
+    length: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of ``count`` experts.
 
@@ -132,6 +141,7 @@ class ModelConfig:
     the file gives none. ``residual_scale`` multiplies what a block adds to the residual stream,
     ``logit_scale`` every logit. ``logit_cap`` 0 is off. ``per_layer_width`` is the width of Gemma
     4's per-layer embeddings, 0 without them. With ``sinks`` layers may have attention sinks.
+    ``query_growth`` multiplies rotated queries; None leaves them as they are.
     """
 
     architecture: str
@@ -160,6 +170,7 @@ class ModelConfig:
     logit_cap: float = 0.0
     per_layer_width: int = 0
     sinks: bool = False
+    query_growth: QueryGrowth | None = None
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether ``layer`` keeps a recurrent state instead of attending."""

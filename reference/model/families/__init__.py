@@ -17,6 +17,7 @@ Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Decoder().build,
+    "mistral3": Decoder().build,
     "smollm3": Decoder().build,
     "granite": Decoder().build,
     "glm4": Decoder(post_norms=True, fused_gates=True).build,
