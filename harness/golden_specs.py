@@ -63,6 +63,10 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q4_k_m", "short_conv": {"kernel": 4}},
         {"quant": "f32", "tied": False, "layers": 4, "short_conv": {"interval": 2}},
     ),
+    "lfm2moe": (
+        {"quant": "q4_k_m", "layers": 4, "experts": {"width": 96}},
+        {"quant": "f32", "tied": False, "leading_dense": 2},
+    ),
     "granitehybrid": (
         {"quant": "q4_k_m", "layers": 4},
         {"quant": "f32", "tied": False, "experts": {"width": 96, "shared_width": 64}},

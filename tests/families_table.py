@@ -111,6 +111,14 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "lfm2", **SMALL, "layers": 4, "tied": False,
         "short_conv": {"interval": 2, "kernel": 5},
     },
+    "lfm2moe": {
+        "architecture": "lfm2moe", **SMALL, "layers": 5, "rope_base": 1e6, "experts": EXPERTS,
+        "leading_dense": 2,
+    },
+    "lfm2moe-all-experts": {
+        "architecture": "lfm2moe", **SMALL, "layers": 3, "tied": False, "leading_dense": 0,
+        "experts": {**EXPERTS, "used": 12},
+    },
     "granitehybrid": {"architecture": "granitehybrid", **SMALL, "layers": 4},
     "granitehybrid-groups": {
         "architecture": "granitehybrid", **SMALL, "layers": 3, "tied": False,

@@ -384,6 +384,15 @@ OPS = (
         _to_columns("y"),
         sizes="tokens width used",
     ),
+    _op(
+        "expert_choice",
+        _rows("logits"),
+        _any("bias"),
+        _to_rows("s", "int ids", "weights"),
+        sizes="tokens experts used",
+        groups=lambda tokens, **_: tokens,
+        source="expert_topk",
+    ),
 )
 """Every op; ``packet.op`` is an index of this tuple."""
 

@@ -17,13 +17,14 @@ GENERATOR_VERSION = 1
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
 )  # fmt: skip
-WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss")
+WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe")
+CONVOLVING = ("lfm2", "lfm2moe")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
 GRANITES = ("granite", "granitehybrid")
 GEMMAS = ("gemma3", "gemma4")
 ARCHITECTURES = (
-    *DENSE, "qwen3moe", "gpt-oss", *HYBRIDS, "lfm2", "granitehybrid", *GEMMAS,
+    *DENSE, "qwen3moe", "gpt-oss", *HYBRIDS, *CONVOLVING, "granitehybrid", *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -42,7 +43,7 @@ LEAST: Mapping[str, int] = {
     "short_conv.kernel": 2, "mamba.interval": 1, "mamba.state": 1, "mamba.heads": 1,
     "mamba.groups": 1, "mamba.kernel": 2, "gemma.window": 0, "gemma.period": 1,
     "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
-    "gemma.per_layer_width": 0, "window": 0,
+    "gemma.per_layer_width": 0, "window": 0, "leading_dense": 0,
 }  # fmt: skip
 """The smallest value of every field that is a count."""
 
@@ -56,9 +57,10 @@ class SynthSpec:
     ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
     the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
     only with ``rope_scaling``. ``query_growth`` and ``yarn_log_multiplier`` are keys of mistral3.
-    ``long_rope`` gives phi3 two tensors of frequency divisors, for
-    contexts up to ``rope_original_context`` and beyond. ``window`` limits attention, in all layers
-    of phi3, in all but every fourth of olmo2, in every second of gpt-oss; 0 is off.
+    The first ``leading_dense`` layers of lfm2moe have no experts. ``long_rope`` gives phi3 two
+    tensors of frequency divisors, for contexts up to ``rope_original_context`` and beyond.
+    ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, in every
+    second of gpt-oss; 0 is off.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
     many cases: 0 to 1, None for random ones. With ``expand_to_f32`` the same weights are written
     dequantized. ``key_outliers``, if not
@@ -93,6 +95,7 @@ class SynthSpec:
     nextn_layers: int = 0
     key_outliers: float = 0.0
     mtp_agreement: float | None = None
+    leading_dense: int = 0
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
     short_conv: ShortConvSpec | None = None
@@ -213,6 +216,7 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
     absent = dict.fromkeys(GROUPS) | {
         "nextn_layers": 0, "mtp_agreement": None, "key_outliers": 0.0, "long_rope": False,
         "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
+        "leading_dense": 0,
     }  # fmt: skip
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
@@ -249,7 +253,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     for name, needing, allowing in (
         ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "granitehybrid", "gemma4")),
         ("recurrent", HYBRIDS, HYBRIDS),
-        ("short_conv", ("lfm2",), ("lfm2",)),
+        ("short_conv", CONVOLVING, CONVOLVING),
         ("mamba", ("granitehybrid",), ("granitehybrid",)),
         ("gemma", GEMMAS, GEMMAS),
         ("scales", GRANITES, GRANITES),
@@ -267,6 +271,8 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         value = getattr(spec, name)
         yield name, value and architecture != "mistral3", f"0 for {architecture}"
         yield name, value < 0, "at least 0"
+    leading = spec.layers if architecture == "lfm2moe" else 0
+    yield "leading_dense", spec.leading_dense > leading, f"at most {leading} for {architecture}"
     yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
     windowed = architecture in ("phi3", "olmo2", "gpt-oss")
     yield "window", spec.window and not windowed, f"0 for {architecture}"
@@ -286,7 +292,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         accepted = f"{'at least 1' if hybrid else '0'} for {architecture}"
         wrong = (experts.shared_width > 0) != hybrid and architecture != "granitehybrid"
         yield "experts.shared_width", wrong, accepted
-        unfused = architecture in ("llama", "qwen3moe", "gpt-oss", "granitehybrid")
+        unfused = architecture in ("llama", "qwen3moe", "gpt-oss", "granitehybrid", "lfm2moe")
         yield "experts.fused", experts.fused and unfused, f"False for {architecture}"
     if (recurrent := spec.recurrent) is not None:
         broken = recurrent.value_heads % recurrent.key_heads

@@ -50,7 +50,7 @@ class RotaryScaling:
 
     ``factor`` is the linear scaling (angle / factor). ``yarn`` blends scaled and unscaled angles by
     frequency, for a model trained on ``original_context`` positions. Sine and cosine are multiplied
-    by ``attention_factor`` and, with ``yarn`` and a factor above 1, also by ``(1 + 0.1 ln factor)``,
+    by ``attention_factor`` and, with ``yarn`` and a factor above 1, by ``(1 + 0.1 ln factor)`` and
     divided by ``(1 + 0.1 log_multiplier ln factor)``.
     """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract.errors import UnsupportedModel
+from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, Graph
 from contract.opcodes import Opcode
 from contract.types import Request
@@ -156,6 +156,19 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "rms_norm": HALF + 1,
         "matmul": 2 * LAYERS + HALF,
     },
+    "lfm2moe": {
+        **STEP,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        **{name: count - 1 for name, count in EXPERTS.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "rms_norm": HALF + 1,
+        "rms_norm_fused_mlp_gate_up": 1,
+        "swiglu": 1,
+        "add": 2,
+        "matmul": 2 * HALF + HALF + 1,
+    },
     "granitehybrid": {
         **DENSE_DECODER,
         **{name: count // 2 for name, count in ATTENTION.items()},
@@ -299,6 +312,17 @@ def test_every_bias_and_sink_of_gpt_oss_is_an_operand(tmp_path: Path) -> None:
         assert {"gate_bias", "up_bias"} <= set(nodes[f"moe_gate_up[{layer}]"].operands)
         assert "bias" in nodes[f"moe_down[{layer}]"].operands
         assert nodes[f"moe_swiglu[{layer}]"].params["activation"] == CLAMPED
+
+
+def test_the_bias_of_a_choice_is_an_operand_behind_the_dense_layers(tmp_path: Path) -> None:
+    nodes = {node.name: node for node in graph_of(family_file("lfm2moe"), tmp_path).nodes}
+    routers = [nodes.get(f"moe_route[{layer}]") for layer in range(LAYERS)]
+    assert routers[0] is None
+    assert all(router and "choice_bias" in router.operands for router in routers[1:])
+    file = family_file("lfm2moe")
+    del file.values["blk.2.exp_probs_b.bias"]
+    with pytest.raises(ModelFileError, match=r"blk\.2\.exp_probs_b\.bias: is missing"):
+        graph_of(file, tmp_path)
 
 
 def test_a_bias_beside_a_scale_of_experts_is_refused(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ MODELS = {
     "qwen35moe": ROUTED_HYBRID,
     "qwen3next": ROUTED_HYBRID,
     "lfm2": Limit(),
+    "lfm2moe": ROUTED_HYBRID,
     "granitehybrid": Limit(),
     "gemma3": Limit(),
     "gemma4-experts": Limit(),
@@ -49,7 +50,7 @@ MODELS = {
 QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
     "gpt-oss-experts": ("q4_k_m", "q8_0", "mxfp4_moe")
 }
-AS_WIDE = ("phi3", "olmo2", "lfm2", "granitehybrid")
+AS_WIDE = ("phi3", "olmo2", "lfm2", "lfm2moe", "granitehybrid")
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 CLOSER = 3.0
 """How much smaller our KL is than llama.cpp's on the same quantized file, at least."""

@@ -52,7 +52,9 @@ class Experts:
 
     A token uses ``used[layer]`` experts of width ``widths[layer]``, and additionally one shared
     expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
-    weights the shared expert. With ``biases`` router and experts may have biases.
+    weights the shared expert. With ``biases`` router and experts may have biases. With
+    ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them. The first
+    ``leading_dense`` layers have a dense block instead.
     """
 
     count: int
@@ -61,6 +63,8 @@ class Experts:
     shared_width: int = 0
     shared_gate: bool = True
     biases: bool = False
+    choice_bias: bool = False
+    leading_dense: int = 0
 
 
 @dataclass(frozen=True, slots=True)
