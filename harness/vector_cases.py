@@ -25,7 +25,7 @@ from reference.exact.rotary import RotaryScaling, rotary_table
 from reference.exact.sums import sum_axis
 from reference.ops.log_probabilities import log_probabilities
 from reference.ops.moe_down_acc import weighted_sum
-from reference.ops.moe_gate_topk import route
+from reference.ops.moe_gate_topk import choose, route
 from reference.ops.moe_gate_up import with_bias
 from reference.ops.rms_norm import rms_norm
 from reference.ops.rope import rope
@@ -96,6 +96,7 @@ def cases() -> Iterator[VectorCase]:
         _biased,
         _later_recurrent,
         _rotated_storage,
+        _chosen,
     )
     for part in parts:
         yield from part(make)
@@ -251,6 +252,15 @@ def _experts(make: Make) -> Iterator[VectorCase]:
         yield _case("R7", "mixture", _mixture, **inputs, **scale, ids=[4, 0, 2])
     inputs = {"x": make((1, 300)), "router": make((300,)), "down": make((1, 8))}
     yield _case("R7", "shared_expert", _shared, residual=make((1, 8)), **inputs)
+
+
+def _chosen(make: Make) -> Iterator[VectorCase]:
+    def chosen(**given: Any) -> dict[str, Any]:
+        return dict(zip(("ids", "weights"), choose(**given), strict=True))
+
+    yield _case("R7", "choice", chosen, logits=make((3, 24), 2), used=4, choice_bias=make((24,)))
+    ties = {"logits": np.zeros((1, 6), np.float32), "choice_bias": _float(*[0x3F800000] * 6)}
+    yield _case("R7", "choice", chosen, **ties, used=3)
 
 
 def _biased(make: Make) -> Iterator[VectorCase]:

@@ -391,6 +391,15 @@ OPS = (
         sizes="tokens heads head_dim back",
         groups=lambda tokens, heads, **_: tokens * heads,
     ),
+    _op(
+        "expert_choice",
+        _rows("logits"),
+        _any("bias"),
+        _to_rows("s", "int ids", "weights"),
+        sizes="tokens experts used",
+        groups=lambda tokens, **_: tokens,
+        source="expert_topk",
+    ),
 )
 """Every op; ``packet.op`` is an index of this tuple."""
 

@@ -209,7 +209,18 @@ def case_route(logits, used):
     e = rules.exp(logits - logits.max(axis=1, keepdims=True))
     p = e / rules.total_of(e)[:, None]
     p = np.where(p < F(2.0**-126), F(0), p)
-    ids = [sorted(range(len(row)), key=lambda i: (-row[i], i))[:used] for row in p]
+    return weighted(p, p, used)
+
+
+def case_choice(logits, used, choice_bias):
+    p = rules.sigmoid(logits)
+    bias = np.where(abs(choice_bias) < F(2.0**-126), F(0), choice_bias)
+    score = p + bias
+    return weighted(p, np.where(abs(score) < F(2.0**-126), F(0), score), used)
+
+
+def weighted(p, score, used):
+    ids = [sorted(range(len(row)), key=lambda i: (-row[i], i))[:used] for row in score]
     weights = []
     for row, chosen in zip(p, ids, strict=True):
         total = F(0)
@@ -298,6 +309,7 @@ OPS = {
     "sum": rules.total_of, "rms_norm": case_norm, "quantize": case_quantize,
     "rotary_table": rules.rotary_table, "rope": case_rope, "product": case_product,
     "rows": case_rows, "exp2": rules.exp2, "attention": case_attention, "route": case_route,
+    "choice": case_choice,
     "mixture": case_mixture, "shared_expert": case_shared,
     "convolution": recurrent.case_convolution,
     "gated_convolution": recurrent.case_gated_convolution, "scan": recurrent.case_scan,

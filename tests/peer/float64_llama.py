@@ -86,8 +86,7 @@ class Float64Llama:
 
     def _experts(self, h: Float64, logits: Float64, prefix: str) -> Float64:
         """The weighted sum over the likeliest experts of every row."""
-        probability = np.exp(log_softmax(logits))
-        used = np.argsort(-probability, axis=-1, kind="stable")[:, : self._key("expert_used_count")]
+        probability, used = self._weights(logits, prefix)
         weight = np.take_along_axis(probability, used, axis=-1)
         weight /= np.maximum(weight.sum(axis=-1, keepdims=True), SMALLEST_WEIGHT_SUM)
         if f"{prefix}gate_up_exps.weight" in self._tensors:
@@ -104,6 +103,12 @@ class Float64Llama:
                 out = out * self._matrix(f"{prefix}down_exps.scale").reshape(-1)[expert]
             y[rows] += weight[rows, places, None] * out
         return y
+
+    def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
+        """What weights each expert, and the experts of every row."""
+        probability = np.exp(log_softmax(logits))
+        count = self._key("expert_used_count")
+        return probability, np.argsort(-probability, axis=-1, kind="stable")[:, :count]
 
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim
