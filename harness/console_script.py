@@ -6,7 +6,7 @@ This module imports the least that it can: what runs before ``entry`` shows a tr
 from __future__ import annotations
 
 # The module ``signal`` imports several others.
-import _signal
+import _signal  # type: ignore[import-not-found]
 
 INTERRUPTED = 130
 """Exit code of a process that Ctrl-C ended, as shells have it."""

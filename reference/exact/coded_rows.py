@@ -55,9 +55,11 @@ def _nearest(groups: Int32, scale: Int32, bits: int) -> Int32:
     """The codes nearest to integers, between two the lower one; a scale of 0 counts as 1."""
     step = 2 * np.maximum(scale, 1)[..., None]
     code = (groups + ((scale << bits) - 1)[..., None]) // step
-    return np.clip(code, 0, (1 << bits) - 1)
+    nearest: Int32 = np.clip(code, 0, (1 << bits) - 1)
+    return nearest
 
 
 def _squares(groups: Int32, rows: CodedRows, bits: int) -> Int32:
     difference = groups - decoded(rows, bits).reshape(groups.shape)
-    return (difference * difference).sum(axis=-1, dtype=np.int32)
+    squares: Int32 = (difference * difference).sum(axis=-1, dtype=np.int32)
+    return squares
