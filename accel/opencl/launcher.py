@@ -137,6 +137,7 @@ class _Started:
 
     event: Any
     tokens: int
+    ops: int
     groups: int
 
 
@@ -182,15 +183,15 @@ class PersistentLauncher:
         """See Launcher."""
         self.launch.expect(kinds)
 
-    def groups_for(self, tokens: int) -> int:
+    def groups_for(self, tokens: int, ops: int) -> int:
         """The number of work-groups for the next step."""
         self._note_ended()
-        return self.choice.choose(tokens)
+        return self.choice.choose(tokens, ops)
 
-    def started(self, event: Any, tokens: int, groups: int) -> None:
+    def started(self, event: Any, tokens: int, ops: int, groups: int) -> None:
         """Note that a step was enqueued."""
         if self._timed:
-            self._started.append(_Started(event, tokens, groups))
+            self._started.append(_Started(event, tokens, ops, groups))
 
     def close(self) -> None:
         """See Launcher."""
@@ -214,7 +215,7 @@ class PersistentLauncher:
             if step.event.command_execution_status == complete:
                 times = step.event.profile
                 seconds = (times.end - times.start) * 1e-9
-                self.choice.note(step.tokens, step.groups, seconds)
+                self.choice.note(step.tokens, step.ops, step.groups, seconds)
 
 
 class _PersistentRecording:
@@ -223,6 +224,7 @@ class _PersistentRecording:
     ) -> None:
         self._launcher = launcher
         self._trailing = trailing
+        self._ops = int(trailing[1])
         self._kernel = launcher.launch.cl.Kernel(program, "run_packets")
         self._bound: tuple[int, int] | None = None
         self._inputs = 0
@@ -239,9 +241,9 @@ class _PersistentRecording:
         elif inputs != self._inputs:
             self._kernel.set_arg(self._inputs_index, np.uint64(inputs))
         self._inputs = inputs
-        groups = launcher.groups_for(tokens)
+        groups = launcher.groups_for(tokens, self._ops)
         event = launch.cl.enqueue_nd_range_kernel(launch.queue, self._kernel, (groups,), (1,))
-        launcher.started(event, tokens, groups)
+        launcher.started(event, tokens, self._ops, groups)
         return event
 
 

@@ -41,6 +41,7 @@ HEADERS = (
     "matmul_lanes.h",
     "attention_rows.h",
     "attention_tile.h",
+    "attention_codes.h",
     "attention.h",
     "matmul_formats.h",
     "matmul_decode.h",

@@ -120,7 +120,7 @@ def opencl_footprint(
     ``arranged`` returns the bytes of a buffer in the layout of products, 0 where it stays as
     stored; by default matrices are groups of 16 rows. Lowered buckets need ``extra`` bytes more.
     """
-    arranged = arranged or _arranged_bytes
+    arranged = arranged or lanes_bytes
     buffers: dict[str, int] = {}
     mapped: dict[str, int] = {}
     staging = 0
@@ -184,7 +184,8 @@ def _has_host_copy(decl: BufferDecl, nbytes: int) -> bool:
     return decl.kind is BufferKind.REQUEST
 
 
-def _arranged_bytes(decl: BufferDecl) -> int:
+def lanes_bytes(decl: BufferDecl) -> int:
+    """Bytes of a buffer in groups of 16 rows, 0 where it stays as stored."""
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     *matrices, rows, columns = (int(dim) for dim in decl.shape)
