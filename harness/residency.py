@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,26 +29,45 @@ LINK_COPIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """A memory plan, the limits it is of, and the weights that stay in host memory.
+    """A memory plan and the limits it is of. Of the weights in ``ranked``, the first ``resident``
+    are on the device, and the others stay in host memory.
 
     ``from_disk`` are bytes of mapped files for which the budget has no room.
     """
 
     plan: MemoryPlan
     limits_at: LimitsAt
-    streamed: tuple[str, ...] = ()
+    ranked: tuple[str, ...] = ()
+    resident: int = 0
     from_disk: int = 0
+
+    @property
+    def streamed(self) -> tuple[str, ...]:
+        """The weights that stay in host memory."""
+        return self.ranked[self.resident :]
 
     @property
     def limits(self) -> Limits:
         """The limits of the plan's context."""
         return self.limits_at(self.plan.context)
 
-    def apply(self, model: Model, tier: Tier) -> None:
-        """Have the tier stream the weights that are to be; the caller uploads next."""
-        if self.streamed:
-            assert isinstance(tier, StreamsWeights)
-            tier.stream(model.graph(self.limits), self.streamed)
+    def applied(self, model: Model, tier: Tier, budget: int) -> Residency:
+        """Have the tier stream the weights that are to be; the caller uploads next.
+
+        The plan was an estimate: where the steps need more than that, further weights are streamed.
+        """
+        if not self.streamed:
+            return self
+        assert isinstance(tier, StreamsWeights)
+        graph, found = model.graph(self.limits), self
+        while True:
+            tier.stream(graph, found.streamed)
+            exact = tier.footprint(graph, self.limits.largest)
+            plan = plan_memory(graph, self.limits, exact, tier.info.host_unified)
+            found = replace(found, plan=plan)
+            if plan.budgeted <= budget or not found.resident:
+                return found
+            found = replace(found, resident=found.resident - 1)
 
     def lines(self, tier: Tier) -> list[str]:
         """What a user should know before the first token; nothing where all weights fit. It
@@ -146,7 +166,7 @@ def _streaming(
         return plan_memory(graph, limits, footprint, unified)
 
     resident = _most(lambda count: plan_of(count).budgeted <= budget, len(ranked))
-    return Residency(plan_of(resident), limits_at, tuple(ranked[resident:]))
+    return Residency(plan_of(resident), limits_at, tuple(ranked), resident)
 
 
 def by_importance(graph: Graph, names: Sequence[str]) -> list[str]:

@@ -41,8 +41,7 @@ MODELS: Mapping[str, tuple[str, str]] = {
 }
 RUNS = [
     *(("opencl-banked", model, share) for model in MODELS for share in ("all", "half", "one")),
-    *(("vulkan-own-memory", model, "all") for model in MODELS),
-    ("vulkan-own-memory", "dense", "half"),
+    *(("vulkan-own-memory", model, "all") for model in ("dense", "hybrid", "mixture")),
 ]
 LIMITS = Limits(3, 96, 6, F16, step_tokens=32, step_rows=32)
 """Six pages are fewer than the requests need together, so that one is preempted."""
@@ -174,9 +173,11 @@ def test_a_copy_to_the_wrong_bytes_is_caught(
 
 
 @pytest.mark.parametrize(
-    "way", each("opencl-banked", "vulkan-own-memory"), indirect=True, scope="module"
+    ("way", "share"),
+    [("opencl-banked", "all"), ("opencl-banked", "half"), ("vulkan-own-memory", "half")],
+    indirect=["way"],
+    scope="module",
 )
-@pytest.mark.parametrize("share", ["all", "half"])
 def test_the_plan_is_what_a_tier_allocates(
     open_way: OpenTier, synthetic_model: SyntheticModel, share: str
 ) -> None:
