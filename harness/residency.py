@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from accel.packets.host_memory import available_memory
 from contract.amounts import format_bytes
 from contract.dtypes import F32
 from contract.errors import DoesNotFit, OutOfMemory
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from contract.tier import StreamsWeights, Tier
-from harness.memory import LimitsAt, longest_context, plan_steps, plans_of
+from harness.memory import LimitsAt, budget_of, longest_context, plan_steps, plans_of
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan, longest_plan, plan_memory
 from reference.model.open import Model
@@ -86,9 +87,10 @@ def _streaming_line(plan: MemoryPlan, rate: float | None) -> str:
     whole = sum(plan.weights.values()) + plan.streamed
     speed = ""
     if rate is not None:
+        steps = rate / plan.streamed
         speed = (
-            f", at most {rate / plan.streamed:,.3g} times a second by the link, just measured at "
-            f"{format_bytes(int(rate))} a second"
+            f", at most {steps:,.{0 if steps >= 100 else 1}f} times a second by the link, just "
+            f"measured at {format_bytes(int(rate))} a second"
         )
     return (
         f"{format_bytes(plan.streamed)} of {format_bytes(whole)} of weights stay in host memory; "
@@ -105,13 +107,14 @@ def plan_residency(
     """
     try:
         return Residency(*plan_steps(model, tier, by_steps, asked, budget))
-    except DoesNotFit:
-        if isinstance(tier, StreamsWeights) and tier.streams:
-            return _streaming(model, tier, by_steps[-1], asked, budget)
-        found = _from_disk(model, tier, by_steps[-1], asked, budget)
-        if found is None:
-            raise
-        return found
+    except DoesNotFit as error:
+        refused = error
+    if isinstance(tier, StreamsWeights) and tier.streams:
+        return _streaming(model, tier, by_steps[-1], asked, budget)
+    found = _from_disk(model, tier, by_steps[-1], asked, budget)
+    if found is None:
+        raise refused
+    return found
 
 
 def link_rate(tier: Tier) -> float | None:
@@ -166,7 +169,15 @@ def _streaming(
         return plan_memory(graph, limits, footprint, unified)
 
     resident = _most(lambda count: plan_of(count).budgeted <= budget, len(ranked))
-    return Residency(plan_of(resident), limits_at, tuple(ranked), resident)
+    plan, room = plan_of(resident), budget_of(available_memory())
+    if plan.streamed > room:
+        raise DoesNotFit(
+            f"the weights of {model.config.name} that stay in host memory",
+            plan.streamed,
+            room,
+            "raise --memory-budget where the device has more, or free memory of the host",
+        )
+    return Residency(plan, limits_at, tuple(ranked), resident)
 
 
 def by_importance(graph: Graph, names: Sequence[str]) -> list[str]:

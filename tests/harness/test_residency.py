@@ -151,6 +151,17 @@ def test_memory_that_was_taken_meanwhile(
         answer(model_path, replace(options, memory_budget=budget))
 
 
+def test_a_host_without_memory_for_the_rest(
+    model_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is refused before anything is allocated."""
+    options = options_of(notes, context=96)
+    budget = plan_of(model_path, options).budgeted - 1
+    monkeypatch.setattr("harness.residency.available_memory", lambda: 1 << 16)
+    with pytest.raises(DoesNotFit, match="that stay in host memory"):
+        plan_of(model_path, replace(options, memory_budget=budget))
+
+
 def test_stacks_of_experts_are_the_first_to_stay_in_host_memory(tmp_path: Path) -> None:
     """Attention, recurrence and shared experts are on the device before dense feed forward."""
     path = tmp_path / "mixture.gguf"
