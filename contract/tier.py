@@ -226,12 +226,12 @@ class FiniteWords:
     """The floating-point words of a quantization block that must be finite.
 
     A tensor is a sequence of blocks of ``block_bytes`` bytes. Each block has little-endian words of
-    ``word_bytes`` bytes at the byte offsets ``places`` (one or two of them). A word is infinite or
+    ``word_bytes`` bytes at the byte offsets ``offsets`` (one or two of them). A word is infinite or
     NaN when all bits of the mask ``exponent`` are set in it.
     """
 
     block_bytes: int
-    places: tuple[int, ...]
+    offsets: tuple[int, ...]
     word_bytes: int
     exponent: int
 

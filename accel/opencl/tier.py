@@ -175,12 +175,12 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         return launcher.record(bound.packets, bound.stored.address, bound.step.ops)
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
-        place, workers = self._runtime.launch.scratch, self._runtime.launcher.workers
+        addresses, workers = self._runtime.launch.scratch, self._runtime.launcher.workers
         scratch = self._scratch_of(shared)
-        place.move(scratch.address, place.own, place.own_bytes)
+        addresses.move(scratch.address, addresses.own, addresses.own_bytes)
         self._own = self._grown("workers' scratch", self._own, own * workers)
         per_worker = self._own.nbytes // workers // OWN_ALIGNMENT * OWN_ALIGNMENT
-        place.move(scratch.address, self._own.address, per_worker)
+        addresses.move(scratch.address, self._own.address, per_worker)
         if not self._memory.shared:
             current = self._submissions.input
             self._submissions.input = self._grown("inputs of a step", current, inputs)

@@ -137,7 +137,7 @@ def opencl_footprint(
                 mapped[decl.name] = read
         else:
             buffers[decl.name] = sum(aligned(part) for part in (as_read, read) if part)
-            staging += nbytes if _kept_by_host(decl, nbytes) else 0
+            staging += nbytes if _has_host_copy(decl, nbytes) else 0
     scratch = steps.shared + steps.own * workers
     variants = sum(steps.packets)
     if not shared:
@@ -175,7 +175,7 @@ def shared_footprint(
     return replace(copied, buffers=buffers, mapped=mapped, staging=0)
 
 
-def _kept_by_host(decl: BufferDecl, nbytes: int) -> bool:
+def _has_host_copy(decl: BufferDecl, nbytes: int) -> bool:
     """Whether a device with its own memory has a copy of the buffer in host memory."""
     if decl.kind is BufferKind.OUTPUT:
         return nbytes < MAPPED_OUTPUT_BYTES

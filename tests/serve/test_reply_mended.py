@@ -103,6 +103,22 @@ def test_two_calls_are_read_with_marks_missing_between_them(
     assert content == before.strip()
 
 
+@pytest.mark.parametrize("between", ["; ", ";", ", ", "\n", ""])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_calls_of_objects_alone_are_read_with_what_models_write_between_them(
+    between: str, size: int
+) -> None:
+    """A value may hold what stands between calls, and behind them nothing else may stand."""
+    one = '{"name": "write", "parameters": {"path": "a.txt", "content": "}; {"}}'
+    text = between.join([one, one, one])
+    for whole, expected in ((text, 3), (text + between + "Done.", 0), (one + between + "{}", 0)):
+        pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+        _, content, calls = read(BareJsonCall(), pieces, functions=WRITE)
+        assert len(calls) == expected
+        assert all(json.loads(text)["content"] == "}; {" for _, text in calls)
+        assert content == ("" if expected else whole)
+
+
 @pytest.mark.parametrize(
     ("body", "arguments"),
     [

@@ -31,6 +31,8 @@ NAMED_CALL = re.compile(
 DECODER = json.JSONDecoder()
 SEAM = re.compile(rf"<tool_call>|(?<=\}}){SPACE}[,;]?{SPACE}(?=\{{)")
 """What stands between two calls in one pair of tags."""
+NEXT_OBJECT = re.compile(rf"(?<=\}}){SPACE}[,;]?{SPACE}\{{")
+"""What stands between the bodies of two calls that are objects alone."""
 BARE = '{"name"'
 BARE_HEAD = re.compile(
     rf'\{{"name"{SPACE}(?:(?::{SPACE}(?:"[^"\\]*)?)?|:{SPACE}"(?P<name>[^"\\]*)".*)', re.S
@@ -105,7 +107,8 @@ class JsonListCalls(CallSyntax):
 
 @dataclass(frozen=True)
 class BareJsonCall(CallSyntax):
-    """Llama 3: an answer that is one JSON object, ``{"name": ..., "parameters": {...}}``."""
+    """Llama 3: an answer that is one JSON object, ``{"name": ..., "parameters": {...}}``. Several
+    are read, too, with a semicolon or a comma between them or nothing."""
 
     begin: str = "{"
     end: str | None = None
@@ -115,6 +118,10 @@ class BareJsonCall(CallSyntax):
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         call = _call_of("{" + body, "parameters", functions)
         return None if call is None else [call]
+
+    def seams(self, body: str) -> Iterator[tuple[int, int]]:
+        for found in re.finditer(NEXT_OBJECT, body):
+            yield found.span()
 
     def arguments_start(self, body: str) -> tuple[str, int] | None:
         found = _arguments_start("{" + body, "parameters")
