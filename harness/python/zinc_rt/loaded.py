@@ -53,6 +53,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
+def _close(owned: ExitStack, engine_thread: EngineThread) -> None:
+    """Free what a model owned. Python collects garbage on any thread, the engine's own among them,
+    which closing waits for."""
+    if engine_thread.is_current:
+        threading.Thread(target=owned.close, name="close", daemon=True).start()
+    else:
+        owned.close()
+
+
 class OpenModel(ContextManager):
     """A model and its engine: opened, asked for tokens and text, closed."""
 
@@ -78,10 +87,11 @@ class OpenModel(ContextManager):
         )
         self._shows = progress
         with ExitStack() as owned:
+            engine_thread = owned.enter_context(EngineThread(words=WORDS))
             hosted = host_model(
                 path,
                 options,
-                owned.enter_context(EngineThread(words=WORDS)),
+                engine_thread,
                 owned,
                 self._progress(True),
                 # A caller of this process waits as long as it takes.
@@ -89,7 +99,7 @@ class OpenModel(ContextManager):
                 stall_steps=MAX_INT32,
                 prepare=False,
             )
-            self._close = weakref.finalize(self, owned.pop_all().close)
+            self._close = weakref.finalize(self, _close, owned.pop_all(), engine_thread)
             OPEN.add(self)
         self._hosted = hosted
         self._driver = hosted.driver
