@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401
 import os
 import sys
 import threading
@@ -40,6 +41,7 @@ def _close_all() -> None:
 
 
 # Before thread pools end, in which a step may still compute: what ``atexit`` calls comes too late.
+# What is registered last is called first, so the module of pools is imported before this.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
