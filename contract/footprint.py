@@ -19,7 +19,9 @@ class Footprint:
     ``buffers`` are the allocated buffers by name. ``mapped`` are read in place from the mapped
     model file. ``scratch`` is shared by all steps. ``variants`` is what the lowered batches of all
     shape buckets hold. ``workspace`` is the most a step allocates and frees again. ``staging`` is
-    host memory for copies to a device that has its own memory.
+    host memory for copies to a device that has its own memory. ``streamed`` is host memory of
+    weights that every step copies to the ``ring``, which is memory of the device. Of ``buffers``,
+    ``on_disk`` bytes are mapped from files of the tier's own.
     """
 
     buffers: Mapping[str, int]
@@ -28,6 +30,9 @@ class Footprint:
     variants: int = 0
     workspace: int = 0
     staging: int = 0
+    ring: int = 0
+    streamed: int = 0
+    on_disk: int = 0
 
 
 def declared_footprint(graph: Graph, largest: ShapeKey) -> Footprint:

@@ -18,6 +18,10 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q2_k"},
         {"quant": "iq4_nl", "tied": False},
     ),
+    "mistral3": (
+        {"quant": "q4_k_m", "rope_scaling": "yarn", "rope_original_context": 8, "tied": False}
+        | {"query_growth": 0.25, "yarn_log_multiplier": 1.0},
+    ),
     "smollm3": ({"quant": "q4_k_m", "layers": 5},),
     "granite": ({"quant": "q4_k", "tied": False},),
     "glm4": ({"quant": "q5_k", "tied": False, "qkv_bias": True},),
@@ -58,6 +62,10 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "lfm2": (
         {"quant": "q4_k_m", "short_conv": {"kernel": 4}},
         {"quant": "f32", "tied": False, "layers": 4, "short_conv": {"interval": 2}},
+    ),
+    "lfm2moe": (
+        {"quant": "q4_k_m", "layers": 4, "experts": {"width": 96}},
+        {"quant": "f32", "tied": False, "leading_dense": 2},
     ),
     "granitehybrid": (
         {"quant": "q4_k_m", "layers": 4},

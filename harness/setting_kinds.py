@@ -110,10 +110,10 @@ def size(low: int) -> SettingKind:
     return SettingKind(accepts, "SIZE", _bounded(_byte_count, low, UINT64_MAX), (int, str))
 
 
-def number(low: float, high: float) -> SettingKind:
+def number(low: float, high: float, metavar: str = "NUMBER") -> SettingKind:
     """Finite real numbers in ``low..high``."""
     accepts = f"a number from {low:g} to {high:g}"
-    return SettingKind(accepts, "X", _bounded(float, low, high), (int, float, str))
+    return SettingKind(accepts, metavar, _bounded(float, low, high), (int, float, str))
 
 
 def choice(*names: str) -> SettingKind:
@@ -123,8 +123,13 @@ def choice(*names: str) -> SettingKind:
     )
 
 
-PATH = SettingKind("a path", "PATH", path_of, (str,))
-TEXT = SettingKind("text", "TEXT", _text, (str,))
+def text(metavar: str = "TEXT") -> SettingKind:
+    """Any text; ``metavar`` says in the help what it names."""
+    return SettingKind("text", metavar, _text, (str,))
+
+
+FILE = SettingKind("a path", "FILE", path_of, (str,))
+DIR = SettingKind("a path", "DIR", path_of, (str,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,3 +37,8 @@ def runner_on(path: Path, opening: OpenTier, limits: Limits) -> Iterator[ModelRu
     model = open_model(path)
     with model.file, opening() as tier, ModelRunner(model, tier, limits) as runner:
         yield runner
+
+
+def is_emulated(tier: Tier) -> bool:
+    """Whether a processor plays a graphics card, whose steps take twenty times as long."""
+    return tier.info.name == "vulkan" and tier.info.host_unified

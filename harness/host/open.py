@@ -12,8 +12,9 @@ from contract.tier import PROMPT_TOKENS, Tier
 from harness.arranged_weights import needs_model_file
 from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
 from harness.host.options import Recording, SessionOptions, limits_at
-from harness.memory import budget_of, longest_context, pages_in, plan_steps
+from harness.memory import budget_of, longest_context, pages_in
 from harness.progress import NullProgress, Progress
+from harness.residency import plan_residency
 from harness.tiers import open_tier
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import Drafter
@@ -67,16 +68,18 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     tier = owned.enter_context(open_tier(options.tier, options.tier_options))
     budget = budget_of(tier.available_bytes, options.memory_budget)
     by_chunk = [limits_at(model, replace(options, chunk=n)) for n in options.chunks(tier)]
-    plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget)
-    limits = sizes(plan.context)
+    found = plan_residency(model, tier, by_chunk, options.context, budget)
     # What drafts for the longest context leaves that much less; a shorter one needs no more.
-    drafting = plan_drafting(draft, model, tier, limits)
+    drafting = plan_drafting(draft, model, tier, found.limits)
     if drafting is not None:
         left = budget - drafting.plan.budgeted
-        plan, sizes = plan_steps(model, tier, by_chunk, options.context, left)
-        limits = sizes(plan.context)
-        drafting = plan_drafting(draft, model, tier, limits)
-    return Prepared(model, tier, template, plan, limits, drafting)
+        found = plan_residency(model, tier, by_chunk, options.context, left)
+        drafting = plan_drafting(draft, model, tier, found.limits)
+    if options.tier_options.note is not None:
+        for line in found.lines(tier):
+            options.tier_options.note(line)
+    found.apply(model, tier)
+    return Prepared(model, tier, template, found.plan, found.limits, drafting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class SessionOptions:
         return replace(
             limits,
             saved_states=self._saved_states,
-            masks=self.slots if self.masks else 0,
+            masks=min(limits.step_rows, self.slots + self.draft) if self.masks else 0,
             biases=self.biases,
             top_log_probabilities=self.top_log_probabilities,
             hidden_states=self.hidden_states,

@@ -87,9 +87,7 @@ class Engine(TenantCalls):
         self._speculative = (
             None
             if drafter is None
-            else SpeculativeDecoder(
-                runner, self._slot_manager, drafter, options.draft_tokens, cost, clock
-            )
+            else SpeculativeDecoder(runner, self._slot_manager, drafter, options, cost, clock)
         )
         self._scheduler = Scheduler(
             runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.ledger,

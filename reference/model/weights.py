@@ -12,7 +12,8 @@ from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
 from contract.ir.source import ONES, WeightSource, parse_source
 from reference.cpu.threads import for_each
-from reference.exact.rotary import rotary_table, unrotated_table
+from reference.exact.rotary import growth_table, rotary_table, unrotated_table
+from reference.model.config.rope import GROWTH_TABLE
 from reference.model.gguf import GgufFile
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
@@ -52,11 +53,15 @@ def unchecked_weight(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
 
 def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the CONSTANT buffer ``decl`` of the model's graph, uint8[rows, row_bytes]: the
-    rotary table of that name for ``decl.shape[0]`` positions.
+    table of that name for ``decl.shape[0]`` positions.
 
     Raises ModelFileError for frequency divisors that are not positive numbers.
     """
     context = int(decl.shape[0])
+    growth = model.config.query_growth
+    if growth is not None and decl.name == GROWTH_TABLE:
+        grown = growth_table(context, growth.length, growth.factor)
+        return grown.reshape(-1, 1).view(np.uint8)
     rope = next(rope for rope in model.config.ropes if rope.table == decl.name)
     if not rope.rotates:
         return unrotated_table(context, rope.dims).reshape(-1, rope.dims // 2).view(np.uint8)

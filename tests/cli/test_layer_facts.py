@@ -91,6 +91,7 @@ def test_layers_that_share_keys_and_values_take_none(
         ("llama-linear", "linear", []),
         ("llama-yarn", "yarn", []),
         ("llama-rope-freqs", None, ["rope_freqs.weight"]),
+        ("mistral3", "yarn", []),
     ],
 )
 def test_rotations(

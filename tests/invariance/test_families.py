@@ -32,6 +32,7 @@ SyntheticModel = Callable[..., Path]
 
 MODELS = {
     "llama-8-experts": ("q4_k_m", F16),
+    "mistral3": ("q4_k_m", F16),
     "smollm3": ("q4_k_m", F16),
     "granite": ("f32", F32),
     "glm4-biases": ("q8_0", F16),
@@ -45,6 +46,7 @@ MODELS = {
     "qwen3next": ("f32", F32),
     "qwen3next-fused-ssm-in": ("bf16", F16),
     "lfm2": ("q4_k_m", F16),
+    "lfm2moe": ("q8_0", F16),
     "granitehybrid-groups": ("q8_0", F16),
     "gemma3": ("q4_k_m", F32),
     "gemma4-values-from-keys": ("q8_0", F16),

@@ -143,6 +143,7 @@ _HYBRID_KEYS = {
 }
 _SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
 _SHARED_KEYS = {"expert_shared_feed_forward_length": SHARED_WIDTH}
+_CONVOLVING_KEYS = {"attention.head_count_kv": [0, KV_HEADS] * 2, "shortconv.l_cache": TAPS}
 _KEYS: Mapping[str, dict[str, Any]] = {
     "granite": {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0},
     "qwen3moe": EXPERT_KEYS,
@@ -162,7 +163,13 @@ _KEYS: Mapping[str, dict[str, Any]] = {
         "ssm.time_step_rank": MAMBA_HEADS,
         "ssm.group_count": 1,
     },
-    "lfm2": {"attention.head_count_kv": [0, KV_HEADS] * 2, "shortconv.l_cache": TAPS},
+    "lfm2": _CONVOLVING_KEYS,
+    "lfm2moe": {
+        **_CONVOLVING_KEYS,
+        **EXPERT_KEYS,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": 1,
+    },
     "gemma3": {
         "attention.sliding_window": WINDOW,
         "attention.sliding_window_pattern": 2,
@@ -324,6 +331,17 @@ def _lfm2(file: FamilyFile, layer: int) -> None:
         file.values["token_embd_norm.weight"] = file.values.pop("output_norm.weight")
 
 
+def _lfm2moe(file: FamilyFile, layer: int) -> None:
+    """Experts in all but the first layer."""
+    _lfm2(file, layer)
+    if layer < file.keys["leading_dense_block_count"]:
+        return
+    for name in ("gate", "up", "down"):
+        del file.values[f"blk.{layer}.ffn_{name}.weight"]
+    add_experts(file, layer)
+    file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
+
+
 def _granitehybrid(file: FamilyFile, layer: int) -> None:
     """Every second layer attends, the others are Mamba-2."""
     prefix, inner, channels = f"blk.{layer}", 2 * HIDDEN, 2 * HIDDEN + 2 * STATE
@@ -374,6 +392,7 @@ def _gemma4(file: FamilyFile, layer: int) -> None:
 
 _LAYERS = {
     "llama": _llama,
+    "mistral3": _llama,
     "smollm3": _llama,
     "granite": _llama,
     "glm4": _glm4,
@@ -386,6 +405,7 @@ _LAYERS = {
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
     "lfm2": _lfm2,
+    "lfm2moe": _lfm2moe,
     "granitehybrid": _granitehybrid,
     "gemma3": _gemma3,
     "gemma4": _gemma4,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract.errors import UnsupportedModel
+from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, Graph
 from contract.opcodes import Opcode
 from contract.types import Request
@@ -107,6 +107,7 @@ MIXERS = {
 DENSE_DECODER = {**STEP, **PROJECTED, **DENSE, "matmul": 2 * LAYERS, "add": 2 * LAYERS}
 COMPOSITION: dict[str, dict[str, int]] = {
     "llama": DENSE_DECODER,
+    "mistral3": DENSE_DECODER,
     "smollm3": DENSE_DECODER,
     "granite": {**DENSE_DECODER, "scale": 2 * LAYERS + 2},
     "glm4": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1},
@@ -154,6 +155,19 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "ssm_conv1d": HALF,
         "rms_norm": HALF + 1,
         "matmul": 2 * LAYERS + HALF,
+    },
+    "lfm2moe": {
+        **STEP,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        **{name: count - 1 for name, count in EXPERTS.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "rms_norm": HALF + 1,
+        "rms_norm_fused_mlp_gate_up": 1,
+        "swiglu": 1,
+        "add": 2,
+        "matmul": 2 * HALF + HALF + 1,
     },
     "granitehybrid": {
         **DENSE_DECODER,
@@ -257,6 +271,23 @@ def test_mamba_states(tmp_path: Path) -> None:
     assert tables == {"constant.rope_table_unrotated"}
 
 
+def test_queries_grow_where_a_context_is_longer_than_the_original(tmp_path: Path) -> None:
+    """A rotation of pairs by the angle 0, of queries alone; a short context has none."""
+    file = family_file("mistral3", attention__temperature_scale=0.1)
+    file.keys["rope.scaling.original_context_length"] = LIMITS.context // 2
+    graph = graph_of(file, tmp_path)
+    grown = {
+        node.operands["x"].buffer: node.operands["rope_table"].buffer
+        for node in graph.nodes
+        if node.opcode is Opcode.ROPE
+    }
+    assert len(grown) == LAYERS
+    assert set(grown.values()) == {"constant.query_growth"}
+    assert graph.buffers["constant.query_growth"].shape == (LIMITS.context, 2, 1)
+    short = graph_of(file, tmp_path, replace(LIMITS, context=LIMITS.context // 2))
+    assert counts(short) == counts(graph_of(family_file("mistral3"), tmp_path))
+
+
 def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:
     graph = graph_of(make_gemma4_per_layer(family_file("gemma4")), tmp_path)
     states = {decl.name for decl in graph.of_kind(BufferKind.STATE)}
@@ -281,6 +312,17 @@ def test_every_bias_and_sink_of_gpt_oss_is_an_operand(tmp_path: Path) -> None:
         assert {"gate_bias", "up_bias"} <= set(nodes[f"moe_gate_up[{layer}]"].operands)
         assert "bias" in nodes[f"moe_down[{layer}]"].operands
         assert nodes[f"moe_swiglu[{layer}]"].params["activation"] == CLAMPED
+
+
+def test_the_bias_of_a_choice_is_an_operand_behind_the_dense_layers(tmp_path: Path) -> None:
+    nodes = {node.name: node for node in graph_of(family_file("lfm2moe"), tmp_path).nodes}
+    routers = [nodes.get(f"moe_route[{layer}]") for layer in range(LAYERS)]
+    assert routers[0] is None
+    assert all(router and "choice_bias" in router.operands for router in routers[1:])
+    file = family_file("lfm2moe")
+    del file.values["blk.2.exp_probs_b.bias"]
+    with pytest.raises(ModelFileError, match=r"blk\.2\.exp_probs_b\.bias: is missing"):
+        graph_of(file, tmp_path)
 
 
 def test_a_bias_beside_a_scale_of_experts_is_refused(tmp_path: Path) -> None:

@@ -99,6 +99,16 @@ def without(name: str) -> Callable[[Any], None]:
     return lambda oracle: oracle._tensors.pop(name)
 
 
+def without_choice(oracle: Any) -> None:
+    bias = oracle._choice_bias
+    oracle._choice_bias = lambda name: 0.0 * bias(name)
+
+
+def softmax_weights(oracle: Any) -> None:
+    weights = oracle._weights
+    oracle._weights = lambda logits, prefix: (np.exp(logits), weights(logits, prefix)[1])
+
+
 def without_biases(oracle: Any) -> None:
     bias = oracle._bias
     oracle._bias = lambda prefix, name: 0.0 * bias(prefix, name)
@@ -114,6 +124,14 @@ def without_sinks(oracle: Any) -> None:
 
 FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "interleaved pairs taken for halves": ("llama", spoil_pairs),
+    "queries that do not grow": (
+        "mistral3",
+        spoil_key("attention.temperature_scale", lambda factor: 0.0),
+    ),
+    "queries and keys that YaRN enlarges": (
+        "mistral3",
+        spoil_key("rope.scaling.yarn_log_multiplier", lambda multiplier: 0.0),
+    ),
     "divisors of frequencies left out": ("llama-rope-freqs", without("rope_freqs.weight")),
     "key heads tiled for grouped": ("qwen35", spoil_heads),
     "key heads grouped for tiled": ("qwen3next", spoil_heads),
@@ -125,6 +143,8 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "the keys of an earlier windowed layer": ("gemma4-shared-kv", spoil_donor),
     "divisors in sliding layers only": ("gemma4", without("rope_freqs.weight")),
     "no output scale": ("gemma4", without("blk.1.layer_output_scale.weight")),
+    "experts chosen by their weights": ("lfm2moe", without_choice),
+    "a softmax of the chosen": ("lfm2moe", softmax_weights),
     "no sinks": ("gpt-oss-experts", without_sinks),
     "no biases of experts": ("gpt-oss-experts", without_biases),
     "up alone, without its one": (

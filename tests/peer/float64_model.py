@@ -9,14 +9,17 @@ from tests.peer.float64_gemma import Float64Gemma
 from tests.peer.float64_gpt_oss import Float64GptOss
 from tests.peer.float64_granite_hybrid import Float64GraniteHybrid
 from tests.peer.float64_hybrid import Float64Hybrid
-from tests.peer.float64_lfm2 import Float64Lfm2
+from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
 from tests.peer.float64_llama import Float64Llama
+from tests.peer.float64_mistral import Float64Mistral
 
 ORACLES = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe"), Float64Llama),
     **dict.fromkeys(("smollm3", "granite", "glm4", "phi3", "olmo2"), Float64Dense),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
+    "mistral3": Float64Mistral,
     "lfm2": Float64Lfm2,
+    "lfm2moe": Float64Lfm2Moe,
     "granitehybrid": Float64GraniteHybrid,
     **dict.fromkeys(("gemma3", "gemma4"), Float64Gemma),
     "gpt-oss": Float64GptOss,

@@ -23,6 +23,7 @@ OPENCL, VULKAN, METAL = "opencl", "vulkan", "metal-simulated"
 
 MODELS = {
     "llama-8-experts": ("q4_k_m", F16),
+    "mistral3": ("q4_k_m", F16),
     "smollm3": ("q4_k_m", F16),
     "granite": ("q4_0", Q8_0),
     "glm4-biases": ("q4_k_m", F16),
@@ -38,6 +39,7 @@ MODELS = {
     "qwen3next": ("bf16", F16),
     "qwen3next-fused-ssm-in": ("iq4_xs", F32),
     "lfm2": ("q4_k_m", F16),
+    "lfm2moe": ("q4_k_m", F16),
     "granitehybrid": ("q4_k_m", F16),
     "gemma3-untied-softcap-linear": ("q4_0", Q8_0),
     "gemma4-per-layer-embeddings": ("q8_0", F16),
@@ -63,6 +65,7 @@ TRACED = {
     "qwen35moe-fused": ("q4_k_m", F16),
     "qwen3next-fused-ssm-in": ("q5_1", Q8_0),
     "lfm2-untied-long-taps": ("q8_0", F32),
+    "lfm2moe": ("q8_0", F16),
     "granitehybrid-experts": ("q8_0", F32),
     "gemma4-per-layer-embeddings": ("q4_k_m", F32),
     "gemma4-experts": ("mxfp4", F16),

@@ -200,7 +200,7 @@ class DiskCache:
         if reading.overdue(self.options.patience):
             reading.cut()
             self._given_up.append(reading)
-            self._say("is too slow to be read; prompts are computed until it answers")
+            self.report("is too slow to be read; prompts are computed until it answers")
         return reading.finished
 
     def wait(self, seconds: float) -> None:
@@ -294,7 +294,7 @@ class DiskCache:
             payload = read_entry(folder.path, entry, folder.secret)
         except BrokenEntry as broken:
             self.count(ignored=1)
-            self._say(f"has a file that is not used ({broken.problem}): {entry.path}")
+            self.report(f"has a file that is not used ({broken.problem}): {entry.path}")
             self._remove(entry)
             return None
         except FileNotFoundError:
@@ -328,15 +328,17 @@ class DiskCache:
     def _failed(self, what: str, error: OSError) -> None:
         problem = f"{what}: {error.strerror or error}"
         self._note_problem(problem)
-        self._say(f"{problem}; the server goes on without it", what)
+        self.report(f"{problem}; the server goes on without it", what)
 
     def _note_problem(self, problem: str) -> None:
         with self._changed:
             self._counts = replace(self._counts, problem=problem)
 
-    def _say(self, text: str, kind: str | None = None) -> None:
-        """Report a problem unless one of its kind was."""
+    def report(self, text: str, kind: str | None = None) -> None:
+        """Report a problem unless one of its kind was reported. Any thread may call it."""
         kind = text.partition(":")[0] if kind is None else kind
-        if kind not in self._reported:
+        with self._changed:
+            is_new = kind not in self._reported
             self._reported.add(kind)
+        if is_new:
             self._report(f"the disk cache {self.options.folder} {text}")

@@ -17,6 +17,7 @@ Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Decoder().build,
+    "mistral3": Decoder().build,
     "smollm3": Decoder().build,
     "granite": Decoder().build,
     "glm4": Decoder(post_norms=True, fused_gates=True).build,
@@ -29,6 +30,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen35moe": QWEN35.build,
     "qwen3next": QWEN3NEXT.build,
     "lfm2": LFM2.build,
+    "lfm2moe": LFM2.build,
     "granitehybrid": GRANITE_HYBRID.build,
     "gemma3": Decoder(query_key_norm=True, post_norms=True, activation=GELU).build,
     "gemma4": gemma4.build,

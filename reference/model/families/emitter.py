@@ -17,6 +17,7 @@ from contract.opcodes import Opcode
 from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_TABLE
 from reference.limits import Limits, mask_words
 from reference.model.config import ModelConfig
+from reference.model.config.rope import GROWTH_TABLE
 from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
 
@@ -181,6 +182,12 @@ class Emitter:
             self.tensors.take(name, rope.dims // 2)
         shape = (self.limits.context, 2, rope.dims // 2)
         return self.builder.buffer(rope.table, BufferKind.CONSTANT, F32, shape)
+
+    @property
+    def growth_table(self) -> View:
+        """The factors of queries by position, as a rotation of one pair."""
+        shape = (self.limits.context, 2, 1)
+        return self.builder.buffer(GROWTH_TABLE, BufferKind.CONSTANT, F32, shape)
 
     def embed(self) -> View:
         """The residual stream of the step's tokens, [tokens, hidden]."""
