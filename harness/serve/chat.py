@@ -77,7 +77,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         rendered = cut_after(rendered, continued)
     functions = {tool.function.name: _function_of(tool) for tool in tools}
     if generic:
-        dialect = generic_dialect(dialect)
+        dialect = generic_dialect(dialect, any(tool.function.strict for tool in tools))
     reasoning = dialect.reasoning
     thinking = reasoning is not None and reasoning.opened_by(rendered.text)
     many = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
