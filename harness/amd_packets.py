@@ -11,7 +11,6 @@ from accel.amd.packet_check import packet_tests
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
-from accel.amd.tools.simulated import simulated_kernel
 from accel.amd.tools.trace import Trace, Tracer
 from contract.errors import TierUnavailable
 from harness.tiers import SIMULATED
@@ -19,7 +18,11 @@ from harness.tiers import SIMULATED
 
 def system(device: str) -> tuple[Kernel, str]:
     """The system a GPU named like that is looked for in, and its name there."""
-    return (simulated_kernel(), "") if device == SIMULATED else (LinuxKernel(), device)
+    if device != SIMULATED:
+        return LinuxKernel(), device
+    from accel.amd.tools.simulated import simulated_kernel
+
+    return simulated_kernel(), ""
 
 
 def try_packets(
