@@ -32,8 +32,8 @@ from harness.cli.suggestions import (
 )
 from harness.cli.tools_command import TOOLS, run_tool
 from harness.console import complain, silence
-from harness.console_script import INTERRUPTED
 from harness.extras import missing_module
+from harness.interrupts import INTERRUPTED
 from harness.startup import prepare_process
 
 COMMANDS = MappingProxyType(
