@@ -233,9 +233,9 @@ OUTPUT = (
     ),
     Setting(
         "thinking",
-        choice("auto", "on", "off"),
+        choice("auto", "on", "off", "low", "medium", "high"),
         "auto",
-        "whether a model that can think before it answers does so",
+        "whether a model that can think before it answers does so, or how much",
         common=True,
     ),
 )

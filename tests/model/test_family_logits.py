@@ -155,6 +155,14 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "the keys of an earlier windowed layer": ("gemma4-shared-kv", spoil_donor),
     "divisors in sliding layers only": ("gemma4", without("rope_freqs.weight")),
     "no output scale": ("gemma4", without("blk.1.layer_output_scale.weight")),
+    "norms that keep the mean": (
+        "cohere2",
+        lambda oracle: setattr(oracle, "_mean", lambda x: 0.0 * x),
+    ),
+    "rotation in every layer": (
+        "cohere2",
+        lambda oracle: setattr(oracle, "unrotated_step", 0),
+    ),
     "experts chosen by their weights": ("lfm2moe", without_choice),
     "a softmax of the chosen": ("lfm2moe", softmax_weights),
     "no sinks": ("gpt-oss-experts", without_sinks),
