@@ -341,6 +341,7 @@ def encode_chat(
     tools: Sequence[Mapping[str, object]] | None = None,
     add_generation_prompt: bool = True,
     enable_thinking: bool | None = None,
+    reasoning_effort: str | None = None,
     now: datetime | None = None,
 ) -> list[int]:
     """Token ids of a conversation; arguments and errors as for ``ChatTemplate.render``."""
@@ -349,6 +350,7 @@ def encode_chat(
         tools=tools,
         add_generation_prompt=add_generation_prompt,
         enable_thinking=enable_thinking,
+        reasoning_effort=reasoning_effort,
         now=now,
     )
     return encode_rendered(tokenizer, rendered)

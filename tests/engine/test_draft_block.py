@@ -31,7 +31,7 @@ from tests.peer.float64_hybrid import Float64Hybrid
 
 ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")
 LIMITS = Limits(
-    slots=3, context=112, pages=9, step_tokens=48, step_rows=24, saved_states=6, masks=3,
+    slots=3, context=112, pages=9, step_tokens=48, step_rows=24, saved_states=6, masks=8,
     biases=4, top_log_probabilities=4, hidden_states=True,
 )  # fmt: skip
 DRAFTS = 5

@@ -38,6 +38,9 @@ class Reader(gguf.GGUFReader):
 class Float64Llama:
     """llama, qwen2, qwen3 and qwen3moe without rotary scaling other than ``rope_freqs``."""
 
+    epsilon = "attention.layer_norm_rms_epsilon"
+    """The key of what norms add to the mean of squares."""
+
     def __init__(self, path: Path) -> None:
         reader = Reader(path)
         self._fields = reader.fields
@@ -48,7 +51,7 @@ class Float64Llama:
         self.heads = self._key("attention.head_count")
         self.kv_heads = self._key("attention.head_count_kv", self.heads)
         self.head_dim = self._key("attention.key_length", self.hidden // self.heads)
-        self.eps = self._key("attention.layer_norm_rms_epsilon")
+        self.eps = self._key(self.epsilon)
         self.rope_base = self._key("rope.freq_base", 10000.0)
         self.rope_dims = self._key("rope.dimension_count", self.head_dim)
 
@@ -86,8 +89,7 @@ class Float64Llama:
 
     def _experts(self, h: Float64, logits: Float64, prefix: str) -> Float64:
         """The weighted sum over the likeliest experts of every row."""
-        probability = np.exp(log_softmax(logits))
-        used = np.argsort(-probability, axis=-1, kind="stable")[:, : self._key("expert_used_count")]
+        probability, used = self._weights(logits, prefix)
         weight = np.take_along_axis(probability, used, axis=-1)
         weight /= np.maximum(weight.sum(axis=-1, keepdims=True), SMALLEST_WEIGHT_SUM)
         if f"{prefix}gate_up_exps.weight" in self._tensors:
@@ -104,6 +106,12 @@ class Float64Llama:
                 out = out * self._matrix(f"{prefix}down_exps.scale").reshape(-1)[expert]
             y[rows] += weight[rows, places, None] * out
         return y
+
+    def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
+        """What weights each expert, and the experts of every row."""
+        probability = np.exp(log_softmax(logits))
+        count = self._key("expert_used_count")
+        return probability, np.argsort(-probability, axis=-1, kind="stable")[:, :count]
 
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim
