@@ -29,7 +29,7 @@ class Float64Cohere(Float64Dense):
         x = self._rows("token_embd.weight", np.asarray(tokens))
         for layer in range(self.layers):
             x = self._layer(x, layer, positions)
-        return self._head(self._norm(x, "output_norm")) * self._key("logit_scale")
+        return self.head(self._norm(x, "output_norm")) * self._key("logit_scale")
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         h = self._norm(x, f"blk.{layer}.attn_norm")
