@@ -21,8 +21,8 @@ from harness.cli.receipts_command import (
 )
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.console import complain, note
-from harness.console_script import INTERRUPTED
 from harness.extras import optional_libraries
+from harness.interrupts import INTERRUPTED
 from harness.sampling_defaults import SamplingDefaults
 from harness.settings import Settings, add_flags, resolve, values_for
 from harness.settings_table import names_in

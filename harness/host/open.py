@@ -71,13 +71,13 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     # What drafts for the longest context leaves that much less; a shorter one needs no more.
     drafting = plan_drafting(draft, model, tier, found.limits)
     if drafting is not None:
-        left = budget - drafting.plan.budgeted
-        found = plan_residency(model, tier, by_chunk, options.context, left)
+        budget -= drafting.plan.budgeted
+        found = plan_residency(model, tier, by_chunk, options.context, budget)
         drafting = plan_drafting(draft, model, tier, found.limits)
+    found = found.applied(model, tier, budget)
     if options.tier_options.note is not None:
         for line in found.lines(tier):
             options.tier_options.note(line)
-    found.apply(model, tier)
     return Prepared(model, tier, template, found.plan, found.limits, drafting)
 
 
