@@ -123,7 +123,8 @@ def system(device: str) -> tuple[Kernel, str]:
 def try_packets(
     tier: str, kernel: Kernel, requested: str, tell: Callable[[str], None], record: bool
 ) -> tuple[bool, Trace]:
-    """Whether all tests pass, and what went through the queue if it is to be kept.
+    """Try every packet of a tier on one GPU and report it line by line. Returns whether all tests
+    pass, and what went through the queue if it is to be kept.
 
     Raises TierUnavailable where there is no GPU or it cannot be used.
     """
