@@ -29,6 +29,7 @@ from reference.cpu import tier as cpu_tier
 from reference.model.open import Model, open_model
 from reference.sched.drafts import DraftPolicy
 from tests import costs
+from tests.costs import folder_of
 from tests.kernels.rolled import rolled_source
 from tests.needs import missing
 from tests.opencl_parts import little_optimized
@@ -37,6 +38,9 @@ from tests.patience import PATIENCE_SECONDS
 SyntheticModel = Callable[..., Path]
 DEVICE_TIERS = ("cuda", "metal", "t1", "t2")
 """Tiers that run on no machine without a device of their own."""
+OF_THE_HOST = ("cli", "engine", "harness", "invariance", "memory", "serve")
+"""Folders of tests about what the host does around a tier's steps. Tests of Vulkan itself are in
+``kernels``, ``parity``, ``tiers`` and ``vulkan``."""
 ALL_CORES = ("conformance", "cpu", "parity", "quant")
 """Folders of tests that compare what several threads compute with definitions."""
 
@@ -78,16 +82,25 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, An
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is done on every tier is marked ``device`` where the tier needs one."""
+    """What is done on every tier is marked ``device`` where the tier needs one, and ``long`` where
+    a processor plays the graphics card of a test whose subject is the host's work."""
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is not None and any(map(_names_device_tier, callspec.params.values())):
+        named = set(_texts(getattr(item, "callspec", None)))
+        if named & set(DEVICE_TIERS):
             item.add_marker(pytest.mark.device)
+        if (
+            any(name.startswith("vulkan") for name in named)
+            and folder_of(item.nodeid) in OF_THE_HOST
+        ):
+            item.add_marker(pytest.mark.long)
 
 
-def _names_device_tier(value: object) -> bool:
-    names = value if isinstance(value, tuple) else (value,)
-    return any(isinstance(name, str) and name in DEVICE_TIERS for name in names)
+def _texts(callspec: Any) -> Iterator[str]:
+    """The texts among the parameters of a test."""
+    for value in callspec.params.values() if callspec is not None else ():
+        yield from (
+            one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, str)
+        )
 
 
 CHROMIUM_FLAGS = (

@@ -63,18 +63,19 @@ class FreedMemory:
     def __init__(self) -> None:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._process = psutil.Process()
-        self._least = self._resident()
+        self._base = self._resident()
 
     def give_back(self) -> None:
         """Collects the garbage of a process that has grown since the last time, and trims it: the
         arrays of a closed engine are in cycles, which so few objects seldom have collected."""
         now = self._resident()
-        if now > self._least + GROWTH_GIGABYTES:
-            gc.collect()
-            if self._trim is not None:
-                self._trim(0)
-            now = self._resident()
-        self._least = now
+        if now <= self._base + GROWTH_GIGABYTES:
+            self._base = min(self._base, now)
+            return
+        gc.collect()
+        if self._trim is not None:
+            self._trim(0)
+        self._base = self._resident()
 
     def _resident(self) -> float:
         return float(self._process.memory_info().rss) / GIGABYTE

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+
+import numpy as np
 
 from tests.costs import GROWTH_GIGABYTES, FreedMemory, folder_of
 
@@ -33,3 +36,21 @@ def test_freed_memory_is_given_back() -> None:
     if freed._trim is not None:
         assert held > before + 2 * GROWTH_GIGABYTES
         assert freed._resident() < before + GROWTH_GIGABYTES
+
+
+def test_what_grows_little_by_little_is_given_back() -> None:
+    """Of garbage in cycles, each less than a process may grow, no more is left than that."""
+    freed = FreedMemory()
+    before = freed._resident()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(8):
+            garbage: list[object] = [np.ones(6_000_000)]
+            garbage.append(garbage)
+            del garbage
+            freed.give_back()
+    finally:
+        if enabled:
+            gc.enable()
+    assert freed._resident() < before + 2 * GROWTH_GIGABYTES

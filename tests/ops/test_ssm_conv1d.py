@@ -14,7 +14,7 @@ from contract.opcodes import Opcode
 from reference.exact.elementary import silu
 from reference.ops.ssm_conv1d import ssm_conv1d
 from tests.ops import recurrent_float64
-from tests.ops.steps import Token, schedules
+from tests.ops.steps import Token, assert_slots_are_apart, queries, schedules
 
 Float32 = NDArray[np.float32]
 CHANNELS, HISTORY, SLOTS = 6, 3, 3
@@ -30,9 +30,8 @@ def inputs(seed: int, tokens: int, history: int = HISTORY) -> tuple[Float32, Flo
 
 def advance(state: Float32, tokens: list[Token], x: Float32, weight: Float32) -> Float32:
     """One step."""
-    query = np.array([(7, slot, position, 0) for slot, position in tokens], np.int32)
-    history = state.shape[1]
-    return ssm_conv1d(x=x, weight=weight, query=query.reshape(-1, 4), state=state, history=history)
+    query, history = queries(tokens), state.shape[1]
+    return ssm_conv1d(x=x, weight=weight, query=query, state=state, history=history)
 
 
 def sequence(x: Float32, weight: Float32) -> Float32:
@@ -107,17 +106,14 @@ def advance_gated(u: Float32, weight: Float32) -> Float32:
 @settings(max_examples=60, deadline=None)
 def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]) -> None:
     """Chunks and neighbours change no bit, whatever the slots held before."""
-    tokens = [token for step in steps for token in step]
-    x, weight = inputs(len(tokens), len(tokens))
+    tokens = sum(map(len, steps))
+    x, weight = inputs(tokens, tokens)
     state = np.full((SLOTS, HISTORY, CHANNELS), np.nan, np.float32)
-    outputs, first = [], 0
-    for step in steps:
-        outputs.append(advance(state, step, x[first : first + len(step)], weight))
-        first += len(step)
-    got = np.concatenate(outputs)
-    for slot in range(SLOTS):
-        rows = [row for row, token in enumerate(tokens) if token[0] == slot]
-        assert (got[rows] == sequence(x[rows], weight)).all()
+    assert_slots_are_apart(
+        steps,
+        lambda step, rows: advance(state, step, x[rows], weight),
+        lambda rows: sequence(x[rows], weight),
+    )
 
 
 def test_state_is_the_last_inputs_oldest_first() -> None:

@@ -17,7 +17,7 @@ from reference.exact.elementary import exp, sigmoid, softplus
 from reference.ops.ssm_delta_net import ssm_delta_net
 from tests.ops import recurrent_float64
 from tests.ops.scalar import F, halves
-from tests.ops.steps import Token, schedules
+from tests.ops.steps import Token, assert_slots_are_apart, queries, schedules
 
 Float32 = NDArray[np.float32]
 SLOTS = 3
@@ -67,7 +67,6 @@ def random_inputs(seed: int, tokens: int, heads: Heads) -> Inputs:
 
 def advance(state: Float32, tokens: list[Token], given: Inputs, heads: Heads) -> Float32:
     """One step."""
-    query = np.array([(7, slot, position, 0) for slot, position in tokens], np.int32)
     with np.errstate(all="ignore"):
         return ssm_delta_net(
             x=given.x,
@@ -75,7 +74,7 @@ def advance(state: Float32, tokens: list[Token], given: Inputs, heads: Heads) ->
             beta=given.beta,
             decay=given.decay,
             dt_bias=given.dt_bias,
-            query=query.reshape(-1, 4),
+            query=queries(tokens),
             state=state,
             key_heads=heads.keys,
             value_heads=heads.values,
@@ -169,18 +168,13 @@ def test_scalar_rule() -> None:
 def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]) -> None:
     """Chunks and neighbours change no bit, whatever the slots held before."""
     heads = Heads(2, 4, 16)
-    tokens = [token for step in steps for token in step]
-    given = random_inputs(len(tokens), len(tokens), heads)
-    state = broken_state(SLOTS, heads)
-    outputs, first = [], 0
-    for step in steps:
-        rows = given.rows(slice(first, first + len(step)))
-        outputs.append(advance(state, step, rows, heads))
-        first += len(step)
-    got = np.concatenate(outputs)
-    for slot in range(SLOTS):
-        rows = [row for row, token in enumerate(tokens) if token[0] == slot]
-        assert (got[rows] == sequence(given.rows(rows), heads)).all()
+    tokens = sum(map(len, steps))
+    given, state = random_inputs(tokens, tokens, heads), broken_state(SLOTS, heads)
+    assert_slots_are_apart(
+        steps,
+        lambda step, rows: advance(state, step, given.rows(rows), heads),
+        lambda rows: sequence(given.rows(rows), heads),
+    )
 
 
 def test_position_zero_in_the_middle_of_a_step() -> None:

@@ -17,7 +17,7 @@ from reference.exact.elementary import exp, softplus
 from reference.ops.ssm_scan import ssm_scan
 from tests.ops import recurrent_float64
 from tests.ops.scalar import F, halves
-from tests.ops.steps import Token, schedules
+from tests.ops.steps import Token, assert_slots_are_apart, queries, schedules
 
 Float32 = NDArray[np.float32]
 SLOTS = 3
@@ -68,7 +68,6 @@ def random_inputs(seed: int, tokens: int, sizes: Sizes) -> ScanInputs:
 
 def advance(state: Float32, tokens: list[Token], given: ScanInputs, sizes: Sizes) -> Float32:
     """One step."""
-    query = np.array([(7, slot, position, 0) for slot, position in tokens], np.int32)
     with np.errstate(all="ignore"):
         return ssm_scan(
             x=given.x,
@@ -76,7 +75,7 @@ def advance(state: Float32, tokens: list[Token], given: ScanInputs, sizes: Sizes
             decay=given.decay,
             dt_bias=given.dt_bias,
             skip=given.passing,
-            query=query.reshape(-1, 4),
+            query=queries(tokens),
             state=state,
             heads=sizes.heads,
             groups=sizes.groups,
@@ -160,18 +159,13 @@ def test_scalar_rule() -> None:
 def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]) -> None:
     """Chunks and neighbours change no bit, whatever the slots held before."""
     sizes = Sizes(2, 1, 3, 9)
-    tokens = [token for step in steps for token in step]
-    given = random_inputs(len(tokens), len(tokens), sizes)
-    state = broken_state(SLOTS, sizes)
-    outputs, first = [], 0
-    for step in steps:
-        rows = slice(first, first + len(step))
-        outputs.append(advance(state, step, given.rows(rows), sizes))
-        first += len(step)
-    got = np.concatenate(outputs)
-    for slot in range(SLOTS):
-        rows_of = [row for row, token in enumerate(tokens) if token[0] == slot]
-        assert (got[rows_of] == sequence(given.rows(rows_of), sizes)).all()
+    tokens = sum(map(len, steps))
+    given, state = random_inputs(tokens, tokens, sizes), broken_state(SLOTS, sizes)
+    assert_slots_are_apart(
+        steps,
+        lambda step, rows: advance(state, step, given.rows(rows), sizes),
+        lambda rows: sequence(given.rows(rows), sizes),
+    )
 
 
 def test_an_empty_step() -> None:

@@ -37,8 +37,9 @@ class Chat:
         self.settled()
 
     def settled(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until nothing is under way, and what came is drawn: the page draws once a frame."""
         expect(self.page.locator("#send")).to_have_text("Send")
+        self.page.evaluate("new Promise(requestAnimationFrame)")
 
     def press(self, name: str) -> None:
         """Press the last button called so."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -20,7 +19,7 @@ from harness.serve.model import ServedModel
 from harness.serve.run import Running
 from tests.harness.hub_server import Hub, send_file, serving_hub
 from tests.held_steps import hold_steps
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, posted
 from tests.serve.streams import data_of, lines_of
@@ -107,8 +106,7 @@ def test_pulled_chosen_asked_and_deleted(served: Running, http: Http, content: b
 
 
 def wait_for_one_model(served: Running) -> None:
-    while len(served.serving.paths) > 1:
-        time.sleep(0.01)
+    wait_until(lambda: len(served.serving.paths) == 1)
 
 
 def test_what_the_old_model_began_it_ends(

@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +22,7 @@ from harness.serve.replicas.requested import ReplicaRequest
 from harness.serve.replicas.work import AnswerEnd, RequestUpdate
 from harness.serve.run import Running
 from tests.needs import need_installed
+from tests.patience import wait_until
 from tests.serve.http import Http, posted
 from tests.serve.test_connections import COMPLETIONS
 from tests.serve.test_process import process
@@ -141,8 +141,7 @@ def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
             connection = opened.enter_context(http.connected(120))
             connection.sendall(posted(COMPLETIONS, asked(number, stream=True)))
             listeners.append(Listener(connection))
-        while not all(listener.tokens for listener in listeners):
-            time.sleep(0.01)
+        wait_until(lambda: all(listener.tokens for listener in listeners))
         victim.kill()
         assert [listener.told() for listener in listeners] == alone
     moved = [
@@ -155,8 +154,7 @@ def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
 def test_what_is_asked_of_all_engines_is_summed(served: Served) -> None:
     """Slots of both, and of a tenant what it was given by any; refusals are as ever."""
     server, http, _ = served
-    while len(replicas(server)) < 2:
-        time.sleep(0.1)
+    wait_until(lambda: len(replicas(server)) == 2)
     assert http.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 2}).status == 200
     reply = http.get("/v1/tenants/local/usage")
     assert reply.status == 200, reply.body
@@ -181,7 +179,10 @@ def test_tokens_behind_the_end_of_an_answer_count_on_no_replica(served: Served) 
         return since_start - stored
 
     body = {"prompt": "abc", "max_tokens": 60, "ignore_eos": True, "seed": 5}
+    wait_until(lambda: not live(http))
+    begun = counted()[0]
     text = http.post(COMPLETIONS, body).json["choices"][0]["text"]
+    wait_until(lambda: counted()[0] >= begun + 60)
     before, stored = difference(), counted()[0]
     for at in (3, len(text) // 2, len(text) - 3):
         for stream in (False, True):
@@ -192,10 +193,7 @@ def test_tokens_behind_the_end_of_an_answer_count_on_no_replica(served: Served) 
         received = b""
         while received.count(b"data: ") < 3:
             received += connection.recv(4096)
-    deadline = time.monotonic() + 30
-    while (difference() != before or counted()[0] == stored) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert difference() == before
+    wait_until(lambda: difference() == before and counted()[0] > stored)
     assert 0 < counted()[0] - stored < 6 * 60 + 1000
 
 
@@ -258,8 +256,7 @@ def test_answers_of_replicas_have_receipts(served: Served, server: Running) -> N
 def test_a_format_holds_where_a_replica_dies(served: Served) -> None:
     """The masks go on from where the answer has come to."""
     server, http, _ = served
-    while len(replicas(server)) < 2:
-        time.sleep(0.1)
+    wait_until(lambda: len(replicas(server)) == 2)
     requested = [
         http.post(CHAT, chat(seed, stream=False)).json["choices"][0]["message"]["content"]
         for seed in range(4)
@@ -271,8 +268,7 @@ def test_a_format_holds_where_a_replica_dies(served: Served) -> None:
             connection = opened.enter_context(http.connected(120))
             connection.sendall(posted(CHAT, chat(seed, stream=True)))
             listeners.append(Listener(connection))
-        while not all(one.heard.count(b'"content":"') > 3 for one in listeners):
-            time.sleep(0.01)
+        wait_until(lambda: all(one.heard.count(b'"content":"') > 3 for one in listeners))
         replicas(server)[0].kill()
         assert [listener.content() for listener in listeners] == requested
 
@@ -284,10 +280,13 @@ def test_who_leaves_frees_the_slot_of_the_replica(served: Served) -> None:
         connection.sendall(posted(COMPLETIONS, body))
         while b"\ndata:" not in connection.recv(65536):
             pass
-    deadline = time.monotonic() + 30
-    while http.get("/v1/tenants/local/usage").json["now"]["live"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not live(http))
+
+
+def live(http: Http) -> int:
+    """How many requests the server has not ended."""
+    found: int = http.get("/v1/tenants/local/usage").json["now"]["live"]
+    return found
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
