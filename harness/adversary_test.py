@@ -3,22 +3,22 @@ make the engine break its rules."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from harness.cli.parser import Parser
 from harness.simulation import command
 from harness.simulation.generate import ADVERSARY
 
 PURPOSE = (
-    "Simulate tenants that flood, label, cancel, move between groups, are removed and come back,\n"
+    "Simulate tenants that flood, label, cancel, move between groups, are removed and come back, "
     "reserve pages and ask with the longest prompts; copies that fail; interrupts at any line."
 )
 
 PROG = "python -m harness.adversary_test"
 
 
-def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG) -> Parser:
     """The flags."""
     return command.build_parser(ADVERSARY, PURPOSE, prog)
 

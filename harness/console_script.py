@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import signal
+from harness.interrupts import INTERRUPTED, end_at_interrupt, raise_at_interrupt
 
 
 def entry() -> int:
     """Run the command line; returns the exit code."""
-    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if handled:
-        # A KeyboardInterrupt during an import would show a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_at_interrupt()
     from harness.cli.main import entry as run
 
-    if handled:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    return run()
+    code = INTERRUPTED
+    try:
+        raise_at_interrupt()
+        code = run()
+    except KeyboardInterrupt:
+        # It met the first or the last lines of the command line, outside of its own handling.
+        pass
+    end_at_interrupt()
+    return code

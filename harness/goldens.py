@@ -22,15 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.errors import ConfigError, ZincError
+from contract.errors import ConfigError
 from contract.ir.codec import graph_digest
 from contract.tier import Tier
 from contract.types import Request
 from harness.catalog import DEFAULT_ID, resolve_model
+from harness.cli.parser import Parser
+from harness.cli.tool import run_tool
 from harness.digest import logits_digest
 from harness.golden_specs import SYNTHETIC_SPECS
 from harness.progress import NullProgress, Progress, progress_on
-from harness.settings import add_flags, resolve
+from harness.settings import add_flags, group_of, resolve
 from harness.synth import (
     GENERATOR_VERSION,
     SynthSpec,
@@ -44,6 +46,7 @@ from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 
+PROG = "python -m harness.goldens"
 FOLDER = Path(__file__).resolve().parents[1] / "goldens"
 DEFAULT_MODEL, SYNTHETIC = "default_model.json", "synthetic.json"
 
@@ -295,22 +298,43 @@ def _readable(top: Sequence[Sequence[Any]]) -> str:
     return " ".join(f"{token}:{float.fromhex(value):.9g}" for token, value in top)
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "python -m harness.goldens") -> int:
+def build_parser(prog: str = PROG) -> Parser:
+    """The flags."""
+    parser = Parser(prog=prog, description="Check or rewrite the stored logits of a checkout.")
+    parser.add_argument(
+        "action",
+        choices=("check", "update"),
+        help="check compares with the stored digests, update writes new ones",
+    )
+    group = group_of(parser, "input")
+    group.add_argument(
+        "--reason",
+        default="",
+        metavar="REASON",
+        help="for update: why the stored logits change, which is stored with them",
+    )
+    group.add_argument(
+        "--folder",
+        type=Path,
+        default=FOLDER,
+        metavar="DIR",
+        help="folder of the stored digests [default: goldens of this checkout]",
+    )
+    group.add_argument(
+        "--only", choices=("default", "synthetic"), help="these models only, not the others"
+    )
+    add_flags(parser, ["cache_dir"])
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Check (returns 1 when something differs) or update; returns 2 with one line for a wrong
     call."""
-    parser = argparse.ArgumentParser(prog=prog, description="Check or rewrite the stored logits.")
-    parser.add_argument("action", choices=("check", "update"))
-    parser.add_argument("--reason", default="", help="why the truth changes; needed by update")
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--only", choices=("default", "synthetic"), help="leave the others out")
-    add_flags(parser, ["cache_dir"])
-    args = parser.parse_args(argv)
-    progress = progress_on()
-    try:
-        problems = _run(args, progress)
-    except ZincError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return run_tool(build_parser(prog), _check_or_update, argv)
+
+
+def _check_or_update(args: argparse.Namespace) -> int:
+    problems = _run(args, progress_on())
     if args.action == "update":
         return 0
     for problem in problems:

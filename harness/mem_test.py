@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from harness.cli.parser import Parser
 from harness.simulation import command
 from harness.simulation.generate import MEMORY
 
@@ -14,7 +14,7 @@ PURPOSE = "Simulate too few pages for requests that share prefixes: eviction, sp
 PROG = "python -m harness.mem_test"
 
 
-def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG) -> Parser:
     """The flags."""
     return command.build_parser(MEMORY, PURPOSE, prog)
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from contract.errors import ZincError
 from harness.catalog import resolve_model
+from harness.cli.parser import Parser
+from harness.cli.tool import run_tool
 from harness.console import note, printable, table
-from harness.settings import add_flags, resolve
+from harness.settings import add_flags, group_of, resolve
 from harness.tiers import TierOptions, open_tier
 from harness.trace.framing import RecordKind, TraceReader
 from harness.trace.play import play, sensible
@@ -27,49 +28,53 @@ EXAMPLES = """\
 examples:
   zinc-rt run --trace run.trace "Why is the sky blue?"    record a run
   zinc-rt replay run.trace                     replay it on the best tier here
-  zinc-rt replay run.trace --tier cpu          on the tier everything is judged by
+  zinc-rt replay run.trace --tier cpu          on the tier of the definitions
   zinc-rt replay run.trace --model other/path.gguf
   zinc-rt replay run.trace --list              what is in it; replays nothing
 
-A trace holds all that a tier was told to do, and digests of what came out. Every tier gives the
-same bits, so a trace of one replays on every other. The first submission that gives other bytes is
-named; then either the tier is wrong, or memory or a file changed under the recording.
+Exit code 0: identical; 1: something differs; 2: it cannot be read or replayed;
+3: what is there is identical, but the end of the trace is missing.
 """
+ABOUT_TRACES = """\
+A trace holds every step that a tier computed, and digests of the results. Every
+tier gives the same bits, so a trace of one replays on every other. The first
+step with other bytes is named: then either the tier is wrong, or memory or a
+file changed during the recording."""
 
 
-def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG) -> Parser:
     """The flags."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
-        description="Replay a recorded run and compare every result. Exit code 0: identical; "
-        "1: something differs; 2: it cannot be read or replayed; 3: what is there is identical, "
-        "but the trace is not whole.",
+        description="Replay a recorded run and compare every result.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        appendix=ABOUT_TRACES,
     )
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that --trace wrote")
-    parser.add_argument(
+    group_of(parser, "model").add_argument(
+        "-m",
         "--model",
         action="append",
         default=[],
-        metavar="MODEL",
-        help="a file or a name [default: the file it was recorded with]; once for every model of "
-        "the trace, in their order",
+        metavar="NAME",
+        help="a GGUF file or the name of a model; once for every model of the trace, in their "
+        "order [default: the file it was recorded with]",
     )
-    parser.add_argument("--list", action="store_true", help="say what the trace holds, and stop")
+    group_of(parser, "output").add_argument(
+        "--list", action="store_true", help="say what the trace holds; replay nothing"
+    )
     add_flags(parser, SETTINGS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """See ``build_parser``."""
-    args = build_parser(prog).parse_args(argv)
-    try:
-        with TraceReader(args.trace) as reader:
-            return _list(reader) if args.list else _replay(args, reader)
-    except ZincError as error:
-        note(f"error: {error}")
-        return error.exit_code
+    return run_tool(build_parser(prog), _opened, argv)
+
+
+def _opened(args: argparse.Namespace) -> int:
+    with TraceReader(args.trace) as reader:
+        return _list(reader) if args.list else _replay(args, reader)
 
 
 def _list(reader: TraceReader) -> int:

@@ -21,6 +21,8 @@ NO_DEFAULT = "none: this user has no home folder"
 MEGABYTE = 10**6
 DISK_CACHE_BYTES = 10 * 10**9
 """Most bytes of a disk cache whose size the user leaves open."""
+QUEUE_DEPTH = 256
+"""Most requests that wait for a slot, where the user leaves it open."""
 COUNT_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 """Factors of counts of tokens: 32K is 32,768."""
 BYTE_UNITS = {"": 1000, "i": 1024}
@@ -110,10 +112,10 @@ def size(low: int) -> SettingKind:
     return SettingKind(accepts, "SIZE", _bounded(_byte_count, low, UINT64_MAX), (int, str))
 
 
-def number(low: float, high: float) -> SettingKind:
+def number(low: float, high: float, metavar: str = "NUMBER") -> SettingKind:
     """Finite real numbers in ``low..high``."""
     accepts = f"a number from {low:g} to {high:g}"
-    return SettingKind(accepts, "X", _bounded(float, low, high), (int, float, str))
+    return SettingKind(accepts, metavar, _bounded(float, low, high), (int, float, str))
 
 
 def choice(*names: str) -> SettingKind:
@@ -123,8 +125,13 @@ def choice(*names: str) -> SettingKind:
     )
 
 
-PATH = SettingKind("a path", "PATH", path_of, (str,))
-TEXT = SettingKind("text", "TEXT", _text, (str,))
+def text(metavar: str = "TEXT") -> SettingKind:
+    """Any text; ``metavar`` says in the help what it names."""
+    return SettingKind("text", metavar, _text, (str,))
+
+
+FILE = SettingKind("a path", "FILE", path_of, (str,))
+DIR = SettingKind("a path", "DIR", path_of, (str,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,16 +55,9 @@ def add_flags(
 
     ``shown_defaults`` replace the defaults that the help shows for some. ``resolve`` checks the
     values."""
-    groups = {str(group.title): group for group in parser._action_groups}
-
-    def group_of(title: str) -> argparse._ArgumentGroup:
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        return groups[title]
-
     for name in names:
         setting = SETTINGS[name]
-        group_of(GROUP_OF[name]).add_argument(
+        group_of(parser, GROUP_OF[name]).add_argument(
             *setting.flags,
             dest=name,
             metavar=setting.kind.metavar,
@@ -77,9 +70,17 @@ def add_flags(
     except ConfigError:
         default = NO_DEFAULT
     where = f"[env {CONFIG_ENV}] [default: {default}]".replace("%", "%%")
-    group_of("other").add_argument(
+    group_of(parser, "other").add_argument(
         "--config", metavar="FILE", default=None, help=f"configuration file {where}"
     )
+
+
+def group_of(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """The group of options with this title, which is added when the parser has none."""
+    for group in parser._action_groups:
+        if group.title == title:
+            return group
+    return parser.add_argument_group(title)
 
 
 def default_config_path() -> Path:

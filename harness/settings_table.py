@@ -9,17 +9,19 @@ from types import MappingProxyType
 from accel.user_folders import user_folder
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
 from harness.setting_kinds import (
+    DIR,
     DISK_CACHE_BYTES,
+    FILE,
     INT32_MAX,
     MEGABYTE,
-    PATH,
-    TEXT,
+    QUEUE_DEPTH,
     UINT64_MAX,
     Setting,
     choice,
     integer,
     number,
     size,
+    text,
     tokens,
 )
 
@@ -37,14 +39,14 @@ def _default_ledger() -> Path:
 MODEL = (
     Setting(
         "model",
-        TEXT,
+        text("NAME"),
         None,
-        "GGUF file, name of `zinc-rt model list`, or hf.co/ORG/REPO[:QUANT]",
+        "a GGUF file, a name of `zinc-rt model list`, or hf.co/ORG/REPO[:QUANT]",
         "the model of `zinc-rt model use`, else smollm2-135m-instruct",
         common=True,
         aliases=("-m",),
     ),
-    Setting("cache_dir", PATH, _default_cache_dir, "folder of the downloaded models"),
+    Setting("cache_dir", DIR, _default_cache_dir, "folder of the downloaded models"),
 )
 DEVICE = (
     Setting(
@@ -64,7 +66,7 @@ DEVICE = (
     ),
     Setting(
         "device",
-        TEXT,
+        text("NAME|N"),
         "",
         "part of the name of the tier's device; for cuda also its number, or several for one "
         "model: 0,1",
@@ -77,7 +79,11 @@ DEVICE = (
         "OpenCL runs a step as one kernel (persistent) or as one kernel for each op (launch)",
     ),
     Setting(
-        "opencl_device", TEXT, "", "part of the name of an OpenCL device", "what --device says"
+        "opencl_device",
+        text("NAME"),
+        "",
+        "part of the name of an OpenCL device",
+        "what --device says",
     ),
 )
 SAMPLING = (
@@ -142,44 +148,44 @@ MEMORY = (
         choice(*sorted(dtype.name for dtype in KV_DTYPES)),
         DEFAULT_KV.name,
         "how the keys and values of the context are stored; i12 gives the bits of f32 in 3/8 of "
-        "its memory, q8_0 takes the least",
+        "its memory, q8_0 takes a quarter, i4r the least: 0.3 of f16, and less exact",
     ),
     Setting(
         "prefix_cache",
         size(0),
         None,
-        "bytes of the budget kept for prompts seen before, so that one that begins alike is "
-        "sooner read; 0 keeps none",
+        "part of the memory budget for prompts seen before: a prompt that begins in the same way "
+        "is then read faster; 0 stores none",
         "all that running requests leave free",
     ),
     Setting(
         "host_cache",
         size(0),
         0,
-        "bytes of the machine's memory, besides the budget, for prompts that the prefix cache "
-        "has no room for",
+        "memory of the machine, besides the budget, for prompts that the prefix cache has no "
+        "room for",
     ),
     Setting(
         "state_cache",
         size(0),
         None,
-        "bytes of the budget for saved states of recurrent layers, from which a prompt that "
-        "begins alike goes on",
+        "part of the memory budget for saved states of recurrent layers: a prompt that begins in "
+        "the same way goes on from there",
         "one state for each slot; with one slot two where there is a disk cache, else none",
     ),
     Setting(
         "disk_cache",
-        PATH,
+        DIR,
         None,
-        "folder for what was computed for prompts, so that one that begins alike is sooner read "
-        "after a restart, too; several processes may share it",
+        "folder for what was computed for prompts: after a restart, too, a prompt that begins in "
+        "the same way is read faster; several processes may share it",
         "none",
     ),
     Setting(
         "disk_cache_size",
         size(MEGABYTE),
         DISK_CACHE_BYTES,
-        "most bytes in that folder; what was used least recently makes room",
+        "most bytes in the folder of --disk-cache; what was used least recently is deleted first",
     ),
 )
 SPEED = (
@@ -194,12 +200,12 @@ SPEED = (
         "draft",
         integer(0, 63),
         11,
-        "most tokens guessed ahead, from text that repeats itself, by the draft block of the file "
+        "most tokens guessed ahead: from text that repeats itself, by the draft block of the file "
         "or by the draft model; changes speed, never the answer; 0 guesses none",
     ),
     Setting(
         "draft_model",
-        TEXT,
+        text("NAME"),
         None,
         "smaller model of the same vocabulary that guesses ahead: a file or a name, as for "
         "--model; changes speed, never the answer",
@@ -218,7 +224,7 @@ OUTPUT = (
     ),
     Setting(
         "system",
-        TEXT,
+        text(),
         None,
         "system prompt: the instructions before the conversation",
         "what the model's chat template says",
@@ -227,16 +233,16 @@ OUTPUT = (
     ),
     Setting(
         "thinking",
-        choice("auto", "on", "off"),
+        choice("auto", "on", "off", "low", "medium", "high"),
         "auto",
-        "whether a model that can think before it answers does so",
+        "whether a model that can think before it answers does so, or how much",
         common=True,
     ),
 )
 SERVER = (
     Setting(
         "host",
-        TEXT,
+        text("ADDRESS"),
         "127.0.0.1",
         "address to listen on; 0.0.0.0 is every address and needs --tenants",
         common=True,
@@ -254,12 +260,12 @@ SERVER = (
     Setting(
         "queue_depth",
         integer(1, 4096),
-        256,
+        QUEUE_DEPTH,
         "requests that may wait for a slot; further ones are refused",
     ),
     Setting(
         "alias",
-        TEXT,
+        text("NAME"),
         "",
         "further name by which requests may call the model; '*' accepts every name. May be "
         "given several times",
@@ -270,24 +276,24 @@ SERVER = (
     ),
     Setting(
         "beside",
-        TEXT,
+        text("NAME[,NAME]"),
         "",
-        "further models that requests may name, separated by commas; one is loaded when first "
-        "asked for, and an unused one unloaded where memory is short",
+        "further models that requests may name, separated by commas; each is loaded when a "
+        "request first names it, and unloaded when it is unused and memory is short",
         "none",
     ),
     Setting(
         "tenants",
-        PATH,
+        FILE,
         None,
         "file of the users and of digests of their API keys, see `zinc-rt tenants`",
         "one local user without a key",
         common=True,
     ),
-    Setting("ledger", PATH, _default_ledger, "SQLite file that counts the tokens of every tenant"),
+    Setting("ledger", FILE, _default_ledger, "SQLite file that counts the tokens of every tenant"),
     Setting(
         "allowed_hosts",
-        TEXT,
+        text("HOST[,HOST]"),
         "",
         "host names, separated by commas, that requests may use for this server, besides its "
         "addresses, localhost and the machine's name",
@@ -295,7 +301,7 @@ SERVER = (
     ),
     Setting(
         "cors",
-        TEXT,
+        text("ORIGIN"),
         "",
         "web site whose pages may use this server, such as https://chat.example.org; '*' is "
         "every site. May be given several times",
@@ -311,20 +317,20 @@ SERVER = (
     ),
     Setting(
         "drain_seconds",
-        number(0, 3600),
+        number(0, 3600, "SECONDS"),
         30.0,
         "seconds that running answers get when the server is asked to stop",
     ),
     Setting(
         "record",
-        PATH,
+        DIR,
         None,
         "folder for traces to replay (zinc-rt replay); they contain every prompt and answer",
         "nothing is recorded",
     ),
     Setting(
         "receipts",
-        PATH,
+        DIR,
         None,
         "folder for signed receipts of all answers (docs/receipts.md); they contain every prompt "
         "and answer",

@@ -65,8 +65,8 @@ class TimedWorkers:
     def choose(self, tokens: int, ops: int) -> int:
         """The number of workers for the next step."""
         while self._started and self.pool.done(self._started[0][0]):
-            number, noted, noted_ops, workers = self._started.popleft()
-            self.choice.note(noted, noted_ops, workers, self.pool.seconds(number))
+            number, past_tokens, past_ops, workers = self._started.popleft()
+            self.choice.note(past_tokens, past_ops, workers, self.pool.seconds(number))
         return self.choice.choose(tokens, ops)
 
     def started(self, number: int, tokens: int, ops: int, workers: int) -> None:

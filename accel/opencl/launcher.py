@@ -93,8 +93,8 @@ class LaunchContext:
 
     def leading_arguments(self) -> tuple[Any, ...]:
         """The first arguments of every kernel, before the address of the step's inputs."""
-        place = self.scratch
-        numbers = (place.shared, place.own, place.own_bytes)
+        scratch = self.scratch
+        numbers = (scratch.shared, scratch.own, scratch.own_bytes)
         return (*self.memory.arguments(), *map(np.uint64, numbers))
 
 
@@ -228,7 +228,7 @@ class _PersistentRecording:
         self._kernel = launcher.launch.cl.Kernel(program, "run_packets")
         self._bound: tuple[int, int] | None = None
         self._inputs = 0
-        self._place = 0
+        self._inputs_index = 0
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
         """See Recording."""
@@ -237,9 +237,9 @@ class _PersistentRecording:
             leading = launch.leading_arguments()
             self._kernel.set_args(*leading, np.uint64(inputs), *self._trailing)
             self._bound = launch.version()
-            self._place = len(leading)
+            self._inputs_index = len(leading)
         elif inputs != self._inputs:
-            self._kernel.set_arg(self._place, np.uint64(inputs))
+            self._kernel.set_arg(self._inputs_index, np.uint64(inputs))
         self._inputs = inputs
         groups = launcher.groups_for(tokens, self._ops)
         event = launch.cl.enqueue_nd_range_kernel(launch.queue, self._kernel, (groups,), (1,))

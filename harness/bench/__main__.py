@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from contract.errors import ConfigError, ZincError
+from contract.errors import ConfigError
 from harness.bench.drafts import DraftsPlan, render_drafts, run_drafts
 from harness.bench.engines import PEER, check_peer, fixed_workers
 from harness.bench.load import command as load_command
@@ -21,109 +21,143 @@ from harness.bench.serving.measure import run_serving
 from harness.bench.serving.plan import GUESSES, ServingPlan
 from harness.bench.serving.report import render_serving
 from harness.catalog import resolve_model
+from harness.cli.parser import Parser
+from harness.cli.tool import run_tool
 from harness.console import note
 from harness.progress import progress_on
-from harness.settings import add_flags, resolve
+from harness.settings import add_flags, group_of, resolve
 from reference.cpu.threads import thread_count
 
 P = TypeVar("P", bound=BenchmarkPlan)
 SINGLE_SIZES = {"prompt_tokens": 512, "decode_tokens": 64, "repeat": 5}
 DRAFTS_SIZES = {"prompt_tokens": 32, "decode_tokens": 64, "repeat": 4}
 SERVING_SIZES = {"prompt_tokens": 32, "decode_tokens": 32, "repeat": 3}
+EXAMPLES = """\
+examples:
+  zinc-rt bench --tiers native,opencl --peer llama.cpp
+  zinc-rt bench --serve --tiers native          many requests at once
+  zinc-rt bench --server http://127.0.0.1:8080 --clients 8
+  zinc-rt bench --server --tiers native         starts a server for it
+"""
 SERVE_HELP = """\
 --serve measures one model shared by many requests:
-  together   tokens a second of 1, 4 and 16 sequences that decode in the same steps; with --peer
-             beside the peer's own batches, with and without flash attention
-  mixed      an interactive tenant's decode intervals, alone and with a batch tenant that keeps
-             the 15 other slots reading prompts and decoding: p50, p99
-  chat       ten turns: the share of prompt tokens that came from the prefix cache; the time to the
-             first token of a prompt of 512, new and again
-  lookup     a text is edited, plain and with tokens guessed from the prompt: the same answer
-  host       CPU time of the host in a step of 1, 16 and 64 slots, at 1,024 and at 131,072
-             positions, on a tier that computes nothing
+  together   tokens a second of 1, 4 and 16 sequences that decode in the same
+             steps; with --peer next to the peer's own batches, with and
+             without flash attention
+  mixed      the decode intervals of an interactive tenant, alone and while the
+             15 other slots read prompts and decode for a batch tenant: p50, p99
+  chat       ten turns: the share of prompt tokens that came from the prefix
+             cache; the time to the first token of a prompt of 512 tokens, new
+             and again
+  lookup     a text is edited, plain and with tokens guessed from the prompt:
+             the answers are equal
+  host       processor time of the host in a step of 1, 16 and 64 slots, at
+             1,024 and at 131,072 positions, on a tier that computes nothing
 
-Judge the ratios and the targets below the table: both sides of each were measured in turn. A model
-of a given shape to measure with:
-  python -m harness.synth --arch qwen3 --size 0.6b --quant q4_k_m --out 0.6b.gguf
-  python -m harness.bench --serve --tiers opencl --peer llama.cpp --model 0.6b.gguf
+Judge the ratios and the targets below the table: both sides of each were
+measured in turn. A model of a given shape to measure with:
+  zinc-rt synth --arch qwen3 --size 0.6b --quant q4_k_m --out q.gguf
+  zinc-rt bench --serve --tiers opencl --peer llama.cpp --model q.gguf
 """
 SETTINGS = ("model", "cache_dir", "kv_dtype", "threads", "draft", "draft_model")
 
 PROG = "python -m harness.bench"
 
 
-def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG) -> Parser:
     """The flags."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
-        description="Measure tiers, and a peer on the same file with the same threads, in turn.",
-        epilog=f"{SERVE_HELP}\n{load_command.HELP}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Measure the speed and memory of tiers, of llama.cpp on the same file, or of "
+        "a server. Engines are measured in turn, with the same threads.",
+        epilog=EXAMPLES,
+        appendix=f"{SERVE_HELP}\n{load_command.HELP}",
     )
-    parser.add_argument(
+    parser.rare |= {"peer_gpu", "gate", "prompt_tokens", "decode_tokens", "repeat", "beside"}
+    _add_measurement(parser)
+    group_of(parser, "device").add_argument(
         "--tiers",
         default="cpu",
         metavar="NAME[,NAME]",
-        help="default: cpu; native:2 is native with two workers instead of as many as are fastest",
+        help="the tiers to measure; native:2 is the native tier with two workers instead of as "
+        "many as are fastest [default: cpu]",
     )
-    parser.add_argument("--peer", choices=[PEER], help="measure this engine too")
-    parser.add_argument(
-        "--peer-gpu",
-        action="store_true",
-        help="with --peer: it has the whole model on a graphics card, instead of nothing there",
-    )
-    parser.add_argument(
-        "--serve", action="store_true", help="measure many requests at once instead; see below"
-    )
-    parser.add_argument(
-        "--drafts",
-        action="store_true",
-        help="measure drafted tokens instead, of the file's own draft block, the prompt or "
-        "--draft-model: tokens a step, speed against plain decoding, equal answers; exit with 1 "
-        "where an answer differs",
-    )
-    parser.add_argument(
-        "--gate",
-        action="store_true",
-        help="with --serve, --server: exit with 1 when a target is missed",
-    )
-    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="default: 512; serving 32")
-    parser.add_argument("--decode-tokens", type=int, metavar="N", help="default: 64; serving 32")
-    parser.add_argument("--repeat", type=int, metavar="N", help="default: 5; serving 3")
-    parser.add_argument(
-        "--beside", type=int, default=0, metavar="N", help="keep N processes busy meanwhile"
-    )
-    form = parser.add_mutually_exclusive_group()
+    output = group_of(parser, "output")
+    form = output.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print a Markdown table")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rates: .svg or .png")
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the rates into this .svg or .png"
+    )
     load_command.add_flags(parser)
     add_flags(parser, SETTINGS)
     return parser
 
 
+def _add_measurement(parser: Parser) -> None:
+    """Add the flags that say what is measured."""
+    group = group_of(parser, "measurement")
+    group.add_argument(
+        "--serve", action="store_true", help="measure many requests at once, without a server"
+    )
+    group.add_argument(
+        "--drafts",
+        action="store_true",
+        help="measure tokens guessed ahead by the file's draft block, from the prompt or by "
+        "--draft-model: tokens a step, speed against plain decoding, equal answers; exit code 1 "
+        "where an answer differs",
+    )
+    group.add_argument("--peer", choices=[PEER], help="measure this engine too")
+    group.add_argument(
+        "--peer-gpu",
+        action="store_true",
+        help="with --peer: run all its layers on a graphics card, instead of none",
+    )
+    group.add_argument(
+        "--gate",
+        action="store_true",
+        help="with --serve or --server: exit code 1 when a target is missed",
+    )
+    for flag, what in (
+        ("prompt", "tokens of the prompt [default: 512; with --serve or --drafts 32]"),
+        ("decode", "tokens that are generated [default: 64; with --serve 32]"),
+    ):
+        group.add_argument(f"--{flag}-tokens", type=int, metavar="N", help=what)
+    group.add_argument(
+        "--repeat",
+        type=int,
+        metavar="N",
+        help="how often each is measured [default: 5; with --drafts 4, with --serve and --server "
+        "3]",
+    )
+    group.add_argument(
+        "--beside",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run so many busy processes meanwhile [default: 0]",
+    )
+
+
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Measure and print; returns 0, or 2 with one line on standard error."""
-    args = build_parser(prog).parse_args(argv)
-    try:
-        if args.server is not None:
-            return load_command.run(args, SETTINGS)
-        if args.serve:
-            return _serve(args)
-        if args.drafts:
-            return _drafts(args)
-        if args.gate:
-            raise ConfigError(
-                "--gate: judges --serve and --server; ci/speed judges single requests"
-            )
-        if args.plot is not None:
-            check_plot(args.plot)
-        report = run_benchmark(_plan(args, BenchmarkPlan), note)
-        if args.plot is not None:
-            write_plot(report, args.plot)
-    except ZincError as error:
-        note(f"error: {error}")
-        return error.exit_code
+    return run_tool(build_parser(prog), _run, argv)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.server is not None:
+        return load_command.run(args, SETTINGS)
+    if args.serve:
+        return _serve(args)
+    if args.drafts:
+        return _drafts(args)
+    if args.gate:
+        raise ConfigError("--gate: judges --serve and --server; ci/speed judges single requests")
+    if args.plot is not None:
+        check_plot(args.plot)
+    report = run_benchmark(_plan(args, BenchmarkPlan), note)
+    if args.plot is not None:
+        write_plot(report, args.plot)
     if args.json:
         print(json.dumps(report, indent=1))
     else:

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from harness.host.generation import TextGeneration
     from harness.host.session import Session
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
-
 
 def show_text(text: str) -> None:
     """Print a piece of an answer at once."""

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from harness.settings import group_of
+
 GPUS = "gfx1201", "gfx1100"
 EPILOG = """\
 examples:
@@ -32,19 +34,27 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``asm`` command; its parser sets ``func(args) -> exit code``."""
     text = "compile, check and list a kernel for AMD GPUs"
     parser = subparsers.add_parser("asm", help=text, description=text, epilog=EPILOG)
-    parser.add_argument("input", metavar="INPUT", type=Path, help="a file: .k, .s or .zrt")
-    parser.add_argument("-o", "--output", type=Path, help="the .zrt file to write")
-    parser.add_argument("--dtype", default="", help="storage type of a .k, such as q4_k")
-    parser.add_argument(
+    parser.add_argument("input", metavar="FILE", type=Path, help="a file: .k, .s or .zrt")
+    output = group_of(parser, "output")
+    output.add_argument("-o", "--output", type=Path, metavar="FILE", help="the .zrt file to write")
+    group = group_of(parser, "input")
+    group.add_argument(
+        "--dtype", default="", metavar="TYPE", help="storage type of a .k, such as q4_k"
+    )
+    group.add_argument(
         "--integer", action="store_true", help="compute division and root with integers"
     )
-    parser.add_argument(
-        "--items", type=int, default=128, help="items in a work-group of a .s [128]"
+    group.add_argument(
+        "--items",
+        type=int,
+        default=128,
+        metavar="N",
+        help="items in a work-group of a .s [default: 128]",
     )
-    parser.add_argument(
-        "--gpu", choices=GPUS, default=GPUS[0], help=f"the GPU to compile for [{GPUS[0]}]"
+    group_of(parser, "device").add_argument(
+        "--gpu", choices=GPUS, default=GPUS[0], help=f"the GPU to compile for [default: {GPUS[0]}]"
     )
-    parser.add_argument("--list", action="store_true", help="print the instructions, write nothing")
+    output.add_argument("--list", action="store_true", help="print the instructions, write nothing")
     parser.set_defaults(func=asm)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError
+from harness.settings import group_of
 
 TIERS = ("t1", "t2")
 EPILOG = """\
@@ -24,18 +25,25 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``card-test`` command; its parser sets ``func(args) -> exit code``."""
     text = "test an AMD card and write an archive of the results to send"
     parser = subparsers.add_parser("card-test", help=text, description=text, epilog=EPILOG)
-    parser.add_argument("--tier", choices=TIERS, help="test one tier only [both]")
-    parser.add_argument("--device", default="", help="part of a GPU's name, or simulated")
-    parser.add_argument(
+    device = group_of(parser, "device")
+    device.add_argument("--tier", choices=TIERS, help="test one tier only [default: both]")
+    device.add_argument(
+        "--device", default="", metavar="NAME", help="part of a GPU's name, or simulated"
+    )
+    group_of(parser, "output").add_argument(
         "--out",
         type=Path,
         default=Path("card.tar.gz"),
         metavar="FILE",
-        help="the archive to write [card.tar.gz]",
+        help="the archive to write [default: card.tar.gz]",
     )
-    parser.add_argument("--quick", action="store_true", help="one case in 25")
-    parser.add_argument(
-        "--must-pass", type=Path, metavar="FILE", help="a list of cases of your own"
+    group = group_of(parser, "input")
+    group.add_argument("--quick", action="store_true", help="run one case in 25 only")
+    group.add_argument(
+        "--must-pass",
+        type=Path,
+        metavar="FILE",
+        help="names of the cases to run [default: all of `zinc-rt conformance --list`]",
     )
     parser.set_defaults(func=card_test)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from contract.errors import RequestError, TemplateError
-from harness.cli.answer import INTERRUPTED, closing_line, show_answer
+from harness.cli.answer import closing_line, show_answer
 from harness.cli.prompt import (
     MAX_PROMPT_BYTES,
     Messages,
@@ -26,6 +26,7 @@ from harness.client import ServerError
 from harness.console import note
 from harness.host.options import Recording
 from harness.host.session import Session
+from harness.interrupts import INTERRUPTED
 from harness.progress import progress_on
 from harness.settings import Settings
 

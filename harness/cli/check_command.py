@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from harness.cli.parser import add_json_flag
 from harness.cli.serving import RUN_SETTINGS
 from harness.console import printable
 from harness.settings import add_flags, resolve
@@ -22,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
         description=text,
         epilog="Exits with 0 when READY, else with 1.",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     add_flags(parser, RUN_SETTINGS)
     parser.set_defaults(func=check)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from contract.errors import ConfigError
 from harness.setting_kinds import Setting
-from harness.settings import CONFIG_ENV, config_path
+from harness.settings import CONFIG_ENV, config_path, group_of
 from harness.settings_table import GROUPS
 
 WIDTH = 96
@@ -32,10 +32,10 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``config`` command; its parser sets ``func(args) -> exit code``."""
     text = "write a configuration file to edit"
     parser = subparsers.add_parser("config", help=text, description=text, epilog=EXAMPLES)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     text = "write a file with every setting, its meaning and its default, as comments"
     init = verbs.add_parser("init", help=text, description=text)
-    init.add_argument(
+    group_of(init, "output").add_argument(
         "--config", metavar="FILE", help="the file to write [default: the one that is read]"
     )
     init.set_defaults(func=write_example)

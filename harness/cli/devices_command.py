@@ -7,6 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
+from harness.cli.parser import add_json_flag
 from harness.console import table
 
 
@@ -14,7 +15,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``devices`` command; its parser sets ``func(args) -> exit code``."""
     text = "list the tiers: what each runs on, or what it lacks on this machine"
     parser = subparsers.add_parser("devices", help=text, description=text)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json_flag(parser)
     parser.set_defaults(func=devices)
 
 

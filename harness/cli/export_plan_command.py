@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import ConfigError
 from harness.cli.serving import MODEL_SETTINGS, model_file
 from harness.console import note
-from harness.settings import Settings, add_flags, resolve
+from harness.settings import Settings, add_flags, group_of, resolve
 
 if TYPE_CHECKING:
     from accel.native.plan_export import PlanFacts
@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
     text = "write a plan that a C program runs on the processor without Python"
     parser = subparsers.add_parser("export-plan", help=text, description=text, epilog=EXAMPLES)
     parser.add_argument("plan", metavar="FILE", help="the plan; its weights become FILE.weights")
-    parser.add_argument(
+    group_of(parser, "memory").add_argument(
         "--all-logits",
         action="store_true",
         help="make room for the logits of every prompt token of a step",

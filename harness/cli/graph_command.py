@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from harness.cli.serving import MODEL_SETTINGS, model_file
-from harness.settings import Settings, add_flags, resolve
+from harness.settings import Settings, add_flags, group_of, resolve
 
 if TYPE_CHECKING:
     from contract.ir.nodes import Graph
@@ -49,16 +49,17 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "models", nargs="*", metavar="MODEL", help="GGUF file or model name [default: --model]"
     )
-    parser.add_argument(
+    group = group_of(parser, "output")
+    group.add_argument(
         "--format",
         choices=FORMATS,
         default="json",
         help="json and html have every cost, dot draws the nodes for Graphviz [default: json]",
     )
-    parser.add_argument(
+    group.add_argument(
         "-o", "--out", metavar="FILE", help="file to write [default: standard output]"
     )
-    parser.add_argument(
+    group_of(parser, "input").add_argument(
         "--tokens",
         type=int,
         default=1,
@@ -69,7 +70,7 @@ def add_parser(subparsers: Any) -> None:
         ("--bandwidth", BANDWIDTH, "bytes"),
         ("--flops", PEAK, "FLOPs"),
     ):
-        parser.add_argument(
+        group_of(parser, "device").add_argument(
             flag,
             metavar="RATE",
             default=default,

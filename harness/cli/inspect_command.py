@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import RequestError
 from harness.cli.layer_text import layer_rows
+from harness.cli.parser import add_json_flag
 from harness.cli.serving import MODEL_SETTINGS, TIER_SETTINGS, model_file, tier_options
 from harness.console import printable, table
-from harness.settings import Settings, add_flags, resolve
+from harness.settings import Settings, add_flags, group_of, resolve
 
 if TYPE_CHECKING:
     from reference.model.gguf import GgufFile
@@ -38,11 +39,10 @@ def add_parser(subparsers: Any) -> None:
         metavar="MODEL",
         help="GGUF file or model name [default: the model that run takes]",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument(
-        "--metadata", metavar="KEY", help="print this value of the file only, uncut"
-    )
+    add_json_flag(parser)
+    group = group_of(parser, "output")
+    group.add_argument("--tensors", action="store_true", help="list every tensor")
+    group.add_argument("--metadata", metavar="KEY", help="print this value of the file only, uncut")
     add_flags(parser, ("cache_dir", *ENGINE_NAMES))
     parser.set_defaults(func=inspect)
 
@@ -182,6 +182,8 @@ def _memory(memory: Mapping[str, Any]) -> str:
     rows = [
         ("MEMORY", "", tier),
         ("weights", sum(memory["weights"].values()), weights),
+        ("in host memory", memory["streamed"], "weights that every step copies to the ring"),
+        ("ring", memory["ring"], "the weights of two layers"),
         ("keys and values", memory["kv"], f"{slots} of {each}"),
         (
             "recurrent state",
@@ -204,7 +206,7 @@ def _memory(memory: Mapping[str, Any]) -> str:
         if count or name in always
     ]
     tables = table(shown, right=(1,)), _kinds(memory["kinds"]), _sequences(memory)
-    return "\n\n".join(tables)
+    return "\n\n".join((tables[0], *memory["notes"], *tables[1:]))
 
 
 def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:

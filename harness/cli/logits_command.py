@@ -7,9 +7,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, NonFiniteLogits, RequestError
+from harness.cli.parser import add_json_flag
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
-from harness.settings import add_flags, resolve
+from harness.settings import add_flags, group_of, resolve
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,17 +33,22 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``logits`` command; its parser sets ``func(args) -> exit code``."""
     text = "compute the logits of a text: their digest, and the likeliest tokens"
     parser = subparsers.add_parser("logits", help=text, description=text, epilog=EXAMPLES)
-    given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument("--tokens", metavar="1,2,3", help="token ids")
+    given = group_of(parser, "input").add_mutually_exclusive_group(required=True)
+    given.add_argument("--tokens", metavar="ID[,ID]", help="token ids")
     given.add_argument("-p", "--prompt", metavar="TEXT", help="text, without a chat template")
-    parser.add_argument("--out", metavar="FILE", help="write float32 [positions, vocab] as .npy")
-    parser.add_argument(
-        "--top", type=int, default=5, metavar="K", help="likeliest tokens to show [default: 5]"
+    group = group_of(parser, "output")
+    group.add_argument("--out", metavar="FILE", help="write float32 [positions, vocab] as .npy")
+    group.add_argument(
+        "--top",
+        type=int,
+        default=5,
+        metavar="N",
+        help="number of likeliest tokens to show [default: 5]",
     )
-    parser.add_argument(
+    group.add_argument(
         "--every", action="store_true", help="show every position, not only the last"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     add_flags(parser, NAMES)
     parser.set_defaults(func=logits)
 

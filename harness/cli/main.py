@@ -14,9 +14,16 @@ from typing import Any
 
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ConfigError, ZincError
-from harness.cli.answer import INTERRUPTED
 from harness.cli.model_argument import take_model
-from harness.cli.parser import EXIT_CODES, Parser, commands, named_parser, search
+from harness.cli.parser import (
+    DEBUG_ENV,
+    EXIT_CODES,
+    Parser,
+    add_common_flags,
+    commands,
+    named_parser,
+    search,
+)
 from harness.cli.suggestions import (
     refuse_arguments,
     refuse_command,
@@ -26,7 +33,7 @@ from harness.cli.suggestions import (
 from harness.cli.tools_command import TOOLS, run_tool
 from harness.console import complain, silence
 from harness.extras import missing_module
-from harness.setting_kinds import ENV_PREFIX
+from harness.interrupts import INTERRUPTED
 from harness.startup import prepare_process
 
 COMMANDS = MappingProxyType(
@@ -55,7 +62,6 @@ COMMANDS = MappingProxyType(
     }
 )
 """The module of ``harness.cli`` that adds each command, in the order of the help."""
-DEBUG_ENV = f"{ENV_PREFIX}DEBUG"
 FAILED = 1
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EBADF)
 """Errors of a system call that are the machine's, wherever they come from."""
@@ -73,12 +79,13 @@ examples:
 """
 MODELS = """\
 models (GGUF, also split files):
-  architectures    llama, smollm3, granite, glm4, phi3, olmo2, qwen2, qwen3,
-                   qwen3moe, qwen35, qwen35moe, qwen3next, lfm2, granitehybrid,
-                   gemma3, gemma4, gpt-oss
+  architectures    llama, mistral3, smollm3, granite, glm4, phi3, olmo2, qwen2,
+                   qwen3, qwen3moe, qwen35, qwen35moe, qwen3next, lfm2,
+                   lfm2moe, granitehybrid, gemma3, gemma4, gpt-oss,
+                   command-r, cohere2
   weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k,
                    q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
-  keys and values  f16, f32, i12, q8_0 (--kv-dtype)
+  keys and values  f16, f32, i12, i4r, q8_0 (--kv-dtype)
 """
 
 
@@ -141,28 +148,8 @@ def build_parser(words: Iterable[str] = COMMANDS) -> Parser:
         import_module(f"harness.cli.{name}").add_parser(subparsers)
     _add_help(subparsers, parser)
     for leaf in (parser, *commands(parser)):
-        _add_common_flags(leaf)
+        add_common_flags(leaf)
     return parser
-
-
-def _add_common_flags(leaf: argparse.ArgumentParser) -> None:
-    """Add the flags of every command."""
-    leaf.add_argument(
-        "--debug",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help=f"show a traceback with every error [env {DEBUG_ENV}]",
-    )
-    if "--quiet" not in leaf._option_string_actions and isinstance(leaf, Parser):
-        leaf.rare.add("silent")
-        leaf.add_argument(
-            "-q",
-            "--quiet",
-            dest="silent",
-            action="store_true",
-            default=argparse.SUPPRESS,
-            help="print results and errors only: no progress, no notes, no timings",
-        )
 
 
 class _Version(argparse.Action):

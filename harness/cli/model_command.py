@@ -13,6 +13,7 @@ from typing import Any
 
 from contract.amounts import format_bytes
 from harness import catalog
+from harness.cli.parser import add_json_flag
 from harness.console import note, table
 from harness.progress import progress_on
 from harness.settings import add_flags, resolve
@@ -38,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
         description="List, download and choose models.",
         epilog=EXAMPLES,
     )
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     _add_verb(verbs, "list", list_models, "list the known models and what is on this machine", True)
     _add_verb(verbs, "active", show_active, "show the model used when none is named", True)
     for verb, func, text in (
@@ -63,7 +64,7 @@ def _add_verb(
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
     if listing:
-        parser.add_argument("--json", action="store_true", help="print JSON")
+        add_json_flag(parser)
     add_flags(parser, ["cache_dir"])
     parser.set_defaults(func=func)
     return parser

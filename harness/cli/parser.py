@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 from contract.errors import ConfigError
+from harness.setting_kinds import ENV_PREFIX
+from harness.settings import group_of
 from harness.settings_table import GROUPS, SETTINGS
 
 EXIT_CODES = """\
@@ -19,12 +21,13 @@ exit codes:
   130  interrupted with Ctrl-C"""
 ENVIRONMENT = re.compile(r" \[env [^]]*\]")
 """The part of a help text that names the environment variable."""
-FIRST_GROUPS = ("arguments", "commands", "input")
+FIRST_GROUPS = ("arguments", "commands", "measurement", "input")
 LAST_GROUPS = ("options", "other")
 GROUP_ORDER = {title: number for number, title in enumerate((*FIRST_GROUPS, *GROUPS, *LAST_GROUPS))}
 ALWAYS_RARE = ("config", "debug", "help_all")
-MORE = """\
-More options: {prog} --help-all
+DEBUG_ENV = f"{ENV_PREFIX}DEBUG"
+MORE = "More options: {prog} --help-all"
+MORE_SETTINGS = """
 Every option with a default can also be set by an environment variable or in the
 configuration file (zinc-rt config init)."""
 MOST_COLUMNS = 78
@@ -39,6 +42,8 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         if not action.option_strings:
             return super()._format_action_invocation(action)
         values = "" if action.nargs == 0 else f" {self._format_args(action, _metavar(action))}"
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return ", ".join(action.option_strings)
         return ", ".join(shown_flags(action)) + values
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -102,14 +107,17 @@ class Parser(argparse.ArgumentParser):
         if complete:
             formatter.add_text(self.appendix)
         elif hidden or self.appendix:
-            formatter.add_text(MORE.format(prog=self.prog))
+            settings = any(action.dest == "config" for _, action in actions(self))
+            formatter.add_text(MORE.format(prog=self.prog) + MORE_SETTINGS * settings)
         return formatter.format_help()
 
     def _usage(self) -> str:
-        """``zinc-rt run [options] [PROMPT]``."""
+        """``zinc-rt run [options] [PROMPT]``; options that are required are named."""
         words = ["%(prog)s", "[options]"]
         for action in self._actions:
-            if not action.option_strings:
+            if action.option_strings and action.required:
+                words.append(f"{shown_flags(action)[-1]} {_metavar(action)}")
+            elif not action.option_strings:
                 name = str(_metavar(action))
                 words.append(f"[{name}]" if action.nargs in ("?", "*") else name)
         return " ".join(words)
@@ -122,6 +130,33 @@ class _CompleteHelp(argparse.Action):
         assert isinstance(parser, Parser)
         print(parser.format_help(complete=True), end="")
         parser.exit()
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of a command whose result programs may read."""
+    group_of(parser, "output").add_argument(
+        "--json", action="store_true", help="print one JSON object"
+    )
+
+
+def add_common_flags(leaf: argparse.ArgumentParser) -> None:
+    """Add the flags of every command."""
+    leaf.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help=f"show a traceback with every error [env {DEBUG_ENV}]",
+    )
+    if "--quiet" not in leaf._option_string_actions and isinstance(leaf, Parser):
+        leaf.rare.add("silent")
+        leaf.add_argument(
+            "-q",
+            "--quiet",
+            dest="silent",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="print results and errors only: no progress, no notes, no timings",
+        )
 
 
 def shown_flags(action: argparse.Action) -> list[str]:
@@ -213,8 +248,8 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].removesuffix('.')}." if text else ""
 
 
-def _order(group: argparse._ArgumentGroup) -> int:
-    return GROUP_ORDER.get(str(group.title), len(GROUP_ORDER))
+def _order(group: argparse._ArgumentGroup) -> float:
+    return GROUP_ORDER.get(str(group.title), GROUP_ORDER[LAST_GROUPS[0]] - 0.5)
 
 
 def _metavar(action: argparse.Action) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
+from harness.settings import group_of
 
 if TYPE_CHECKING:
     from accel.amd.tools.trace import Trace
@@ -29,10 +30,15 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``pm4-test`` command; its parser sets ``func(args) -> exit code``."""
     text = "test every packet that the AMD tiers send to a card"
     parser = subparsers.add_parser("pm4-test", help=text, description=text, epilog=EPILOG)
-    parser.add_argument("--tier", choices=("t1", "t2"), default="t1", help="the tier [t1]")
-    parser.add_argument("--device", default="", help="part of a GPU's name, or simulated")
-    parser.add_argument("--record", metavar="FILE", type=Path, help="write a trace")
-    group = parser.add_mutually_exclusive_group()
+    device = group_of(parser, "device")
+    device.add_argument("--tier", choices=("t1", "t2"), default="t1", help="the tier [default: t1]")
+    device.add_argument(
+        "--device", default="", metavar="NAME", help="part of a GPU's name, or simulated"
+    )
+    group_of(parser, "output").add_argument(
+        "--record", metavar="FILE", type=Path, help="write a trace"
+    )
+    group = group_of(parser, "input").add_mutually_exclusive_group()
     group.add_argument("--replay", metavar="FILE", type=Path, help="repeat a trace")
     group.add_argument("--list", metavar="FILE", type=Path, help="show the packets of a trace")
     parser.set_defaults(func=pm4_test)
@@ -42,7 +48,7 @@ def pm4_test(args: argparse.Namespace) -> int:
     """Print a line for every test, or a trace; returns 1 if a result differs."""
     if args.replay is not None or args.list is not None:
         return _trace(args.replay or args.list, args.replay is not None)
-    from harness.amd_packets import system, try_packets
+    from harness.amd_card import system, try_packets
 
     kernel, requested = system(args.device)
     record = args.record is not None

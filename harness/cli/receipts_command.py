@@ -13,7 +13,7 @@ from accel.user_folders import user_folder
 from contract.errors import ConfigError
 from harness.cli.serving import model_file
 from harness.console import note, printable, table
-from harness.settings import Settings
+from harness.settings import Settings, group_of
 
 if TYPE_CHECKING:
     from harness.serve.model import ModelOptions
@@ -40,14 +40,15 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``receipts`` command; its parsers set ``func(args) -> exit code``."""
     text = "show the keys and the receipts of a server, or of this machine's user"
     parser = subparsers.add_parser("receipts", help=text, description=text, epilog=EXAMPLES)
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    actions = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, what, function in (
         ("key", "print the public keys, the oldest first; the first use makes one", _key),
         ("list", "show how many receipts each tenant has", _list),
         ("export", "print the receipts of a tenant, one a line", _export),
     ):
         action = actions.add_parser(name, help=what, description=what)
-        action.add_argument(
+        group = group_of(action, "receipts")
+        group.add_argument(
             "--receipts",
             dest="folder",
             type=Path,
@@ -56,7 +57,7 @@ def add_parser(subparsers: Any) -> None:
             help="the folder of `zinc-rt serve --receipts` [default: this user's]",
         )
         if function is _key:
-            action.add_argument("--rotate", action="store_true", help="make a new key first")
+            group.add_argument("--rotate", action="store_true", help="make a new key first")
         if function is _export:
             action.add_argument(
                 "tenant",
@@ -110,7 +111,7 @@ def _store(folder: Path) -> Any:
 
 def add_receipt_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of ``verify`` that are for receipts."""
-    group = parser.add_argument_group("receipts")
+    group = group_of(parser, "receipts")
     group.add_argument(
         "--sample", type=int, metavar="N", help="compute N steps again, drawn by chance, not all"
     )

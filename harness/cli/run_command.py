@@ -12,6 +12,7 @@ from harness.cli.model_argument import add_model_argument
 from harness.cli.serving import RUN_SETTINGS, open_session, sampling_of
 from harness.cli.suggestions import names_model
 from harness.console import note
+from harness.interrupts import INTERRUPTED
 from harness.setting_kinds import KEY_ENV
 from harness.settings import Settings, add_flags, resolve
 from harness.startup import load_ahead
@@ -156,7 +157,7 @@ def _begins_conversation(args: argparse.Namespace) -> bool:
 
 
 def _answer(args: argparse.Namespace, settings: Settings) -> int:
-    from harness.cli.answer import INTERRUPTED, closing_line, follow, record, show_answer
+    from harness.cli.answer import closing_line, follow, record, show_answer
     from harness.cli.prompt import encode_turn, read_prompt
     from harness.host.options import Recording
     from harness.progress import progress_on

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, RequestError
 from harness.cli.logits_command import token_ids
+from harness.cli.parser import add_json_flag
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
-from harness.settings import add_flags, resolve
+from harness.settings import add_flags, group_of, resolve
 
 if TYPE_CHECKING:
     from harness.host.expert_choices import ExpertChoices
@@ -35,21 +36,23 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``score`` command; its parser sets ``func(args) -> exit code``."""
     text = "compute the log-probability of every token of a text, their sum and the perplexity"
     parser = subparsers.add_parser("score", help=text, description=text, epilog=EXAMPLES)
-    given = parser.add_mutually_exclusive_group(required=True)
+    source = group_of(parser, "input")
+    given = source.add_mutually_exclusive_group(required=True)
     given.add_argument("file", nargs="?", metavar="FILE", help="text file; - is standard input")
     given.add_argument("--prompt", metavar="TEXT", help="the text itself")
-    given.add_argument("--tokens", metavar="1,2,3", help="token ids")
-    parser.add_argument(
+    given.add_argument("--tokens", metavar="ID[,ID]", help="token ids")
+    source.add_argument(
         "--force-tokens",
-        metavar="1,2,3",
-        help="token ids of an answer to the text, of which alone there are scores",
+        metavar="ID[,ID]",
+        help="token ids of an answer to the text; only these get scores",
     )
-    parser.add_argument(
+    group = group_of(parser, "output")
+    group.add_argument(
         "--experts",
         action="store_true",
         help="with --json: the experts of a mixture that every token used, layer by layer",
     )
-    parser.add_argument(
+    source.add_argument(
         "--from",
         dest="start",
         type=int,
@@ -57,14 +60,15 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="position of the first token to score [default: 1, the second token]",
     )
-    parser.add_argument(
+    group.add_argument(
         "--top",
         type=int,
         default=1,
-        metavar="K",
-        help=f"likeliest tokens to list at every position, at most {MOST_LISTED} [default: 1]",
+        metavar="N",
+        help=f"number of likeliest tokens to list at every position, at most {MOST_LISTED} "
+        "[default: 1]",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     add_flags(parser, NAMES)
     parser.set_defaults(func=score)
 

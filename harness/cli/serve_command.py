@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
-from harness.cli.answer import INTERRUPTED
 from harness.cli.model_argument import add_model_argument
 from harness.cli.receipts_command import (
     add_receipt_flags,
@@ -20,8 +20,9 @@ from harness.cli.receipts_command import (
     verify_receipt_file,
 )
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
-from harness.console import note
+from harness.console import complain, note
 from harness.extras import optional_libraries
+from harness.interrupts import INTERRUPTED
 from harness.sampling_defaults import SamplingDefaults
 from harness.settings import Settings, add_flags, resolve, values_for
 from harness.settings_table import names_in
@@ -29,6 +30,7 @@ from harness.settings_table import names_in
 if TYPE_CHECKING:
     from harness.serve.model import ModelOptions
     from harness.serve.run import Running, ServeOptions
+    from harness.serve.signals import Signals
 
 SAMPLED = tuple(SamplingDefaults().values)
 """The sampling settings for parameters that a request omits."""
@@ -39,8 +41,9 @@ SHOWN = {name: OF_MODEL.format(value) for name, value in SamplingDefaults().valu
 }
 VERIFY_NAMES = (*MODEL_SETTINGS, "slots", "repeat_last_n", *ENGINE_SETTINGS)
 SLOTS = 4
-QUEUE_DEPTH = 256
 DIFFERENT = 1
+TERMINATED = 128 + 15
+"""Exit code of a server that SIGTERM ended before it was ready, as shells have it."""
 MOST_BIASES = 1024
 QUESTION = "Why is the sky blue?"
 LISTED = 20
@@ -119,22 +122,32 @@ def serve(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     settings = resolve(args, NAMES)
     need_server_extra()
-    from harness.progress import progress_on
-    from harness.serve import supervisor
-    from harness.serve.heap import freeze_heap
-    from harness.serve.presence import announced
-    from harness.serve.run import running
     from harness.serve.signals import Signals
 
     level = logging.WARNING if args.quiet else logging.INFO
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("zinc_rt.serve").setLevel(level)
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+    with Signals() as signals:
+        try:
+            return _serve(settings, signals, args.quiet)
+        except KeyboardInterrupt:
+            if signals.ended_early != signal.SIGTERM:
+                raise
+    complain("SIGTERM ended the server before it was ready")
+    return TERMINATED
+
+
+def _serve(settings: Settings, signals: Signals, quiet: bool) -> int:
+    """Open the model and serve it; returns the exit code."""
+    from harness.progress import progress_on
+    from harness.serve import supervisor
+    from harness.serve.heap import freeze_heap
+    from harness.serve.presence import announced
+    from harness.serve.run import running
+
     progress = progress_on(transient=True)
-    with (
-        Signals() as signals,
-        running(options_of(settings), progress, signals.hold) as server,
-    ):
+    with running(options_of(settings), progress, signals.hold) as server:
         freeze_heap()
         model = server.service.model
         note(
@@ -147,7 +160,7 @@ def serve(args: argparse.Namespace) -> int:
             note(f"it was chosen at the server in place of {began_with}, which can be chosen again")
         with announced(server, settings["drain_seconds"]):
             note(f"listening on {server.url}")
-            if not args.quiet:
+            if not quiet:
                 for line in _ways_in(server):
                     note(line)
             supervisor.tell("READY=1")
@@ -245,7 +258,6 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
         session,
         name=_name(settings["model"], path),
         digests=settings["cache_dir"] / "digests.json",
-        queue_depth=settings.get("queue_depth", QUEUE_DEPTH),
         aliases=_listed(settings, "alias"),
         sampling={
             name: settings[name]

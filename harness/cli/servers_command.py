@@ -12,7 +12,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, ZincError
+from harness.cli.parser import add_json_flag
 from harness.console import note, table
+from harness.settings import group_of
 
 if TYPE_CHECKING:
     from harness.serve.presence import Presence
@@ -38,18 +40,19 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``ps`` and ``stop`` commands; their parsers set ``func(args) -> exit code``."""
     text = "list your running servers"
     parser = subparsers.add_parser("ps", help=text, description=text)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json_flag(parser)
     parser.set_defaults(func=list_servers)
     text = "stop one of your servers, after its running answers"
     parser = subparsers.add_parser("stop", help=text, description=text, epilog=EXAMPLES)
     parser.add_argument(
         "server", nargs="?", metavar="SERVER", help="its address, port or process number"
     )
-    parser.add_argument("--now", action="store_true", help="cut its running answers")
-    parser.add_argument(
+    group = group_of(parser, "server")
+    group.add_argument("--now", action="store_true", help="cut its running answers")
+    group.add_argument(
         "-y", "--yes", action="store_true", help="do not ask, also where no SERVER is named"
     )
-    parser.add_argument(
+    group.add_argument(
         "--timeout",
         type=_seconds,
         metavar="SECONDS",

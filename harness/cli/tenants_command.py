@@ -12,9 +12,10 @@ from typing import Any
 
 from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
+from harness.cli.parser import add_json_flag
 from harness.console import table
 from harness.extras import optional_libraries
-from harness.settings import add_flags, resolve
+from harness.settings import add_flags, group_of, resolve
 from harness.tenants import RIGHTS, account_facts, named_account, read_accounts
 
 EXAMPLES = """\
@@ -60,35 +61,38 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``tenants`` command; its parsers set ``func(args) -> exit code``."""
     text = "add, list and remove the users of a server, and make their API keys"
     parser = subparsers.add_parser("tenants", help=text, description=text, epilog=EXAMPLES)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     add = _add_verb(verbs, "add", add_one, "add a tenant and print its key, only now", "ledger")
-    add.add_argument("name", metavar="NAME")
-    add.add_argument("--qos", choices=[qos.value for qos in QosClass], help="the tenant's class")
+    add.add_argument("name", metavar="NAME", help="the new tenant's name")
+    group = group_of(add, "tenant")
+    group.add_argument(
+        "--qos", choices=[qos.value for qos in QosClass], help="the tenant's class of service"
+    )
     for name, kind in NUMBERS.items():
         flag = "--" + name.replace("_", "-")
-        add.add_argument(flag, type=kind, metavar="N", help=LIMIT_HELP[name])
-    models = "the only models it may use [all]"
-    add.add_argument("--models", type=names_of, metavar="NAME[,NAME]", help=models)
+        group.add_argument(flag, type=kind, metavar="N", help=LIMIT_HELP[name])
+    models = "the only models it may use [default: all]"
+    group.add_argument("--models", type=names_of, metavar="NAME[,NAME]", help=models)
     for right, what in zip(
         RIGHTS, ("read the usage of all tenants", "change models and tenants"), strict=True
     ):
-        add.add_argument(f"--{right}", action="store_true", help=f"may {what}")
+        group.add_argument(f"--{right}", action="store_true", help=f"may {what}")
     shown = _add_verb(verbs, "list", list_all, "show the tenants of the file")
-    shown.add_argument("--json", action="store_true", help="print JSON")
+    add_json_flag(shown)
     usage = _add_verb(
         verbs, "usage", show_usage, "show requests and tokens of each tenant", "ledger"
     )
-    usage.add_argument("name", metavar="NAME", nargs="?", help="one tenant, by day")
-    usage.add_argument("--json", action="store_true", help="print JSON")
+    usage.add_argument("name", metavar="NAME", nargs="?", help="show this tenant only, by day")
+    add_json_flag(usage)
     rotate = _add_verb(
         verbs, "rotate", rotate_one, "give a tenant a new key and print it, only now"
     )
-    rotate.add_argument("name", metavar="NAME")
-    rotate.add_argument(
+    rotate.add_argument("name", metavar="NAME", help="the tenant's name")
+    group_of(rotate, "tenant").add_argument(
         "--keep-old", action="store_true", help="the old key stays valid until the next one"
     )
     remove = _add_verb(verbs, "rm", remove_one, "remove a tenant; its running answers end")
-    remove.add_argument("name", metavar="NAME")
+    remove.add_argument("name", metavar="NAME", help="the tenant's name")
     _add_without_file(verbs)
 
 
@@ -105,12 +109,15 @@ def _add_without_file(verbs: Any) -> None:
     """Add the subcommands that change no file."""
     text = "print a new API key, and the lines with its digest for the file"
     key = verbs.add_parser("key", help=text, description=text)
-    key.add_argument("--name", default="NAME", help="the tenant's name")
-    key.add_argument("--id", type=int, default=1, help="the tenant's number")
+    group = group_of(key, "tenant")
+    group.add_argument("--name", default="NAME", metavar="NAME", help="the tenant's name")
+    group.add_argument(
+        "--id", type=int, default=1, metavar="N", help="the tenant's number [default: 1]"
+    )
     key.set_defaults(func=make_key)
     text = "check a file of tenants as a server reads it"
     check = verbs.add_parser("check", help=text, description=text)
-    check.add_argument("file", metavar="FILE", type=Path)
+    check.add_argument("file", metavar="FILE", type=Path, help="the file of tenants")
     check.set_defaults(func=check_file)
 
 

@@ -11,14 +11,16 @@ from pathlib import Path
 
 from contract.errors import ConfigError, ZincError
 from harness.catalog import DEFAULT_ID, resolve_model
+from harness.cli.parser import Parser
+from harness.cli.tool import run_tool
 from harness.conformance.cases import known_cases
 from harness.conformance.must_pass import digest_lines, load_must_pass, must_pass_ids
 from harness.conformance.run import FAIL, PASS, STATUSES, conformance_package
 from harness.conformance.verify import verify_package
 from harness.conformance.waivers import parse_waivers
-from harness.console import note, table
+from harness.console import table
 from harness.progress import progress_on
-from harness.settings import add_flags, resolve
+from harness.settings import add_flags, group_of, resolve
 from harness.tiers import TierOptions, open_tier
 
 SETTINGS = ("cache_dir", "threads", "device")
@@ -27,30 +29,53 @@ QUICK_STRIDE = 25
 FAILURES_SHOWN = 10
 WAIVER_BYTES_MAX = 1 << 20
 
+EXAMPLES = """\
+examples:
+  zinc-rt conformance --tier native --quick     a few of the cases, to try
+  zinc-rt conformance --tier opencl --out package.tar.gz
+  zinc-rt conformance --verify package.tar.gz
+
+Exit code 0: conformant; 1: not conformant; 2: it could not be run or read.
+"""
 PROG = "python -m harness.conformance"
 
 
-def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG) -> Parser:
     """The flags."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
-        description="Run every must-pass case on a device and write one archive that shows it, or "
-        "verify such an archive. Exit code 0: conformant; 1: not; 2: it could not be run or read.",
+        description="Run every must-pass case on a device and write an archive of the results, or "
+        "judge such an archive. One of --tier, --verify, --list and --digests is needed.",
+        epilog=EXAMPLES,
     )
-    action = parser.add_mutually_exclusive_group(required=True)
+    parser.rare |= {"digests", "must_pass", "waivers"}
+    action = group_of(parser, "measurement").add_mutually_exclusive_group(required=True)
     action.add_argument("--tier", metavar="NAME", help="run the cases on this tier")
-    action.add_argument("--verify", type=Path, metavar="FILE", help="judge a package")
-    action.add_argument("--list", action="store_true", help="print the list this source generates")
+    action.add_argument("--verify", type=Path, metavar="FILE", help="judge this archive")
+    action.add_argument("--list", action="store_true", help="print the name of every case")
     action.add_argument(
-        "--digests", action="store_true", help="print a count and a digest of that list an opcode"
+        "--digests", action="store_true", help="print a count and a digest of the cases per opcode"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: conformance-NAME.tar.gz")
-    parser.add_argument(
-        "--must-pass", type=Path, metavar="FILE", help="ids of cases, instead of all"
+    group = group_of(parser, "input")
+    group.add_argument(
+        "--must-pass",
+        type=Path,
+        metavar="FILE",
+        help="names of the cases to run [default: all of --list]",
     )
-    parser.add_argument("--waivers", type=Path, metavar="FILE", help="accepted failures, in TOML")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"every {QUICK_STRIDE}th case: a look, no submission"
+    group.add_argument(
+        "--waivers", type=Path, metavar="FILE", help="failures that are accepted, in TOML"
+    )
+    group.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"run one case in {QUICK_STRIDE} only; such an archive is not conformant",
+    )
+    group_of(parser, "output").add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the archive to write [default: conformance-NAME.tar.gz]",
     )
     add_flags(parser, SETTINGS)
     return parser
@@ -58,19 +83,19 @@ def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Run the command line; see ``build_parser``."""
-    args = build_parser(prog).parse_args(argv)
-    try:
-        if args.list:
-            print("\n".join(must_pass_ids()))
-            return 0
-        if args.digests:
-            for group, line in digest_lines(must_pass_ids()).items():
-                print(group, line)
-            return 0
-        return _verify(args) if args.verify is not None else _run(args)
-    except ZincError as error:
-        note(f"error: {error}")
-        return error.exit_code
+    return run_tool(build_parser(prog), _chosen, argv)
+
+
+def _chosen(args: argparse.Namespace) -> int:
+    """Do the one thing that the flags name; returns the exit code."""
+    if args.list:
+        print("\n".join(must_pass_ids()))
+        return 0
+    if args.digests:
+        for group, line in digest_lines(must_pass_ids()).items():
+            print(group, line)
+        return 0
+    return _verify(args) if args.verify is not None else _run(args)
 
 
 def _verify(args: argparse.Namespace) -> int:

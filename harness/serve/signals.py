@@ -29,6 +29,8 @@ class Signals:
     def __init__(self) -> None:
         self._received: deque[int] = deque()
         self._holding = False
+        self.ended_early: int | None = None
+        """The signal that interrupted the start, or None."""
         self._ending = False
         self._before: dict[int, object] = {}
 
@@ -111,6 +113,8 @@ class Signals:
         return self._received.popleft()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self._holding:
+            self.ended_early = number
         if not self._holding or (self._ending and self._received):
             raise KeyboardInterrupt
         self._received.append(number)

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
 from contract.errors import ConfigError
+from harness.cli.parser import Parser
+from harness.cli.tool import run_tool
 from harness.console import note, table
 from harness.progress import progress_on
+from harness.settings import group_of
 from harness.simulation.drive import Outcome, Simulation
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant
@@ -26,51 +30,66 @@ from harness.simulation.run import (
 from harness.simulation.schedule import keep, parse_saved
 
 DEFAULT_SCHEDULES = 1000
+DESCRIPTION = (
+    "A schedule is drawn from its seed: the sizes of an engine, its tenants and requests, and what "
+    "happens to them and when. It is played on the real engine, scheduler and page pool in virtual "
+    "time, on a runner without a model, which knows the tokens of every page."
+)
+EPILOG = """\
+examples:
+  {prog} --schedules 10000 --seed 1
+
+A failure ends with one line that plays its smallest form again; add --log to it
+to see every decision and event.
+Exit code 0: no invariant is broken; 1: one is; 2: it could not be run.
+"""
 
 
-def build_parser(profile: Profile, purpose: str, prog: str) -> argparse.ArgumentParser:
+def build_parser(profile: Profile, purpose: str, prog: str) -> Parser:
     """The parser, whose help explains the simulation to a new reader."""
-    invariants = "\n".join(f"  {i.name:<23} {i.value}" for i in Invariant)
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=f"{purpose}\n\nA schedule is drawn from its seed: an engine's sizes, tenants, "
-        "requests, and what\nhappens to them and when. It is played on the real engine, scheduler "
-        "and page pool in\nvirtual time, on a runner without a model that knows which tokens every "
-        "page holds.\nExit code 0: nothing broken; 1: an invariant is; 2: it could not be run.",
-        epilog=f"Checked with every step or at the end:\n{invariants}\n\n"
-        "A failure ends with one line that plays its smallest form again; add --log to it to see\n"
-        f"every decision and event. Example:\n  {prog} --schedules 10000 --seed 1",
+    invariants = "\n".join(
+        textwrap.fill(
+            f"{i.name:<23} {i.value}", 78, initial_indent="  ", subsequent_indent=" " * 26
+        )
+        for i in Invariant
     )
-    parser.add_argument(
+    parser = Parser(
+        prog=prog,
+        description=f"{purpose} {DESCRIPTION}",
+        epilog=EPILOG.format(prog=prog),
+        appendix=f"Checked with every step or at the end:\n{invariants}",
+    )
+    group = group_of(parser, "input")
+    parser.rare |= {"keep", "jobs"}
+    group.add_argument(
         "--schedules",
         type=int,
         default=DEFAULT_SCHEDULES,
         metavar="N",
-        help="how many, from the seed on; default: %(default)s",
+        help="number of schedules, with rising seeds [default: %(default)s]",
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="the first seed; default: 0"
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="the first seed [default: 0]"
     )
-    parser.add_argument(
+    group.add_argument(
+        "--model",
+        action="store_true",
+        help="play on a tiny real model, a hundred times slower: tokens and logits must have the "
+        "bits of each request alone",
+    )
+    group.add_argument(
+        "--keep",
+        metavar="ACTION[/PROMPT[/TOKENS]][,...]",
+        help="play only these actions of one schedule, with shorter lengths: what a failure prints",
+    )
+    group_of(parser, "device").add_argument(
         "--jobs",
         type=int,
         default=os.cpu_count() or 1,
         metavar="N",
-        help="processes; the result is the same with any number; default: one a core",
+        help="processes; the result is the same with any number [default: one per core]",
     )
-    parser.add_argument(
-        "--model",
-        action="store_true",
-        help="play on a tiny real model, a hundred times slower: tokens and logits must be the "
-        "bits of each request's solo run",
-    )
-    parser.add_argument(
-        "--keep",
-        metavar="ACTION[/PROMPT[/TOKENS]][,...]",
-        help="play only these actions of one schedule, with lengths cut: what a failure prints",
-    )
-    parser.add_argument(
+    group_of(parser, "output").add_argument(
         "--log", action="store_true", help="print the actions and the log of one schedule"
     )
     return parser
@@ -78,17 +97,15 @@ def build_parser(profile: Profile, purpose: str, prog: str) -> argparse.Argument
 
 def main(profile: Profile, purpose: str, argv: Sequence[str] | None, prog: str) -> int:
     """Run the command ``prog``; returns its exit code."""
-    args = build_parser(profile, purpose, prog).parse_args(argv)
-    try:
+
+    def run(args: argparse.Namespace) -> int:
         _check(args)
-        if args.model:
-            profile = replace(profile, vocab=MODEL_VOCAB, model=True)
+        chosen = replace(profile, vocab=MODEL_VOCAB, model=True) if args.model else profile
         if args.keep is not None or args.log:
-            return _play_one(profile, args)
-        return _play_all(profile, args)
-    except ConfigError as error:
-        note(f"error: {error}")
-        return error.exit_code
+            return _play_one(chosen, args)
+        return _play_all(chosen, args)
+
+    return run_tool(build_parser(profile, purpose, prog), run, argv)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -143,6 +160,6 @@ def _explain(profile: Profile, seed: int) -> None:
         print(f"reproduce: {reproducing_line(profile, seed, None)}")
         return
     note("shrinking ...")
-    kept, violation = smallest(profile, seed, violation)
+    saved, violation = smallest(profile, seed, violation)
     print(f"shrunk: {violation}")
-    print(f"reproduce: {reproducing_line(profile, seed, kept)}")
+    print(f"reproduce: {reproducing_line(profile, seed, saved)}")

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from contract.dtypes import BY_NAME
-from contract.errors import ConfigError, RequestError, ZincError
+from contract.errors import ConfigError, RequestError
 from harness.catalog import resolve_model
+from harness.cli.parser import Parser
+from harness.cli.tool import run_tool
 from harness.progress import progress_on
-from harness.settings import add_flags, resolve
+from harness.settings import add_flags, group_of, resolve
 from harness.tiers import TierOptions, open_tier
 from harness.validate.run import DEFINITIONS, TRACE_BYTES, ValidationReport, Workload, validate
 from reference.cpu.tier import CpuTier
@@ -24,41 +26,73 @@ SETTINGS = ("model", "cache_dir", "kv_dtype", *TIER_SETTINGS)
 PROMPT = "The quick brown fox jumps over the lazy dog, 1,234 times: naïve, 漢字 and\n\tcode(x)!"
 DIGEST_SHOWN = 12
 
+EXAMPLES = """\
+examples:
+  zinc-rt validate --tiers native
+  zinc-rt validate --tiers native,opencl --model model.gguf --layers 0,5
+  zinc-rt validate --tiers cuda --tokens 1,2,3 --json
+
+Exit code 0: all bits agree; 1: some differ; 2: it could not be run.
+"""
 PROG = "python -m harness.validate"
 
 
-def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG) -> Parser:
     """The flags."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
-        description="Run a model on tiers and compare every op with the numpy definitions. "
-        "Exit code 0: all bits agree; 1: some differ; 2: it could not be run.",
+        description="Run a model on tiers and compare every op with the numpy definitions.",
+        epilog=EXAMPLES,
     )
-    parser.add_argument("--tiers", default="cpu", metavar="NAME[,NAME]", help="default: cpu")
-    parser.add_argument(
-        "--layers", default="all", metavar="all|N[,N]", help="layers to trace; default: all"
+    parser.rare |= {"chunk", "decode", "trace_bytes"}
+    group = group_of(parser, "input")
+    source = group.add_mutually_exclusive_group()
+    source.add_argument(
+        "--prompt",
+        default=PROMPT,
+        metavar="TEXT",
+        help="text whose tokens are computed [default: a sentence of many kinds of characters]",
     )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", default=PROMPT, help="text whose tokens are computed")
-    source.add_argument("--tokens", metavar="N[,N]", help="token ids instead of a text")
-    parser.add_argument("--chunk", type=int, default=16, help="tokens of a prefill step")
-    parser.add_argument("--decode", type=int, default=4, help="last tokens computed one by one")
-    parser.add_argument(
-        "--trace-bytes", type=int, default=TRACE_BYTES, help="memory for intermediate values"
+    source.add_argument("--tokens", metavar="ID[,ID]", help="token ids instead of a text")
+    group.add_argument(
+        "--layers",
+        default="all",
+        metavar="LAYER[,LAYER]",
+        help="numbers of the layers to compare op by op [default: all]",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    group.add_argument(
+        "--chunk", type=int, default=16, metavar="N", help="tokens of a prefill step [default: 16]"
+    )
+    group.add_argument(
+        "--decode",
+        type=int,
+        default=4,
+        metavar="N",
+        help="last tokens, which are computed one by one [default: 4]",
+    )
+    group_of(parser, "device").add_argument(
+        "--tiers", default="cpu", metavar="NAME[,NAME]", help="tiers to compare [default: cpu]"
+    )
+    group_of(parser, "memory").add_argument(
+        "--trace-bytes",
+        type=int,
+        default=TRACE_BYTES,
+        metavar="N",
+        help=f"most bytes of intermediate values in memory [default: {TRACE_BYTES}]",
+    )
+    group_of(parser, "output").add_argument("--json", action="store_true", help="print JSON")
     add_flags(parser, SETTINGS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """See ``build_parser``."""
-    args = build_parser(prog).parse_args(argv)
-    try:
-        report = _run(args)
-    except ZincError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return run_tool(build_parser(prog), _validate, argv)
+
+
+def _validate(args: argparse.Namespace) -> int:
+    """Run and print; returns 0, or 1 where bits differ."""
+    report = _run(args)
     if args.json:
         print(json.dumps(report.as_dict(), indent=1))
     else:

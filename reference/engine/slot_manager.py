@@ -83,7 +83,7 @@ class SlotManager:
         begin = max(sequence.pages_to_begin, whole)
         return self._tenants.within_quota(sequence.tenant, begin + max(0, inherited))
 
-    def place(self, sequence: Sequence, quantum: int = 0, *, protected: bool = False) -> bool:
+    def admit(self, sequence: Sequence, quantum: int = 0, *, protected: bool = False) -> bool:
         """Give a sequence a slot, the cached pages of its tokens, and pages for the rest of them. A
         ``protected`` one gets all pages up to its ``quantum``, so that it preempts nobody before.
 

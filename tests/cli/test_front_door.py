@@ -25,19 +25,29 @@ from harness.settings import resolve
 from harness.settings_table import SETTINGS
 from tests.cli.conftest import Result, command, environment, zinc_process
 from tests.cli.terminal import terminal
+from tests.paths import ROOT
+from tests.patience import PATIENCE_SECONDS
 
 Zinc = Callable[..., Result]
 INTERRUPTING = """
 import os, signal, sys
 
 def interrupt(event, arguments):
-    if event == "import" and arguments[0] == os.environ["INTERRUPT_AT"]:
+    if event == "import" and arguments[0] == os.environ.get("INTERRUPT_AT"):
+        del os.environ["INTERRUPT_AT"]
         os.kill(os.getpid(), signal.SIGINT)
 
 sys.addaudithook(interrupt)
-from harness.console_script import entry
-sys.exit(entry())
 """
+"""Sends SIGINT when Python loads a module for the first time."""
+AS_SCRIPT = "from harness.console_script import entry; sys.exit(entry())"
+AS_MODULE = """
+import runpy
+sys.orig_argv[1:] = ["-m", "zinc_rt", *sys.argv[1:]]
+sys.argv[0] = "-m"
+runpy._run_module_as_main("zinc_rt")
+"""
+"""What Python does for ``-m zinc_rt``."""
 
 
 class TestPiped:
@@ -116,19 +126,57 @@ class TestOutputs:
 
 
 @pytest.mark.parametrize(
-    "module",
-    ["harness.cli.main", "argparse", "contract.errors", "harness.settings", "platformdirs"],
+    ("started", "module"),
+    [
+        (AS_SCRIPT, "harness.cli.main"),
+        (AS_SCRIPT, "argparse"),
+        (AS_SCRIPT, "contract.errors"),
+        (AS_SCRIPT, "platformdirs"),
+        (AS_SCRIPT, "harness.cli.findings"),
+        (AS_MODULE, "contract"),
+        (AS_MODULE, "numpy"),
+        (AS_MODULE, "zinc_rt.llm"),
+        (AS_MODULE, "harness.cli.findings"),
+    ],
+    ids=lambda value: "" if "\n" in value or " " in value else value,
 )
-def test_ctrl_c_while_python_loads_is_silent(module: str) -> None:
+def test_ctrl_c_while_python_loads_is_silent(started: str, module: str) -> None:
     """As in the first milliseconds of any command."""
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTING, "check"],
+        [sys.executable, "-c", INTERRUPTING + started, "check"],
         capture_output=True,
-        env=environment(INTERRUPT_AT=module),
-        timeout=60,
+        env=environment(INTERRUPT_AT=module, PYTHONPATH=f"{ROOT}:{ROOT / 'harness/python'}"),
+        timeout=PATIENCE_SECONDS,
     )
     assert (done.stdout, done.stderr) == (b"", b"")
     assert done.returncode in (-signal.SIGINT, 130)
+
+
+def test_ctrl_c_of_a_program_that_imports_the_package_is_its_own() -> None:
+    """Only ``python -m zinc_rt`` changes what Ctrl-C does."""
+    script = f"{INTERRUPTING}\ntry:\n import zinc_rt\nexcept KeyboardInterrupt: print('mine')"
+    for name in ("script.py", "-m"):
+        given = f"import sys; sys.argv[0] = {name!r}\n{script}"
+        done = subprocess.run(
+            [sys.executable, "-c", given, "zinc_rt"],
+            capture_output=True,
+            env=environment(INTERRUPT_AT="numpy", PYTHONPATH=f"{ROOT}:{ROOT / 'harness/python'}"),
+            timeout=PATIENCE_SECONDS,
+        )
+        assert (done.stdout, done.returncode) == (b"mine\n", 0), done.stderr
+
+
+def test_ctrl_c_outside_of_the_command_is_silent() -> None:
+    """In the first and the last lines of the program, where no command handles it."""
+    for at in ("prepare_process", "open_closed_streams"):
+        given = f"import harness.cli.main as m, signal; m.{at} = lambda: signal.raise_signal(2)"
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys\n{given}\n{AS_SCRIPT}", "--version"],
+            capture_output=True,
+            env=environment(),
+            timeout=PATIENCE_SECONDS,
+        )
+        assert (done.stdout, done.stderr, done.returncode) == (b"", b"", 130)
 
 
 class TestConfiguration:

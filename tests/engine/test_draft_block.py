@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
 from tests.engine.test_constrained_requests import few, two_residues
 from tests.invariance.engines import TIERS
+from tests.named_tiers import runner_on
 from tests.peer.float64_hybrid import Float64Hybrid
 
 ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")
@@ -42,6 +44,7 @@ FAST = [
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 Events = Mapping[int, list[TokenEvent]]
 SyntheticModel = Callable[..., Path]
+Runners = tuple[ModelRunner, ModelRunner, Events]
 
 
 @contextmanager
@@ -66,13 +69,17 @@ def drafting(
     params=[*FAST, ("qwen35", "vulkan")],
     ids=" on ".join,
 )
-def runners(
-    request: pytest.FixtureRequest, synthetic_model: SyntheticModel
-) -> Iterator[tuple[ModelRunner, ModelRunner]]:
+def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Runners]:
+    """The runners of a model and of its draft block on a tier, and the answers without drafts."""
     name, tier_name = request.param
-    path = synthetic_model(architecture=name, quant="q4_k_m", mtp_agreement=0.8)
+    path = drafting_model(synthetic_model, name)
     with TIERS[tier_name]() as tier, drafting(path, tier) as both:
-        yield both
+        yield *both, answers_of_cpu(path)
+
+
+def drafting_model(synthetic_model: SyntheticModel, name: str) -> Path:
+    """A model that often samples what its block drafts."""
+    return synthetic_model(architecture=name, quant="q4_k_m", mtp_agreement=0.8)
 
 
 def prompt(number: int, length: int) -> tuple[int, ...]:
@@ -89,8 +96,6 @@ REQUESTS = (
     Request(5, prompt(0, 30), 13, SamplingParams(temperature=1.5, seed=9), log_probabilities=4),
 )
 MASKS: dict[int, MaskProvider] = {4: few, 1: two_residues}
-PLAIN: dict[str, Events] = {}
-"""The events of REQUESTS under MASKS without drafts, by architecture: the same on every tier."""
 
 
 def run(
@@ -122,24 +127,21 @@ def engine_of(runner: ModelRunner, block: ModelRunner | None, **options: Any) ->
     return Engine(runner, built, drafter=None if block is None else DraftBlock(block))
 
 
-def plain_events(runner: ModelRunner) -> Events:
-    """See PLAIN, computed by the first tier that is asked."""
-    name = runner.model.config.architecture
-    if name not in PLAIN:
-        engine = engine_of(runner, None, steps_ahead=0, prefix_cache=False)
-        PLAIN[name] = run(engine, masks=MASKS)
-        assert all(PLAIN[name][one.id][-1].finish_reason is FinishReason.LENGTH for one in REQUESTS)
-    return PLAIN[name]
+@cache
+def answers_of_cpu(path: Path) -> Events:
+    """The answers of the CPU tier without drafts."""
+    limits = drafting_limits(LIMITS, DRAFTS)
+    with runner_on(path, CpuTier, limits) as runner:
+        answers = run(engine_of(runner, None, steps_ahead=0, prefix_cache=False), masks=MASKS)
+    assert all(answers[one.id][-1].finish_reason is FinishReason.LENGTH for one in REQUESTS)
+    return answers
 
 
 @pytest.mark.parametrize(("ahead", "chunk"), [(0, None), (1, 20)])
-def test_no_draft_changes_an_answer(
-    runners: tuple[ModelRunner, ModelRunner], ahead: int, chunk: int | None
-) -> None:
+def test_no_draft_changes_an_answer(runners: Runners, ahead: int, chunk: int | None) -> None:
     """Greedy and sampled, with penalties, biases and masks, log-probabilities to the last bit; more
     sequences than slots, preempted for pages, with common prefixes, beside cancelled ones."""
-    runner, block = runners
-    expected = plain_events(runner)
+    runner, block, expected = runners
     engine = engine_of(runner, block, steps_ahead=ahead, chunk_tokens=chunk)
     cancelled = [replace(REQUESTS[0], id=6), replace(REQUESTS[2], id=7)]
     events = dict(run(engine, [*cancelled, *REQUESTS], MASKS, {6: 2, 7: 7}))
@@ -154,13 +156,10 @@ def test_no_draft_changes_an_answer(
 
 @pytest.mark.parametrize("runners", FAST, ids=" on ".join, indirect=True)
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_cancel_at_any_step_changes_no_other(
-    runners: tuple[ModelRunner, ModelRunner], ahead: int
-) -> None:
+def test_a_cancel_at_any_step_changes_no_other(runners: Runners, ahead: int) -> None:
     """Every other request is cancelled, each with more tokens than the one before: in its prompt,
     after right drafts, and after wrong ones."""
-    runner, block = runners
-    expected = plain_events(runner)
+    runner, block, expected = runners
     same = {n: n // 2 % 6 for n in range(24)}
     requests = [replace(REQUESTS[of], id=n, max_tokens=9) for n, of in same.items()]
     masks = {n: MASKS[of] for n, of in same.items() if of in MASKS}
@@ -183,7 +182,7 @@ def test_a_wrong_acceptance_is_caught(
     synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: a host that accepts every draft gives other answers."""
-    path = synthetic_model(architecture="qwen35", quant="q4_k_m", mtp_agreement=0.8)
+    path = drafting_model(synthetic_model, "qwen35")
     take = OutputProcessor._take_drafted
 
     def accepting(

@@ -128,7 +128,16 @@ runpy.run_module("harness", run_name="__main__")
 """
 
 
-def test_a_signal_while_it_loads_ends_it(tiny_model_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGTERM, 143, "SIGTERM ended the server before it was ready\n"),
+        (signal.SIGINT, 130, ""),
+    ],
+)
+def test_a_signal_while_it_loads_ends_it(
+    tiny_model_path: Path, tmp_path: Path, number: signal.Signals, code: int, said: str
+) -> None:
     """Nobody is connected yet, so nothing is waited for."""
     line = [sys.executable, "-c", LOADING, *server_command(tiny_model_path, "--port", "0")[3:]]
     named = server_environment(tmp_path)
@@ -137,9 +146,9 @@ def test_a_signal_while_it_loads_ends_it(tiny_model_path: Path, tmp_path: Path) 
             assert server.stderr is not None
             while (line := server.stderr.readline()) != "loaded\n":
                 assert line
-            server.terminate()
-            assert server.wait(PATIENCE_SECONDS) == 130
-            assert "Traceback" not in server.stderr.read()
+            server.send_signal(number)
+            assert server.wait(PATIENCE_SECONDS) == code
+            assert server.stderr.read() == said
         finally:
             server.kill()
 

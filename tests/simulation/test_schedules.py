@@ -154,7 +154,7 @@ def test_bad_flags(arguments: list[str], problem: str, capsys: pytest.CaptureFix
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        main(MEMORY, "Simulates.", ["--help"], "mem-test")
+        main(MEMORY, "Simulates.", ["--help-all"], "mem-test")
     printed = capsys.readouterr().out
     assert all(invariant.name in printed for invariant in Invariant)
     assert "--seed 1" in printed

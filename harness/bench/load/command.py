@@ -17,6 +17,7 @@ from harness.bench.load.report import render_server_bench
 from harness.bench.load.servers import ServerSetup, check_peer_server
 from harness.bench.plot import check_plot, save_figure
 from harness.catalog import resolve_model
+from harness.cli.parser import Parser
 from harness.console import note
 from harness.progress import progress_on
 from harness.settings import resolve
@@ -24,42 +25,82 @@ from reference.cpu.threads import thread_count
 
 OWN = ""
 HELP = """\
---server measures what clients of a server see:
-  zinc-rt bench --server http://127.0.0.1:8080 --clients 8     a server that runs
-  zinc-rt bench --server --tiers opencl --peer llama.cpp --http-cost --plot load.svg
-                      one that is started for it, beside the peer's on the same file, in turn
-  Requests have lengths as conversations have them (--mix), and each answer is streamed. --clients N
-  ask one after the other; --rate R sends requests at random moments, R a second, however many wait:
-  times to the first text then count from when a request was due. The same --seed is the same load.
+--server measures what clients of a server see. Requests have lengths as
+conversations have them (--mix), and each answer is streamed. --clients N send
+one request after the other. --rate sends requests at random moments, so many a
+second, however many wait: times to the first text then count from when a
+request was due.
+  zinc-rt bench --server --tiers opencl --peer llama.cpp --plot load.svg
 """
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that describe a load."""
-    group = parser.add_argument_group("--server")
+def add_flags(parser: Parser) -> None:
+    """Add the flags that describe a load and the server that gets it."""
+    group = parser.add_argument_group("load of a server")
+    parser.rare |= {"requests", "seed", "tenants", "slots", "http_cost"}
     group.add_argument(
         "--server",
         nargs="?",
         const=OWN,
         metavar="URL",
-        help="load this server, or without URL one that is started for it; see below",
+        help="send requests to this server, or without a URL to one that is started for it",
     )
-    group.add_argument("--clients", type=int, default=8, metavar="N", help="default: 8")
-    group.add_argument("--rate", type=float, metavar="R", help="requests a second, instead")
-    group.add_argument("--requests", type=int, default=48, metavar="N", help="default: 48")
-    group.add_argument("--mix", choices=sorted(MIXES), default="mixed", help="default: mixed")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the load; default: 0")
+    _add_load(group)
     group.add_argument(
-        "--key", action="append", default=[], metavar="KEY", help="a tenant's API key; repeatable"
-    )
-    group.add_argument(
-        "--tenants", type=int, metavar="N", help="of the server that is started; default: 1"
+        "--key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="API key of a tenant. May be given several times",
     )
     group.add_argument(
-        "--slots", type=int, default=16, metavar="N", help="of the server that is started; 16"
+        "--tenants",
+        type=int,
+        metavar="N",
+        help="tenants of the server that is started [default: 1]",
     )
     group.add_argument(
-        "--http-cost", action="store_true", help="also the engine with and without HTTP"
+        "--slots",
+        type=int,
+        default=16,
+        metavar="N",
+        help="slots of the server that is started [default: 16]",
+    )
+    group.add_argument(
+        "--http-cost", action="store_true", help="measure the engine without HTTP too"
+    )
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that say how many requests of which lengths are sent, and when."""
+    group.add_argument(
+        "--clients",
+        type=int,
+        default=8,
+        metavar="N",
+        help="clients that each wait for an answer before they send the next request [default: 8]",
+    )
+    group.add_argument(
+        "--rate",
+        type=float,
+        metavar="NUMBER",
+        help="requests a second, sent at random moments, instead of --clients",
+    )
+    group.add_argument(
+        "--requests", type=int, default=48, metavar="N", help="requests in all [default: 48]"
+    )
+    group.add_argument(
+        "--mix",
+        choices=sorted(MIXES),
+        default="mixed",
+        help="lengths of prompts and answers [default: mixed]",
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start of the random numbers: the same seed is the same load [default: 0]",
     )
 
 

@@ -9,6 +9,14 @@
 See docs/python.md.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") == __name__:
+    # ``python -m zinc_rt`` loads this module first, and Ctrl-C would show a traceback of imports.
+    from harness.interrupts import end_at_interrupt
+
+    end_at_interrupt()
+
 from typing import Any
 
 from contract.errors import (

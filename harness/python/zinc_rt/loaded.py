@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import NoReturn, Self, TypeVar, Unpack
 
 from contract.context_manager import ContextManager
 from contract.errors import RequestError
@@ -40,6 +42,7 @@ def _close_all() -> None:
 
 
 # Before thread pools end, in which a step may still compute: what ``atexit`` calls comes too late.
+# What is registered last is called first, so the module of pools is imported before this.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
@@ -51,6 +54,27 @@ def _forget_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
+
+
+def _close(owned: ExitStack, engine_thread: EngineThread) -> None:
+    """Free what a model owned. Python collects garbage on any thread, the engine's own among them,
+    which closing waits for."""
+    if engine_thread.is_current:
+        threading.Thread(target=owned.close, name="close", daemon=True).start()
+    else:
+        owned.close()
+
+
+def _warn_of_a_second_run() -> None:
+    """Warn where multiprocessing runs a script again that opens a model outside of a main guard."""
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and getattr(processes.current_process(), "_inheriting", False):
+        warnings.warn(
+            "multiprocessing runs this script again in a new process, which opens the model once "
+            "more; put what only the first process does under if __name__ == '__main__':",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 class OpenModel(ContextManager):
@@ -66,6 +90,7 @@ class OpenModel(ContextManager):
         progress: bool = True,
         **settings: Unpack[ModelSettings],
     ) -> None:
+        _warn_of_a_second_run()
         path, options = opening(model, settings)
         options = replace(
             options,
@@ -75,21 +100,22 @@ class OpenModel(ContextManager):
             hidden_states=True,
             scores=log_probabilities > 0,
             experts=experts,
+            # A caller of this process waits as long as it takes.
+            queue_depth=MAX_INT32,
+            stall_steps=MAX_INT32,
         )
         self._shows = progress
         with ExitStack() as owned:
+            engine_thread = owned.enter_context(EngineThread(words=WORDS))
             hosted = host_model(
                 path,
                 options,
-                owned.enter_context(EngineThread(words=WORDS)),
+                engine_thread,
                 owned,
                 self._progress(True),
-                # A caller of this process waits as long as it takes.
-                queue_depth=MAX_INT32,
-                stall_steps=MAX_INT32,
                 prepare=False,
             )
-            self._close = weakref.finalize(self, owned.pop_all().close)
+            self._close = weakref.finalize(self, _close, owned.pop_all(), engine_thread)
             OPEN.add(self)
         self._hosted = hosted
         self._driver = hosted.driver
@@ -133,6 +159,16 @@ class OpenModel(ContextManager):
         return (
             f"LLM({self.model.config.name!r}, tier={self.tier!r}, slots={self.slots}, "
             f"context={self.context}{closed})"
+        )
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return super().__enter__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an LLM cannot be copied or sent to another process; open one in each process, and "
+            "share it between threads"
         )
 
     def _check_open(self) -> None:
