@@ -7,6 +7,7 @@ under ``--debug``. A broken invariant of the project itself is an ``AssertionErr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from contract.amounts import format_bytes
 
@@ -15,6 +16,16 @@ class ZincError(Exception):
     """Base of all errors that the input or the machine causes, not the project."""
 
     exit_code = 2
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+def _made_again(kind: type[ZincError], words: tuple[Any, ...], facts: dict[str, Any]) -> ZincError:
+    """A copy of an error; its constructor takes other arguments than its message."""
+    error = kind.__new__(kind, *words)
+    error.__dict__.update(facts)
+    return error
 
 
 class ModelFileError(ZincError):

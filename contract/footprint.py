@@ -7,7 +7,7 @@ from dataclasses import field
 
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes, plan_scratch
-from contract.ir.source import parse_source
+from contract.ir.source import ONES, parse_source
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 
@@ -53,10 +53,10 @@ def declared_footprint(graph: Graph, largest: ShapeKey) -> Footprint:
 
 def owns_upload(decl: BufferDecl) -> bool:
     """True when an upload of ``decl`` needs memory of its own: it is not a plain tensor of the
-    mapped model file, but a constant, a slice of rows, or scaled columns."""
+    mapped model file, but a constant, a slice of rows, scaled columns, or ones."""
     if decl.kind is not BufferKind.WEIGHT:
         return True
     if not decl.source:
         return False
     source = parse_source(decl.source)
-    return source.rows is not None or bool(source.powers)
+    return source.tensor == ONES or source.rows is not None or bool(source.powers)

@@ -274,8 +274,8 @@ class StreamsWeights(Protocol):
     def streaming_footprint(
         self, graph: Graph, largest: ShapeKey, names: Collection[str]
     ) -> Footprint:
-        """``footprint`` if ``names`` were streamed, to within small parts of a percent; none may be
-        streamed yet."""
+        """What ``footprint`` would give if ``names`` were streamed, or a little more for lowered
+        steps. None may be streamed yet."""
 
     def stream(self, graph: Graph, names: Collection[str]) -> None:
         """From now on stream these weights of ``graph``, none for no names. The caller does this

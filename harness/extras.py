@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
+from accel.wheel_parts import missing_part
 from contract.errors import ConfigError
 from contract.extras import install_command
 
@@ -25,7 +26,11 @@ EXTRA_OF: Mapping[str, str] = MappingProxyType(
 
 
 def missing_module(error: ModuleNotFoundError) -> str | None:
-    """What to install for the module that was not found; None for one that no extra brings."""
+    """What to install for the module that was not found; None for one that no extra brings and no
+    wheel leaves out."""
+    part = missing_part(error.name or "")
+    if part is not None:
+        return "; ".join(part)
     name = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(name)
     return None if extra is None else f"{name} is not installed; run {install_command(extra)}"

@@ -27,6 +27,8 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "glm4": ({"quant": "q5_k", "tied": False, "qkv_bias": True},),
     "phi3": ({"quant": "q4_k_m", "long_rope": True, "window": 12},),
     "olmo2": ({"quant": "q4_k_m", "tied": False, "layers": 5, "window": 12},),
+    "command-r": ({"quant": "q8_0", "logit_scale": 0.0625},),
+    "cohere2": ({"quant": "q4_k_m", "layers": 5, "window": 12, "logit_scale": 0.25},),
     "qwen2": (
         {"quant": "f16"},
         {"quant": "q5_0", "tied": False},

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from accel.packets.host_memory import available_memory
 from contract.amounts import format_bytes
 from contract.dtypes import F32
 from contract.errors import DoesNotFit, OutOfMemory
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from contract.tier import StreamsWeights, Tier
-from harness.memory import LimitsAt, longest_context, plan_steps, plans_of
+from harness.memory import LimitsAt, budget_of, longest_context, plan_steps, plans_of
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan, longest_plan, plan_memory
 from reference.model.open import Model
@@ -28,26 +30,45 @@ LINK_COPIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """A memory plan, the limits it is of, and the weights that stay in host memory.
+    """A memory plan and the limits it is of. Of the weights in ``ranked``, the first ``resident``
+    are on the device, and the others stay in host memory.
 
     ``from_disk`` are bytes of mapped files for which the budget has no room.
     """
 
     plan: MemoryPlan
     limits_at: LimitsAt
-    streamed: tuple[str, ...] = ()
+    ranked: tuple[str, ...] = ()
+    resident: int = 0
     from_disk: int = 0
+
+    @property
+    def streamed(self) -> tuple[str, ...]:
+        """The weights that stay in host memory."""
+        return self.ranked[self.resident :]
 
     @property
     def limits(self) -> Limits:
         """The limits of the plan's context."""
         return self.limits_at(self.plan.context)
 
-    def apply(self, model: Model, tier: Tier) -> None:
-        """Have the tier stream the weights that are to be; the caller uploads next."""
-        if self.streamed:
-            assert isinstance(tier, StreamsWeights)
-            tier.stream(model.graph(self.limits), self.streamed)
+    def applied(self, model: Model, tier: Tier, budget: int) -> Residency:
+        """Have the tier stream the weights that are to be; the caller uploads next.
+
+        The plan was an estimate: where the steps need more than that, further weights are streamed.
+        """
+        if not self.streamed:
+            return self
+        assert isinstance(tier, StreamsWeights)
+        graph, found = model.graph(self.limits), self
+        while True:
+            tier.stream(graph, found.streamed)
+            exact = tier.footprint(graph, self.limits.largest)
+            plan = plan_memory(graph, self.limits, exact, tier.info.host_unified)
+            found = replace(found, plan=plan)
+            if plan.budgeted <= budget or not found.resident:
+                return found
+            found = replace(found, resident=found.resident - 1)
 
     def lines(self, tier: Tier) -> list[str]:
         """What a user should know before the first token; nothing where all weights fit. It
@@ -66,9 +87,10 @@ def _streaming_line(plan: MemoryPlan, rate: float | None) -> str:
     whole = sum(plan.weights.values()) + plan.streamed
     speed = ""
     if rate is not None:
+        steps = rate / plan.streamed
         speed = (
-            f", at most {rate / plan.streamed:,.3g} times a second by the link, just measured at "
-            f"{format_bytes(int(rate))} a second"
+            f", at most {steps:,.{0 if steps >= 100 else 1}f} times a second by the link, just "
+            f"measured at {format_bytes(int(rate))} a second"
         )
     return (
         f"{format_bytes(plan.streamed)} of {format_bytes(whole)} of weights stay in host memory; "
@@ -85,13 +107,14 @@ def plan_residency(
     """
     try:
         return Residency(*plan_steps(model, tier, by_steps, asked, budget))
-    except DoesNotFit:
-        if isinstance(tier, StreamsWeights) and tier.streams:
-            return _streaming(model, tier, by_steps[-1], asked, budget)
-        found = _from_disk(model, tier, by_steps[-1], asked, budget)
-        if found is None:
-            raise
-        return found
+    except DoesNotFit as error:
+        refused = error
+    if isinstance(tier, StreamsWeights) and tier.streams:
+        return _streaming(model, tier, by_steps[-1], asked, budget)
+    found = _from_disk(model, tier, by_steps[-1], asked, budget)
+    if found is None:
+        raise refused
+    return found
 
 
 def link_rate(tier: Tier) -> float | None:
@@ -146,7 +169,15 @@ def _streaming(
         return plan_memory(graph, limits, footprint, unified)
 
     resident = _most(lambda count: plan_of(count).budgeted <= budget, len(ranked))
-    return Residency(plan_of(resident), limits_at, tuple(ranked[resident:]))
+    plan, room = plan_of(resident), budget_of(available_memory())
+    if plan.streamed > room:
+        raise DoesNotFit(
+            f"the weights of {model.config.name} that stay in host memory",
+            plan.streamed,
+            room,
+            "raise --memory-budget where the device has more, or free memory of the host",
+        )
+    return Residency(plan, limits_at, tuple(ranked), resident)
 
 
 def by_importance(graph: Graph, names: Sequence[str]) -> list[str]:

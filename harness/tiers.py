@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from accel.user_folders import user_folder
+from accel.wheel_parts import missing_part
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 from contract.tier import TIER_NAMES, Tier
@@ -130,6 +132,12 @@ def _open_cuda(options: TierOptions) -> Tier:
     return open_cuda(options.device, Choices(cache=cache), options.note)
 
 
+def _open_cuda_if_there(options: TierOptions) -> Tier:
+    """As ``_open_cuda``; TierUnavailable where the wheel of this system has no CUDA."""
+    with _parts_of_wheel("cuda"):
+        return _open_cuda(options)
+
+
 def _open_vulkan(options: TierOptions) -> Tier:
     from accel.vulkan.runtime import Choices
     from accel.vulkan.tier import VulkanTier
@@ -220,7 +228,20 @@ def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
         return _open_best(options)
     if name not in TIERS:
         raise _absent(name)
-    return TIERS[name](options)
+    with _parts_of_wheel(name):
+        return TIERS[name](options)
+
+
+@contextmanager
+def _parts_of_wheel(name: str) -> Iterator[None]:
+    """Raise TierUnavailable for a tier whose modules this wheel leaves out."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        part = missing_part(error.name or "")
+        if part is None:
+            raise
+        raise TierUnavailable(name, *part) from None
 
 
 def probe() -> list[TierStatus]:
@@ -231,7 +252,7 @@ def probe() -> list[TierStatus]:
 def _open_best(options: TierOptions) -> Tier:
     """The fastest tier; where a device is named, of those that have it."""
     order: dict[str, TierFactory] = {
-        "cuda": _open_cuda,
+        "cuda": _open_cuda_if_there,
         "vulkan": _open_vulkan_card,
         **{name: TIERS[name] for name in PROCESSOR_TIERS},
     }
@@ -240,7 +261,7 @@ def _open_best(options: TierOptions) -> Tier:
         # Loading Vulkan's drivers takes as long as all the rest of a start.
         del order["vulkan"]
     if options.device.replace(",", "").isdecimal():
-        order = {"cuda": _open_cuda}
+        order = {"cuda": _open_cuda_if_there}
     elif options.opencl_device and not options.device:
         order = {"opencl": _open_opencl}
     factories = {name: partial(factory, options) for name, factory in order.items()}
@@ -259,7 +280,8 @@ def _status(name: str) -> TierStatus:
     details: tuple[str, ...] = ()
     try:
         if name in DETAILS:
-            details = DETAILS[name]()
+            with _parts_of_wheel(name):
+                details = DETAILS[name]()
         with open_tier(name) as tier:
             return TierStatus(name, True, device=tier.info.device, details=details)
     except TierUnavailable as error:

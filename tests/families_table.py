@@ -68,6 +68,11 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {"architecture": "qwen2", **SMALL},
     "qwen2-untied-mqa": {"architecture": "qwen2", **SMALL, "kv_heads": 1, "tied": False},
     "qwen3": {"architecture": "qwen3", **SMALL},
+    "command-r": {"architecture": "command-r", **SMALL, "logit_scale": 0.5, "rope_base": 8e6},
+    "cohere2": {
+        "architecture": "cohere2", **SMALL, "layers": 5, "window": 20, "logit_scale": 0.25,
+        "rope_base": 5e4,
+    },
     "qwen3-wide-heads": {"architecture": "qwen3", **SMALL, "head_dim": 80, "rope_base": 1e6},
 }  # fmt: skip
 

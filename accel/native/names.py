@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from accel.packets.ops import OPS
+from accel.wheel_parts import SYSTEMS
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 
@@ -19,7 +20,6 @@ FINITE = ARRANGE + 1
 PROCESSOR = "processor"
 """The name of the library that reports the processor's features."""
 ENDINGS = {"linux": ".so", "macos": ".dylib", "windows": ".dll"}
-SYSTEMS = {"linux": "linux", "darwin": "macos", "win32": "windows"}
 DIGEST_CHARACTERS = 16
 ROOT = Path(__file__).parents[2]
 TEXTS = (

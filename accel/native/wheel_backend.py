@@ -1,5 +1,6 @@
 """The build backend: setuptools, extended to put the native library into wheels, and the compiled
-kernels of each device as one archive in place of hundreds of files.
+kernels of each device as one archive in place of hundreds of files. What no program of the wheel's
+system can run is left out (``accel.wheel_parts``).
 
 ``pip install .`` builds the variant for this machine. With ZINC_RT_WHEEL_TARGET, such as
 ``linux-aarch64``, a wheel has every variant of that system. An editable install puts the library
@@ -36,6 +37,7 @@ from accel.native.c_library import c_library_name, find_c_library
 from accel.native.library import PACKAGED, default_cache, find_library
 from accel.native.names import PROCESSOR, Target, library_name, this_target
 from accel.native.variants import machine
+from accel.wheel_parts import is_left_out
 from contract.errors import TierUnavailable
 
 __all__ = [
@@ -65,7 +67,7 @@ PLATFORM_TAGS = {
 
 def build_wheel(wheel_directory: str, *arguments: Any, **settings: Any) -> str:
     """See PEP 517."""
-    with _libraries() as tag, _tagged(tag), archives(ACCEL), _without(SUFFIX):
+    with _libraries() as (tag, system), _tagged(tag), archives(ACCEL), _without(SUFFIX, system):
         return str(build_meta.build_wheel(wheel_directory, *arguments, **settings))
 
 
@@ -82,8 +84,9 @@ def build_editable(wheel_directory: str, *arguments: Any, **settings: Any) -> st
 
 
 @contextmanager
-def _libraries() -> Iterator[str]:
-    """Put the libraries into the package while a wheel is built; yields the platform tag."""
+def _libraries() -> Iterator[tuple[str, str]]:
+    """Put the libraries into the package while a wheel is built; yields the platform tag and the
+    system, which is empty for a wheel of any system."""
     shutil.rmtree(STALE, ignore_errors=True)
     try:
         yield _built()
@@ -92,20 +95,20 @@ def _libraries() -> Iterator[str]:
         shutil.rmtree(STALE, ignore_errors=True)
 
 
-def _built() -> str:
+def _built() -> tuple[str, str]:
     named = os.environ.get(TARGET_SETTING, "")
     if named:
         target = Target(*named.split("-", 1))
         tag = PLATFORM_TAGS[target.system, target.machine]
         build_all(target, PACKAGED, os.cpu_count() or 1)
-        return tag
+        return tag, target.system
     try:
         target = this_target(machine())
         path = find_library(default_cache(), _say).path
         c_library = find_c_library(default_cache(), _say)
     except TierUnavailable as error:
         _say(f"the wheel has no native library: {error}")
-        return "any"
+        return "any", ""
     PACKAGED.mkdir(exist_ok=True)
     shutil.copyfile(c_library, PACKAGED / c_library_name(target))
     if not path.exists():
@@ -116,7 +119,7 @@ def _built() -> str:
             shutil.copyfile(source, PACKAGED / source.name)
     for lock in PACKAGED.glob("*.lock"):
         lock.unlink()
-    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_"), target.system
 
 
 @contextmanager
@@ -131,18 +134,30 @@ def _tagged(platform: str) -> Iterator[None]:
 
 
 @contextmanager
-def _without(suffix: str) -> Iterator[None]:
-    """Package data with such a suffix stays out of the wheel."""
-    own = build_py.find_data_files
+def _without(suffix: str, system: str) -> Iterator[None]:
+    """Package data with such a suffix stays out of the wheel, and what the system cannot run."""
+    data, modules = build_py.find_data_files, build_py.find_package_modules
+
+    def stays(path: str) -> bool:
+        """Whether the wheel has a file."""
+        within = Path(path).resolve()
+        if path.endswith(suffix) or not within.is_relative_to(ACCEL.parent):
+            return not path.endswith(suffix)
+        return not (system and is_left_out(within.relative_to(ACCEL.parent), system))
 
     def find_data_files(self: Any, package: str, src_dir: str) -> list[str]:
-        return [name for name in own(self, package, src_dir) if not name.endswith(suffix)]
+        return [name for name in data(self, package, src_dir) if stays(name)]
+
+    def find_package_modules(self: Any, package: str, package_dir: str) -> list[tuple[str, ...]]:
+        return [one for one in modules(self, package, package_dir) if stays(one[-1])]
 
     build_py.find_data_files = find_data_files
+    build_py.find_package_modules = find_package_modules
     try:
         yield
     finally:
-        build_py.find_data_files = own
+        build_py.find_data_files = data
+        build_py.find_package_modules = modules
 
 
 def _say(text: str) -> None:

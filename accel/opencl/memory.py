@@ -142,7 +142,7 @@ class BankedMemory:
             requested = max(min(self._expected_on_host, self.max_bank_bytes), size)
             number = self._new_bank(what, size, requested, on_host=True)
         self._expected_on_host -= size
-        return self._placed_in(number, nbytes)
+        return self._range_in(number, nbytes)
 
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
         """See Memory."""
@@ -197,9 +197,9 @@ class BankedMemory:
             number = self._new_bank(what, size, self._requested(size))
         self.used += nbytes
         self._placed += size
-        return self._placed_in(number, nbytes)
+        return self._range_in(number, nbytes)
 
-    def _placed_in(self, number: int, nbytes: int) -> AddressRange:
+    def _range_in(self, number: int, nbytes: int) -> AddressRange:
         """The next ``nbytes`` of a bank that has room for them."""
         bank = self._banks[number]
         assert bank is not None

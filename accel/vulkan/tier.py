@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import launches_of
-from accel.kernels.source import Traits
+from accel.kernels.source import Module, Traits
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.fused import fuse
 from accel.packets.packet_tier import BoundStep
@@ -24,13 +25,15 @@ from accel.packets.streaming_tier import StreamingTier
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
-from accel.vulkan.arrange import Arranger
 from accel.vulkan.device import Device
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
 from accel.vulkan.launcher import Recording, most_groups
 from accel.vulkan.memory import Allocation, Memory
+from accel.vulkan.program import Program
 from accel.vulkan.pushed import Packets
+from accel.vulkan.queue import Queue
 from accel.vulkan.runtime import Choices, open_runtime
+from accel.vulkan.self_check import launch_alone
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
 from accel.vulkan.tiles_32x16 import SMALL_BUCKETS, with_tiles_32x16
 from accel.vulkan.tiles_128x128 import with_tiles_128x128
@@ -165,3 +168,31 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
 
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[DeviceBuffer[Allocation], VulkanBatch, VulkanFence]] = VulkanTier
+
+
+class Arranger(PlaneArranger[Allocation]):
+    """Arranges matrices on one device."""
+
+    def __init__(self, queue: Queue, memory: Memory, program: Program) -> None:
+        super().__init__(memory, most_groups(queue.device))
+        self._device_memory = memory
+        self._program = program
+
+    def _target(self, name: str, nbytes: int) -> Allocation:
+        return self._device_memory.allocate(name, nbytes, zeroed=False)
+
+    def _launch(
+        self, module: Module, operands: Sequence[int], sizes: Sequence[int], groups: int
+    ) -> None:
+        pipeline = self._program.pipelines([module])[module]
+        memory, program = self._device_memory, self._program
+        launch_alone(
+            program.queue,
+            memory,
+            program,
+            module.op,
+            pipeline,
+            list(operands),
+            tuple(sizes),
+            groups,
+        )

@@ -24,9 +24,9 @@ from harness.cli.prompt import (
 from harness.cli.serving import open_session, sampling_of
 from harness.client import ServerError
 from harness.console import note
-from harness.console_script import INTERRUPTED
 from harness.host.options import Recording
 from harness.host.session import Session
+from harness.interrupts import INTERRUPTED
 from harness.progress import progress_on
 from harness.settings import Settings
 

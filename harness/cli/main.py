@@ -32,8 +32,8 @@ from harness.cli.suggestions import (
 )
 from harness.cli.tools_command import TOOLS, run_tool
 from harness.console import complain, silence
-from harness.console_script import INTERRUPTED
 from harness.extras import missing_module
+from harness.interrupts import INTERRUPTED
 from harness.startup import prepare_process
 
 COMMANDS = MappingProxyType(
@@ -81,10 +81,11 @@ MODELS = """\
 models (GGUF, also split files):
   architectures    llama, mistral3, smollm3, granite, glm4, phi3, olmo2, qwen2,
                    qwen3, qwen3moe, qwen35, qwen35moe, qwen3next, lfm2,
-                   lfm2moe, granitehybrid, gemma3, gemma4, gpt-oss
+                   lfm2moe, granitehybrid, gemma3, gemma4, gpt-oss,
+                   command-r, cohere2
   weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k,
                    q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
-  keys and values  f16, f32, i12, q8_0 (--kv-dtype)
+  keys and values  f16, f32, i12, i4r, q8_0 (--kv-dtype)
 """
 
 

@@ -12,7 +12,7 @@ from harness.cli.model_argument import add_model_argument
 from harness.cli.serving import RUN_SETTINGS, open_session, sampling_of
 from harness.cli.suggestions import names_model
 from harness.console import note
-from harness.console_script import INTERRUPTED
+from harness.interrupts import INTERRUPTED
 from harness.setting_kinds import KEY_ENV
 from harness.settings import Settings, add_flags, resolve
 from harness.startup import load_ahead

@@ -15,7 +15,7 @@ from harness.cli.parser import (
 )
 from harness.cli.suggestions import refuse_arguments, refuse_foreign_flags
 from harness.console import complain, silence
-from harness.console_script import INTERRUPTED
+from harness.interrupts import INTERRUPTED
 
 
 def run_tool(

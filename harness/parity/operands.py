@@ -26,8 +26,6 @@ from reference.quant import FORMATS, LAYOUTS, moderate_scales
 
 Generator = np.random.Generator
 ROPE_BASE = 10000.0
-UNUSED = -1
-"""The page-table entry of a page that is not allocated."""
 
 
 def operand_dtype(case: Case, operand: Operand) -> DType:

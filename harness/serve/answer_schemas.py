@@ -22,14 +22,13 @@ from harness.serve.dialect_schemas import (
     OllamaVectors,
     OllamaVersion,
 )
-from harness.serve.reading_schemas import Embeddings, Scores
+from harness.serve.reading_schemas import Embeddings, Health, Scores, Status, Version
 from harness.serve.responses.wire import (
     Response,
     ResponseDeleted,
     ResponseItems,
     ResponseTokens,
 )
-from harness.serve.state_schemas import Health, Status, Version
 
 
 class PromptDetails(Struct):

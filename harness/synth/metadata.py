@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.synth.groups import ExpertSpec, Gemma
 from harness.synth.recurrent import MambaSpec, Recurrent, ShortConvSpec
-from harness.synth.spec import SynthSpec
+from harness.synth.spec import COHERES, SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
@@ -33,6 +33,9 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         "rope.dimension_count": spec.rope_dims,
         "rope.freq_base": spec.rope_base,
     }
+    if spec.architecture in COHERES:
+        keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
+        keys["logit_scale"] = spec.logit_scale
     if spec.rope_scaling != "none":
         keys["rope.scaling.type"] = spec.rope_scaling
         keys["rope.scaling.factor"] = spec.rope_factor

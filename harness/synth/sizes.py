@@ -77,6 +77,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "phi3": {"fused_qkv": True},
     "qwen3moe": {"experts": {}},
     "gpt-oss": {"experts": {}, "window": 32},
+    "cohere2": {"window": 32},
     "qwen35": {"recurrent": {}, "layers": 4},
     "qwen35moe": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},
     "qwen3next": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},

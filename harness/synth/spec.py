@@ -16,11 +16,13 @@ GENERATOR_VERSION = 1
 
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
+    "command-r", "cohere2",
 )  # fmt: skip
 WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe")
 CONVOLVING = ("lfm2", "lfm2moe")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
+COHERES = ("command-r", "cohere2")
 GRANITES = ("granite", "granitehybrid")
 GEMMAS = ("gemma3", "gemma4")
 ARCHITECTURES = (
@@ -60,7 +62,7 @@ class SynthSpec:
     The first ``leading_dense`` layers of lfm2moe have no experts. ``long_rope`` gives phi3 two
     tensors of frequency divisors, for contexts up to ``rope_original_context`` and beyond.
     ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, in every
-    second of gpt-oss; 0 is off.
+    second of gpt-oss, in all but every fourth of cohere2; 0 is off.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
     many cases: 0 to 1, None for random ones. With ``expand_to_f32`` the same weights are written
     dequantized. ``key_outliers``, if not
@@ -96,6 +98,7 @@ class SynthSpec:
     key_outliers: float = 0.0
     mtp_agreement: float | None = None
     leading_dense: int = 0
+    logit_scale: float = 1.0
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
     short_conv: ShortConvSpec | None = None
@@ -216,7 +219,7 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
     absent = dict.fromkeys(GROUPS) | {
         "nextn_layers": 0, "mtp_agreement": None, "key_outliers": 0.0, "long_rope": False,
         "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
-        "leading_dense": 0,
+        "leading_dense": 0, "logit_scale": 1.0,
     }  # fmt: skip
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
@@ -267,18 +270,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     yield "seed", spec.seed >= 1 << 64, "a 64-bit number"
     yield "kv_heads", spec.heads % spec.kv_heads, f"a divisor of {spec.heads} heads"
     yield "head_dim", spec.head_dim % 2, "even"
-    for name in ("query_growth", "yarn_log_multiplier"):
-        value = getattr(spec, name)
-        yield name, value and architecture != "mistral3", f"0 for {architecture}"
-        yield name, value < 0, "at least 0"
-    leading = spec.layers if architecture == "lfm2moe" else 0
-    yield "leading_dense", spec.leading_dense > leading, f"at most {leading} for {architecture}"
-    yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
-    windowed = architecture in ("phi3", "olmo2", "gpt-oss")
-    yield "window", spec.window and not windowed, f"0 for {architecture}"
-    yield "window", not spec.window and architecture == "gpt-oss", "at least 1 for gpt-oss"
-    yield "fused_qkv", spec.fused_qkv and architecture == "olmo2", "False for olmo2"
-    yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
+    yield from _own_rules(spec, architecture)
     yield "nextn_layers", spec.nextn_layers and not hybrid, f"0 for {architecture}"
     if (agreement := spec.mtp_agreement) is not None:
         yield "mtp_agreement", not 0 <= agreement <= 1, "0 to 1"
@@ -306,6 +298,26 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         yield "mamba.groups", mamba.heads % mamba.groups, f"a divisor of {mamba.heads} heads"
     if (gemma := spec.gemma) is not None:
         yield from _gemma_rules(spec, gemma)
+
+
+def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object, str]]:
+    """The rules of fields that few architectures have."""
+    for name in ("query_growth", "yarn_log_multiplier"):
+        value = getattr(spec, name)
+        yield name, value and architecture != "mistral3", f"0 for {architecture}"
+        yield name, value < 0, "at least 0"
+    leading = spec.layers if architecture == "lfm2moe" else 0
+    yield "leading_dense", spec.leading_dense > leading, f"at most {leading} for {architecture}"
+    yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
+    windowed = architecture in ("phi3", "olmo2", "gpt-oss", "cohere2")
+    yield "window", spec.window and not windowed, f"0 for {architecture}"
+    needed = architecture in ("gpt-oss", "cohere2")
+    yield "window", not spec.window and needed, f"at least 1 for {architecture}"
+    scaled = spec.logit_scale != 1.0 and architecture not in COHERES
+    yield "logit_scale", scaled, f"1.0 for {architecture}"
+    yield "logit_scale", spec.logit_scale <= 0, "above 0"
+    yield "fused_qkv", spec.fused_qkv and architecture == "olmo2", "False for olmo2"
+    yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
 
 
 def _gemma_rules(spec: SynthSpec, gemma: Gemma) -> Iterator[tuple[str, object, str]]:

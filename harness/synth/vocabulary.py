@@ -28,6 +28,7 @@ PRE_TOKENIZER = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
     "gpt-oss": "gpt-4o",
+    **dict.fromkeys(("command-r", "cohere2"), "command-r"),
 }
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

@@ -33,8 +33,8 @@ from reference.memory.disk.cache import DiskCache
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
 from reference.runner import LOGITS, ModelRunner
+from reference.sched.admission import may_wait
 from reference.sched.cost import StepCost
-from reference.sched.queue_depth import may_wait
 from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
 

@@ -54,9 +54,9 @@ def decoded(rows: CodedRows, bits: int) -> Int32:
 def _nearest(groups: Int32, scale: Int32, bits: int) -> Int32:
     """The codes nearest to integers, between two the lower one; a scale of 0 counts as 1."""
     step = 2 * np.maximum(scale, 1)[..., None]
-    code = (groups + ((scale << bits) - 1)[..., None]) // step
-    nearest: Int32 = np.clip(code, 0, (1 << bits) - 1)
-    return nearest
+    code: Int32 = (groups + ((scale << bits) - 1)[..., None]) // step
+    code.clip(0, (1 << bits) - 1, out=code)
+    return code
 
 
 def _squares(groups: Int32, rows: CodedRows, bits: int) -> Int32:

@@ -32,7 +32,8 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """
     source = parse_source(decl.source)
     if source.tensor == ONES:
-        return source.scaled(np.ones((1, len(source.powers)), np.float32)).view(np.uint8)
+        shape = decl.shape if len(decl.shape) > 1 else (1, *decl.shape)
+        return source.scaled(np.ones([int(size) for size in shape], np.float32)).view(np.uint8)
     data = _stored(file, decl, source)
     broken = _first_broken(decl.dtype, data)
     if broken is not None:
@@ -48,7 +49,8 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
 def unchecked_weight(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the WEIGHT buffer ``decl``; the caller must check that its numbers are finite."""
     source = parse_source(decl.source)
-    return weight_bytes(file, decl) if source.powers else _stored(file, decl, source)
+    made = source.powers or source.tensor == ONES
+    return weight_bytes(file, decl) if made else _stored(file, decl, source)
 
 
 def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:

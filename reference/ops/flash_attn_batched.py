@@ -32,7 +32,7 @@ from reference.exact.attention_rows import (
     sink_partial,
 )
 from reference.exact.elementary import tanh
-from reference.exact.kv_storage import integers, is_rotated
+from reference.exact.kv_storage import integers, is_rotated, loaded
 from reference.exact.rotation import rotated, rotated_back
 from reference.exact.sums import fold_segment
 
@@ -82,7 +82,8 @@ def flash_attn_batched(
 def _gather(kv: NDArray[Any], pages: NDArray[np.int32], length: int) -> tuple[Rows, Rows]:
     """The keys and values of the first ``length`` positions as integers: m is [length, kv_heads,
     n]."""
-    rows = integers(kv[pages[: -(-length // PAGE_TOKENS)]])
+    held = kv[pages[: -(-length // PAGE_TOKENS)]]
+    rows = integers(held) if is_rotated(kv) else row_integers(loaded(held), KV_ROW_BITS)
     m = np.moveaxis(rows.m, 1, 0).reshape(2, -1, *rows.m.shape[3:])[:, :length]
     exponent = np.moveaxis(rows.exponent, 1, 0).reshape(2, -1, rows.m.shape[3])[:, :length]
     return Rows(m[0], exponent[0]), Rows(m[1], exponent[1])

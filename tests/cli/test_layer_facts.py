@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,9 @@ def test_storage_the_heads_do_not_allow_is_refused_with_the_remedy(
 ) -> None:
     path = tmp_path / "model.gguf"
     write_synthetic(path, sized_spec("tiny", **FAMILIES["gemma4-shared-kv"]))
-    for command in (("inspect", path), ("run", "hi", "--model", path)):
-        refused = zinc(*command, "--kv-dtype", "q8_0")
+    commands = (("inspect", path), ("run", "hi", "--model", path))
+    for command, kv_dtype in product(commands, ("q8_0", "i4r")):
+        refused = zinc(*command, "--kv-dtype", kv_dtype)
         assert (refused.code, refused.out) == (2, "")
         assert "stores 32 channels of a head at a time; head_dim is 16 in layer 0" in refused.err
         assert "take f32 or f16 or i12" in refused.err

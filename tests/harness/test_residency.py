@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from accel.native.tier import NativeTier
 from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
 from contract.errors import DoesNotFit, OutOfMemory
+from contract.footprint import Footprint
 from contract.tier import Tier
 from contract.types import SamplingParams
 from harness.host.open import prepare_session
@@ -101,6 +103,26 @@ def test_a_budget_below_the_model_is_answered(model_path: Path, notes: list[str]
     assert (refused.value.need, refused.value.have) == (least, least - 1)
 
 
+def test_an_estimate_that_is_too_low_is_corrected(
+    model_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Further weights are streamed until what the steps need is within the budget."""
+    options = options_of(notes, context=96)
+    whole = plan_of(model_path, options)
+    budget = replace(options, memory_budget=whole.budgeted * 4 // 5)
+    right = plan_of(model_path, budget)
+    estimate = OpenClTier.streaming_footprint
+
+    def low(tier: OpenClTier, *sizes: Any) -> Footprint:
+        found = estimate(tier, *sizes)
+        return replace(found, scratch=found.scratch - (1 << 18))
+
+    monkeypatch.setattr(OpenClTier, "streaming_footprint", low)
+    corrected = plan_of(model_path, budget)
+    assert corrected.budgeted <= whole.budgeted * 4 // 5
+    assert corrected.streamed >= right.streamed
+
+
 def test_a_context_that_was_not_asked_for(model_path: Path, notes: list[str]) -> None:
     """It is what fits; one that was asked for and is too long says what fits."""
     options = options_of(notes)
@@ -127,6 +149,17 @@ def test_memory_that_was_taken_meanwhile(
     monkeypatch.setattr("accel.opencl.memory.BankedMemory.allocate_on_host", taken)
     with pytest.raises(OutOfMemory, match="in host memory"):
         answer(model_path, replace(options, memory_budget=budget))
+
+
+def test_a_host_without_memory_for_the_rest(
+    model_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is refused before anything is allocated."""
+    options = options_of(notes, context=96)
+    budget = plan_of(model_path, options).budgeted - 1
+    monkeypatch.setattr("harness.residency.available_memory", lambda: 1 << 16)
+    with pytest.raises(DoesNotFit, match="that stay in host memory"):
+        plan_of(model_path, replace(options, memory_budget=budget))
 
 
 def test_stacks_of_experts_are_the_first_to_stay_in_host_memory(tmp_path: Path) -> None:

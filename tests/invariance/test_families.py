@@ -38,6 +38,8 @@ MODELS = {
     "glm4-biases": ("q8_0", F16),
     "phi3-window": ("q4_k_m", F16),
     "olmo2-windows": ("q5_1", F32),
+    "command-r": ("f32", F32),
+    "cohere2": ("q4_k_m", F16),
     "qwen3moe": ("f32", F32),
     "qwen3moe-untied-fused-qkv": ("q5_1", F16),
     "gpt-oss-experts": ("mxfp4_moe", F16),

@@ -188,6 +188,24 @@ CONTROLS = (
         mistakes.likeliest_from_the_last,
         f"{LOGS}.likeliest",
     ),
+    Control(
+        "R13 signs",
+        Opcode.KV_WRITE_BATCHED,
+        lambda head_dim: np.ones(head_dim, np.float32),
+        "reference.exact.rotation.signs",
+    ),
+    Control(
+        "R13 the other way round",
+        Opcode.FLASH_ATTN,
+        mistakes.rotated_twice,
+        f"{ATTENTION}.rotated_back",
+    ),
+    Control(
+        "R13 the first scale",
+        Opcode.KV_WRITE_BATCHED,
+        1,
+        "reference.exact.coded_rows.CODE_SCALES",
+    ),
     Control("R12 six rounds", Opcode.ROW_DIGEST, 6, "reference.exact.blake3.ROUNDS"),
     Control(
         "R12 leaves of neighbours",

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from accel.packets import weight_ring
+from accel.packets.binding import stored_operands
 from accel.packets.buffers import matrices_of
+from accel.packets.fused import fuse
 from accel.packets.layouts import planes_bytes
+from accel.packets.repeated import repeat_small
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels, schedule_workers
 from accel.packets.step import Schedule, Step
@@ -19,6 +22,7 @@ from contract.shape_key import ShapeKey
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
+from tests.families_table import FAMILIES
 
 LAYERS = 5
 SCHEDULES: Mapping[str, Callable[[Step], Schedule]] = {
@@ -93,6 +97,27 @@ def test_every_weight_is_copied_once_and_in_time(
         levels.setdefault(level, set()).add(op.name)
     beside = sum("copy_rows" in ops and "matmul" in ops for ops in levels.values())
     assert beside >= len(ring.layers) - 1
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("gemma4-per-layer-embeddings", "gemma4-shared-kv", "gpt-oss-experts", "lfm2"),
+        *("granitehybrid-experts", "qwen35moe-fused", "glm4-biases", "phi3"),
+    ],
+)
+def test_layers_of_every_sort_have_their_turn(synthetic_model: SyntheticModel, family: str) -> None:
+    """Fused ops, recurrence, experts and shared keys; in steps of one token and of a prompt."""
+    graph = open_model(synthetic_model(**FAMILIES[family])).graph(Limits(2, 96, 12))
+    for tokens in (1, 40):
+        step = repeat_small(fuse(lower_graph(graph, ShapeKey(tokens, 1), 4, "test")))
+        stored = stored_operands(step)
+        names = [name for name in streamed(graph) if name not in stored]
+        ring = ring_of(graph, names, lambda decl: planes_bytes(decl) or 4096)
+        copying = with_copies(step, ring, names)
+        for schedule in SCHEDULES.values():
+            assert misuses(copying, schedule(in_ring(copying, ring, names)), ring) == []
+        assert len(copying.ops) - len(step.ops) == len(names)
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)

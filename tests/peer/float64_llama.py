@@ -38,6 +38,9 @@ class Reader(gguf.GGUFReader):
 class Float64Llama:
     """llama, qwen2, qwen3 and qwen3moe without rotary scaling other than ``rope_freqs``."""
 
+    epsilon = "attention.layer_norm_rms_epsilon"
+    """The key of what norms add to the mean of squares."""
+
     def __init__(self, path: Path) -> None:
         reader = Reader(path)
         self._fields = reader.fields
@@ -48,7 +51,7 @@ class Float64Llama:
         self.heads = self._key("attention.head_count")
         self.kv_heads = self._key("attention.head_count_kv", self.heads)
         self.head_dim = self._key("attention.key_length", self.hidden // self.heads)
-        self.eps = self._key("attention.layer_norm_rms_epsilon")
+        self.eps = self._key(self.epsilon)
         self.rope_base = self._key("rope.freq_base", 10000.0)
         self.rope_dims = self._key("rope.dimension_count", self.head_dim)
 

@@ -29,6 +29,8 @@ MODELS = {
     "glm4-biases": ("q4_k_m", F16),
     "phi3-long-rope": ("q8_0", F32),
     "olmo2-windows": ("q5_k", F16),
+    "command-r": ("q8_0", F32),
+    "cohere2": ("q4_k_m", F16),
     "qwen2-untied-mqa": ("q5_1", Q8_0),
     "qwen3-wide-heads": ("q8_0", F16),
     "qwen3moe-untied-fused-qkv": ("q3_k", Q8_0),

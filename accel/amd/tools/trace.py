@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,11 @@ from accel.amd.device import Allocation, Device
 from accel.amd.generation import BY_ARCHITECTURE, GFX12
 from accel.amd.kernel import MAP_NORESERVE
 from accel.amd.queue import Queue
-from accel.amd.sim.command_processor import CommandProcessor
-from accel.amd.sim.memory_view import PAGE, GpuFault, MemoryView
+from accel.amd.topology import PAGE
 from contract.errors import CodecError
+
+if TYPE_CHECKING:
+    from accel.amd.sim.memory_view import MemoryView
 
 FORMAT = 1
 MOST_SPAN = 1 << 40
@@ -146,7 +149,10 @@ class Difference:
 
 
 def replay(trace: Trace) -> Difference | None:
-    """Replay a trace on a simulated GPU; None if every byte is the same."""
+    """Replay a trace on a simulated GPU, which no wheel has; None if every byte is the same."""
+    from accel.amd.sim.command_processor import CommandProcessor
+    from accel.amd.sim.memory_view import GpuFault
+
     memory: MemoryView | None = None
     for n, submission in enumerate(trace.submissions):
         if memory is None:
@@ -227,6 +233,8 @@ def _words_at(pages: Mapping[int, NDArray[np.uint8]], address: int, count: int) 
 
 def _memory(trace: Trace) -> MemoryView:
     """Memory from the page before a trace's first address to its last."""
+    from accel.amd.sim.memory_view import MemoryView
+
     ranges = np.concatenate([submission.ranges for submission in trace.submissions])
     first = int(ranges[:, 0].min()) - PAGE if len(ranges) else PAGE
     span = int(ranges.sum(axis=1).max()) - first if len(ranges) else PAGE

@@ -13,7 +13,7 @@ import sys
 
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") == __name__:
     # ``python -m zinc_rt`` loads this module first, and Ctrl-C would show a traceback of imports.
-    from harness.console_script import end_at_interrupt
+    from harness.interrupts import end_at_interrupt
 
     end_at_interrupt()
 

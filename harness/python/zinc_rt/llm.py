@@ -14,6 +14,7 @@ from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import Request
 from harness.host.pooling import Pool, pooling_of, tokens_to_embed
 from harness.host.submissions import Submission
+from harness.host.thinking import thinking_arguments
 from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
 from zinc_rt.batches import Finished
 from zinc_rt.conversations import Conversations, fields_of
@@ -25,8 +26,10 @@ from zinc_rt.readings import Embedding, Scoring, unscored
 from zinc_rt.shapes import (
     Conversation,
     Message,
+    Parameters,
     Prompt,
     conversations_of,
+    either,
     messages_of,
     parameters_for_one,
     parameters_of,
@@ -39,15 +42,20 @@ from zinc_rt.streams import Stream
 class LLM(OpenModel):
     """A model that is loaded, and an engine for any number of threads. A context manager.
 
+    >>> llm = LLM("model.gguf", tier="cpu", slots=2, context=64, progress=False)
+    >>> (answer,) = llm.chat("Why is the sky blue?", SamplingParams(max_tokens=3))
+    >>> len(answer.tokens), answer.text == str(answer)
+    (3, True)
+
     ``model`` is a file or a name as on the command line. The other arguments are the settings of
     the same names (``zinc-rt run --help``); those left out come from the environment, the
     configuration file or their defaults, as for ``zinc-rt run``. ``slots`` sequences run at once.
     ``log_probabilities`` and ``logit_biases`` are the most that a request may ask for, which take
     room in every step; without log-probabilities there are no scores. ``experts`` lets requests
     read which experts of a mixture their tokens use. ``progress`` shows bars on standard error.
+    Threads share one LLM; each process opens its own.
     Raises TypeError, ConfigError, CatalogError, ModelFileError, TierError and DoesNotFit.
 
-    >>> llm = LLM("model.gguf", tier="cpu", slots=2, context=64, progress=False)
     >>> llm.tier, llm.slots, llm.context
     ('cpu', 2, 64)
     >>> [len(output.tokens) for output in llm.generate(["a", "b"], SamplingParams(max_tokens=3))]
@@ -58,11 +66,14 @@ class LLM(OpenModel):
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
-        parameters: SamplingParams | Sequence[SamplingParams] | None = None,
+        parameters: Parameters = None,
+        *,
+        sampling_params: Parameters = None,
     ) -> list[Output]:
         """Continue every prompt; the results are in the order of the prompts.
 
-        ``parameters`` are for all of them, or one for each. A prompt that cannot be served has an
+        ``parameters``, or ``sampling_params`` as vLLM has it, are for all prompts, or one for each.
+        A prompt that cannot be served has an
         ``error`` in its output and takes nothing from the others. Ctrl-C cancels what runs and
         raises KeyboardInterrupt: use ``completed`` to keep what was finished.
 
@@ -71,22 +82,27 @@ class LLM(OpenModel):
         >>> good.error is None, type(bad.error).__name__
         (True, 'RequestError')
         """
-        return sorted(self.completed(prompts, parameters), key=lambda output: output.index)
+        said = either(parameters, sampling_params)
+        return sorted(self.completed(prompts, said), key=lambda output: output.index)
 
     def completed(
         self,
         prompts: Prompt | Iterable[Prompt],
-        parameters: SamplingParams | Sequence[SamplingParams] | None = None,
+        parameters: Parameters = None,
+        *,
+        sampling_params: Parameters = None,
     ) -> Iterator[Output]:
         """As ``generate``, each output as soon as it is there; ``prompts`` are read as there is
         room for them, so that they may be without end."""
-        return self._run(prompts_of(prompts), parameters, self._plain)
+        said = either(parameters, sampling_params)
+        return self._run(prompts_of(prompts), said, self._plain)
 
     def chat(
         self,
         messages: Conversation | Iterable[Conversation],
-        parameters: SamplingParams | Sequence[SamplingParams] | None = None,
+        parameters: Parameters = None,
         *,
+        sampling_params: Parameters = None,
         thinking: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
@@ -107,10 +123,17 @@ class LLM(OpenModel):
         """
         fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
         conversations = conversations_of(messages)
-        outputs = self._run(conversations, parameters, partial(self._answer, fields=fields))
+        said = either(parameters, sampling_params)
+        outputs = self._run(conversations, said, partial(self._answer, fields=fields))
         return sorted(outputs, key=lambda output: output.index)
 
-    def stream(self, prompt: Prompt, parameters: SamplingParams | None = None) -> Stream:
+    def stream(
+        self,
+        prompt: Prompt,
+        parameters: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+    ) -> Stream:
         """The continuation of a prompt as it comes, with ``for`` or ``async for``.
 
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
@@ -119,13 +142,14 @@ class LLM(OpenModel):
         >>> text == stream.output.text
         True
         """
-        return self._stream(partial(self._plain, 0, prompt), parameters)
+        return self._stream(partial(self._plain, 0, prompt), either(parameters, sampling_params))
 
     def stream_chat(
         self,
         messages: Conversation,
         parameters: SamplingParams | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         thinking: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
@@ -136,16 +160,16 @@ class LLM(OpenModel):
         ``output`` has the message that they make."""
         fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
         one = messages_of(messages)
-        return self._stream(partial(self._answer, 0, one, fields=fields), parameters)
+        said = either(parameters, sampling_params)
+        return self._stream(partial(self._answer, 0, one, fields=fields), said)
 
     def encode_chat(self, messages: Conversation, *, thinking: bool | None = None) -> list[int]:
         """Token ids of a conversation and the start of its answer. Raises RequestError and
         TemplateError."""
         template = self._template
-        if thinking and not template.has_thinking_toggle:
-            raise RequestError("thinking", f"{self.model.config.name} has no switch for it")
         said = messages_of(messages)
-        return encode_chat(self.tokenizer, template, said, enable_thinking=thinking)
+        arguments = thinking_arguments(template, self.model.config.name, thinking)
+        return encode_chat(self.tokenizer, template, said, **arguments)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """What the model says after every token of a text: float32[tokens, vocab].
@@ -271,7 +295,7 @@ class LLM(OpenModel):
     def _run(
         self,
         prompts: Iterable[Any],
-        parameters: SamplingParams | Sequence[SamplingParams] | None,
+        parameters: Parameters,
         prepare: Callable[[int, Any, SamplingParams], Pending],
     ) -> Iterator[Output]:
         """The outputs of all prompts as they end, with a bar."""

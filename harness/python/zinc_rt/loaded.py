@@ -7,12 +7,13 @@ import concurrent.futures.thread  # noqa: F401
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import NoReturn, Self, TypeVar, Unpack
 
 from contract.context_manager import ContextManager
 from contract.errors import RequestError
@@ -64,6 +65,18 @@ def _close(owned: ExitStack, engine_thread: EngineThread) -> None:
         owned.close()
 
 
+def _warn_of_a_second_run() -> None:
+    """Warn where multiprocessing runs a script again that opens a model outside of a main guard."""
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and getattr(processes.current_process(), "_inheriting", False):
+        warnings.warn(
+            "multiprocessing runs this script again in a new process, which opens the model once "
+            "more; put what only the first process does under if __name__ == '__main__':",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 class OpenModel(ContextManager):
     """A model and its engine: opened, asked for tokens and text, closed."""
 
@@ -77,6 +90,7 @@ class OpenModel(ContextManager):
         progress: bool = True,
         **settings: Unpack[ModelSettings],
     ) -> None:
+        _warn_of_a_second_run()
         path, options = opening(model, settings)
         options = replace(
             options,
@@ -86,6 +100,9 @@ class OpenModel(ContextManager):
             hidden_states=True,
             scores=log_probabilities > 0,
             experts=experts,
+            # A caller of this process waits as long as it takes.
+            queue_depth=MAX_INT32,
+            stall_steps=MAX_INT32,
         )
         self._shows = progress
         with ExitStack() as owned:
@@ -96,9 +113,6 @@ class OpenModel(ContextManager):
                 engine_thread,
                 owned,
                 self._progress(True),
-                # A caller of this process waits as long as it takes.
-                queue_depth=MAX_INT32,
-                stall_steps=MAX_INT32,
                 prepare=False,
             )
             self._close = weakref.finalize(self, _close, owned.pop_all(), engine_thread)
@@ -145,6 +159,16 @@ class OpenModel(ContextManager):
         return (
             f"LLM({self.model.config.name!r}, tier={self.tier!r}, slots={self.slots}, "
             f"context={self.context}{closed})"
+        )
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return super().__enter__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an LLM cannot be copied or sent to another process; open one in each process, and "
+            "share it between threads"
         )
 
     def _check_open(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -74,9 +74,7 @@ def messages_of(given: Conversation) -> Sequence[Message]:
     return cast(Sequence[Message], given)
 
 
-def parameters_of(
-    parameters: SamplingParams | Sequence[SamplingParams] | None, prompts: Iterable[Any]
-) -> Iterable[SamplingParams]:
+def parameters_of(parameters: Parameters, prompts: Iterable[Any]) -> Iterable[SamplingParams]:
     """Parameters for each of the prompts."""
     if parameters is None or isinstance(parameters, SamplingParams):
         return itertools.repeat(parameters or SamplingParams())
@@ -87,6 +85,23 @@ def parameters_of(
     if not isinstance(prompts, Sequence) or len(parameters) != len(prompts):
         raise RequestError("parameters", "are for all prompts, or one for each of a list of them")
     return parameters
+
+
+One = SamplingParams | None
+"""What a call for one prompt takes as parameters."""
+Parameters = SamplingParams | Sequence[SamplingParams] | None
+"""What a call takes as parameters: for all prompts, or one for each."""
+
+
+@overload
+def either(parameters: One, sampling_params: One) -> One: ...
+@overload
+def either(parameters: Parameters, sampling_params: Parameters) -> Parameters: ...
+def either(parameters: Parameters, sampling_params: Parameters) -> Parameters:
+    """The parameters by either of their names; vLLM has the second. Raises TypeError for both."""
+    if parameters is not None and sampling_params is not None:
+        raise TypeError("sampling_params is another name of parameters; give one of them")
+    return sampling_params if parameters is None else parameters
 
 
 def parameters_for_one(parameters: SamplingParams | None) -> SamplingParams:

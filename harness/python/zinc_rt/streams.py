@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from typing import NoReturn
 
 from contract.errors import RequestError
 from harness.host.driver import EngineDriver, EventStream
@@ -28,6 +29,9 @@ class Stream:
 
     def __repr__(self) -> str:
         return "Stream(not finished)" if self._output is None else f"Stream({self._output!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream cannot be copied or sent to another process; its output can be")
 
     @property
     def output(self) -> Output:

@@ -27,6 +27,7 @@ OLMO3_PATTERN = 4
 SMOLLM3_UNROTATED = 4
 """Every fourth layer of SmolLM 3 does not rotate; its files have no key for it."""
 SECTIONS = "rope.dimension_sections"
+SLIDING_BASE = "rope.freq_base_swa"
 GROWTH_FACTOR = "attention.temperature_scale"
 GROWTH_LENGTH = "attention.temperature_length"
 ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
@@ -79,7 +80,7 @@ def read_olmo2(keys: Keys) -> ModelConfig:
         return config
     sliding = window_pattern(keys, config, OLMO3_PATTERN)
     full = config.ropes[0]
-    base = keys.positive("rope.freq_base_swa", full.base)
+    base = keys.positive(SLIDING_BASE, full.base)
     rope = Rope(SLIDING_TABLE, base, full.dims, full.neox, RotaryScaling())
     return replace(
         config,
@@ -105,6 +106,13 @@ def granite_factors(keys: Keys, config: ModelConfig) -> ModelConfig:
         residual_scale=keys.positive("residual_scale", 0.0, allow_zero=True) or 1.0,
         logit_scale=1.0 / keys.positive("logit_scale"),
     )
+
+
+def refuse_sliding_base(keys: Keys, rope: Rope) -> None:
+    """Raise UnsupportedModel unless layers with a window rotate as ``rope`` does."""
+    base = keys.positive(SLIDING_BASE, rope.base)
+    if base != rope.base:
+        raise keys.unsupported(SLIDING_BASE, f"is {base}", f"supported is {rope.base}")
 
 
 def window_pattern(keys: Keys, config: ModelConfig, default: int) -> tuple[bool, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from contract.errors import UnsupportedModel
+from reference.model.config.cohere import read_cohere2, read_command_r
 from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.dense import (
     read_dense,
@@ -103,4 +104,6 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "gemma3": read_gemma3,
     "gemma4": read_gemma4,
     "gpt-oss": read_gpt_oss,
+    "command-r": read_command_r,
+    "cohere2": read_cohere2,
 }

@@ -113,6 +113,23 @@ class Emitter:
             y=y,
         )
 
+    def centred(self, x: View, name: str, layer: int | None = None) -> View:
+        """Emit x minus the mean of its row: with an RMS norm behind it, a layer norm.
+
+        The sum of a row and its copy to all columns are products with ones.
+        """
+        hidden = self.config.hidden
+        row, column = (
+            self.builder.buffer(f"model.ones_{kind}", BufferKind.WEIGHT, F32, shape, source=ONES)
+            for kind, shape in (("row", (1, hidden)), ("column", (hidden, 1)))
+        )
+        emit = self.builder.emit
+        total = emit(Opcode.MATMUL, label(f"{name}_sum", layer), x=x, weight=row)
+        factor = -1.0 / hidden
+        mean = emit(Opcode.SCALE, label(f"{name}_mean", layer), x=total, factor=factor)
+        means = emit(Opcode.MATMUL, label(f"{name}_means", layer), x=mean, weight=column)
+        return self.add(f"{name}_centred", layer, x, means)
+
     def add(self, name: str, layer: int | None, x: View, y: View) -> View:
         """x + y."""
         return self.builder.emit(Opcode.ADD, label(name, layer), a=x, b=y)
