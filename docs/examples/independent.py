@@ -287,15 +287,6 @@ def case_rows(x, bits):
     return {"m": m, "exponent": exponent}
 
 
-def case_rotate(x):
-    y = rotated.rotated(x, philox)
-    return {"y": y, "back": rotated.rotated_back(y, philox)}
-
-
-def case_codes(x, bits):
-    return {"m": rotated.coded(rules.row(x, 10)[0], bits)}
-
-
 def case_sample(logits, **more):
     return {"tokens": np.array([sample(logits, at, **more) for at in range(100, 108)])}
 
@@ -316,7 +307,8 @@ OPS = {
     "delta_rule": recurrent.case_delta, "gated_norm": case_gated_norm, "embedding": case_embedding,
     "philox": lambda key, counter: {"words": np.array(philox(key, counter))},
     "sample": case_sample, "log_probabilities": log_probabilities,
-    "row_digest": rules.span_digests, "rotate": case_rotate, "codes": case_codes,
+    "row_digest": rules.span_digests, "codes": rotated.case_codes,
+    "rotate": lambda x: rotated.both_ways(x, philox),
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """R13: the rotation of heads, and keys and values in codes of a few bits."""
 
+import independent_rules as rules
 import numpy as np
 
 F = np.float32
@@ -46,3 +47,12 @@ def coded(m, bits):
             if least is None or squares < least:
                 least, back[:] = squares, found
     return out.reshape(m.shape)
+
+
+def both_ways(x, philox):
+    y = rotated(x, philox)
+    return {"y": y, "back": rotated_back(y, philox)}
+
+
+def case_codes(x, bits):
+    return {"m": coded(rules.row(x, 10)[0], bits)}
