@@ -12,7 +12,7 @@ from accel.amd.program import Modules
 from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
 from accel.amd.tools.trace import Trace, Tracer
-from contract.errors import TierUnavailable
+from contract.errors import TierUnavailable, system_words
 from harness.tiers import SIMULATED
 
 
@@ -39,7 +39,7 @@ def try_packets(
         try:
             queue = Queue(device)
         except OSError as error:
-            reason = f"{device.name} cannot be used: {error}"
+            reason = f"{device.name} cannot be used: {system_words(error)}"
             raise TierUnavailable(tier, reason, "free the GPU, or see dmesg") from None
         undo.callback(queue.close)
         tracer = Tracer(device, queue)
